@@ -1,0 +1,1 @@
+"""Benches: `./dev bench NAME`."""

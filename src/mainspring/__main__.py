@@ -1,0 +1,5 @@
+"""`python -m mainspring` is the same as `mainspring`."""
+
+from mainspring.cli.main import app
+
+app()

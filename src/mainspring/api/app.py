@@ -1,0 +1,93 @@
+"""The API as one ASGI application: every route, and what stands behind it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+
+from mainspring.api.auth import Authenticator
+from mainspring.api.idempotency import Idempotency
+from mainspring.api.ingest import Ingest
+from mainspring.api.middleware import Envelope, raise_http_error
+from mainspring.api.operations import Operations
+from mainspring.api.patching import TaskPatcher
+from mainspring.api.ports import NodePort
+from mainspring.api.routing import ForAll, ForOperators, ForTenants, Operation, Resource
+from mainspring.api.task_changes import TaskChanges
+from mainspring.api.task_creation import TaskCreation
+from mainspring.api.task_reading import TaskReading
+from mainspring.api.validation import TaskValidator
+from mainspring.clock import Clock
+from mainspring.config import Config
+from mainspring.domain.ids import TaskIds
+from mainspring.observe.metrics import Metrics
+from mainspring.store.keys import Keys
+from mainspring.store.tasks import Tasks
+
+
+@dataclass(frozen=True, slots=True)
+class ApiDependencies:
+    """What the API is built from."""
+
+    config: Config
+    clock: Clock
+    tasks: Tasks
+    keys: Keys
+    ids: TaskIds
+    rng: Random
+    node: NodePort
+    metrics: Metrics
+
+
+def build_app(deps: ApiDependencies) -> Starlette:
+    """The application. It has no lifespan of its own: who built the parts also ends them."""
+    authenticator = Authenticator(deps.keys)
+    # Routes are tried in this order: the busiest first, and fixed names before ids.
+    paths = {**_task_paths(deps), **_operation_paths(deps)}
+    app = Starlette(
+        routes=[Resource(path, known, authenticator).route() for path, known in paths.items()],
+        middleware=[
+            Middleware(Envelope, metrics=deps.metrics, rng=deps.rng, max_body=deps.config.max_body)
+        ],
+        exception_handlers={HTTPException: raise_http_error},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _operation_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
+    operations = Operations(deps.node, deps.metrics)
+    return {
+        "/healthz": {"GET": ForAll(operations.healthz)},
+        "/readyz": {"GET": ForAll(operations.readyz)},
+        "/metrics": {"GET": ForOperators(operations.metrics)},
+    }
+
+
+def _task_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
+    config, tasks, node, clock = deps.config, deps.tasks, deps.node, deps.clock
+    validator = TaskValidator(config, clock, deps.ids, deps.rng)
+    ingest = Ingest(tasks, node, clock, deps.metrics, config.near)
+    creation = TaskCreation(config, validator, ingest, Idempotency(tasks))
+    reading = TaskReading(tasks)
+    changes = TaskChanges(tasks, node, clock, TaskPatcher(validator, clock, config.max_payload))
+    return {
+        "/v1/tasks": {
+            "GET": ForTenants("read", reading.page),
+            "POST": ForTenants("write", creation.one),
+        },
+        "/v1/tasks/batch": {"POST": ForTenants("write", creation.batch)},
+        "/v1/tasks/{id}": {
+            "GET": ForTenants("read", reading.one),
+            "PATCH": ForTenants("write", changes.edit),
+            "DELETE": ForTenants("write", changes.delete),
+        },
+        "/v1/tasks/{id}/executions": {"GET": ForTenants("read", reading.executions)},
+        "/v1/tasks/{id}/cancel": {"POST": ForTenants("write", changes.cancel)},
+        "/v1/tasks/{id}/pause": {"POST": ForTenants("write", changes.pause)},
+        "/v1/tasks/{id}/resume": {"POST": ForTenants("write", changes.resume)},
+        "/v1/tasks/{id}/run": {"POST": ForTenants("write", changes.run)},
+    }

@@ -1,0 +1,76 @@
+"""Who is calling: bearer keys, remembered for a moment so that not every request asks the store."""
+
+from dataclasses import dataclass
+
+from mainspring.clock import monotonic
+from mainspring.domain.tenant import ApiKey
+from mainspring.errors import Forbidden, Unauthenticated
+from mainspring.store.keys import Keys, hash_secret
+
+_KNOWN_FOR = 5.0
+_UNKNOWN_FOR = 1.0
+_MOST_REMEMBERED = 10_000
+_LONGEST_SECRET = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    key: ApiKey | None
+    until: float
+
+
+class Authenticator:
+    """Turns an Authorization header into the key it names.
+
+    A revoked key is refused within seconds, because that is how long an answer is remembered. Only
+    hashes are kept, never secrets.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._remembered: dict[bytes, _Remembered] = {}
+
+    async def identify(self, authorization: str | None) -> ApiKey:
+        """The caller's key; Unauthenticated when there is none or nobody knows it."""
+        secret = _secret_in(authorization)
+        digest = hash_secret(secret)
+        found = self._remembered.get(digest)
+        if found is None or found.until <= monotonic():
+            found = await self._look_up(secret, digest)
+        if found.key is None:
+            raise Unauthenticated("the API key is not known")
+        return found.key
+
+    async def _look_up(self, secret: str, digest: bytes) -> _Remembered:
+        key = await self._keys.find(secret)
+        found = _Remembered(key, monotonic() + (_KNOWN_FOR if key else _UNKNOWN_FOR))
+        self._remembered.pop(digest, None)
+        if len(self._remembered) >= _MOST_REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+        self._remembered[digest] = found
+        return found
+
+
+def check_scope(key: ApiKey, scope: str) -> int:
+    """The tenant for which this key may act in this scope."""
+    if scope not in key.scopes:
+        raise Forbidden(f"this needs a key with the scope {scope!r}")
+    if key.tenant_id is None:
+        raise Forbidden("this needs a tenant's key; an operator's key belongs to none")
+    return key.tenant_id
+
+
+def check_operator(key: ApiKey) -> None:
+    """Operators alone may look at the whole installation."""
+    if not key.operator:
+        raise Forbidden("this needs an operator's key")
+
+
+def _secret_in(authorization: str | None) -> str:
+    if authorization is None:
+        raise Unauthenticated("send the header `Authorization: Bearer <key>`")
+    scheme, _, secret = authorization.partition(" ")
+    secret = secret.strip()
+    if scheme.lower() != "bearer" or not secret or len(secret) > _LONGEST_SECRET:
+        raise Unauthenticated("send the header `Authorization: Bearer <key>`")
+    return secret

@@ -1,0 +1,145 @@
+"""From bytes to typed requests: what cannot be read becomes a problem that says where.
+
+A body is decoded once as a whole. Only when a batch fails is it taken apart, so that every task
+that cannot be read is named and not only the first.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
+from msgspec import UnsetType
+
+from mainspring.api.duplicates import DuplicateNameError, check_unique_names
+from mainspring.api.wire import BatchIn, RawBatchIn, TaskIn, TaskPatch
+from mainspring.errors import InvalidRequest, MalformedRequest, Problem, RequestError
+
+T = TypeVar("T")
+
+MOST_PROBLEMS = 100
+"""So many problems are listed in one answer: beyond that nobody reads on."""
+
+# msgspec repeats unknown names and values, which may be as long as the body.
+_LONGEST_DETAIL = 300
+
+_TASK = msgspec.json.Decoder(TaskIn)
+_PATCH = msgspec.json.Decoder(TaskPatch)
+_BATCH = msgspec.json.Decoder(BatchIn)
+_RAW_BATCH = msgspec.json.Decoder(RawBatchIn)
+
+_LOCATED = re.compile(r"(?s)(?P<what>.*) - at (?:`key` in )?`\$(?P<path>.*)`")
+_STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
+
+
+def decode_task(body: bytes, at: str = "") -> TaskIn:
+    """The body of POST /v1/tasks, or the task of a batch that is found `at` this place."""
+    task = _decode(_TASK, body, at)
+    _check_names(body, [task.payload], at)
+    return task
+
+
+def decode_patch(body: bytes) -> TaskPatch:
+    """The body of PATCH /v1/tasks/{id}."""
+    patch = _decode(_PATCH, body)
+    _check_names(body, [] if isinstance(patch.payload, UnsetType) else [patch.payload])
+    return patch
+
+
+def decode_batch(body: bytes, *, most: int) -> list[TaskIn]:
+    """The tasks of a JSON batch."""
+    try:
+        tasks = _decode(_BATCH, body).tasks
+        _check_names(body, [task.payload for task in tasks])
+    except InvalidRequest:
+        # Where not even the list can be read, this raises the same problem again.
+        pieces = _decode(_RAW_BATCH, body).tasks
+        _check_names(body, pieces)
+        _check_count(len(pieces), most)
+        return _decode_each([bytes(piece) for piece in pieces])
+    _check_count(len(tasks), most)
+    return tasks
+
+
+def decode_lines(body: bytes, *, most: int) -> list[TaskIn]:
+    """The tasks of an NDJSON batch: one a line; blank lines do not count."""
+    check_utf8(body)
+    lines = [line for line in body.split(b"\n") if line.strip()]
+    _check_count(len(lines), most)
+    return _decode_each(lines)
+
+
+def check_utf8(body: bytes) -> None:
+    """Payloads are kept as bytes without a look inside: what is no text must not get in."""
+    if body.isascii():
+        return
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MalformedRequest(
+            "the body is not valid UTF-8", [Problem("", f"invalid UTF-8 at byte {error.start}")]
+        ) from None
+
+
+def pointer_of(path: str) -> str:
+    """msgspec's `.tasks[3].target.url` as the JSON pointer `/tasks/3/target/url`."""
+    steps = (match["name"] or match["index"] for match in _STEP.finditer(path))
+    # A key of a mapping is not named: the pointer then ends at the mapping.
+    known = [step for step in steps if step != "..."]
+    return "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in known)
+
+
+def _decode(decoder: msgspec.json.Decoder[T], body: bytes, at: str = "") -> T:
+    check_utf8(body)
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(
+            "the body does not have the right shape", [_locate(error, at)]
+        ) from None
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise MalformedRequest("the body is not valid JSON", [Problem(at, str(error))]) from None
+    except RecursionError:
+        raise InvalidRequest(
+            "the body is nested too deeply", [Problem(at, "nested too deeply")]
+        ) from None
+
+
+def _check_names(body: bytes, payloads: Iterable[msgspec.Raw], at: str = "") -> None:
+    try:
+        check_unique_names(body, payloads)
+    except (DuplicateNameError, RecursionError) as error:
+        raise InvalidRequest("the body is ambiguous", [Problem(at, str(error))]) from None
+
+
+def _locate(error: msgspec.ValidationError, at: str) -> Problem:
+    match = _LOCATED.fullmatch(str(error))
+    if match is None:
+        return Problem(at, str(error)[:_LONGEST_DETAIL])
+    return Problem(at + pointer_of(match["path"]), match["what"][:_LONGEST_DETAIL])
+
+
+def _decode_each(pieces: Sequence[bytes]) -> list[TaskIn]:
+    tasks: list[TaskIn] = []
+    problems: list[Problem] = []
+    kind: type[RequestError] = InvalidRequest
+    for index, piece in enumerate(pieces):
+        try:
+            tasks.append(decode_task(piece, f"/tasks/{index}"))
+        except RequestError as error:
+            problems.extend(error.problems)
+            kind = type(error)
+            if len(problems) >= MOST_PROBLEMS:
+                break
+    if problems:
+        raise kind("some tasks of the batch cannot be read", problems)
+    return tasks
+
+
+def _check_count(count: int, most: int) -> None:
+    if count == 0:
+        raise InvalidRequest("a batch needs tasks", [Problem("/tasks", "there are none")])
+    if count > most:
+        raise InvalidRequest(
+            "too many tasks in one batch", [Problem("/tasks", f"{count} tasks; the most is {most}")]
+        )

@@ -1,0 +1,52 @@
+"""Names given twice in one object: JSON leaves open which of them counts, so we refuse to choose.
+
+Payloads are left out: they are the caller's own and are kept as they came.
+"""
+
+import json
+from collections.abc import Iterable
+
+from msgspec import Raw
+
+
+class DuplicateNameError(ValueError):
+    """An object has this name twice."""
+
+
+def check_unique_names(body: bytes, payloads: Iterable[Raw]) -> None:
+    """Look at all objects of a body that was decoded before (so it is known to be valid JSON).
+
+    The decoder that makes the typed values does not tell, hence a second, plain pass. The payloads,
+    in the order of the body, are cut out first: that keeps the pass short.
+    """
+    _DECODER.decode(_without(body, payloads).decode("utf-8"))
+
+
+def _without(body: bytes, payloads: Iterable[Raw]) -> bytes:
+    pieces: list[bytes] = []
+    start = 0
+    for payload in payloads:
+        text = bytes(payload)
+        if text[0] not in b"{[":
+            continue  # a plain value holds no names, and its few bytes may be found anywhere
+        found = body.find(text, start)
+        if found < 0:
+            continue
+        pieces += (body[start:found], b"0")
+        start = found + len(text)
+    pieces.append(body[start:])
+    return b"".join(pieces)
+
+
+def _refuse_duplicates(pairs: list[tuple[str, object]]) -> None:
+    if len(dict(pairs)) == len(pairs):
+        return
+    seen: set[str] = set()
+    for name, _value in pairs:
+        if name in seen:
+            raise DuplicateNameError(f"the name {name[:100]!r} is given twice")
+        seen.add(name)
+
+
+# Numbers stay text: converting one of a million digits would take its time.
+_DECODER = json.JSONDecoder(object_pairs_hook=_refuse_duplicates, parse_int=str, parse_float=str)

@@ -1,0 +1,130 @@
+"""What every request passes: an id, a limit on its body, a problem document if it fails, a count.
+
+One plain ASGI layer, because every layer costs time on every request.
+"""
+
+import re
+from random import Random
+
+from prometheus_client import Counter, Histogram
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mainspring.api.problems import answer_to
+from mainspring.clock import monotonic
+from mainspring.errors import MalformedRequest, StoreUnavailable, TooLarge
+from mainspring.observe.metrics import Metrics
+
+ROUTE = "mainspring.route"
+"""Where a resource leaves its path template in the scope, for the metrics."""
+
+_SANE_ID = re.compile(rb"[A-Za-z0-9_.:/+=@-]{1,128}")
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class Envelope:
+    """The outermost layer of the API."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, rng: Random, max_body: int) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._rng = rng
+        self._max_body = max_body
+        # Finding a series by its labels costs more than counting: each is looked up once.
+        self._series: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = monotonic()
+        headers = dict(scope["headers"])
+        exchange = _Exchange(self._request_id(headers), send)
+        try:
+            _check_declared_length(headers, self._max_body)
+            limited = _LimitedBody(receive, self._max_body)
+            await self._app(scope, limited, exchange.send)
+        except ClientDisconnect:
+            exchange.status = 499
+        except Exception as error:
+            if exchange.started:
+                raise  # half an answer is out: the server must break the connection
+            if isinstance(error, StoreUnavailable):
+                self._metrics.database_errors.inc()
+            answer = answer_to(error, path=scope["path"], request_id=exchange.request_id)
+            await answer(scope, receive, exchange.send)
+        finally:
+            self._count(scope, exchange.status, monotonic() - started)
+
+    def _request_id(self, headers: dict[bytes, bytes]) -> str:
+        given = headers.get(b"x-request-id")
+        if given is not None and _SANE_ID.fullmatch(given):
+            return given.decode("ascii")
+        return f"{self._rng.getrandbits(128):032x}"
+
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        # Labels come from a fixed set only: a caller must not be able to make new series.
+        route = scope.get(ROUTE, "unknown")
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        series = (route, method, status)
+        found = self._series.get(series)
+        if found is None:
+            counter = self._metrics.http_requests.labels(*series)
+            found = self._series[series] = (counter, self._metrics.http_seconds.labels(route))
+        found[0].inc()
+        found[1].observe(seconds)
+
+
+async def raise_http_error(_request: object, error: Exception) -> None:
+    """Starlette's own errors (no such route) go the way of all others."""
+    assert isinstance(error, HTTPException)
+    raise error
+
+
+class _Exchange:
+    """Puts the request's id on the answer and remembers how far the answer got."""
+
+    def __init__(self, request_id: str, send: Send) -> None:
+        self.request_id = request_id
+        self.started = False
+        self.status = 500
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            self.status = message["status"]
+            message["headers"].append((b"x-request-id", self.request_id.encode("ascii")))
+        await self._send(message)
+
+
+class _LimitedBody:
+    """Counts the bytes of a body as they come, for callers who did not declare its length."""
+
+    def __init__(self, receive: Receive, most: int) -> None:
+        self._receive = receive
+        self._most = most
+        self._seen = 0
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._seen += len(message.get("body", b""))
+            if self._seen > self._most:
+                raise _too_large(self._most)
+        return message
+
+
+def _check_declared_length(headers: dict[bytes, bytes], most: int) -> None:
+    declared = headers.get(b"content-length")
+    if declared is None:
+        return
+    if not declared.isdigit():
+        raise MalformedRequest("Content-Length is not a number")
+    if len(declared) > 18 or int(declared) > most:
+        raise _too_large(most)
+
+
+def _too_large(most: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {most} bytes")

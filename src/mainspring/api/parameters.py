@@ -1,0 +1,176 @@
+"""Query parameters: read strictly, because a filter that is misspelt must not match everything."""
+
+import base64
+import binascii
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+from starlette.datastructures import QueryParams
+
+from mainspring.api.wire import Instant
+from mainspring.domain.execution import Outcome
+from mainspring.domain.task import TaskState
+from mainspring.errors import InvalidRequest, Problem
+from mainspring.store.tasks import TaskFilter
+
+MOST_ITEMS = 1000
+_DEFAULT_ITEMS = 50
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+_FILTERS = {"state", "queue", "name", "label", "due_after", "due_before"}
+_PAGING = {"limit", "cursor", "payload"}
+
+
+class TaskQuery(msgspec.Struct, frozen=True):
+    """What GET /v1/tasks asks for."""
+
+    where: TaskFilter
+    before: UUID | None
+    limit: int
+    payloads: bool
+
+
+def task_query(params: QueryParams) -> TaskQuery:
+    """All parameters of a list of tasks; everything that is wrong is reported together."""
+    problems = _unknown(params, _FILTERS | _PAGING)
+    where = TaskFilter(
+        state=_choice(params, "state", TaskState, problems),
+        queue=_text(params, "queue", problems),
+        name=_text(params, "name", problems),
+        labels=_labels(params, problems),
+        due_after=_instant(params, "due_after", problems),
+        due_before=_instant(params, "due_before", problems),
+    )
+    query = TaskQuery(
+        where,
+        _cursor(params, problems),
+        _limit(params, problems),
+        _flag(params, "payload", problems),
+    )
+    _raise_if(problems)
+    return query
+
+
+def outcome_query(params: QueryParams) -> Outcome | None:
+    """The parameters of a list of executions."""
+    problems = _unknown(params, {"outcome"})
+    outcome = _choice(params, "outcome", Outcome, problems)
+    _raise_if(problems)
+    return Outcome(outcome) if outcome else None
+
+
+def flag(params: QueryParams, name: str) -> bool:
+    """A parameter that is true or false; absent means false."""
+    problems: list[Problem] = []
+    value = _flag(params, name, problems)
+    _raise_if(problems)
+    return value
+
+
+def encode_cursor(before: UUID) -> str:
+    """Where a list goes on, in a form that invites nobody to build one."""
+    return base64.urlsafe_b64encode(before.bytes).decode("ascii").rstrip("=")
+
+
+def decode_cursor(text: str) -> UUID:
+    """The way back; ValueError for anything that `encode_cursor` did not make."""
+    try:
+        data = base64.b64decode(text.encode("ascii") + b"==", altchars=b"-_", validate=True)
+    except (binascii.Error, UnicodeEncodeError):
+        raise ValueError("is not a cursor of this list") from None
+    if len(data) != 16 or encode_cursor(UUID(bytes=data)) != text:
+        raise ValueError("is not a cursor of this list")
+    return UUID(bytes=data)
+
+
+def _problem(name: str, detail: str) -> Problem:
+    return Problem(f"/query/{name}", detail)
+
+
+def _raise_if(problems: list[Problem]) -> None:
+    if problems:
+        raise InvalidRequest("some query parameters do not make sense", problems)
+
+
+def _unknown(params: QueryParams, known: Collection[str]) -> list[Problem]:
+    names = {name for name in params if name not in known}
+    return [_problem(name, "is not a parameter of this list") for name in sorted(names)]
+
+
+def _text(params: QueryParams, name: str, problems: list[Problem]) -> str | None:
+    value = params.get(name)
+    if value is not None and "\x00" in value:
+        problems.append(_problem(name, "contains a NUL character"))
+        return None
+    return value
+
+
+def _choice(
+    params: QueryParams,
+    name: str,
+    choices: type[TaskState] | type[Outcome],
+    problems: list[Problem],
+) -> str | None:
+    value = params.get(name)
+    if value is None or value in set(choices):
+        return value
+    problems.append(_problem(name, f"is none of {', '.join(choices)}"))
+    return None
+
+
+def _labels(params: QueryParams, problems: list[Problem]) -> dict[str, str] | None:
+    labels: dict[str, str] = {}
+    for pair in params.getlist("label"):
+        name, colon, value = pair.partition(":")
+        if not colon or not name or "\x00" in pair:
+            problems.append(_problem("label", "is not of the form name:value"))
+        elif labels.setdefault(name, value) != value:
+            problems.append(_problem("label", f"asks for two values of {name!r} at once"))
+    return labels or None
+
+
+def _instant(params: QueryParams, name: str, problems: list[Problem]) -> datetime | None:
+    value = params.get(name)
+    if value is None:
+        return None
+    # In a query an unescaped plus sign means a space: take the offset as it was meant.
+    text = value[:11] + value[11:].replace(" ", "+")
+    try:
+        found: datetime = msgspec.convert(text, Instant)
+        found.timestamp()
+    except (msgspec.ValidationError, OverflowError):
+        problems.append(_problem(name, "is not an ISO 8601 time with an offset"))
+        return None
+    if not 1 < found.year < 9999:
+        problems.append(_problem(name, "is out of range"))
+        return None
+    return found
+
+
+def _limit(params: QueryParams, problems: list[Problem]) -> int:
+    value = params.get("limit")
+    if value is None:
+        return _DEFAULT_ITEMS
+    if value.isascii() and value.isdigit() and len(value) <= 4 and 1 <= int(value) <= MOST_ITEMS:
+        return int(value)
+    problems.append(_problem("limit", f"is not a number between 1 and {MOST_ITEMS}"))
+    return _DEFAULT_ITEMS
+
+
+def _cursor(params: QueryParams, problems: list[Problem]) -> UUID | None:
+    value = params.get("cursor")
+    if value is None:
+        return None
+    try:
+        return decode_cursor(value)
+    except ValueError as error:
+        problems.append(_problem("cursor", str(error)))
+        return None
+
+
+def _flag(params: Mapping[str, str], name: str, problems: list[Problem]) -> bool:
+    value = params.get(name, "false")
+    if value not in _FLAGS:
+        problems.append(_problem(name, "is neither true nor false"))
+    return _FLAGS.get(value, False)

@@ -1,0 +1,97 @@
+"""What a PATCH makes of a task: the same rules as for a new one, on the merged values."""
+
+from dataclasses import replace
+from typing import TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from mainspring.api.validation import (
+    TaskValidator,
+    payload_problems,
+    requirements_of,
+    retry_of,
+    target_of,
+    target_problems,
+)
+from mainspring.api.views import spec_of
+from mainspring.api.wire import TaskPatch
+from mainspring.clock import Clock
+from mainspring.domain.task import TaskSpec
+from mainspring.errors import InvalidRequest, Problem
+from mainspring.store.tasks import Change, LockedTask
+
+T = TypeVar("T")
+
+_encode = msgspec.json.Encoder().encode
+
+
+class TaskPatcher:
+    """Merges a patch into a task; reports everything that is wrong together."""
+
+    def __init__(self, validator: TaskValidator, clock: Clock, max_payload: int) -> None:
+        self._validator = validator
+        self._clock = clock
+        self._max_payload = max_payload
+
+    def apply(self, task: LockedTask, patch: TaskPatch) -> Change:
+        problems: list[Problem] = []
+        if patch.concurrency is not UNSET:
+            problems.append(
+                Problem("/concurrency", "cannot be changed: it decides where the task lives")
+            )
+        if patch.payload is not UNSET:
+            problems.extend(payload_problems(bytes(patch.payload), self._max_payload))
+        if patch.target is not UNSET:
+            problems.extend(target_problems(patch.target))
+        spec = _merge_spec(spec_of(task), patch)
+        change = replace(
+            self._retimed(task, patch, spec, problems),
+            priority=_given(patch.priority, task.priority),
+            queue=_given(patch.queue, task.queue),
+            capability=spec.target.capability,
+            name=_given(patch.name, task.name),
+            labels=_given(patch.labels, task.labels) or None,
+            spec=_encode(spec),
+            payload=task.payload if patch.payload is UNSET else bytes(patch.payload),
+        )
+        if problems:
+            raise InvalidRequest("some values do not make sense", problems)
+        return change
+
+    def _retimed(
+        self, task: LockedTask, patch: TaskPatch, spec: TaskSpec, problems: list[Problem]
+    ) -> Change:
+        change = Change.of(task)
+        fields = (patch.run_at, patch.delay, patch.jitter, patch.expires_at)
+        if all(field is UNSET for field in fields):
+            return change
+        delay = _given(patch.delay, None)
+        kept = task.run_at if delay is None else None
+        times = self._validator.times(
+            _given(patch.run_at, kept),
+            delay,
+            spec.jitter,
+            _given(patch.expires_at, task.expires_at),
+            round(self._clock.now(), 6),
+            problems,
+        )
+        if all(field is UNSET for field in fields[:3]):
+            return replace(change, expires=times.expires)
+        return replace(change, run=times.run, due=times.due, expires=times.expires)
+
+
+def _merge_spec(spec: TaskSpec, patch: TaskPatch) -> TaskSpec:
+    return replace(
+        spec,
+        target=spec.target if patch.target is UNSET else target_of(patch.target),
+        timeout=_given(patch.timeout, spec.timeout),
+        sla=_given(patch.sla, spec.sla),
+        jitter=_given(patch.jitter, spec.jitter),
+        retry=spec.retry if patch.retry is UNSET else retry_of(patch.retry),
+        requires=spec.requires if patch.requires is UNSET else requirements_of(patch.requires),
+    )
+
+
+def _given(value: T | UnsetType, otherwise: T) -> T:
+    return otherwise if isinstance(value, UnsetType) else value

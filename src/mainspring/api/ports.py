@@ -1,0 +1,31 @@
+"""What the API needs of the node it runs in."""
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from mainspring.domain.placement import Tenure
+from mainspring.domain.rows import TaskRow
+
+
+class NodePort(Protocol):
+    """The node as the API sees it. Every method returns at once and never raises."""
+
+    def tenure(self) -> Tenure:
+        """The node's present right to act, for statements that depend on what it owns."""
+        ...
+
+    def created(self, rows: Sequence[TaskRow]) -> None:
+        """These tasks were committed in partitions this node owns: no wake row tells of them."""
+        ...
+
+    def changed(self) -> None:
+        """A change was committed: look at the wake rows now rather than at the next poll."""
+        ...
+
+    def hint_others(self, partitions: Collection[int]) -> None:
+        """The owners of these partitions have wake rows to look at: a hint that may get lost."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether this node should be given requests."""
+        ...

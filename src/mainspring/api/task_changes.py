@@ -1,0 +1,164 @@
+"""Changing tasks: edit, cancel, pause, resume, run now, delete.
+
+Every change is decided on the locked row, by the rules of `domain.transitions`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from uuid import UUID
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mainspring.api.decoding import decode_patch
+from mainspring.api.parameters import flag
+from mainspring.api.patching import TaskPatcher
+from mainspring.api.ports import NodePort
+from mainspring.api.routing import Call, no_such_task
+from mainspring.api.task_reading import existing_task, task_response
+from mainspring.clock import Clock
+from mainspring.domain import transitions
+from mainspring.domain.task import TaskState
+from mainspring.domain.transitions import Move, Standing
+from mainspring.errors import PreconditionFailed
+from mainspring.store.tasks import Change, LockedTask, StoredTask, Tasks
+
+Rule = Callable[[Standing], Move | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Preview:
+    """A change that is only shown."""
+
+    change: Change
+
+
+class TaskChanges:
+    """PATCH, DELETE and the verbs of /v1/tasks/{id}."""
+
+    def __init__(self, tasks: Tasks, node: NodePort, clock: Clock, patcher: TaskPatcher) -> None:
+        self._tasks = tasks
+        self._node = node
+        self._clock = clock
+        self._patcher = patcher
+
+    async def cancel(self, call: Call) -> Response:
+        return await self._move(call, transitions.cancel)
+
+    async def pause(self, call: Call) -> Response:
+        return await self._move(call, transitions.pause)
+
+    async def resume(self, call: Call) -> Response:
+        return await self._move(call, transitions.resume)
+
+    async def run(self, call: Call) -> Response:
+        now = round(self._clock.now(), 6)
+        return await self._move(call, lambda task: transitions.run(task, now))
+
+    async def edit(self, call: Call) -> Response:
+        patch = decode_patch(await call.body())
+        dry_run = flag(call.request.query_params, "dry_run")
+        wanted_revs = _if_match(call.request)
+        task_id = call.task_id
+
+        def decide(locked: LockedTask) -> Change | _Preview:
+            _check_rev(wanted_revs, locked.rev)
+            transitions.check_editable(_standing(locked))
+            change = self._patcher.apply(locked, patch)
+            return _Preview(change) if dry_run else change
+
+        decided = await self._decide(call.tenant_id, task_id, decide)
+        task = await existing_task(self._tasks, call.tenant_id, task_id)
+        if decided is None:
+            _check_rev(wanted_revs, task.rev)
+            transitions.check_editable(_standing(task))
+        if isinstance(decided, _Preview):
+            task = _as_changed(task, decided.change)
+        return task_response(task)
+
+    async def delete(self, call: Call) -> Response:
+        task_id = call.task_id
+        if not await self._tasks.purge(call.tenant_id, task_id, call.actor):
+            raise no_such_task(task_id)
+        self._node.changed()
+        return Response(status_code=204)
+
+    async def _move(self, call: Call, rule: Rule) -> Response:
+        task_id = call.task_id
+
+        def decide(locked: LockedTask) -> Change | bool:
+            move = rule(_standing(locked))
+            return False if move is None else _moved(locked, move)
+
+        decided = await self._decide(call.tenant_id, task_id, decide)
+        task = await existing_task(self._tasks, call.tenant_id, task_id)
+        if decided is None:
+            # It is finished: the rule says whether that is what the caller wanted.
+            rule(_standing(task))
+        return task_response(task)
+
+    async def _decide(
+        self,
+        tenant_id: int,
+        task_id: UUID,
+        decide: Callable[[LockedTask], Change | bool | _Preview],
+    ) -> bool | _Preview | None:
+        """Let the store change the task and tell its owner; None when it is not unfinished."""
+        partitions: set[int] = set()
+
+        def note(locked: LockedTask) -> Change | bool | _Preview:
+            partitions.add(locked.partition)
+            return decide(locked)
+
+        decided: bool | _Preview | None = await self._tasks.change(tenant_id, task_id, note)
+        if decided is True:
+            self._node.changed()
+            if elsewhere := partitions - self._node.tenure().partitions:
+                self._node.hint_others(elsewhere)
+        return decided
+
+
+def _standing(task: LockedTask | StoredTask) -> Standing:
+    return Standing(
+        TaskState(task.state), task.attempts, task.due_at.timestamp(), task.cancel_requested
+    )
+
+
+def _moved(locked: LockedTask, move: Move) -> Change:
+    change = Change.of(locked)
+    return replace(
+        change,
+        state=move.state,
+        cancel_requested=move.cancel_requested,
+        due=change.due if move.due is None else move.due,
+    )
+
+
+def _if_match(request: Request) -> frozenset[str] | None:
+    """The revisions the caller is content with; None when any will do."""
+    header = request.headers.get("if-match")
+    if header is None or header.strip() == "*":
+        return None
+    return frozenset(tag.strip() for tag in header.split(","))
+
+
+def _check_rev(wanted: frozenset[str] | None, rev: int) -> None:
+    if wanted is not None and f'"{rev}"' not in wanted:
+        raise PreconditionFailed(f'the task is at revision "{rev}" now')
+
+
+def _as_changed(task: StoredTask, change: Change) -> StoredTask:
+    """The task as it would read after the change."""
+    return replace(
+        task,
+        run_at=datetime.fromtimestamp(change.run, UTC),
+        due_at=datetime.fromtimestamp(change.due, UTC),
+        expires_at=None if change.expires is None else datetime.fromtimestamp(change.expires, UTC),
+        priority=change.priority,
+        queue=change.queue,
+        name=change.name,
+        labels=change.labels,
+        spec=change.spec,
+        payload=change.payload,
+    )

@@ -1,0 +1,287 @@
+"""From what a caller asked for to what is inserted: the rules that join fields, and the spec.
+
+Written for batches of thousands: a task whose spec was seen before costs a look-up, and every rule
+that does not concern a task costs one comparison.
+"""
+
+import asyncio
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from random import Random
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+import msgspec
+
+from mainspring.api.decoding import MOST_PROBLEMS
+from mainspring.api.wire import (
+    CommandTarget,
+    Delay,
+    HandlerTarget,
+    HttpTarget,
+    RequiresIn,
+    RetryIn,
+    TargetIn,
+    TaskIn,
+)
+from mainspring.clock import Clock
+from mainspring.config import Config
+from mainspring.domain.duration import parse_duration
+from mainspring.domain.ids import TaskIds
+from mainspring.domain.retry import RetryPolicy
+from mainspring.domain.task import Requirements, Target, TaskSpec
+from mainspring.errors import InvalidRequest, Problem, TooLarge
+from mainspring.store.tasks import NewTask
+
+MOST_NESTING = 64
+
+_CACHED_SPECS = 4096
+_LARGEST_CACHED = 4096
+_TASKS_PER_TURN = 200
+_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_HOST = re.compile(r"[A-Za-z0-9_.~%:\[\]-]+")
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledSpec:
+    """A spec that was checked: as stored, with what the columns repeat of it."""
+
+    encoded: bytes
+    capability: str
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When a task shall run; `due` is `run` plus its share of the jitter."""
+
+    run: float
+    due: float
+    expires: float | None
+
+
+class TaskValidator:
+    """Checks tasks and makes them ready to insert; reports everything that is wrong together."""
+
+    def __init__(self, config: Config, clock: Clock, ids: TaskIds, rng: Random) -> None:
+        self._config = config
+        self._clock = clock
+        self._ids = ids
+        self._rng = rng
+        self._specs: dict[tuple[object, ...], CompiledSpec] = {}
+
+    def one(self, tenant_id: int, task: TaskIn) -> NewTask:
+        """A single task; problems point into its body."""
+        problems: list[Problem] = []
+        made = self._make(tenant_id, task, round(self._clock.now(), 6), problems)
+        if problems:
+            self._refuse(problems, [task])
+        return made
+
+    async def many(self, tenant_id: int, tasks: Sequence[TaskIn]) -> list[NewTask]:
+        """A batch; problems name the task's index. Others get their turn in between, because the
+        engine shares this thread and must not start its tasks late."""
+        now = round(self._clock.now(), 6)
+        made: list[NewTask] = []
+        problems: list[Problem] = []
+        for index, task in enumerate(tasks, 1):
+            found: list[Problem] = []
+            made.append(self._make(tenant_id, task, now, found))
+            if found:
+                at = f"/tasks/{index - 1}"
+                problems.extend(Problem(at + p.pointer, p.detail) for p in found)
+                if len(problems) >= MOST_PROBLEMS:
+                    break
+            if index % _TASKS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        if problems:
+            self._refuse(problems[:MOST_PROBLEMS], tasks)
+        return made
+
+    def _refuse(self, problems: Sequence[Problem], tasks: Sequence[TaskIn]) -> NoReturn:
+        too_large = any(len(bytes(task.payload)) > self._config.max_payload for task in tasks)
+        kind = TooLarge if too_large else InvalidRequest
+        raise kind("some values do not make sense", problems)
+
+    def _make(self, tenant_id: int, task: TaskIn, now: float, problems: list[Problem]) -> NewTask:
+        spec = self.compile(task)
+        if spec.problems:
+            problems.extend(spec.problems)
+        payload = bytes(task.payload)
+        if len(payload) > 2 * MOST_NESTING:
+            problems.extend(payload_problems(payload, self._config.max_payload))
+        if task.run_at is None and task.delay is None and not task.jitter and not task.expires_at:
+            times = Times(now, now, None)
+        else:
+            times = self.times(task.run_at, task.delay, task.jitter, task.expires_at, now, problems)
+        limit = task.concurrency
+        return NewTask(
+            tenant_id,
+            self._ids.make(now),
+            now,
+            times.run,
+            times.due,
+            times.expires,
+            limit.key if limit else None,
+            limit.limit if limit else None,
+            task.priority,
+            task.queue,
+            spec.capability,
+            task.name,
+            task.labels or None,
+            spec.encoded,
+            payload,
+        )
+
+    def compile(self, task: TaskIn) -> CompiledSpec:
+        """The task's spec, checked and encoded once for all tasks that share it."""
+        key = (task.target, task.timeout, task.sla, task.jitter, task.retry, task.requires)
+        try:
+            found = self._specs.get(key)
+        except TypeError:  # headers are a mapping, which has no hash
+            return _compile(task)
+        if found is None:
+            found = _compile(task)
+            if len(found.encoded) <= _LARGEST_CACHED:
+                if len(self._specs) >= _CACHED_SPECS:
+                    self._specs.clear()
+                self._specs[key] = found
+        return found
+
+    def times(
+        self,
+        run_at: datetime | None,
+        delay: Delay | None,
+        jitter: float,
+        expires_at: datetime | None,
+        now: float,
+        problems: list[Problem],
+    ) -> Times:
+        """When it shall run; what is wrong with the times goes to `problems`."""
+        run = self._run(run_at, delay, now, problems)
+        due = round(run + self._rng.uniform(0, jitter), 6) if jitter else run
+        expires = expires_at.timestamp() if expires_at else None
+        if expires is not None:
+            # Compared with the latest due time, so that luck with the jitter does not decide.
+            if expires <= run + jitter:
+                problems.append(Problem("/expires_at", "is not after the time the task is due"))
+            elif expires > now + 2 * self._config.horizon:
+                problems.append(Problem("/expires_at", "is too far ahead"))
+        return Times(run, due, expires)
+
+    def _run(
+        self, run_at: datetime | None, delay: Delay | None, now: float, problems: list[Problem]
+    ) -> float:
+        run, pointer = now, "/run_at"
+        if run_at is not None:
+            run = run_at.timestamp()
+            if delay is not None:
+                problems.append(Problem("/delay", "cannot be given together with run_at"))
+        elif delay is not None:
+            pointer = "/delay"
+            try:
+                run = round(now + seconds_of(delay), 6)
+            except ValueError as error:
+                problems.append(Problem(pointer, str(error)))
+        if run > now + self._config.horizon:
+            days = self._config.horizon / 86400
+            problems.append(
+                Problem(pointer, f"is too far ahead: at most {days:.0f} days are allowed")
+            )
+        elif run < 0:
+            problems.append(Problem(pointer, "is before 1970"))
+        return run
+
+
+def seconds_of(delay: Delay) -> float:
+    """A delay in seconds, whichever way it was written."""
+    return parse_duration(delay) if isinstance(delay, str) else delay
+
+
+def payload_problems(payload: bytes, most_bytes: int) -> Iterable[Problem]:
+    """What is wrong with a payload, which is kept as it came."""
+    if len(payload) > most_bytes:
+        yield Problem("/payload", f"has {len(payload)} bytes; the most is {most_bytes}")
+    elif nested_too_deeply(payload):
+        yield Problem("/payload", f"is nested more than {MOST_NESTING} levels deep")
+
+
+def nested_too_deeply(payload: bytes) -> bool:
+    """Whether valid JSON is nested beyond the limit, found without a loop over its characters:
+    with all but the brackets gone, each pass that removes the innermost pairs takes one level."""
+    if payload.count(b"[") + payload.count(b"{") <= MOST_NESTING:
+        return False
+    brackets = _STRINGS.sub(b"", payload).translate(_TO_BRACKETS, _NOT_BRACKETS)
+    for _level in range(MOST_NESTING):
+        brackets = brackets.replace(b"[]", b"")
+        if not brackets:
+            return False
+    return True
+
+
+def target_of(target: TargetIn) -> Target:
+    """The target as the domain knows it."""
+    match target:
+        case HttpTarget():
+            return Target(
+                "http", url=target.url, method=target.method, headers=target.headers or None
+            )
+        case HandlerTarget():
+            return Target("handler", name=target.name)
+        case CommandTarget():
+            return Target("command", argv=list(target.argv))
+
+
+def retry_of(retry: RetryIn) -> RetryPolicy:
+    return RetryPolicy(
+        retry.max_attempts, retry.initial, retry.factor, retry.max_delay, retry.jitter
+    )
+
+
+def requirements_of(requires: RequiresIn | None) -> Requirements | None:
+    if requires is None:
+        return None
+    return Requirements(list(requires.tags), requires.memory_mb, requires.cpu)
+
+
+def target_problems(target: TargetIn) -> tuple[Problem, ...]:
+    """What the shapes alone cannot say about a target."""
+    if not isinstance(target, HttpTarget):
+        return ()
+    detail = _url_problem(target.url)
+    return (Problem("/target/url", detail),) if detail else ()
+
+
+def _compile(task: TaskIn) -> CompiledSpec:
+    target = target_of(task.target)
+    spec = TaskSpec(
+        target,
+        task.timeout,
+        task.sla,
+        task.jitter,
+        retry_of(task.retry),
+        requirements_of(task.requires),
+    )
+    return CompiledSpec(_encode(spec), target.capability, target_problems(task.target))
+
+
+def _url_problem(url: str) -> str | None:
+    if any(char <= " " or char == "\x7f" for char in url) or "\\" in url:
+        return "contains a space, a control character or a backslash"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return f"is not a URL: {error}"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return "is not an absolute http or https URL with a host"
+    if "@" in parts.netloc:
+        return "contains a user name or password: use a header instead"
+    if not _HOST.fullmatch(parts.netloc) or port == 0:
+        return "has a host that is not valid (international names in their ASCII form, please)"
+    return None

@@ -1,0 +1,216 @@
+"""Tasks and executions as callers read them."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from mainspring.domain.retry import RetryPolicy
+from mainspring.domain.task import Requirements, Target, TaskSpec
+from mainspring.store.tasks import LockedTask, NewTask, StoredExecution, StoredTask
+
+_decode_spec = msgspec.json.Decoder(TaskSpec).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+class TargetOut(Struct, omit_defaults=True):
+    """A target, with the fields of its type only."""
+
+    type: str
+    url: str | None = None
+    method: str | None = None
+    headers: dict[str, str] | None = None
+    name: str | None = None
+    argv: list[str] | None = None
+
+
+class ConcurrencyOut(Struct):
+    key: str
+    limit: int
+
+
+class TaskOut(Struct):
+    """A task as API.md promises it."""
+
+    id: UUID
+    name: str | None
+    state: str
+    cancel_requested: bool
+    target: TargetOut
+    payload: Raw | UnsetType
+    run_at: datetime
+    due_at: datetime
+    expires_at: datetime | None
+    queue: str
+    priority: int
+    timeout: float
+    sla: float
+    jitter: float
+    retry: RetryPolicy
+    concurrency: ConcurrencyOut | None
+    requires: Requirements | None
+    labels: dict[str, str]
+    attempts: int
+    fence: int
+    created_at: datetime
+    picked_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    result: Raw | None
+    error: dict[str, str] | None
+    sla_met: bool | None
+    blame: str | None
+    lateness: dict[str, float]
+    schedule_id: UUID | None = None
+    nominal_at: datetime | None = None
+    workflow_run_id: UUID | None = None
+    step: str | None = None
+    replay_of: UUID | None = None
+
+
+class TaskPage(Struct):
+    """Some tasks, and where the list goes on."""
+
+    items: list[TaskOut]
+    next_cursor: str | None
+
+
+class ExecutionOut(Struct):
+    """One try."""
+
+    attempt: int
+    fence: int
+    worker: str
+    started_at: datetime | None
+    finished_at: datetime
+    outcome: str
+    status_code: int | None
+    response: Raw | str | None
+    error: dict[str, str] | None
+    duration_ms: float
+
+
+class ExecutionList(Struct):
+    items: list[ExecutionOut]
+
+
+def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
+    """A task as it was found."""
+    spec = _decode_spec(task.spec)
+    key, limit = task.concurrency_key, task.concurrency_limit
+    return TaskOut(
+        id=task.id,
+        name=task.name,
+        state=task.state,
+        cancel_requested=task.cancel_requested,
+        target=_target_out(spec.target),
+        payload=Raw(task.payload) if with_payload else UNSET,
+        run_at=task.run_at,
+        due_at=task.due_at,
+        expires_at=task.expires_at,
+        queue=task.queue,
+        priority=task.priority,
+        timeout=spec.timeout,
+        sla=spec.sla,
+        jitter=spec.jitter,
+        retry=spec.retry,
+        concurrency=None if key is None or limit is None else ConcurrencyOut(key, limit),
+        requires=spec.requires,
+        labels=task.labels or {},
+        attempts=task.attempts,
+        fence=task.fence,
+        created_at=task.created_at,
+        picked_at=task.picked_at,
+        started_at=task.started_at,
+        finished_at=task.finished_at,
+        result=None if task.result is None else Raw(task.result),
+        error=task.error,
+        sla_met=task.sla_met,
+        blame=task.blame,
+        lateness=task.lateness or {},
+    )
+
+
+def new_task_out(task: NewTask) -> TaskOut:
+    """A task as it will be found right after it was created: known before it is inserted."""
+    spec = _decode_spec(task.spec)
+    key, limit = task.concurrency_key, task.concurrency_limit
+    return TaskOut(
+        id=task.id,
+        name=task.name,
+        state="scheduled",
+        cancel_requested=False,
+        target=_target_out(spec.target),
+        payload=Raw(task.payload),
+        run_at=_instant(task.run),
+        due_at=_instant(task.due),
+        expires_at=None if task.expires is None else _instant(task.expires),
+        queue=task.queue,
+        priority=task.priority,
+        timeout=spec.timeout,
+        sla=spec.sla,
+        jitter=spec.jitter,
+        retry=spec.retry,
+        concurrency=None if key is None or limit is None else ConcurrencyOut(key, limit),
+        requires=spec.requires,
+        labels=dict(task.labels or {}),
+        attempts=0,
+        fence=0,
+        created_at=_instant(task.created),
+        picked_at=None,
+        started_at=None,
+        finished_at=None,
+        result=None,
+        error=None,
+        sla_met=None,
+        blame=None,
+        lateness={},
+    )
+
+
+def executions_out(executions: Sequence[StoredExecution]) -> ExecutionList:
+    return ExecutionList(
+        [
+            ExecutionOut(
+                e.attempt,
+                e.fence,
+                e.worker,
+                e.started_at,
+                e.finished_at,
+                e.outcome,
+                e.status_code,
+                _response_out(e.response),
+                e.error,
+                e.duration_ms,
+            )
+            for e in executions
+        ]
+    )
+
+
+def spec_of(task: LockedTask) -> TaskSpec:
+    """The spec of a task that is about to be changed."""
+    return _decode_spec(task.spec)
+
+
+def _target_out(target: Target) -> TargetOut:
+    return TargetOut(
+        target.type, target.url, target.method, target.headers, target.name, target.argv
+    )
+
+
+def _response_out(response: bytes | None) -> Raw | str | None:
+    """What the target answered: JSON as it is, anything else as text."""
+    if response is None:
+        return None
+    try:
+        _decode_any(response)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return response.decode("utf-8", "replace")
+    return Raw(response)
+
+
+def _instant(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,142 @@
+"""The shapes of requests, as msgspec types: what can be said about one field is said here.
+
+Rules that join several fields are in `validation`. Structs that make up a task's spec are frozen
+and hash by value, so that the same spec sent again is neither checked nor encoded again.
+"""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+# `$` also matches before a final line break; the look-ahead closes that door.
+_LINE = r"^[^\x00-\x1f\x7f]*(?!\n)$"
+
+Line = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
+Queue = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}(?!\n)$")]
+HandlerName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}(?!\n)$")]
+Argument = Annotated[str, Meta(max_length=32768, pattern=r"^[^\x00]*$")]
+Url = Annotated[str, Meta(min_length=1, max_length=2048)]
+HeaderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,200}(?!\n)$")]
+HeaderValue = Annotated[str, Meta(max_length=8192, pattern=r"^[\t\x20-\x7e\x80-\xff]*(?!\n)$")]
+LabelName = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f:]{1,100}(?!\n)$")]
+LabelValue = Annotated[str, Meta(max_length=500, pattern=_LINE)]
+Labels = Annotated[dict[LabelName, LabelValue], Meta(max_length=64)]
+
+Instant = Annotated[datetime, Meta(tz=True)]
+DAY = 86400.0
+Delay = Annotated[float, Meta(ge=0)] | Annotated[str, Meta(max_length=64)]
+Priority = Annotated[int, Meta(ge=0, le=9)]
+Timeout = Annotated[float, Meta(gt=0, le=DAY)]
+Sla = Annotated[float, Meta(ge=0, le=365 * DAY)]
+Jitter = Annotated[float, Meta(ge=0, le=DAY)]
+
+Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"]
+
+
+class HttpTarget(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="http"):
+    """Call a URL; the payload's bytes are the request's body."""
+
+    url: Url
+    method: Method = "POST"
+    headers: Annotated[dict[HeaderName, HeaderValue], Meta(max_length=50)] | None = None
+
+
+class HandlerTarget(
+    Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="handler"
+):
+    """Call a function that a worker offers under this name."""
+
+    name: HandlerName
+
+
+class CommandTarget(
+    Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="command"
+):
+    """Run a program on a worker."""
+
+    argv: Annotated[tuple[Argument, ...], Meta(min_length=1, max_length=1000)]
+
+
+TargetIn = HttpTarget | HandlerTarget | CommandTarget
+
+
+class RetryIn(Struct, frozen=True, forbid_unknown_fields=True):
+    """How failed tries are repeated."""
+
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 5
+    initial: Annotated[float, Meta(ge=0, le=30 * DAY)] = 10.0
+    factor: Annotated[float, Meta(ge=1, le=100)] = 3.0
+    max_delay: Annotated[float, Meta(ge=0, le=30 * DAY)] = 3600.0
+    jitter: Annotated[float, Meta(ge=0, le=1)] = 0.1
+
+
+class ConcurrencyIn(Struct, frozen=True, forbid_unknown_fields=True):
+    """At most `limit` tasks of this key run at once."""
+
+    key: Line
+    limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+
+
+class RequiresIn(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker must offer beside the handler."""
+
+    tags: Annotated[tuple[Line, ...], Meta(max_length=50)] = ()
+    memory_mb: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    cpu: Annotated[float, Meta(ge=0, le=100_000)] | None = None
+
+
+DEFAULT_RETRY = RetryIn()
+EMPTY = Raw(b"{}")
+
+
+class TaskIn(Struct, forbid_unknown_fields=True):
+    """A task as a caller asks for it."""
+
+    target: TargetIn
+    payload: Raw = EMPTY
+    name: Line | None = None
+    run_at: Instant | None = None
+    delay: Delay | None = None
+    queue: Queue = "default"
+    priority: Priority = 5
+    timeout: Timeout = 30.0
+    sla: Sla = 30.0
+    jitter: Jitter = 0.0
+    retry: RetryIn = DEFAULT_RETRY
+    expires_at: Instant | None = None
+    concurrency: ConcurrencyIn | None = None
+    requires: RequiresIn | None = None
+    labels: Labels | None = None
+
+
+class BatchIn(Struct, forbid_unknown_fields=True):
+    """Many tasks: all of them are created or none."""
+
+    tasks: list[TaskIn]
+
+
+class RawBatchIn(Struct, forbid_unknown_fields=True):
+    """A batch whose tasks are still bytes: for finding every task that cannot be read."""
+
+    tasks: list[Raw]
+
+
+class TaskPatch(Struct, forbid_unknown_fields=True):
+    """What shall differ. A field that is given replaces the old value whole."""
+
+    target: TargetIn | UnsetType = UNSET
+    payload: Raw | UnsetType = UNSET
+    name: Line | UnsetType | None = UNSET
+    run_at: Instant | UnsetType = UNSET
+    delay: Delay | UnsetType = UNSET
+    queue: Queue | UnsetType = UNSET
+    priority: Priority | UnsetType = UNSET
+    timeout: Timeout | UnsetType = UNSET
+    sla: Sla | UnsetType = UNSET
+    jitter: Jitter | UnsetType = UNSET
+    retry: RetryIn | UnsetType = UNSET
+    expires_at: Instant | UnsetType | None = UNSET
+    requires: RequiresIn | UnsetType | None = UNSET
+    labels: Labels | UnsetType | None = UNSET
+    concurrency: ConcurrencyIn | UnsetType | None = UNSET

@@ -1,0 +1,111 @@
+"""`mainspring`: the servers and what keeps them going."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvloop
+
+from mainspring import __version__, wiring
+from mainspring.cli import serving
+from mainspring.config import Config, load
+from mainspring.errors import ConfigError, MainspringError
+
+app = typer.Typer(
+    name="mainspring",
+    help="Run any work once, later, or again and again, at the right moment, losing nothing.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mainspring {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """The servers, and what keeps them going."""
+
+
+@app.command()
+def dev(
+    port: Annotated[int | None, typer.Option(help="Port to listen on (default 7070).")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Where the data lives (default ~/.mainspring/dev).")
+    ] = None,
+) -> None:
+    """Run everything on this machine, with a private PostgreSQL: for development."""
+    config = _load(port=port)
+    directory = data or Path.home() / ".mainspring" / "dev"
+    _run(lambda: serving.develop(config, directory))
+
+
+@app.command()
+def server(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+) -> None:
+    """Run one node on the PostgreSQL that DATABASE_URL names."""
+    config = _load(host=host, port=port)
+    _run(lambda: serving.serve(config))
+
+
+@app.command()
+def migrate() -> None:
+    """Bring the database to this version's schema."""
+    config = _load()
+
+    async def work() -> None:
+        applied = await wiring.migrate(config)
+        for migration in applied:
+            typer.echo(f"applied {migration.version:04} {migration.name}")
+        if not applied:
+            typer.echo("nothing to do: the schema is up to date")
+
+    _run(work)
+
+
+@app.command()
+def doctor() -> None:
+    """Examine the database: version, settings, long transactions, clock; say what to change."""
+    config = _load()
+
+    async def work() -> None:
+        findings = await wiring.examine(config)
+        for finding in findings:
+            typer.echo(f"{'ok  ' if finding.ok else 'look'}  {finding.subject}: {finding.detail}")
+        if not all(finding.ok for finding in findings):
+            raise typer.Exit(1)
+
+    _run(work)
+
+
+def _load(**overrides: Any) -> Config:
+    try:
+        return load(**overrides)
+    except ConfigError as error:
+        for problem in error.problems:
+            typer.echo(f"mainspring: {problem}", err=True)
+        raise typer.Exit(2) from None
+
+
+def _run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(work())
+    except MainspringError as error:
+        typer.echo(f"mainspring: {error}", err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None

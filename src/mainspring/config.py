@@ -1,0 +1,207 @@
+"""Every setting, frozen, parsed once from the environment and a TOML file.
+
+A setting `lease` is read from MAINSPRING_LEASE, from the file that MAINSPRING_LEASE_FILE names, or
+from `lease = …` in the TOML file that MAINSPRING_CONFIG names, in this order. All problems are
+reported together. This is the only module that reads the environment.
+"""
+
+import os
+import socket
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args
+
+from mainspring.errors import ConfigError
+
+PREFIX = "MAINSPRING_"
+
+
+def setting(
+    default: Any, help: str, *, least: float | None = None, most: float | None = None
+) -> Any:
+    """A field with its help text and its bounds: `docs/configuration.md` is made from these."""
+    metadata = {"help": help, "least": least, "most": most}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All settings of a node. Durations are in seconds."""
+
+    # The database
+    database_url: str | None = setting(None, "PostgreSQL to use; also read from DATABASE_URL")
+    direct_database_url: str | None = setting(
+        None, "the same database without a pooler, for LISTEN and migrations; default: database_url"
+    )
+    database_pooler: bool = setting(
+        False,
+        "the database is behind a pooler in transaction mode: no prepared statements, no LISTEN",
+    )
+    database_connections: int = setting(8, "connections for API requests", least=1, most=1000)
+    engine_connections: int = setting(6, "connections for the engine's drivers", least=2, most=100)
+    acquire_timeout: float = setting(
+        5.0, "how long a request waits for a connection before it is told 503", least=0.01
+    )
+
+    # The API
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(7070, "port to listen on (0: any free one)", least=0, most=65535)
+    api_key: str | None = setting(None, "in development: the API key to create")
+    max_body: int = setting(16 * 2**20, "largest request body in bytes", least=1024)
+    max_batch: int = setting(10_000, "most tasks in one batch", least=1, most=100_000)
+    max_payload: int = setting(2**20, "largest payload of one task in bytes", least=0)
+    horizon: float = setting(10 * 366 * 86400.0, "how far ahead a task may be due", least=1)
+    idempotency_ttl: float = setting(
+        86400.0, "how long an idempotency key is remembered", least=86400
+    )
+
+    # The node
+    node_name: str = setting(socket.gethostname, "this node's name, for people")
+    slots: int = setting(10_000, "tasks the node's own executors run at once", least=0)
+    lease: float = setting(
+        15.0, "how long a task is leased; long ones are extended at a third", least=1
+    )
+    heartbeat: float = setting(0.5, "how often a node says that it is alive", least=0.05)
+    node_ttl: float = setting(2.0, "silence after which a node is declared dead", least=0.2)
+    look_ahead: float = setting(10.0, "how far ahead of time tasks are loaded", least=1)
+    stream_cap: int = setting(256, "tasks of one stream and partition held in memory", least=8)
+    tenant_cap: int = setting(1024, "tasks of one tenant and partition held in memory", least=8)
+    claim_batch: int = setting(500, "most tasks claimed in one statement", least=1, most=10_000)
+    record_batch: int = setting(
+        1000, "most outcomes recorded in one statement", least=1, most=10_000
+    )
+    wake_poll: float = setting(0.25, "how often changes by other nodes are looked for", least=0.01)
+    reload_every: float = setting(60.0, "how often each partition is reloaded, as a net", least=1)
+    aging_step: float = setting(
+        60.0, "seconds of waiting that outweigh one step of priority", least=0
+    )
+    grace: float = setting(20.0, "how long running tasks may finish after SIGTERM", least=0)
+
+    # Keeping house
+    retention_days: int = setting(30, "days that history is kept", least=1)
+    partitions_ahead: int = setting(7, "days for which history partitions exist ahead", least=1)
+
+    # Observing
+    log_level: str = setting("info", "debug, info, warning or error")
+    log_format: str = setting("console", "console (for people) or json")
+    crash_at: str | None = setting(
+        None, "for tests: kill the process at this crash point, or at its nth passing (name:n)"
+    )
+
+    @property
+    def near(self) -> float:
+        """A write that concerns this many seconds from now wakes the owner: well beyond what the
+        owner has loaded, so that a slow transaction cannot slip between the two."""
+        return 3 * self.look_ahead
+
+
+def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
+    """The configuration of this process; overrides (from the command line) win."""
+    environ = os.environ if environ is None else environ
+    problems: list[str] = []
+    from_toml = _read_toml(environ.get(PREFIX + "CONFIG"), problems)
+    values: dict[str, Any] = {}
+    for f in fields(Config):
+        raw = _raw_value(f.name, environ, from_toml, problems)
+        if overrides.get(f.name) is not None:
+            raw = overrides[f.name]
+        if raw is None:
+            continue
+        parsed = _parse(f.name, f.type, raw, f.metadata, problems)
+        if parsed is not None:
+            values[f.name] = parsed
+    config = Config(**values)
+    problems.extend(_contradictions(config))
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def _read_toml(path: str | None, problems: list[str]) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        found = tomllib.loads(Path(path).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        problems.append(f"{PREFIX}CONFIG: {path} cannot be read: {error}")
+        return {}
+    known = {f.name for f in fields(Config)}
+    problems.extend(f"{path}: there is no setting {name!r}" for name in found if name not in known)
+    return found
+
+
+def _raw_value(
+    name: str, environ: Mapping[str, str], from_toml: Mapping[str, Any], problems: list[str]
+) -> Any:
+    variable = PREFIX + name.upper()
+    if variable in environ:
+        return environ[variable]
+    if variable + "_FILE" in environ:
+        try:
+            return Path(environ[variable + "_FILE"]).read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            problems.append(f"{variable}_FILE cannot be read: {error}")
+            return None
+    if name == "database_url" and "DATABASE_URL" in environ:
+        return environ["DATABASE_URL"]
+    return from_toml.get(name)
+
+
+def _parse(
+    name: str, kind: Any, raw: Any, bounds: Mapping[str, Any], problems: list[str]
+) -> Any | None:
+    wanted = (
+        next(t for t in get_args(kind) if t is not NoneType)
+        if isinstance(kind, UnionType)
+        else kind
+    )
+    try:
+        value = _convert(wanted, raw)
+    except (TypeError, ValueError):
+        problems.append(f"{name}: {raw!r} is not {_WORDS[wanted]}")
+        return None
+    least, most = bounds["least"], bounds["most"]
+    if (least is not None and value < least) or (most is not None and value > most):
+        span = f"at least {least}" if most is None else f"between {least} and {most}"
+        problems.append(f"{name}: {value} must be {span}")
+        return None
+    return value
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def _convert(wanted: type, raw: Any) -> Any:
+    if wanted is bool:
+        return raw if isinstance(raw, bool) else _TRUTHS.get(str(raw).lower()) or _not_a_truth(raw)
+    if isinstance(raw, bool) or (wanted is str and not isinstance(raw, str)):
+        raise TypeError(raw)
+    return wanted(raw)
+
+
+def _not_a_truth(raw: Any) -> bool:
+    if str(raw).lower() in _TRUTHS:
+        return False
+    raise ValueError(raw)
+
+
+def _contradictions(config: Config) -> list[str]:
+    found = []
+    if config.node_ttl < 3 * config.heartbeat:
+        found.append(
+            f"node_ttl ({config.node_ttl}) must be at least three heartbeats ({config.heartbeat} "
+            "each), or one lost beat makes a living node look dead"
+        )
+    if config.lease <= config.node_ttl:
+        found.append(f"lease ({config.lease}) must be longer than node_ttl ({config.node_ttl})")
+    if config.log_level not in {"debug", "info", "warning", "error"}:
+        found.append(f"log_level: {config.log_level!r} is not debug, info, warning or error")
+    if config.log_format not in {"console", "json"}:
+        found.append(f"log_format: {config.log_format!r} is not console or json")
+    return found

@@ -1,0 +1,47 @@
+"""Named crash points: every step around a commit or a send, where tests kill the process.
+
+`reach(name)` costs a comparison; it does something only in a process that was armed for that name.
+"""
+
+import os
+import signal
+
+POINTS = {
+    "create.before_commit": "a task was validated, nothing is written",
+    "create.committed": "tasks are durable, the client has not heard of it",
+    "create.told_engine": "the engine knows, the client does not",
+    "claim.before_commit": "tasks were picked, the claim is not written",
+    "claim.committed": "tasks are leased, no executor has them",
+    "claim.handed_out": "executors have them, nothing is reported",
+    "report.received": "an executor is done, its outcome is not written",
+    "record.committed": "outcomes are written, the engine does not know",
+    "retry.committed": "a task was scheduled again, the engine does not know",
+    "wake.consumed": "wake rows are deleted, the engine has not seen them",
+    "lease.extended": "leases were extended, the node does not know",
+    "takeover.committed": "partitions are ours, nothing is loaded",
+    "handover.committed": "partitions are another's, that one does not know",
+}
+"""Every crash point, and what the world looks like there."""
+
+
+class _Armed:
+    """The point at which this process dies, and how often it still passes before."""
+
+    name: str | None = None
+    passes = 0
+
+
+def arm(name: str | None, nth: int = 1) -> None:
+    """Make this process die, by SIGKILL, when it reaches the point for the nth time."""
+    if name is not None and name not in POINTS:
+        raise ValueError(f"there is no crash point {name!r}")
+    _Armed.name, _Armed.passes = name, nth - 1
+
+
+def reach(name: str) -> None:
+    """The process passes a crash point."""
+    if name != _Armed.name:
+        return
+    if _Armed.passes == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    _Armed.passes -= 1

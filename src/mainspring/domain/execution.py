@@ -1,0 +1,57 @@
+"""One try of a task: what goes out to an executor and what comes back."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from uuid import UUID
+
+from mainspring.domain.task import TaskSpec
+
+
+class Outcome(StrEnum):
+    """How a try ended. `lost`: nobody reported before the lease ran out."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+    RELEASED = "released"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskError:
+    """Why a try failed: a stable code for programs, a sentence for people."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A claimed task on its way to an executor: exactly what the claim returned."""
+
+    tenant_id: int
+    id: UUID
+    fence: int
+    partition: int
+    attempt: int
+    failures: int
+    due: float
+    picked: float
+    lease_end: float
+    spec: TaskSpec
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an executor says about an assignment. Times are in the database's clock."""
+
+    assignment: Assignment
+    outcome: Outcome
+    started: float
+    finished: float
+    result: bytes | None = None
+    error: TaskError | None = None
+    retryable: bool = True
+    retry_after: float | None = None

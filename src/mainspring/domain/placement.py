@@ -1,0 +1,34 @@
+"""Which partition a task belongs to: one definition, here and in SQL (`partition_of`).
+
+A tenant's tasks lie in `spread` evenly spaced partitions, starting at one that depends on the
+tenant. Without limits the spread is all of them; with limits it is small, so that few owners (one
+by default) count what is running. Tasks with the same affinity always meet in one partition.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from uuid import UUID
+
+PARTITIONS = 256
+
+
+def partition_of(tenant_id: int, affinity: str, spread: int) -> int:
+    """The partition of a task; affinity is its concurrency key, or else its own id."""
+    base = sha256(str(tenant_id).encode()).digest()[0]
+    share = sha256(f"{tenant_id}:{affinity}".encode()).digest()[0] % spread
+    return (base + share * (PARTITIONS // spread)) % PARTITIONS
+
+
+def preferred_owner(partition: int, nodes: Sequence[UUID]) -> UUID:
+    """Rendezvous hashing: when a node comes or goes, only its own share of partitions moves."""
+    return max(nodes, key=lambda node: sha256(f"{partition}:{node}".encode()).digest())
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """A node's right to act for its partitions: void as soon as its row carries another epoch."""
+
+    node_id: UUID
+    epoch: int
+    partitions: frozenset[int]

@@ -1,0 +1,41 @@
+"""When a failed try is tried again, and when a task is given up."""
+
+from dataclasses import dataclass
+from random import Random
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Exponential backoff: initial, initial × factor, … up to max_delay, spread by jitter."""
+
+    max_attempts: int = 5
+    initial: float = 10.0
+    factor: float = 3.0
+    max_delay: float = 3600.0
+    jitter: float = 0.1
+
+
+def backoff(policy: RetryPolicy, failures: int, rng: Random) -> float:
+    """Seconds to wait after the given number of failed tries (1 or more)."""
+    # Past a few dozen failures the power alone would overflow a float.
+    exponent = min(failures - 1, 64)
+    try:
+        delay = min(policy.initial * policy.factor**exponent, policy.max_delay)
+    except OverflowError:
+        delay = policy.max_delay
+    return float(max(0.0, delay * (1 + rng.uniform(-policy.jitter, policy.jitter))))
+
+
+def next_try(
+    policy: RetryPolicy, failures: int, *, retryable: bool, retry_after: float | None, rng: Random
+) -> float | None:
+    """The delay before the next try, or None when the task is to be given up.
+
+    A receiver's Retry-After lengthens the delay but never beyond the policy's max_delay.
+    """
+    if not retryable or failures >= policy.max_attempts:
+        return None
+    delay = backoff(policy, failures, rng)
+    if retry_after is not None:
+        delay = max(delay, min(retry_after, policy.max_delay))
+    return delay

@@ -1,0 +1,76 @@
+"""A task: one unit of work with a due time, a target, a payload and a lifecycle.
+
+docs/state-machine.md draws the states and says who moves a task from each of them.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from mainspring.domain.retry import RetryPolicy
+
+BUILT_IN_HANDLERS = "mainspring."
+"""Handlers whose name starts so run inside the node; all others wait for a worker."""
+
+
+class TaskState(StrEnum):
+    """Where a task is in its life. The last five are final."""
+
+    SCHEDULED = "scheduled"
+    BLOCKED = "blocked"
+    PAUSED = "paused"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    SKIPPED = "skipped"
+
+    @property
+    def final(self) -> bool:
+        return self not in UNFINISHED
+
+
+UNFINISHED = frozenset(
+    {TaskState.SCHEDULED, TaskState.BLOCKED, TaskState.PAUSED, TaskState.RUNNING}
+)
+PARKED = frozenset({TaskState.BLOCKED, TaskState.PAUSED})
+"""States in which time does not matter: such rows stay out of the owner's window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is called. Which fields are set depends on the type."""
+
+    type: Literal["http", "handler", "command"]
+    url: str | None = None
+    method: str | None = None
+    headers: dict[str, str] | None = None
+    name: str | None = None
+    argv: list[str] | None = None
+
+    @property
+    def capability(self) -> str:
+        """What an executor must be able to do to run it: the word it subscribes with."""
+        return f"handler:{self.name}" if self.type == "handler" else self.type
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a worker must offer beside the handler."""
+
+    tags: list[str] = field(default_factory=list)
+    memory_mb: int | None = None
+    cpu: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """The part of a task that only its executor and its recorder read: stored as one value."""
+
+    target: Target
+    timeout: float = 30.0
+    sla: float = 30.0
+    jitter: float = 0.0
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    requires: Requirements | None = None

@@ -1,0 +1,81 @@
+"""What a caller may do to a task, by the state it is in.
+
+Each rule answers the move to make, None when there is nothing to do (calling twice is harmless), or
+raises Conflict when the state does not allow it. The engine's own moves (claim, outcome) are
+elsewhere: these are the moves people and programs ask for through the API.
+"""
+
+from dataclasses import dataclass
+
+from mainspring.domain.task import TaskState
+from mainspring.errors import Conflict
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """As much of a task as the rules look at."""
+
+    state: TaskState
+    attempts: int
+    due: float
+    cancel_requested: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What the task becomes; a due time of None stays as it is."""
+
+    state: TaskState
+    cancel_requested: bool = False
+    due: float | None = None
+
+
+def cancel(task: Standing) -> Move | None:
+    """A running task is only asked to stop: its executor ends it."""
+    if task.state is TaskState.CANCELLED or task.cancel_requested:
+        return None
+    if task.state is TaskState.RUNNING:
+        return Move(TaskState.RUNNING, cancel_requested=True)
+    if task.state.final:
+        raise _refused(task, "cancelled")
+    return Move(TaskState.CANCELLED)
+
+
+def pause(task: Standing) -> Move | None:
+    """Only what waits for its time can be held back."""
+    if task.state is TaskState.PAUSED:
+        return None
+    if task.state is not TaskState.SCHEDULED:
+        raise _refused(task, "paused")
+    return Move(TaskState.PAUSED)
+
+
+def resume(task: Standing) -> Move | None:
+    """Back to waiting for its due time, which did not move meanwhile."""
+    if task.state in (TaskState.SCHEDULED, TaskState.RUNNING):
+        return None
+    if task.state is not TaskState.PAUSED:
+        raise _refused(task, "resumed")
+    return Move(TaskState.SCHEDULED)
+
+
+def run(task: Standing, now: float) -> Move | None:
+    """Make it due now. A task that is due already keeps its place in the queue."""
+    if task.state is TaskState.RUNNING:
+        return None
+    if task.state is TaskState.SCHEDULED:
+        return None if task.due <= now else Move(TaskState.SCHEDULED, due=now)
+    if task.state is not TaskState.PAUSED:
+        raise _refused(task, "run")
+    return Move(TaskState.SCHEDULED, due=min(task.due, now))
+
+
+def check_editable(task: Standing) -> None:
+    """A task may be edited until its first try has started."""
+    waiting = (TaskState.SCHEDULED, TaskState.PAUSED, TaskState.BLOCKED)
+    if task.state not in waiting or task.attempts > 0:
+        raise Conflict("a task can be changed only while it has not started")
+
+
+def _refused(task: Standing, participle: str) -> Conflict:
+    return Conflict(f"a task that is {task.state} cannot be {participle}")

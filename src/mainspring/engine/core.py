@@ -1,0 +1,303 @@
+"""The engine: one synchronous core without I/O.
+
+Drivers tell it what was loaded, changed, claimed and finished; it says what to claim, what to load
+and when to look again. The same core runs in production and, with a manual clock, in simulations.
+
+A row may reach the engine late, twice or out of order. Its rev decides: an older one is ignored.
+What slips through does no harm, because a claim is checked against the database once more.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from mainspring.domain.execution import Assignment
+from mainspring.domain.rows import TaskRow
+from mainspring.domain.tenant import TenantLimits
+from mainspring.engine.entry import Entry, Phase
+from mainspring.engine.fair import Accepts, FairQueue
+from mainspring.engine.gates import expired
+from mainspring.engine.leases import Held, HeldLeases, Running, RunningTasks
+from mainspring.engine.ledger import Cause
+from mainspring.engine.timer import Timer
+from mainspring.engine.window import Refill, Window
+
+_WORTH_TELLING = 0.01
+"""A start less late than this is on time: nobody asks where the milliseconds went."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """The engine's bounds. Durations in seconds."""
+
+    lease: float = 15.0
+    aging_step: float = 60.0
+    stream_cap: int = 256
+    tenant_cap: int = 1024
+
+
+class Engine:
+    """Decides for the partitions a node owns which tasks start when."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._owned: set[int] = set()
+        self._window = Window(stream_cap=settings.stream_cap, tenant_cap=settings.tenant_cap)
+        self._timer: Timer[Entry] = Timer()
+        self._queue = FairQueue()
+        self._running = RunningTasks()
+        self._held = HeldLeases(settings.lease)
+        self._horizon = 0.0
+
+    # What is there ---------------------------------------------------------------------------
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        return frozenset(self._owned)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._window)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    def running_in(self, partition: int) -> list[tuple[int, UUID]]:
+        """What we believe to be running in a partition, for comparing with the database."""
+        return [(t.tenant_id, t.id) for t in self._running if t.partition == partition]
+
+    # Partitions ------------------------------------------------------------------------------
+
+    def own(self, partitions: Collection[int], rows: Sequence[TaskRow], now: float) -> None:
+        """Begin to act for partitions. The rows are what was found in them: what is running is
+        counted before anything is started."""
+        self._owned.update(partitions)
+        self.saw(rows, now)
+
+    def disown(self, partitions: Collection[int], now: float) -> None:
+        """Stop acting for partitions. What our executors run goes on: those leases are ours."""
+        self._owned.difference_update(partitions)
+        for entry in self._window.remove_partitions(partitions):
+            if entry.phase is not Phase.CLAIMING:
+                self._queue.forget(entry, now)
+        for task in self._running.remove_partitions(partitions):
+            self._queue.ended(task.tenant_id, task.partition, task.concurrency_key, now)
+
+    def set_limits(self, limits: Mapping[int, TenantLimits], now: float) -> None:
+        """What tenants may use, whenever that may have changed."""
+        for tenant_id, tenant_limits in limits.items():
+            running = [t.partition for t in self._running if t.tenant_id == tenant_id]
+            claiming = [
+                e.row.partition
+                for e in self._window
+                if e.phase is Phase.CLAIMING and e.row.tenant_id == tenant_id
+            ]
+            if self._queue.set_limits(tenant_id, tenant_limits, running + claiming):
+                for entry in self._window:
+                    if entry.row.tenant_id == tenant_id and entry.phase is Phase.READY:
+                        self._queue.push(entry, now)
+
+    # Rows ------------------------------------------------------------------------------------
+
+    def look_ahead_to(self, horizon: float) -> None:
+        """Tasks due by then are wanted from now on; later ones will be loaded when their time
+        comes nearer. To be called before they are read, so that none slips in between."""
+        self._horizon = horizon
+
+    def saw(self, rows: Sequence[TaskRow], now: float, *, not_before: float = 0.0) -> list[Held]:
+        """Take note of tasks as they are in the database. Answers which of the tries our executors
+        run were asked to cancel. `not_before` holds back tasks the database refused to start."""
+        for row in rows:
+            if row.partition not in self._owned:
+                self._forget(row.id, now)
+            elif row.state == "running":
+                self._saw_running(row, now)
+            else:
+                self._saw_waiting(row, now, not_before)
+        return self._held.find(row.id for row in rows if row.cancel_requested)
+
+    def gone(self, ids: Sequence[UUID], now: float) -> list[Held]:
+        """These tasks are no longer unfinished. Answers which of them our executors still run."""
+        for task_id in ids:
+            self._forget(task_id, now)
+        return self._held.find(ids)
+
+    # Starting --------------------------------------------------------------------------------
+
+    def pick(self, now: float, slots: int, accepts: Accepts) -> list[Entry]:
+        """Tasks to claim now, at most as many as there are slots. Answer with `claimed`."""
+        for entry in self._timer.pop_due(now):
+            if entry.phase is Phase.TIMED:
+                self._queue.push(entry, now)
+        if slots <= 0:
+            return []
+        picked = self._queue.pick(now, slots, accepts)
+        if any(expired(entry, now) for entry in picked):
+            for entry in [entry for entry in picked if expired(entry, now)]:
+                self._unclaim(entry, now)
+            picked = [entry for entry in picked if entry.phase is Phase.CLAIMING]
+        return picked
+
+    def claimed(
+        self, picked: Sequence[Entry], assignments: Iterable[Assignment], now: float
+    ) -> list[tuple[int, UUID]]:
+        """What came of a claim. Answers the tasks that were not leased: look at those again."""
+        leased = {assignment.id: assignment for assignment in assignments}
+        refused = []
+        for entry in picked:
+            assignment = leased.get(entry.row.id)
+            if assignment is None:
+                refused.append((entry.row.tenant_id, entry.row.id))
+                self._unclaim(entry, now)
+            else:
+                self._start(entry, assignment, now)
+        return refused
+
+    def lateness(self, entry: Entry, started: float) -> dict[str, float]:
+        """Where the seconds between due and start went."""
+        late = started - entry.row.due
+        if late < _WORTH_TELLING:
+            return {}
+        waited = {cause.value: round(s, 6) for cause, s in (entry.waited or {}).items()}
+        rest = late - sum(waited.values())
+        if rest > 1.0:
+            # Before this node saw the task: another owner, or an outage.
+            waited[Cause.UNATTRIBUTED.value] = round(rest, 6)
+        return waited
+
+    # Ending ----------------------------------------------------------------------------------
+
+    def reported(self, task_id: UUID, fence: int) -> None:
+        """An executor of ours is done with this try; the outcome is about to be recorded."""
+        self._held.drop(task_id, fence)
+
+    def ended(self, task_id: UUID, fence: int, now: float) -> None:
+        """An outcome was recorded, or refused because the try was no longer the current one."""
+        running = self._running.get(task_id)
+        if running is not None and running.fence == fence:
+            self._stop(running, now)
+
+    def to_extend(self, now: float, limit: int) -> list[Held]:
+        return self._held.to_extend(now, limit)
+
+    def extended(self, task_id: UUID, fence: int, lease_end: float) -> None:
+        running = self._running.get(task_id)
+        if running is not None and running.fence == fence:
+            running.lease_end = max(running.lease_end, lease_end)
+
+    def run_out(self, now: float) -> list[Running]:
+        """Leases of others that seem to have ended."""
+        return self._running.run_out(now)
+
+    def held_leases(self) -> list[Held]:
+        return list(self._held)
+
+    # Loading ---------------------------------------------------------------------------------
+
+    @property
+    def hungry(self) -> bool:
+        """Whether there is something to refill."""
+        return self._window.hungry
+
+    def refills(self) -> list[Refill]:
+        return self._window.refills()
+
+    def refilled(self, refill: Refill, rows: Sequence[TaskRow], now: float) -> None:
+        self.saw(rows, now)
+        self._window.refilled(refill, rows)
+
+    def not_refilled(self, refill: Refill) -> None:
+        self._window.not_refilled(refill)
+
+    def next_wake(self) -> float | None:
+        """When something happens by itself: a task becomes due, a lease ends or needs extending."""
+        moments = (self._timer.next_at(), self._running.next_end(), self._held.next_turn())
+        known = [moment for moment in moments if moment is not None]
+        return min(known) if known else None
+
+    # Details ---------------------------------------------------------------------------------
+
+    def _saw_running(self, row: TaskRow, now: float) -> None:
+        entry = self._window.get(row.id)
+        if entry is not None:
+            if entry.phase is Phase.CLAIMING or row.rev <= entry.row.rev:
+                return  # our own claim's answer is on its way, or the row is an old one
+            self._drop(entry, now)
+        running = self._running.get(row.id)
+        lease_end = row.lease_end or now
+        if running is not None:
+            if row.rev >= running.rev and row.fence == running.fence:
+                running.rev, running.lease_end = row.rev, max(running.lease_end, lease_end)
+            if row.rev <= running.rev:
+                return
+            self._stop(running, now)
+        task = Running(
+            row.tenant_id, row.id, row.partition, row.concurrency_key, row.rev, row.fence, lease_end
+        )
+        self._running.add(task, ours=False)
+        self._queue.started(task.tenant_id, task.partition, task.concurrency_key)
+
+    def _saw_waiting(self, row: TaskRow, now: float, not_before: float) -> None:
+        entry = self._window.get(row.id)
+        if entry is not None:
+            if entry.phase is Phase.CLAIMING or row.rev <= entry.row.rev:
+                return
+            self._drop(entry, now)
+        running = self._running.get(row.id)
+        if running is not None:
+            if row.rev <= running.rev:
+                return
+            self._stop(running, now)
+        if row.state != "scheduled" or row.due > self._horizon:
+            return
+        admitted = self._window.admit(row, row.due - row.priority * self._settings.aging_step)
+        if admitted is not None:
+            self._schedule(admitted, max(row.due, not_before), now)
+
+    def _schedule(self, entry: Entry, at: float, now: float) -> None:
+        if at <= now:
+            self._queue.push(entry, now)
+        else:
+            self._timer.add(at, entry)
+
+    def _start(self, entry: Entry, assignment: Assignment, now: float) -> None:
+        row = entry.row
+        self._held.take(Held(row.tenant_id, row.id, assignment.fence), now)
+        if self._window.get(row.id) is not entry:
+            # The partition was given away while the claim was in flight; its new owner counts it.
+            self._queue.ended(row.tenant_id, row.partition, row.concurrency_key, now)
+            return
+        self._window.remove(entry)
+        task = Running(
+            row.tenant_id, row.id, row.partition, row.concurrency_key, row.rev + 1,
+            assignment.fence, assignment.lease_end,
+        )  # fmt: skip
+        self._running.add(task, ours=True)
+
+    def _unclaim(self, entry: Entry, now: float) -> None:
+        entry.phase = Phase.FORGOTTEN
+        if self._window.get(entry.row.id) is entry:
+            self._window.remove(entry)
+        row = entry.row
+        self._queue.ended(row.tenant_id, row.partition, row.concurrency_key, now)
+
+    def _drop(self, entry: Entry, now: float) -> None:
+        self._window.remove(entry)
+        self._queue.forget(entry, now)
+
+    def _stop(self, running: Running, now: float) -> None:
+        self._running.remove(running.id)
+        self._queue.ended(running.tenant_id, running.partition, running.concurrency_key, now)
+
+    def _forget(self, task_id: UUID, now: float) -> None:
+        entry = self._window.get(task_id)
+        if entry is not None and entry.phase is not Phase.CLAIMING:
+            self._drop(entry, now)
+        running = self._running.get(task_id)
+        if running is not None:
+            self._stop(running, now)

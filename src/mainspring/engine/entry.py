@@ -1,0 +1,35 @@
+"""A task that waits in an owner's window."""
+
+from enum import Enum, auto
+
+from mainspring.domain.rows import StreamKey, TaskRow
+from mainspring.engine.ledger import Cause, Stamp
+
+
+class Phase(Enum):
+    """Where an entry is on its way through the engine."""
+
+    TIMED = auto()  # in the timer: not due yet
+    READY = auto()  # in the fair queue
+    CLAIMING = auto()  # picked; the claim is on its way to the database
+    FORGOTTEN = auto()  # no longer ours to start; skipped wherever it surfaces
+
+
+class Entry:
+    """Metadata of one waiting task. Mutable, and known by identity: there are many of these."""
+
+    __slots__ = ("deadline", "entered", "phase", "ready_at", "row", "stream", "waited")
+
+    def __init__(self, row: TaskRow, stream: StreamKey, deadline: float) -> None:
+        self.row = row
+        self.stream = stream
+        self.deadline = deadline
+        self.phase = Phase.TIMED
+        self.ready_at = 0.0
+        self.entered: Stamp | None = None
+        self.waited: dict[Cause, float] | None = None
+
+    def add_wait(self, cause: Cause, seconds: float) -> None:
+        if self.waited is None:
+            self.waited = {}
+        self.waited[cause] = self.waited.get(cause, 0.0) + seconds

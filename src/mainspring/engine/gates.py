@@ -1,0 +1,124 @@
+"""Gates: may this task start now? A gate counts what is running and says no with a typed cause."""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from mainspring.engine.entry import Entry, Phase
+from mainspring.engine.ledger import Cause
+
+Offer = Callable[[Entry], None]
+
+
+def expired(entry: Entry, now: float) -> bool:
+    """A task that was not started by its expiry may not start any more."""
+    return entry.row.expires is not None and entry.row.expires <= now
+
+
+class RunningGate:
+    """At most `limit` tasks of a tenant run at once out of one partition."""
+
+    __slots__ = ("limit", "running")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.running = 0
+
+    def closed(self) -> Cause | None:
+        return Cause.TENANT_LIMIT if self.running >= self.limit else None
+
+
+class KeyGate:
+    """A concurrency key: a task passes if fewer than its own limit are running under the key.
+
+    Of the tasks that wait under a key one per line (queue and capability) competes in the fair
+    queue at a time; the others wait here, so a blocked key costs nothing while it is blocked.
+    """
+
+    __slots__ = ("_lines", "running")
+
+    def __init__(self) -> None:
+        self.running = 0
+        self._lines: dict[tuple[str, str], _Line] = {}
+
+    @property
+    def idle(self) -> bool:
+        return self.running == 0 and not self._lines
+
+    def join(self, entry: Entry, offer: Offer) -> None:
+        """A task is due: it waits in its line, and competes if it is the first there."""
+        name = (entry.row.queue, entry.row.capability)
+        line = self._lines.get(name)
+        if line is None:
+            line = self._lines[name] = _Line()
+        line.wait(entry)
+        self._advance(name, line, offer)
+
+    def may_pass(self, entry: Entry) -> bool:
+        limit = entry.row.concurrency_limit
+        return limit is None or self.running < limit
+
+    def turned_back(self, entry: Entry) -> None:
+        """The competing task of a line was about to be picked, but the key had filled up."""
+        line = self._lines[(entry.row.queue, entry.row.capability)]
+        line.competing = None
+        line.wait(entry)
+
+    def forget(self, entry: Entry, offer: Offer) -> None:
+        """A waiting task is gone: if it was competing, the next of its line may."""
+        name = (entry.row.queue, entry.row.capability)
+        line = self._lines.get(name)
+        if line is not None:
+            if line.competing is entry:
+                line.competing = None
+            self._advance(name, line, offer)
+
+    def passed(self, entry: Entry, offer: Offer) -> None:
+        """The competing task of a line was picked."""
+        self.running += 1
+        name = (entry.row.queue, entry.row.capability)
+        line = self._lines[name]
+        line.competing = None
+        self._advance(name, line, offer)
+
+    def clear(self) -> None:
+        """Forget who waits, not who runs: the waiting are about to join anew."""
+        self._lines.clear()
+
+    def freed(self, offer: Offer) -> None:
+        """A running task under this key is over."""
+        self.running -= 1
+        for name, line in list(self._lines.items()):
+            self._advance(name, line, offer)
+
+    def _advance(self, name: tuple[str, str], line: "_Line", offer: Offer) -> None:
+        if line.competing is not None:
+            return
+        first = line.first()
+        if first is None:
+            del self._lines[name]
+        elif self.may_pass(first):
+            line.competing = line.take()
+            offer(first)
+
+
+class _Line:
+    """The tasks of one queue and capability that wait under one key."""
+
+    __slots__ = ("_heap", "_sequence", "competing")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Entry]] = []
+        self._sequence = 0
+        self.competing: Entry | None = None
+
+    def wait(self, entry: Entry) -> None:
+        self._sequence += 1
+        heappush(self._heap, (entry.deadline, self._sequence, entry))
+
+    def first(self) -> Entry | None:
+        while self._heap and self._heap[0][2].phase is not Phase.READY:
+            heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
+    def take(self) -> Entry:
+        return heappop(self._heap)[2]

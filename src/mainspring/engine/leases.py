@@ -1,0 +1,128 @@
+"""Running tasks: whom they count against, when their leases end, which leases are ours to keep."""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from uuid import UUID
+
+from mainspring.engine.timer import Timer
+
+
+@dataclass(slots=True)
+class Running:
+    """A running task of a partition we own, whoever runs it."""
+
+    tenant_id: int
+    id: UUID
+    partition: int
+    concurrency_key: str | None
+    rev: int
+    fence: int
+    lease_end: float
+    over: bool = False
+
+
+class RunningTasks:
+    """What is running in the partitions we own. When a lease ends, somebody must look."""
+
+    # The lease is judged by the database; asking a moment late spares a useless question.
+    _MARGIN = 0.05
+
+    def __init__(self) -> None:
+        self._tasks: dict[UUID, Running] = {}
+        self._ends: Timer[Running] = Timer()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __iter__(self) -> Iterator[Running]:
+        return iter(self._tasks.values())
+
+    def get(self, task_id: UUID) -> Running | None:
+        return self._tasks.get(task_id)
+
+    def add(self, task: Running, *, ours: bool) -> None:
+        """Ours we keep alive, and they end with a report; of others' we watch the end."""
+        self._tasks[task.id] = task
+        if not ours:
+            self._ends.add(task.lease_end + self._MARGIN, task)
+
+    def remove(self, task_id: UUID) -> Running | None:
+        task = self._tasks.pop(task_id, None)
+        if task is not None:
+            task.over = True
+        return task
+
+    def remove_partitions(self, partitions: Collection[int]) -> list[Running]:
+        gone = [task for task in self._tasks.values() if task.partition in partitions]
+        for task in gone:
+            self.remove(task.id)
+        return gone
+
+    def run_out(self, now: float) -> list[Running]:
+        """Leases that seem to have ended. Each is watched again a moment later until it is gone."""
+        ended = []
+        for task in self._ends.pop_due(now):
+            if task.over:
+                continue
+            self._ends.add(max(task.lease_end, now + 1.0) + self._MARGIN, task)
+            if task.lease_end <= now:
+                ended.append(task)
+        return ended
+
+    def next_end(self) -> float | None:
+        return self._ends.next_at()
+
+
+@dataclass(slots=True)
+class Held:
+    """A lease this node holds for one of its own executors, in whatever partition."""
+
+    tenant_id: int
+    id: UUID
+    fence: int
+    over: bool = False
+
+
+class HeldLeases:
+    """The leases this node must extend: a queue, because every lease is equally long.
+
+    A short task is over before its turn comes, so it is never extended.
+    """
+
+    def __init__(self, lease: float) -> None:
+        self._interval = lease / 3
+        self._held: dict[UUID, Held] = {}
+        self._turns: deque[tuple[float, Held]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(self._held.values())
+
+    def find(self, ids: Iterable[UUID]) -> list[Held]:
+        return [held for task_id in ids if (held := self._held.get(task_id)) is not None]
+
+    def take(self, held: Held, now: float) -> None:
+        self._held[held.id] = held
+        self._turns.append((now + self._interval, held))
+
+    def drop(self, task_id: UUID, fence: int) -> None:
+        held = self._held.get(task_id)
+        if held is not None and held.fence == fence:
+            held.over = True
+            del self._held[task_id]
+
+    def to_extend(self, now: float, limit: int) -> list[Held]:
+        """Whose turn it is; each gets its next turn a third of a lease later."""
+        due: list[Held] = []
+        while self._turns and self._turns[0][0] <= now and len(due) < limit:
+            _, held = self._turns.popleft()
+            if not held.over:
+                due.append(held)
+                self._turns.append((now + self._interval, held))
+        return due
+
+    def next_turn(self) -> float | None:
+        return self._turns[0][0] if self._turns else None

@@ -1,0 +1,149 @@
+"""Every error Mainspring raises, in one tree.
+
+    MainspringError
+    ├── ConfigError          the settings do not make sense; lists all problems together
+    ├── ServerError          the private PostgreSQL could not be started or kept
+    ├── StoreError
+    │   ├── StoreUnavailable the database cannot be reached, or was lost in mid-call
+    │   └── MigrationError   the schema is not the one this version works with
+    └── RequestError         a caller asked for something that cannot be done: a 4xx answer
+        ├── InvalidRequest       422  what was sent does not make sense; lists every problem
+        ├── MalformedRequest     400  what was sent cannot be read at all
+        ├── Unauthenticated      401  no key, or one that is not known
+        ├── Forbidden            403  the key lacks the scope
+        ├── NotFound             404  no such thing, or not yours: the same answer
+        ├── Conflict             409  the thing's state does not allow it
+        ├── PreconditionFailed   412  the thing changed since it was read
+        └── TooLarge             413  more bytes than the limit
+
+Each class has a stable `code`: it names the problem's type in API answers and log records.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class MainspringError(Exception):
+    """The root of the tree: catch this to catch everything of ours."""
+
+    code: ClassVar[str] = "internal"
+
+
+class ConfigError(MainspringError):
+    """The settings do not make sense. `problems` holds one sentence each."""
+
+    code = "config"
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+class ServerError(MainspringError):
+    """The private PostgreSQL could not be started or kept."""
+
+    code = "server"
+
+
+class StoreError(MainspringError):
+    """The store could not do what was asked."""
+
+    code = "store"
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached. Whether the call took effect is not known."""
+
+    code = "store-unavailable"
+
+
+class MigrationError(StoreError):
+    """The schema is not one this version of Mainspring works with."""
+
+    code = "migration"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a request: where (a JSON pointer) and what."""
+
+    pointer: str
+    detail: str
+
+
+class RequestError(MainspringError):
+    """A caller asked for something that cannot be done."""
+
+    code = "request"
+    status: ClassVar[int] = 400
+    title: ClassVar[str] = "The request cannot be served"
+
+    def __init__(self, detail: str, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.problems = tuple(problems)
+
+
+class InvalidRequest(RequestError):
+    """What was sent can be read, but does not make sense."""
+
+    code = "invalid-request"
+    status = 422
+    title = "The request is not valid"
+
+
+class MalformedRequest(RequestError):
+    """What was sent cannot be read at all."""
+
+    code = "malformed-request"
+    status = 400
+    title = "The request cannot be read"
+
+
+class Unauthenticated(RequestError):
+    """No key, or one that is not known."""
+
+    code = "unauthenticated"
+    status = 401
+    title = "A valid API key is needed"
+
+
+class Forbidden(RequestError):
+    """The key is known but lacks the scope."""
+
+    code = "forbidden"
+    status = 403
+    title = "The API key may not do this"
+
+
+class NotFound(RequestError):
+    """No such thing, or somebody else's: the two look the same from outside."""
+
+    code = "not-found"
+    status = 404
+    title = "Not found"
+
+
+class Conflict(RequestError):
+    """The thing's present state does not allow it."""
+
+    code = "conflict"
+    status = 409
+    title = "The present state does not allow this"
+
+
+class PreconditionFailed(RequestError):
+    """The thing changed since the caller read it."""
+
+    code = "precondition-failed"
+    status = 412
+    title = "It changed since it was read"
+
+
+class TooLarge(RequestError):
+    """More bytes than the limit."""
+
+    code = "too-large"
+    status = 413
+    title = "The request is too large"

@@ -1,0 +1,1 @@
+"""Built-in executors: what runs a task inside the node."""

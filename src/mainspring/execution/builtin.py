@@ -1,0 +1,136 @@
+"""The built-in handlers, run inside the node: noop, sleep and fail.
+
+They serve tests, benches and first steps. The payload is their argument: `mainspring.sleep` takes
+{"seconds": 1.5}; `mainspring.fail` takes {"message": "…", "retryable": true}.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from uuid import UUID
+
+import msgspec
+
+from mainspring.clock import Clock
+from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
+from mainspring.domain.task import BUILT_IN_HANDLERS
+from mainspring.execution.port import ReportSink
+
+
+class HandlerFailed(Exception):
+    """A built-in handler failed on purpose."""
+
+    def __init__(self, message: str, *, retryable: bool) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class _Sleep(msgspec.Struct, forbid_unknown_fields=True):
+    seconds: float = 1.0
+
+
+class _Fail(msgspec.Struct, forbid_unknown_fields=True):
+    message: str = "failed on purpose"
+    retryable: bool = True
+
+
+async def sleep(payload: bytes) -> None:
+    await asyncio.sleep(msgspec.json.decode(payload, type=_Sleep).seconds)
+
+
+async def fail(payload: bytes) -> None:
+    wanted = msgspec.json.decode(payload, type=_Fail)
+    raise HandlerFailed(wanted.message, retryable=wanted.retryable)
+
+
+HANDLERS: dict[str, Callable[[bytes], Awaitable[None]]] = {
+    f"{BUILT_IN_HANDLERS}sleep": sleep,
+    f"{BUILT_IN_HANDLERS}fail": fail,
+}
+NOOP = f"{BUILT_IN_HANDLERS}noop"
+
+
+class BuiltInExecutor:
+    """Runs built-in handlers on the event loop, each in a task of its own; noop needs none."""
+
+    def __init__(self, clock: Clock, report: ReportSink) -> None:
+        self._clock = clock
+        self._report = report
+        self._tries: dict[tuple[UUID, int], asyncio.Task[None]] = {}
+        self._releasing = False
+
+    def can_run(self, capability: str) -> bool:
+        # Also names that do not exist: better a clear failure than a task that waits for ever.
+        return capability.startswith(f"handler:{BUILT_IN_HANDLERS}")
+
+    def start(self, assignments: Sequence[Assignment]) -> None:
+        now = self._clock.now()
+        done = []
+        for assignment in assignments:
+            if assignment.spec.target.name == NOOP:
+                done.append(Report(assignment, Outcome.SUCCEEDED, now, now))
+            else:
+                self._start_task(assignment, now)
+        if done:
+            self._report(done)
+
+    def cancel(self, task_id: UUID, fence: int) -> None:
+        running = self._tries.get((task_id, fence))
+        if running is not None:
+            running.cancel()
+
+    async def stop(self, grace: float) -> None:
+        if self._tries:
+            await asyncio.wait(self._tries.values(), timeout=grace)
+        self._releasing = True
+        remaining = list(self._tries.values())
+        for task in remaining:
+            task.cancel()
+        await asyncio.gather(*remaining, return_exceptions=True)
+
+    def _start_task(self, assignment: Assignment, started: float) -> None:
+        task = asyncio.create_task(_run(assignment))
+        self._tries[assignment.id, assignment.fence] = task
+        # A callback, not code at the end of the coroutine: a task that is cancelled before its
+        # first step never enters the coroutine, and must be reported all the same.
+        task.add_done_callback(lambda done: self._conclude(assignment, started, done))
+
+    def _conclude(self, assignment: Assignment, started: float, task: asyncio.Task[None]) -> None:
+        del self._tries[assignment.id, assignment.fence]
+        finished = self._clock.now()
+        if task.cancelled():
+            outcome = Outcome.RELEASED if self._releasing else Outcome.CANCELLED
+            report = Report(assignment, outcome, started, finished)
+        else:
+            report = _verdict(assignment, started, finished, task.exception())
+        self._report([report])
+
+
+async def _run(assignment: Assignment) -> None:
+    name = assignment.spec.target.name
+    handler = HANDLERS.get(name or "")
+    if handler is None:
+        known = ", ".join(sorted({NOOP, *HANDLERS}))
+        raise HandlerFailed(
+            f"there is no built-in handler {name!r}; there are: {known}", retryable=False
+        )
+    async with asyncio.timeout(assignment.spec.timeout):
+        await handler(assignment.payload)
+
+
+def _verdict(
+    assignment: Assignment, started: float, finished: float, problem: BaseException | None
+) -> Report:
+    outcome, retryable = Outcome.FAILED, True
+    match problem:
+        case None:
+            return Report(assignment, Outcome.SUCCEEDED, started, finished)
+        case TimeoutError():
+            outcome = Outcome.TIMED_OUT
+            error = TaskError("timeout", f"not done within {assignment.spec.timeout:g} s")
+        case HandlerFailed():
+            error, retryable = TaskError("failed", str(problem)), problem.retryable
+        case msgspec.MsgspecError():
+            error, retryable = TaskError("bad-payload", str(problem)), False
+        case _:
+            error = TaskError("crashed", repr(problem))
+    return Report(assignment, outcome, started, finished, error=error, retryable=retryable)

@@ -1,0 +1,32 @@
+"""The seam between the dispatcher and whatever runs tasks inside the node."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+from uuid import UUID
+
+from mainspring.domain.execution import Assignment, Report
+
+ReportSink = Callable[[Sequence[Report]], None]
+"""Where an executor leaves its reports: called on the event loop, many at a time."""
+
+
+class Executor(Protocol):
+    """Runs assignments and reports every one of them exactly once to its sink.
+
+    Called on the event loop only. `start` never blocks and never raises: what cannot be run is
+    reported as failed.
+    """
+
+    def can_run(self, capability: str) -> bool:
+        """Whether tasks that need this capability may be given to it."""
+        ...
+
+    def start(self, assignments: Sequence[Assignment]) -> None: ...
+
+    def cancel(self, task_id: UUID, fence: int) -> None:
+        """Stop this try if it is still running; it is then reported as cancelled."""
+        ...
+
+    async def stop(self, grace: float) -> None:
+        """Let running tries finish for `grace` seconds, then release the rest."""
+        ...

@@ -1,0 +1,1 @@
+"""Drivers around the engine: each one a loop that does the engine's I/O."""

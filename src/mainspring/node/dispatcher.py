@@ -1,0 +1,224 @@
+"""The dispatcher: claims what the engine picks and hands it to executors; keeps leases alive."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import structlog
+
+from mainspring import crash
+from mainspring.config import Config
+from mainspring.domain.execution import Assignment
+from mainspring.engine.entry import Entry
+from mainspring.engine.leases import Held, Running
+from mainspring.errors import StoreUnavailable
+from mainspring.execution.port import Executor
+from mainspring.node.recorder import Recorder
+from mainspring.node.state import NodeState
+from mainspring.observe.metrics import Metrics
+from mainspring.store.engine import EngineStore, TaskRef
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+_LONGEST_SLEEP = 1.0
+_CLAIMS_IN_FLIGHT = 2
+_EXTEND_BATCH = 2000
+# How long a task rests that the database refused to start: it is not due there yet, or changed.
+_REST = 0.01
+_RETRY_PAUSE = 0.25
+
+
+class Dispatcher:
+    """Wakes up when something is due or somebody pokes, and never waits for the database itself:
+    every statement runs in a task of its own, few at a time, so that batches form by themselves."""
+
+    def __init__(
+        self,
+        config: Config,
+        state: NodeState,
+        store: EngineStore,
+        recorder: Recorder,
+        metrics: Metrics,
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._store = store
+        self._recorder = recorder
+        self._metrics = metrics
+        self._executors: list[Executor] = []
+        self._claiming = 0
+        self._claims_in_flight = 0
+        self._upkeep: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def add_executor(self, executor: Executor) -> None:
+        self._executors.append(executor)
+
+    def close(self) -> None:
+        """Start nothing any more; leases that are held are kept alive all the same."""
+        self._closed = True
+
+    async def run(self) -> None:
+        engine, clock = self._state.engine, self._state.clock
+        while True:
+            self._state.poked.clear()
+            now = clock.now()
+            self._start_claims(now)
+            self._keep_leases(now)
+            if engine.hungry:
+                self._state.load_wanted.set()
+            next_wake = engine.next_wake()
+            sleep = (
+                _LONGEST_SLEEP
+                if next_wake is None
+                else min(next_wake - clock.now(), _LONGEST_SLEEP)
+            )
+            await self._rest(sleep)
+
+    async def _rest(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._state.poked.wait()
+        except TimeoutError:
+            pass
+
+    # Claiming --------------------------------------------------------------------------------
+
+    def _start_claims(self, now: float) -> None:
+        engine = self._state.engine
+        while self._claims_in_flight < _CLAIMS_IN_FLIGHT and not self._closed:
+            free = self._config.slots - engine.held - self._claiming
+            picked = engine.pick(now, min(free, self._config.claim_batch), self._accepts)
+            if not picked:
+                return
+            self._claims_in_flight += 1
+            self._claiming += len(picked)
+            self._spawn(self._claim(picked))
+
+    async def _claim(self, picked: Sequence[Entry]) -> None:
+        try:
+            assignments = await self._lease(picked)
+        finally:
+            self._claims_in_flight -= 1
+            self._claiming -= len(picked)
+            self._state.poke()
+        refused = self._state.engine.claimed(picked, assignments, self._state.clock.now())
+        self._hand_out(picked, assignments)
+        if refused:
+            seen = await self._until_answered(lambda: self._store.look_at(refused))
+            now = self._state.clock.now()
+            self.cancel(self._state.engine.saw(seen.rows, now, not_before=now + _REST))
+            self.cancel(self._state.engine.gone(seen.gone, now))
+            self._state.poke()
+
+    async def _lease(self, picked: Sequence[Entry]) -> list[Assignment]:
+        refs = [TaskRef(e.row.tenant_id, e.row.id, e.row.rev) for e in picked]
+        worker = self._state.worker
+        crash.reach("claim.before_commit")
+        try:
+            assignments = await self._store.claim(
+                self._state.tenure(), refs, worker=worker, lease=self._config.lease
+            )
+        except StoreUnavailable:
+            # The claim may have been written all the same: read it again, never assume.
+            assignments = await self._until_answered(
+                lambda: self._store.claimed_by(refs, worker=worker)
+            )
+        crash.reach("claim.committed")
+        self._metrics.claim_batch.observe(len(picked))
+        self._metrics.tasks_claimed.inc(len(assignments))
+        return assignments
+
+    def _hand_out(self, picked: Sequence[Entry], assignments: Sequence[Assignment]) -> None:
+        engine, now = self._state.engine, self._state.clock.now()
+        entries = {entry.row.id: entry for entry in picked}
+        batches: dict[int, list[Assignment]] = {}
+        for assignment in assignments:
+            entry = entries[assignment.id]
+            self._recorder.expect(assignment, engine.lateness(entry, now))
+            self._metrics.start_delay.observe(now - assignment.due)
+            executor = self._executor_for(entry.row.capability)
+            batches.setdefault(executor, []).append(assignment)
+        for index, batch in batches.items():
+            self._executors[index].start(batch)
+        crash.reach("claim.handed_out")
+
+    def _accepts(self, _queue: str, capability: str) -> bool:
+        return any(executor.can_run(capability) for executor in self._executors)
+
+    def _executor_for(self, capability: str) -> int:
+        able = (i for i, executor in enumerate(self._executors) if executor.can_run(capability))
+        return next(able)
+
+    # Leases ----------------------------------------------------------------------------------
+
+    def cancel(self, tries: Sequence[Held]) -> None:
+        """Tell executors to stop tries that were asked to cancel or are no longer ours."""
+        for held in tries:
+            for executor in self._executors:
+                executor.cancel(held.id, held.fence)
+
+    def _keep_leases(self, now: float) -> None:
+        if self._upkeep is not None and not self._upkeep.done():
+            return
+        engine = self._state.engine
+        due, ended = engine.to_extend(now, _EXTEND_BATCH), engine.run_out(now)
+        if due or ended:
+            self._upkeep = self._spawn(self._upkeep_leases(due, ended))
+
+    async def _upkeep_leases(self, due: Sequence[Held], ended: Sequence[Running]) -> None:
+        if due:
+            await self._extend(due)
+        if ended:
+            await self._lose(ended)
+        self._state.poke()
+
+    async def _extend(self, due: Sequence[Held]) -> None:
+        refs = [TaskRef(held.tenant_id, held.id, held.fence) for held in due]
+        extended = await self._until_answered(
+            lambda: self._store.extend(refs, lease=self._config.lease)
+        )
+        crash.reach("lease.extended")
+        kept = {item.id: item for item in extended}
+        for held in due:
+            item = kept.get(held.id)
+            if item is not None:
+                self._state.engine.extended(held.id, held.fence, item.lease_end)
+        # A try that is not ours any more would be refused at its end: spare the effort.
+        self.cancel([h for h in due if h.id not in kept or kept[h.id].cancel_requested])
+
+    async def _lose(self, ended: Sequence[Running]) -> None:
+        refs = [TaskRef(task.tenant_id, task.id, task.fence) for task in ended]
+        lost = await self._until_answered(lambda: self._store.lose(refs))
+        self._metrics.lost_leases.inc(len(lost.rows) + len(lost.gone))
+        found = {row.id for row in lost.rows} | set(lost.gone)
+        others = [(task.tenant_id, task.id) for task in ended if task.id not in found]
+        seen = await self._until_answered(lambda: self._store.look_at(others))
+        now = self._state.clock.now()
+        engine = self._state.engine
+        self.cancel(engine.saw([*lost.rows, *seen.rows], now))
+        self.cancel(engine.gone([*lost.gone, *seen.gone], now))
+
+    # Tools -----------------------------------------------------------------------------------
+
+    async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask until the database answers: for questions that may be asked again."""
+        while True:
+            try:
+                return await ask()
+            except StoreUnavailable:
+                self._metrics.database_errors.inc()
+                await asyncio.sleep(_RETRY_PAUSE)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            log.error("dispatching failed", action="dispatch.failed", exc_info=problem)

@@ -1,0 +1,107 @@
+"""A node: the drivers, started and stopped in the right order, and the API's way to them."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+import structlog
+
+from mainspring.config import Config
+from mainspring.domain.placement import Tenure
+from mainspring.domain.rows import TaskRow
+from mainspring.execution.port import Executor
+from mainspring.lifecycle import Supervisor
+from mainspring.node.dispatcher import Dispatcher
+from mainspring.node.housekeeping import Housekeeper
+from mainspring.node.loader import Loader
+from mainspring.node.membership import Membership
+from mainspring.node.recorder import Recorder
+from mainspring.node.signals import Signals
+from mainspring.node.state import NodeState
+
+log = structlog.get_logger()
+
+
+class Node:
+    """One server process's share of the work."""
+
+    def __init__(
+        self,
+        config: Config,
+        state: NodeState,
+        membership: Membership,
+        loader: Loader,
+        dispatcher: Dispatcher,
+        recorder: Recorder,
+        signals: Signals,
+        housekeeper: Housekeeper,
+        executors: Sequence[Executor],
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._membership = membership
+        self._loader = loader
+        self._dispatcher = dispatcher
+        self._recorder = recorder
+        self._signals = signals
+        self._housekeeper = housekeeper
+        self._executors = executors
+        self._supervisor = Supervisor()
+        self._joined = False
+        signals.when(woken=loader.hint, cluster_changed=membership.hint)
+        for executor in executors:
+            dispatcher.add_executor(executor)
+
+    async def start(self, url: str | None) -> None:
+        """Join the cluster and begin to work."""
+        await self._membership.join(url)
+        self._joined = True
+        loops = {
+            "membership": self._membership.run,
+            "signals.listen": self._signals.listen,
+            "signals.send": self._signals.send,
+            "loader": self._loader.run,
+            "dispatcher": self._dispatcher.run,
+            "recorder": self._recorder.run,
+            "housekeeper": self._housekeeper.run,
+        }
+        for name, loop in loops.items():
+            self._supervisor.start(name, loop)
+
+    async def stop(self) -> None:
+        """Take no more work, hand partitions over at once, finish or release what is running."""
+        self._joined = False
+        self._dispatcher.close()
+        await self._supervisor.stop("membership", "loader", "housekeeper")
+        await self._membership.leave()
+        await self._housekeeper.leave()
+        await asyncio.gather(*(executor.stop(self._config.grace) for executor in self._executors))
+        await self._write_the_rest()
+        await self._signals.flush()
+        await self._supervisor.stop()
+        await self._membership.close()
+
+    async def _write_the_rest(self) -> None:
+        try:
+            async with asyncio.timeout(5):
+                await self._recorder.drained()
+        except TimeoutError:
+            log.warning("some outcomes were not written", action="node.unwritten")
+
+    # The API's way in ------------------------------------------------------------------------
+
+    def tenure(self) -> Tenure:
+        return self._state.tenure()
+
+    def created(self, rows: Sequence[TaskRow]) -> None:
+        self._state.engine.saw(rows, self._state.clock.now())
+        self._state.poke()
+
+    def changed(self) -> None:
+        self._loader.hint()
+
+    def hint_others(self, partitions: Collection[int]) -> None:
+        self._signals.wake_owners(partitions)
+
+    def ready(self) -> bool:
+        """Joined, and everything that is ours is loaded."""
+        return self._joined and bool(self._state.owners) and not self._loader.loading

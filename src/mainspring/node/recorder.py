@@ -1,0 +1,183 @@
+"""The recorder: writes outcomes in batches, fenced, and never loses one it was given."""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from random import Random
+from uuid import UUID
+
+import asyncpg
+import structlog
+
+from mainspring import crash
+from mainspring.config import Config
+from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
+from mainspring.domain.rows import TaskRow
+from mainspring.domain.settlement import Finish, Retry, settle
+from mainspring.domain.task import TaskState
+from mainspring.engine.ledger import blame
+from mainspring.errors import StoreUnavailable
+from mainspring.node.signals import Signals
+from mainspring.node.state import NodeState
+from mainspring.observe.metrics import Metrics
+from mainspring.store.engine import EngineStore
+
+log = structlog.get_logger()
+
+_WRITES_IN_FLIGHT = 2
+_RETRY_PAUSE = 0.25
+
+
+class Recorder:
+    """A queue of reports and a few writers. While the writers are busy the queue grows into the
+    next batch, so batches are large exactly when that pays."""
+
+    def __init__(
+        self,
+        config: Config,
+        state: NodeState,
+        store: EngineStore,
+        signals: Signals,
+        metrics: Metrics,
+        rng: Random,
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._store = store
+        self._signals = signals
+        self._metrics = metrics
+        self._rng = rng
+        self._queue: deque[Report] = deque()
+        self._lateness: dict[tuple[UUID, int], Mapping[str, float]] = {}
+        self._filled = asyncio.Event()
+        self._writing = 0
+
+    def expect(self, assignment: Assignment, lateness: Mapping[str, float]) -> None:
+        """A task is about to start, this late."""
+        if lateness:
+            self._lateness[assignment.id, assignment.fence] = lateness
+
+    def report(self, reports: Sequence[Report]) -> None:
+        """Take reports from an executor: the sink of all executors."""
+        crash.reach("report.received")
+        for report in reports:
+            self._state.engine.reported(report.assignment.id, report.assignment.fence)
+        self._queue.extend(reports)
+        self._filled.set()
+
+    async def run(self) -> None:
+        await asyncio.gather(*(self._write_batches() for _ in range(_WRITES_IN_FLIGHT)))
+
+    async def drained(self) -> None:
+        """Wait until everything that was reported is written."""
+        while self._queue or self._writing:  # noqa: ASYNC110 - only at the end of a process
+            await asyncio.sleep(0.01)
+
+    async def _write_batches(self) -> None:
+        while True:
+            while not self._queue:
+                self._filled.clear()
+                await self._filled.wait()
+            size = min(len(self._queue), self._config.record_batch)
+            batch = [self._queue.popleft() for _ in range(size)]
+            self._writing += 1
+            try:
+                await self._record(batch)
+            except BaseException:
+                self._queue.extendleft(reversed(batch))
+                raise
+            finally:
+                self._writing -= 1
+
+    async def _record(self, batch: Sequence[Report]) -> None:
+        self._metrics.record_batch.observe(len(batch))
+        finishes: list[Finish] = []
+        retries: list[Retry] = []
+        for report in batch:
+            lateness = self._lateness.pop((report.assignment.id, report.assignment.fence), None)
+            match settle(report, lateness, blame(lateness or {}), self._rng):
+                case Finish() as finish:
+                    finishes.append(finish)
+                case Retry() as retry:
+                    retries.append(retry)
+        if retries:
+            finishes += await self._record_retries(retries)
+        if finishes:
+            await self._record_finishes(finishes)
+        ours = self._state.engine.partitions
+        foreign = {r.assignment.partition for r in batch if r.assignment.partition not in ours}
+        if foreign:
+            self._signals.wake_owners(foreign)
+        self._state.poke()
+
+    async def _record_finishes(self, finishes: Sequence[Finish]) -> None:
+        accepted = await self._finish(finishes)
+        crash.reach("record.committed")
+        now = self._state.clock.now()
+        for finish in finishes:
+            assignment = finish.report.assignment
+            self._state.engine.ended(assignment.id, assignment.fence, now)
+            if assignment.id in accepted:
+                self._metrics.tasks_finished.labels(finish.report.outcome.value).inc()
+            else:
+                self._metrics.fenced_outcomes.inc()
+
+    async def _record_retries(self, retries: Sequence[Retry]) -> list[Finish]:
+        """Schedule tasks again; answers those that somebody asked to cancel: they are finished."""
+        rows = await self._retry(retries)
+        crash.reach("retry.committed")
+        now = self._state.clock.now()
+        self._state.engine.saw(rows, now)
+        again = {row.id for row in rows}
+        for retry in retries:
+            assignment = retry.report.assignment
+            self._state.engine.ended(assignment.id, assignment.fence, now)
+            self._metrics.tasks_finished.labels(retry.report.outcome.value).inc()
+        return [
+            Finish(retry.report, TaskState.CANCELLED)
+            for retry in retries
+            if retry.report.assignment.id not in again
+        ]
+
+    async def _finish(self, finishes: Sequence[Finish]) -> set[UUID]:
+        """Write until it is written. Writing again what may have been written already is harmless:
+        the fence lets it through once."""
+        while True:
+            try:
+                return await self._store.finish(self._state.tenure(), finishes)
+            except StoreUnavailable:
+                await self._pause()
+            except asyncpg.DataError as error:
+                if len(finishes) == 1:
+                    finishes = [_unrecordable(finishes[0], error)]
+                else:
+                    # One bad result must not hold up the others: each alone.
+                    return {i for f in finishes for i in await self._finish([f])}
+
+    async def _retry(self, retries: Sequence[Retry]) -> list[TaskRow]:
+        while True:
+            try:
+                return await self._store.retry(self._state.tenure(), retries)
+            except StoreUnavailable:
+                await self._pause()
+
+    async def _pause(self) -> None:
+        self._metrics.database_errors.inc()
+        await asyncio.sleep(_RETRY_PAUSE)
+
+
+def _unrecordable(finish: Finish, error: Exception) -> Finish:
+    """What an executor said cannot be stored: say that instead."""
+    report = finish.report
+    log.error(
+        "a result cannot be stored", action="record.unstorable", task=str(report.assignment.id)
+    )
+    told = Report(
+        report.assignment,
+        Outcome.FAILED,
+        report.started,
+        report.finished,
+        error=TaskError("unstorable-result", type(error).__name__),
+        retryable=False,
+    )
+    return Finish(told, TaskState.FAILED, "not_retryable", finish.sla_met, finish.blame, None)

@@ -1,0 +1,106 @@
+"""Signals between nodes: hints to look, and only hints. What must not be lost is a wake row.
+
+A hint travels as a NOTIFY of its own, after the commit it speaks of and many changes at a time,
+because NOTIFY takes a lock over the whole server at commit. Behind a pooler there is no LISTEN:
+then everything still works, by polling.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+
+import asyncpg
+import structlog
+
+from mainspring.errors import StoreUnavailable
+from mainspring.node.state import NodeState
+from mainspring.store.database import CONNECTION_LOST, Database
+
+log = structlog.get_logger()
+
+_CHANNEL = "mainspring"
+_CLUSTER_CHANGED = "cluster"
+_GATHER = 0.003
+_RETRY_PAUSE = 1.0
+_PROBE_EVERY = 5.0
+
+
+class Signals:
+    """Sends and hears hints."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        database: Database,
+        connect: Callable[[], Awaitable[asyncpg.Connection]] | None,
+    ) -> None:
+        self._state = state
+        self._database = database
+        self._connect = connect
+        self._pending: set[str] = set()
+        self._filled = asyncio.Event()
+        self._on_wake: Callable[[], None] = lambda: None
+        self._on_cluster: Callable[[], None] = lambda: None
+
+    def when(self, *, woken: Callable[[], None], cluster_changed: Callable[[], None]) -> None:
+        """Whom to tell of what is heard."""
+        self._on_wake, self._on_cluster = woken, cluster_changed
+
+    def wake_owners(self, partitions: Collection[int]) -> None:
+        """There are wake rows for the owners of these partitions."""
+        owners = {self._state.owners.get(partition) for partition in partitions}
+        self._pending.update(str(o) for o in owners if o is not None and o != self._state.node_id)
+        if self._pending:
+            self._filled.set()
+
+    async def cluster_changed(self) -> None:
+        """Partitions changed hands. Sent at once: the sender may be about to exit."""
+        await self._notify([_CLUSTER_CHANGED])
+
+    async def send(self) -> None:
+        """Loop: send what has gathered."""
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            await asyncio.sleep(_GATHER)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Send now what has gathered."""
+        payloads, self._pending = self._pending, set()
+        await self._notify(payloads)
+
+    async def listen(self) -> None:
+        """Loop: hear what others send."""
+        if self._connect is None:
+            return
+        while True:
+            try:
+                await self._listen(await self._connect())
+            except (StoreUnavailable, *CONNECTION_LOST) as problem:
+                log.warning("stopped hearing hints", action="signals.lost", problem=repr(problem))
+            await asyncio.sleep(_RETRY_PAUSE)
+
+    async def _listen(self, connection: asyncpg.Connection) -> None:
+        try:
+            await connection.add_listener(_CHANNEL, self._hear)
+            # What was said while nobody listened is lost: look for oneself.
+            self._on_wake()
+            self._on_cluster()
+            while True:
+                await asyncio.sleep(_PROBE_EVERY)
+                await connection.execute("SELECT 1")
+        finally:
+            connection.terminate()
+
+    def _hear(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        if payload == _CLUSTER_CHANGED:
+            self._on_cluster()
+        elif payload == str(self._state.node_id):
+            self._on_wake()
+
+    async def _notify(self, payloads: Collection[str]) -> None:
+        try:
+            for payload in payloads:
+                await self._database.fetch("SELECT pg_notify($1, $2)", _CHANNEL, payload)
+        except StoreUnavailable as problem:
+            log.warning("a hint was not sent", action="signals.unsent", problem=str(problem))

@@ -1,0 +1,42 @@
+"""What the drivers of one node share: the engine, the clock, and the node's right to act."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from uuid import UUID, uuid4
+
+from mainspring.clock import Clock
+from mainspring.domain.placement import Tenure
+from mainspring.engine.core import Engine
+
+
+@dataclass(slots=True)
+class NodeState:
+    """One per process. Everything runs on one event loop, so nothing here needs a lock."""
+
+    engine: Engine
+    clock: Clock
+    node_id: UUID = field(default_factory=uuid4)
+    epoch: int = 0
+    owners: Mapping[int, UUID | None] = field(default_factory=dict)
+    """Who owned which partition at the last heartbeat: good enough for hints."""
+    poked: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the dispatcher has something to look at."""
+    load_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the loader has something to look at."""
+
+    @property
+    def worker(self) -> str:
+        """The name under which this process leases tasks; never used again by another one."""
+        return f"node:{self.node_id}"
+
+    def tenure(self) -> Tenure:
+        """Our right to act, as of now: partitions that are ours and loaded."""
+        return Tenure(self.node_id, self.epoch, self.engine.partitions)
+
+    def renew(self) -> None:
+        """Become a new incarnation, after the old one was declared dead."""
+        self.node_id, self.epoch = uuid4(), 0
+
+    def poke(self) -> None:
+        self.poked.set()

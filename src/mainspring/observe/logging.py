@@ -1,0 +1,71 @@
+"""Log lines: one line per event, each with an `action` that stays the same over versions.
+
+log = structlog.get_logger()
+log.warning("the lease ran out", action="lease_lost", task=str(task_id))
+"""
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, TextIO
+
+import structlog
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+# Everything a reader of logs may take for the end of a line, or a terminal for a command.
+_ESCAPES = {
+    code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0)) if code != ord("\t")
+} | {ord("\n"): "\\n", ord("\r"): "\\r", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+
+
+def set_up_logging(level: str, format: str, stream: TextIO | None = None) -> None:
+    """Call once at the start of the process. `format` is `console` (for people) or `json`."""
+    out = stream or sys.stderr
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            # Tracebacks without the values of variables: those may be secrets.
+            structlog.processors.format_exc_info,
+            name_action,
+            escape_lines,
+            _renderer(format, colours=out.isatty()),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.PrintLoggerFactory(out),
+        cache_logger_on_first_use=False,
+    )
+
+
+def name_action(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Every line has an action to search for, also one whose author forgot it."""
+    event.setdefault("action", "unnamed")
+    return event
+
+
+def escape_lines(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """A value with a line break in it must not look like a second line."""
+    if "exception" in event:  # under its usual name the console would print it on lines of its own
+        event["traceback"] = event.pop("exception")
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = value.translate(_ESCAPES)
+        elif not isinstance(value, (bool, int, float, type(None))):
+            event[key] = str(value).translate(_ESCAPES)
+    return event
+
+
+def _renderer(format: str, *, colours: bool) -> structlog.typing.Processor:
+    if format == "json":
+        return structlog.processors.JSONRenderer(ensure_ascii=True)
+    return structlog.dev.ConsoleRenderer(colors=colours)

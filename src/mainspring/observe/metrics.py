@@ -1,0 +1,74 @@
+"""What a node counts about itself, in Prometheus' terms. Built once and passed to who counts."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_SIZES = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
+
+
+class Metrics:
+    """All metrics of a node, in a registry of its own: two nodes in one process do not mix."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._count_requests()
+        self._count_tasks()
+        self._count_the_node()
+
+    def exposition(self) -> bytes:
+        """All values as Prometheus text."""
+        return generate_latest(self.registry)
+
+    def _count_requests(self) -> None:
+        self.http_requests = Counter(
+            "mainspring_http_requests",
+            "Requests answered",
+            ["route", "method", "status"],
+            registry=self.registry,
+        )
+        self.http_seconds = self._histogram(
+            "http_request_seconds", "Time to answer a request", _SECONDS, ["route"]
+        )
+
+    def _count_tasks(self) -> None:
+        self.tasks_created = self._counter("tasks_created", "Tasks created through this node")
+        self.tasks_claimed = self._counter("tasks_claimed", "Tasks claimed by this node")
+        self.tasks_finished = Counter(
+            "mainspring_tasks_finished",
+            "Tries recorded, by outcome",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.start_delay = self._histogram("start_delay_seconds", "From due to started", _SECONDS)
+        self.claim_batch = self._histogram(
+            "claim_batch_size", "Tasks claimed in one statement", _SIZES
+        )
+        self.record_batch = self._histogram(
+            "record_batch_size", "Outcomes recorded in one statement", _SIZES
+        )
+        self.fenced_outcomes = self._counter(
+            "fenced_outcomes", "Outcomes refused because a newer try exists"
+        )
+        self.lost_leases = self._counter("lost_leases", "Leases that ran out without a report")
+
+    def _count_the_node(self) -> None:
+        self.partitions_owned = self._gauge("partitions_owned", "Partitions this node owns")
+        self.window_entries = self._gauge("window_entries", "Tasks held in memory")
+        self.running = self._gauge("running_tasks", "Tasks running in partitions of this node")
+        self.node_fenced = self._counter(
+            "node_fenced", "Times this node found that its tenure was over"
+        )
+        self.database_errors = self._counter("database_errors", "Calls that lost the database")
+
+    def _counter(self, name: str, help: str) -> Counter:
+        return Counter(f"mainspring_{name}", help, registry=self.registry)
+
+    def _gauge(self, name: str, help: str) -> Gauge:
+        return Gauge(f"mainspring_{name}", help, registry=self.registry)
+
+    def _histogram(
+        self, name: str, help: str, buckets: tuple[float, ...], labels: list[str] | None = None
+    ) -> Histogram:
+        return Histogram(
+            f"mainspring_{name}", help, labels or [], buckets=buckets, registry=self.registry
+        )

@@ -1,0 +1,73 @@
+"""Nodes and partitions: who is alive, who owns what, and how that changes hands."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+import asyncpg
+
+from mainspring.domain.placement import Tenure
+from mainspring.store import queries
+
+SQL = queries.load("cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node as the others see it; `silent` is the time since its last heartbeat."""
+
+    id: UUID
+    name: str
+    url: str | None
+    epoch: int
+    silent: float
+
+
+class Cluster:
+    """Membership on a connection of its own: heartbeats must never wait behind other work."""
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self._connection = connection
+
+    async def join(self, node_id: UUID, name: str, url: str | None, version: str) -> int:
+        """Enter the cluster; answers the node's first epoch."""
+        epoch: int = await self._connection.fetchval(
+            SQL["join_cluster"], node_id, name, url, version
+        )
+        return epoch
+
+    async def beat(self, node_id: UUID, epoch: int) -> float | None:
+        """Say "alive"; answers the database's time, or None when the node was declared dead."""
+        now: float | None = await self._connection.fetchval(SQL["beat"], node_id, epoch)
+        return now
+
+    async def members(self) -> list[Member]:
+        return [Member(*row) for row in await self._connection.fetch(SQL["members"])]
+
+    async def ownership(self) -> dict[UUID | None, list[int]]:
+        """Owner → partitions; None for those nobody owns."""
+        rows = await self._connection.fetch(SQL["ownership"])
+        return {row["owner"]: row["partitions"] for row in rows}
+
+    async def declare_dead(self, node_id: UUID, ttl: float) -> bool:
+        """Fence a node that was silent for `ttl` seconds, once its claims in flight are done."""
+        return await self._connection.fetchval(SQL["declare_dead"], node_id, ttl) is not None
+
+    async def take_over(self, node_id: UUID, epoch: int, wanted: Collection[int]) -> list[int]:
+        """Take partitions that nobody living owns; answers those we got."""
+        rows = await self._connection.fetch(SQL["take_over"], node_id, epoch, list(wanted))
+        return [row["partition"] for row in rows]
+
+    async def hand_over(
+        self, tenure: Tenure, gifts: Mapping[int, UUID | None], *, leaving: bool = False
+    ) -> int | None:
+        """Give partitions to others (or to nobody); answers our new epoch, None when fenced."""
+        epoch: int | None = await self._connection.fetchval(
+            SQL["hand_over"],
+            tenure.node_id,
+            tenure.epoch,
+            list(gifts.keys()),
+            list(gifts.values()),
+            "left" if leaving else "active",
+        )
+        return epoch

@@ -1,0 +1,144 @@
+"""The way to PostgreSQL: pools, JSON, and which failures mean "ask again"."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from ssl import SSLContext
+from typing import Any, TypeVar, cast
+
+import asyncpg
+import msgspec
+
+from mainspring.errors import StoreUnavailable
+
+T = TypeVar("T")
+
+CONNECTION_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.OperatorInterventionError,  # admin shutdown, crash shutdown, database dropped
+    asyncpg.TooManyConnectionsError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.QueryCanceledError,
+    OSError,
+    TimeoutError,
+)
+CLASHES = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+
+_CLASH_RETRIES = 5
+_encoder = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseOptions:
+    """How to reach the database and how many connections to keep."""
+
+    url: str
+    connections: int = 8
+    acquire_timeout: float = 5.0
+    statement_timeout: float = 20.0
+    prepared: bool = True
+    tls: SSLContext | None = None
+
+
+class Database:
+    """A pool of connections. A call either succeeds or raises a typed error; no retries hide here
+    except for deadlocks, where PostgreSQL guarantees that nothing happened."""
+
+    def __init__(self, options: DatabaseOptions) -> None:
+        self._options = options
+        self._pool: asyncpg.Pool | None = None
+
+    async def open(self) -> None:
+        try:
+            self._pool = await asyncpg.create_pool(
+                min_size=1,
+                max_size=self._options.connections,
+                init=_prepare_connection,
+                reset=_keep_as_is,
+                **_arguments(self._options),
+            )
+        except CONNECTION_LOST as error:
+            raise StoreUnavailable(f"the database cannot be reached: {error}") from error
+
+    async def close(self) -> None:
+        if self._pool is None:
+            return
+        try:
+            await asyncio.wait_for(self._pool.close(), 5)
+        except TimeoutError:
+            self._pool.terminate()
+
+    async def fetch(self, sql: str, *args: object) -> Sequence[asyncpg.Record]:
+        """Run one statement. A statement is a transaction of its own."""
+
+        async def run(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
+            rows: Sequence[asyncpg.Record] = await connection.fetch(sql, *args)
+            return rows
+
+        return await self._with_connection(run)
+
+    async def fetch_row(self, sql: str, *args: object) -> asyncpg.Record | None:
+        rows = await self.fetch(sql, *args)
+        return rows[0] if rows else None
+
+    async def transact(self, work: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
+        """Run several statements as one transaction; `work` may be called again after a clash."""
+
+        async def run(connection: asyncpg.Connection) -> T:
+            async with connection.transaction():
+                return await work(connection)
+
+        return await self._with_connection(run)
+
+    async def _with_connection(self, work: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
+        if self._pool is None:
+            raise StoreUnavailable("the database is not open")
+        for attempt in range(_CLASH_RETRIES + 1):
+            try:
+                async with self._pool.acquire(timeout=self._options.acquire_timeout) as connection:
+                    return await work(cast(asyncpg.Connection, connection))
+            except CLASHES:
+                if attempt == _CLASH_RETRIES:
+                    raise
+                await asyncio.sleep(0.01 * 2**attempt)
+            except CONNECTION_LOST as error:
+                raise StoreUnavailable(f"the database was lost: {error!r}") from error
+        raise AssertionError("unreachable")
+
+
+async def connect(options: DatabaseOptions) -> asyncpg.Connection:
+    """A connection outside the pool, for a caller that must never wait for others."""
+    try:
+        connection: asyncpg.Connection = await asyncpg.connect(**_arguments(options))
+    except CONNECTION_LOST as error:
+        raise StoreUnavailable(f"the database cannot be reached: {error}") from error
+    await _prepare_connection(connection)
+    return connection
+
+
+def _arguments(options: DatabaseOptions) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "dsn": options.url,
+        "timeout": options.acquire_timeout,
+        "command_timeout": options.statement_timeout,
+        "statement_cache_size": 200 if options.prepared else 0,
+        "server_settings": {"application_name": "mainspring"},
+    }
+    if options.tls is not None:
+        arguments["ssl"] = options.tls
+    return arguments
+
+
+async def _prepare_connection(connection: asyncpg.Connection) -> None:
+    await connection.set_type_codec(
+        "jsonb",
+        schema="pg_catalog",
+        encoder=lambda value: b"\x01" + _encoder.encode(value),
+        decoder=lambda data: msgspec.json.decode(data[1:]),
+        format="binary",
+    )
+
+
+async def _keep_as_is(_connection: asyncpg.Connection) -> None:
+    """We leave no session state behind, so the pool need not spend a round trip on resetting it."""

@@ -1,0 +1,147 @@
+"""The doctor: looks at a database and says what would make Mainspring slow or unsafe on it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import asyncpg
+
+from mainspring import clock
+from mainspring.store.database import DatabaseOptions, connect
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing the doctor looked at: fine, or what to change."""
+
+    subject: str
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Advice:
+    """A setting, what it should be, and why."""
+
+    name: str
+    good: Callable[[str], bool]
+    advice: str
+
+
+_SETTINGS = (
+    _Advice("fsync", lambda v: v == "on", "must be on: else an acknowledged task can be lost"),
+    _Advice(
+        "synchronous_commit",
+        lambda v: v != "off",
+        "must not be off: an acknowledged task could be lost in a crash",
+    ),
+    _Advice(
+        "full_page_writes",
+        lambda v: v == "on",
+        "must be on unless storage writes pages atomically",
+    ),
+    _Advice("autovacuum", lambda v: v == "on", "must be on: the hot table changes all the time"),
+    _Advice(
+        "autovacuum_naptime",
+        lambda v: int(v) <= 5,
+        "set it to 2s: with the default of 60s the hot table grows and the rate falls by a third",
+    ),
+    _Advice("jit", lambda v: v == "off", "set it to off: our statements are short"),
+    _Advice(
+        "max_wal_size", lambda v: int(v) >= 2048, "set it to 4GB or more: frequent checkpoints cost"
+    ),
+    _Advice(
+        "shared_buffers",
+        lambda v: int(v) >= 16384,
+        "set it to 256MB or more: hot rows must fit",
+    ),
+    _Advice(
+        "max_connections", lambda v: int(v) >= 50, "a node uses about 16 connections: allow for all"
+    ),
+)
+_OLD_TRANSACTION = 60.0
+_SLOW_ANSWER = 0.02
+
+
+async def examine(options: DatabaseOptions, *, pooler: bool) -> list[Finding]:
+    """Look at everything. Raises StoreUnavailable when the database cannot be reached."""
+    connection = await connect(options)
+    try:
+        return [
+            _version(connection),
+            await _schema(connection),
+            *[await _setting(connection, advice) for advice in _SETTINGS],
+            await _old_transactions(connection),
+            await _clock(connection),
+            await _pooler(connection, pooler=pooler),
+        ]
+    finally:
+        await connection.close()
+
+
+def _version(connection: asyncpg.Connection) -> Finding:
+    version = connection.get_server_version()
+    ok = version >= (15,)
+    shown = f"PostgreSQL {version.major}.{version.minor}"
+    return Finding("server", ok, shown if ok else f"{shown} is too old: 15 or newer is needed")
+
+
+async def _schema(connection: asyncpg.Connection) -> Finding:
+    if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
+        return Finding("schema", False, "there is none: run `mainspring migrate`")
+    version = await connection.fetchval("SELECT max(version) FROM schema_migrations")
+    return Finding("schema", True, f"version {version}")
+
+
+async def _setting(connection: asyncpg.Connection, advice: _Advice) -> Finding:
+    row = await connection.fetchrow(
+        "SELECT setting, unit, current_setting(name) AS shown FROM pg_settings WHERE name = $1",
+        advice.name,
+    )
+    assert row is not None, f"PostgreSQL has no setting {advice.name}"
+    ok = advice.good(row["setting"])
+    return Finding(advice.name, ok, row["shown"] if ok else f"{row['shown']}: {advice.advice}")
+
+
+async def _old_transactions(connection: asyncpg.Connection) -> Finding:
+    row = await connection.fetchrow(
+        """SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age
+           FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
+           ORDER BY xact_start NULLS LAST LIMIT 1"""
+    )
+    age = (row["age"] or 0.0) if row else 0.0
+    if row is None or age < _OLD_TRANSACTION:
+        return Finding("long transactions", True, "none")
+    return Finding(
+        "long transactions",
+        False,
+        f"process {row['pid']} has one open for {age:.0f} s: dead rows pile up until it ends; "
+        f"consider idle_in_transaction_session_timeout, or pg_terminate_backend({row['pid']})",
+    )
+
+
+async def _clock(connection: asyncpg.Connection) -> Finding:
+    fastest = float("inf")
+    for _ in range(5):
+        sent = clock.monotonic()
+        await connection.fetchval("SELECT clock_timestamp()")
+        fastest = min(fastest, clock.monotonic() - sent)
+    detail = f"the database answers in {fastest * 1000:.1f} ms; its clock is the one that counts"
+    if fastest > _SLOW_ANSWER:
+        return Finding("clock", False, f"{detail}; that is far away: every start waits for it")
+    return Finding("clock", True, detail)
+
+
+async def _pooler(connection: asyncpg.Connection, *, pooler: bool) -> Finding:
+    backends = set()
+    for _ in range(4):
+        async with connection.transaction():
+            backends.add(await connection.fetchval("SELECT pg_backend_pid()"))
+    if len(backends) > 1 and not pooler:
+        return Finding(
+            "pooler",
+            False,
+            "the database is behind a pooler in transaction mode: set "
+            "MAINSPRING_DATABASE_POOLER=true, and MAINSPRING_DIRECT_DATABASE_URL for LISTEN and "
+            "migrations",
+        )
+    return Finding("pooler", True, "configured" if pooler else "none")

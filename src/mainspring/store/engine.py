@@ -1,0 +1,203 @@
+"""The store as the engine's drivers use it: windows, claims, wakes, outcomes."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from mainspring.domain.execution import Assignment
+from mainspring.domain.placement import Tenure
+from mainspring.domain.rows import StreamKey, TaskRow
+from mainspring.domain.settlement import Finish, Retry
+from mainspring.domain.task import TaskSpec
+from mainspring.store import queries
+from mainspring.store.database import Database
+
+SQL = queries.load("engine") | queries.load("outcomes")
+
+_decode_spec = msgspec.json.Decoder(TaskSpec).decode
+
+
+class TaskRef(NamedTuple):
+    """Which task, and the number a change of it is guarded by: its rev or its fence."""
+
+    tenant_id: int
+    id: UUID
+    guard: int
+
+
+class Extended(NamedTuple):
+    """A lease that was extended."""
+
+    tenant_id: int
+    id: UUID
+    lease_end: float
+    cancel_requested: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Tasks as they are now, and those that are no longer unfinished."""
+
+    rows: list[TaskRow]
+    gone: list[UUID]
+
+
+class EngineStore:
+    """Every call is one statement, so one transaction and one round trip."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    # Reading ---------------------------------------------------------------------------------
+
+    async def take_stock(
+        self, partitions: Collection[int], *, after: float, until: float, cap: int
+    ) -> list[TaskRow]:
+        """What is running in these partitions, and what is due in (after, until]: at most `cap`
+        of each stream, earliest first."""
+        rows = await self._database.fetch(SQL["take_stock"], list(partitions), after, until, cap)
+        return [TaskRow(*row) for row in rows]
+
+    async def load_more(
+        self, stream: StreamKey, *, since: float, until: float, known: Collection[UUID], limit: int
+    ) -> list[TaskRow]:
+        """The next of a stream, earliest first, without those that are known already."""
+        rows = await self._database.fetch(
+            SQL["load_more"],
+            stream.partition,
+            stream.tenant_id,
+            since,
+            until,
+            stream.queue,
+            stream.capability,
+            stream.concurrency_key,
+            stream.priority,
+            list(known),
+            limit,
+        )
+        return [TaskRow(*row) for row in rows]
+
+    async def take_wakes(self, tenure: Tenure) -> Seen:
+        """Consume what others changed in our partitions."""
+        rows = await self._database.fetch(
+            SQL["take_wakes"], tenure.node_id, tenure.epoch, list(tenure.partitions)
+        )
+        return _seen(rows)
+
+    async def look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
+        """How these tasks are now."""
+        rows = await self._database.fetch(
+            SQL["look_at"], [tenant for tenant, _ in tasks], [task for _, task in tasks]
+        )
+        return _seen(rows)
+
+    # Claims and leases -----------------------------------------------------------------------
+
+    async def claim(
+        self, tenure: Tenure, picks: Iterable[TaskRef], *, worker: str, lease: float
+    ) -> list[Assignment]:
+        """Lease due tasks, guarded by rev. What is not in the answer was not leased."""
+        tenants, ids, revs = _columns(picks)
+        rows = await self._database.fetch(
+            SQL["claim"], tenure.node_id, tenure.epoch, lease, worker, tenants, ids, revs
+        )
+        return [_assignment(row) for row in rows]
+
+    async def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Assignment]:
+        """After a claim whose answer was lost: what we got."""
+        tenants, ids, _ = _columns(picks)
+        rows = await self._database.fetch(SQL["claimed_by"], tenants, ids, worker)
+        return [_assignment(row) for row in rows]
+
+    async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
+        """Keep leases, guarded by fence. What is not in the answer is no longer held."""
+        rows = await self._database.fetch(SQL["extend"], lease, *_columns(held))
+        return [Extended(*row) for row in rows]
+
+    async def lose(self, held: Iterable[TaskRef]) -> Seen:
+        """End leases that ran out, guarded by fence and by the database's clock."""
+        return _seen(await self._database.fetch(SQL["lose"], *_columns(held)))
+
+    async def expire(self, tenure: Tenure) -> list[UUID]:
+        """End tasks of our partitions that were not started by their expiry."""
+        rows = await self._database.fetch(
+            SQL["expire"], tenure.node_id, tenure.epoch, list(tenure.partitions)
+        )
+        return [row["id"] for row in rows]
+
+    # Outcomes --------------------------------------------------------------------------------
+
+    async def finish(self, tenure: Tenure, finished: Iterable[Finish]) -> set[UUID]:
+        """Move tasks to history, guarded by fence; answers which were accepted."""
+        ordered = sorted(finished, key=_by_task)
+        reports = [f.report for f in ordered]
+        rows = await self._database.fetch(
+            SQL["finish"],
+            tenure.node_id,
+            tenure.epoch,
+            list(tenure.partitions),
+            [r.assignment.tenant_id for r in reports],
+            [r.assignment.id for r in reports],
+            [r.assignment.fence for r in reports],
+            [f.state.value for f in ordered],
+            [r.outcome.value for r in reports],
+            [r.started for r in reports],
+            [r.finished for r in reports],
+            [r.result for r in reports],
+            [r.error for r in reports],
+            [f.dead_because for f in ordered],
+            [f.sla_met for f in ordered],
+            [f.blame for f in ordered],
+            [f.lateness for f in ordered],
+        )
+        return {row["id"] for row in rows}
+
+    async def retry(self, tenure: Tenure, retries: Iterable[Retry]) -> list[TaskRow]:
+        """Schedule tasks again, guarded by fence; answers those that were. A task that was asked
+        to cancel is left as it is: finish it as cancelled."""
+        ordered = sorted(retries, key=_by_task)
+        reports = [r.report for r in ordered]
+        rows = await self._database.fetch(
+            SQL["retry"],
+            tenure.node_id,
+            tenure.epoch,
+            list(tenure.partitions),
+            [r.assignment.tenant_id for r in reports],
+            [r.assignment.id for r in reports],
+            [r.assignment.fence for r in reports],
+            [r.outcome.value for r in reports],
+            [r.started for r in reports],
+            [r.finished for r in reports],
+            [r.error for r in reports],
+            [r.delay for r in ordered],
+        )
+        return [TaskRow(*row) for row in rows]
+
+
+def _by_task(item: Finish | Retry) -> tuple[int, UUID]:
+    return item.report.assignment.tenant_id, item.report.assignment.id
+
+
+def _columns(refs: Iterable[TaskRef]) -> tuple[list[int], list[UUID], list[int]]:
+    """References in lock order, turned on their side."""
+    ordered = sorted(refs)
+    return [r.tenant_id for r in ordered], [r.id for r in ordered], [r.guard for r in ordered]
+
+
+def _assignment(row: asyncpg.Record) -> Assignment:
+    tenant_id, task_id, fence, partition, attempts, failures, due, picked, end, spec, payload = row
+    return Assignment(
+        tenant_id, task_id, fence, partition, attempts, failures, due, picked, end,
+        _decode_spec(spec), payload,
+    )  # fmt: skip
+
+
+def _seen(rows: Sequence[asyncpg.Record]) -> Seen:
+    return Seen(
+        [TaskRow(*row) for row in rows if row["rev"] is not None],
+        [row["id"] for row in rows if row["rev"] is None],
+    )

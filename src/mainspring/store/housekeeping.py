@@ -1,0 +1,96 @@
+"""Keeping house in the database: partitions of history ahead of time, and old ones out."""
+
+from collections.abc import Awaitable, Callable
+from datetime import date, timedelta
+from uuid import UUID
+
+import asyncpg
+
+from mainspring.store import queries
+from mainspring.store.database import Database
+
+SQL = queries.load("housekeeping") | queries.load("cluster")
+
+PARTITIONED = ("task_history", "executions")
+ArchiveHook = Callable[[str], Awaitable[None]]
+"""Called with the name of a detached table; when it returns, the table is dropped."""
+
+
+class Housekeeping:
+    """Every method may be called again and again, and by more than one node."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def hold_duty(self, node_id: UUID, lease: float) -> bool:
+        """Become, or stay, the one node that keeps house."""
+        row = await self._database.fetch_row(SQL["hold_duty"], "housekeeping", node_id, lease)
+        return row is not None
+
+    async def drop_duties(self, node_id: UUID) -> None:
+        """Let another node take over at once."""
+        await self._database.fetch(SQL["drop_duties"], node_id)
+
+    async def make_partitions(self, days_ahead: int) -> list[str]:
+        """A partition per day and table, from today on. Where rows of a day lie in the default
+        partition already (nobody kept house for a while), they stay there."""
+        made = []
+        first = await self._today()
+        for table in PARTITIONED:
+            there = {
+                row["name"] for row in await self._database.fetch(SQL["list_partitions"], table)
+            }
+            for offset in range(days_ahead + 1):
+                name = _name(table, first + timedelta(offset))
+                if name not in there and await self._make(table, name, first + timedelta(offset)):
+                    made.append(name)
+        return made
+
+    async def retire_partitions(
+        self, keep_days: int, archive: ArchiveHook | None = None
+    ) -> list[str]:
+        """Detach partitions older than that, hand each to the archive hook, and drop it."""
+        oldest = await self._today() - timedelta(keep_days)
+        retired = []
+        for table in PARTITIONED:
+            for row in await self._database.fetch(SQL["list_partitions"], table):
+                if row["name"] < _name(table, oldest):
+                    await self._database.fetch(
+                        f"ALTER TABLE {table} DETACH PARTITION {row['name']}"
+                    )
+            for row in await self._database.fetch(SQL["detached_partitions"], table):
+                if archive is not None:
+                    await archive(row["name"])
+                await self._database.fetch(f"DROP TABLE {row['name']}")
+                retired.append(row["name"])
+        return retired
+
+    async def forget_expired(self, batch: int = 10_000) -> None:
+        """Idempotency keys past their time, and nodes that are long gone."""
+        await self._database.fetch(SQL["forget_expired_keys"], batch)
+        await self._database.fetch(SQL["forget_dead_nodes"])
+
+    async def oldest_transaction(self) -> tuple[int, float, str] | None:
+        """Who holds the oldest snapshot: (pid, age in seconds, application)."""
+        row = await self._database.fetch_row(SQL["oldest_transaction"])
+        return None if row is None else (row["pid"], row["age"] or 0.0, row["application"])
+
+    async def _today(self) -> date:
+        row = await self._database.fetch_row(SQL["today"])
+        assert row is not None
+        today: date = row["today"]
+        return today
+
+    async def _make(self, table: str, name: str, day: date) -> bool:
+        try:
+            await self._database.fetch(
+                f"CREATE TABLE IF NOT EXISTS {name} PARTITION OF {table} "
+                f"FOR VALUES FROM ('{day}T00:00:00Z') TO ('{day + timedelta(1)}T00:00:00Z')"
+            )
+        except (asyncpg.CheckViolationError, asyncpg.InvalidObjectDefinitionError):
+            return False
+        return True
+
+
+def _name(table: str, day: date) -> str:
+    return f"{table}_d{day:%Y%m%d}"

@@ -1,0 +1,114 @@
+"""Migrations: numbered plain SQL, forward only, applied once each, in order, by one node at a time.
+
+Every file names its own way back. A file that was applied may not change afterwards: its hash is
+kept and compared.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib import resources
+
+import asyncpg
+
+from mainspring.errors import MigrationError
+from mainspring.store.database import CONNECTION_LOST, DatabaseOptions, connect
+
+_ADVISORY_LOCK = 0x6D61696E  # "main": any number will do that nobody else in the database uses
+
+_LEDGER = """
+CREATE TABLE IF NOT EXISTS schema_migrations (
+    version    integer PRIMARY KEY,
+    name       text NOT NULL,
+    checksum   text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One numbered step."""
+
+    version: int
+    name: str
+    sql: str
+
+    @property
+    def checksum(self) -> str:
+        return sha256(self.sql.encode()).hexdigest()
+
+
+def available() -> list[Migration]:
+    """The steps this version of Mainspring knows, oldest first."""
+    found = []
+    for file in resources.files(__package__).joinpath("migrations").iterdir():
+        if file.name.endswith(".sql"):
+            number, _, name = file.name.removesuffix(".sql").partition("_")
+            found.append(Migration(int(number), name, file.read_text("utf-8")))
+    return sorted(found, key=lambda migration: migration.version)
+
+
+async def migrate(url: str) -> list[Migration]:
+    """Bring the database to this version's schema; answers the steps that were applied."""
+    connection = await connect(DatabaseOptions(url, statement_timeout=3600))
+    try:
+        if connection.get_server_version() < (15,):
+            raise MigrationError("PostgreSQL 15 or newer is needed")
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", _ADVISORY_LOCK)
+            await connection.execute(_LEDGER)
+            applied = await _apply_missing(connection)
+        if applied:
+            # A fresh table without statistics can get a bad plan.
+            await connection.execute("ANALYZE")
+    except CONNECTION_LOST as error:
+        raise MigrationError(f"the database was lost while migrating: {error}") from error
+    finally:
+        await connection.close()
+    return applied
+
+
+async def pending(url: str) -> list[Migration]:
+    """The steps that `migrate` would apply."""
+    connection = await connect(DatabaseOptions(url))
+    try:
+        if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
+            return available()
+        return _missing(await _done(connection))
+    finally:
+        await connection.close()
+
+
+async def _apply_missing(connection: asyncpg.Connection) -> list[Migration]:
+    missing = _missing(await _done(connection))
+    for migration in missing:
+        await connection.execute(migration.sql)
+        await connection.execute(
+            "INSERT INTO schema_migrations (version, name, checksum) VALUES ($1, $2, $3)",
+            migration.version,
+            migration.name,
+            migration.checksum,
+        )
+    return missing
+
+
+async def _done(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
+    rows: Sequence[asyncpg.Record] = await connection.fetch(
+        "SELECT version, name, checksum FROM schema_migrations ORDER BY version"
+    )
+    return rows
+
+
+def _missing(done: Sequence[asyncpg.Record]) -> list[Migration]:
+    known = {migration.version: migration for migration in available()}
+    for row in done:
+        migration = known.pop(row["version"], None)
+        if migration is None:
+            # Expand and contract: an older node keeps working beside a newer schema.
+            continue
+        if migration.checksum != row["checksum"]:
+            raise MigrationError(
+                f"migration {row['version']} ({row['name']}) was changed after it was applied"
+            )
+    return list(known.values())

@@ -1,0 +1,89 @@
+-- Nodes, partitions and the moves between them.
+
+-- name: join_cluster
+INSERT INTO nodes (id, name, url, version) VALUES ($1, $2, $3, $4)
+RETURNING epoch;
+
+-- name: beat
+-- "I am alive": answers the epoch only to a node that nobody has declared dead.
+UPDATE nodes SET heartbeat_at = clock_timestamp()
+WHERE id = $1 AND epoch = $2 AND state = 'active'
+RETURNING extract(epoch FROM clock_timestamp())::float8 AS now;
+
+-- name: members
+SELECT id, name, url, epoch,
+    extract(epoch FROM clock_timestamp() - heartbeat_at)::float8 AS silent
+FROM nodes WHERE state = 'active' ORDER BY id;
+
+-- name: ownership
+SELECT owner, array_agg(partition ORDER BY partition) AS partitions
+FROM partitions GROUP BY owner;
+
+-- name: declare_dead
+-- Fence a silent node. FOR UPDATE waits for its claims in flight; afterwards it can change nothing.
+WITH silent AS MATERIALIZED (
+    SELECT id FROM nodes
+    WHERE id = $1 AND state = 'active'
+      AND heartbeat_at < clock_timestamp() - $2 * interval '1 second'
+    FOR UPDATE
+)
+UPDATE nodes n SET epoch = n.epoch + 1, state = 'dead' FROM silent WHERE n.id = silent.id
+RETURNING n.id;
+
+-- name: take_over
+-- Take partitions that nobody living owns. The node's own row proves that it is itself alive.
+WITH node AS MATERIALIZED (
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND state = 'active' FOR KEY SHARE
+), free AS MATERIALIZED (
+    SELECT p.partition FROM partitions p
+    WHERE p.partition = ANY ($3::smallint[])
+      AND (p.owner IS NULL
+           OR NOT EXISTS (SELECT FROM nodes o WHERE o.id = p.owner AND o.state = 'active'))
+    ORDER BY p.partition FOR UPDATE
+)
+UPDATE partitions p SET owner = node.id, epoch = p.epoch + 1
+FROM free, node WHERE p.partition = free.partition
+RETURNING p.partition;
+
+-- name: hand_over
+-- Give partitions up. The new epoch makes every statement in flight that relied on them void;
+-- FOR UPDATE waits for those that hold the row already.
+WITH node AS MATERIALIZED (
+    SELECT id, epoch FROM nodes WHERE id = $1 AND epoch = $2 FOR UPDATE
+), given AS (
+    UPDATE partitions p SET owner = gift.heir, epoch = p.epoch + 1
+    FROM unnest($3::smallint[], $4::uuid[]) AS gift (partition, heir), node
+    WHERE p.partition = gift.partition AND p.owner = node.id
+)
+UPDATE nodes n SET epoch = n.epoch + 1, state = $5 FROM node WHERE n.id = node.id
+RETURNING n.epoch;
+
+-- name: hold_duty
+-- Become, or stay, the one who does a cluster-wide duty.
+INSERT INTO duties AS d (name, holder, lease_until)
+VALUES ($1, $2, clock_timestamp() + $3 * interval '1 second')
+ON CONFLICT (name) DO UPDATE SET holder = $2, lease_until = excluded.lease_until
+WHERE d.holder = $2 OR d.lease_until < clock_timestamp()
+RETURNING name;
+
+-- name: drop_duties
+DELETE FROM duties WHERE holder = $1;
+
+-- name: forget_dead_nodes
+DELETE FROM nodes n WHERE n.state <> 'active'
+  AND n.heartbeat_at < clock_timestamp() - interval '1 hour'
+  AND NOT EXISTS (SELECT FROM partitions p WHERE p.owner = n.id);
+
+-- name: forget_expired_keys
+DELETE FROM idempotency_keys
+WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM idempotency_keys WHERE expires_at < clock_timestamp() LIMIT $1));
+
+-- name: oldest_transaction
+-- Old snapshots keep dead rows alive and slow every claim down: worth a warning.
+SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age,
+    coalesce(application_name, '') AS application
+FROM pg_stat_activity
+WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND datname = current_database()
+  AND backend_type = 'client backend'
+ORDER BY xact_start NULLS LAST LIMIT 1;

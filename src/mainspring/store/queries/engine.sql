@@ -1,0 +1,90 @@
+-- What the owner of a partition asks of the store. Every statement that acts for an owner
+-- share-locks the node's own row with its epoch: a takeover, which changes that row first, waits
+-- for statements in flight, and a node that was replaced changes nothing.
+
+-- name: claim
+-- Lease due tasks. What comes back is what may be started; the rest is looked at again.
+WITH node AS MATERIALIZED (
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+)
+UPDATE tasks t
+SET state = 'running', rev = t.rev + 1, fence = t.fence + 1, attempts = t.attempts + 1,
+    picked_at = clock_timestamp(), lease_until = clock_timestamp() + $3 * interval '1 second',
+    worker = $4
+FROM unnest($5::integer[], $6::uuid[], $7::integer[]) AS pick (tenant_id, id, rev), node
+WHERE t.tenant_id = pick.tenant_id AND t.id = pick.id AND t.rev = pick.rev
+  AND t.state = 'scheduled'
+  AND t.due_at <= clock_timestamp()
+  AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
+RETURNING t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
+    extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
+    extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload;
+
+-- name: claimed_by
+-- After a claim whose answer was lost: which of these did we get?
+SELECT tenant_id, id, fence, partition, attempts, failures,
+    extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM picked_at)::float8 AS picked,
+    extract(epoch FROM lease_until)::float8 AS lease_until, spec, payload
+FROM tasks
+WHERE (tenant_id, id) IN (SELECT * FROM unnest($1::integer[], $2::uuid[]))
+  AND state = 'running' AND worker = $3;
+
+-- name: take_stock
+-- The window of some partitions: what is running, and of each stream the first few that are due
+-- in (after, until].
+SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
+    priority, due, expires, fence, lease_end, cancel_requested
+FROM (
+    SELECT *, row_number() OVER (
+        PARTITION BY partition, state, tenant_id, queue, capability, concurrency_key, priority
+        ORDER BY due_at
+    ) AS nth
+    FROM window_rows
+    WHERE partition = ANY ($1::smallint[]) AND NOT parked
+      AND due_at > to_timestamp($2) AND due_at <= to_timestamp($3)
+) ranked
+WHERE state = 'running' OR nth <= $4;
+
+-- name: load_more
+-- The next of a stream (or, without a queue, of a whole tenant) that did not fit the window before.
+SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
+    priority, due, expires, fence, lease_end, cancel_requested
+FROM window_rows
+WHERE partition = $1 AND NOT parked AND state = 'scheduled' AND tenant_id = $2
+  AND due_at >= to_timestamp($3) AND due_at <= to_timestamp($4)
+  AND ($5::text IS NULL
+       OR (queue = $5 AND capability = $6 AND concurrency_key IS NOT DISTINCT FROM $7
+           AND priority = $8))
+  AND id <> ALL ($9::uuid[])
+ORDER BY due_at
+LIMIT $10;
+
+-- name: take_wakes
+-- Consume what others changed. A task that is no longer there comes back without a rev.
+WITH node AS MATERIALIZED (
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+), woken AS (
+    DELETE FROM wakes w USING node
+    WHERE w.partition = ANY ($3::smallint[])
+    RETURNING w.tenant_id, w.task_id
+)
+SELECT w.tenant_id, w.task_id AS id, rev, partition, state, queue, capability, concurrency_key,
+    concurrency_limit, priority, due, expires, fence, lease_end, cancel_requested
+FROM (SELECT DISTINCT tenant_id, task_id FROM woken) w
+LEFT JOIN window_rows t ON t.tenant_id = w.tenant_id AND t.id = w.task_id;
+
+-- name: look_at
+-- The same for tasks we wonder about ourselves.
+SELECT w.tenant_id, w.id, rev, partition, state, queue, capability, concurrency_key,
+    concurrency_limit, priority, due, expires, fence, lease_end, cancel_requested
+FROM unnest($1::integer[], $2::uuid[]) AS w (tenant_id, id)
+LEFT JOIN window_rows t ON t.tenant_id = w.tenant_id AND t.id = w.id;
+
+-- name: extend
+-- Long tasks keep their lease; the answer also carries requests to cancel.
+UPDATE tasks t
+SET lease_until = clock_timestamp() + $1 * interval '1 second'
+FROM unnest($2::integer[], $3::uuid[], $4::integer[]) AS held (tenant_id, id, fence)
+WHERE t.tenant_id = held.tenant_id AND t.id = held.id AND t.fence = held.fence
+  AND t.state = 'running'
+RETURNING t.tenant_id, t.id, extract(epoch FROM t.lease_until)::float8 AS lease_until, t.cancel_requested;

@@ -1,0 +1,20 @@
+-- Keeping house: partitions of history ahead of time, and old ones out.
+
+-- name: list_partitions
+SELECT child.relname AS name, pg_get_expr(child.relpartbound, child.oid) AS bound
+FROM pg_inherits i
+JOIN pg_class child ON child.oid = i.inhrelid
+JOIN pg_class parent ON parent.oid = i.inhparent
+WHERE parent.relname = $1 AND parent.relnamespace = to_regnamespace(current_schema())
+  AND child.relname ~ '_d[0-9]{8}$'
+ORDER BY child.relname;
+
+-- name: detached_partitions
+-- Tables that were detached and are neither dropped nor handed over yet.
+SELECT c.relname AS name FROM pg_class c
+WHERE c.relkind = 'r' AND c.relname ~ ('^' || $1 || '_d[0-9]{8}$')
+  AND c.relnamespace = to_regnamespace(current_schema()) AND NOT c.relispartition
+ORDER BY c.relname;
+
+-- name: today
+SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date AS today;

@@ -1,0 +1,159 @@
+-- What the recorder writes. Every statement is one transaction, takes its rows in the order of the
+-- arrays (sorted by tenant and id), and touches only the try that the fence names. A wake row tells
+-- the owner where that is not (or no longer) the node that records.
+
+-- name: finish
+-- The last try of each task: out of the hot table, into history, with its execution; a task that
+-- failed also becomes a dead letter.
+WITH node AS MATERIALIZED (
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+), report AS (
+    SELECT * FROM unnest($4::integer[], $5::uuid[], $6::integer[], $7::text[], $8::text[],
+        $9::float8[], $10::float8[], $11::bytea[], $12::jsonb[], $13::text[], $14::boolean[],
+        $15::text[], $16::jsonb[])
+    AS r (tenant_id, id, fence, state, outcome, started, finished, result, error, dead_because,
+          sla_met, blame, lateness)
+), done AS (
+    DELETE FROM tasks t USING report r
+    WHERE t.tenant_id = r.tenant_id AND t.id = r.id AND t.fence = r.fence AND t.state = 'running'
+    RETURNING t.*, r.state AS final_state, r.outcome, to_timestamp(r.started) AS started_at,
+        to_timestamp(r.finished) AS finished_at, r.result, r.error AS final_error, r.dead_because,
+        r.sla_met, r.blame, r.lateness
+), history AS (
+    INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, picked_at, started_at,
+        finished_at, tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, sla_met,
+        state, queue, capability, concurrency_key, name, blame, labels, error, lateness, spec,
+        payload, result)
+    SELECT id, created_at, run_at, due_at, expires_at, picked_at, started_at,
+        finished_at, tenant_id, rev + 1, fence, attempts,
+        failures + (outcome IN ('failed', 'timed_out'))::integer, concurrency_limit, priority, sla_met,
+        final_state, queue, capability, concurrency_key, name, blame, labels, final_error, lateness,
+        spec, payload, result
+    FROM done
+), tries AS (
+    INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
+        attempt, outcome, worker, error)
+    SELECT id, due_at, picked_at, started_at, finished_at, tenant_id, fence, attempts, outcome,
+        worker, final_error
+    FROM done
+), dead AS (
+    INSERT INTO dead_letters (id, tenant_id, died_at, reason, name, queue, priority,
+        concurrency_key, concurrency_limit, labels, final_error, attempts, spec, payload)
+    SELECT id, tenant_id, finished_at, dead_because, name, queue, priority,
+        concurrency_key, concurrency_limit, labels, final_error,
+        coalesce((SELECT jsonb_agg(jsonb_build_object('attempt', e.attempt, 'outcome', e.outcome,
+                      'error', e.error, 'finished_at', e.finished_at) ORDER BY e.fence)
+                  FROM executions e WHERE e.tenant_id = d.tenant_id AND e.task_id = d.id
+                    AND e.finished_at >= time_of(d.id)), '[]'::jsonb)
+        || jsonb_build_object('attempt', d.attempts, 'outcome', d.outcome,
+                      'error', d.final_error, 'finished_at', d.finished_at),
+        spec, payload
+    FROM done d WHERE dead_because IS NOT NULL
+), woken AS (
+    INSERT INTO wakes (partition, tenant_id, task_id)
+    SELECT partition, tenant_id, id FROM done
+    WHERE partition <> ALL ($3::smallint[]) OR NOT EXISTS (SELECT FROM node)
+)
+SELECT tenant_id, id FROM done;
+
+-- name: retry
+-- A failed try with tries left: back to scheduled. Not if somebody asked to cancel meanwhile.
+WITH node AS MATERIALIZED (
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+), report AS (
+    SELECT * FROM unnest($4::integer[], $5::uuid[], $6::integer[], $7::text[], $8::float8[],
+        $9::float8[], $10::jsonb[], $11::float8[])
+    AS r (tenant_id, id, fence, outcome, started, finished, error, delay)
+), tried AS MATERIALIZED (
+    SELECT t.tenant_id, t.id, t.fence, t.due_at, t.picked_at, t.attempts, t.worker, r.outcome,
+        r.started, r.finished, r.error, r.delay
+    FROM tasks t JOIN report r ON t.tenant_id = r.tenant_id AND t.id = r.id AND t.fence = r.fence
+    WHERE t.state = 'running' AND NOT t.cancel_requested
+    FOR UPDATE OF t
+), again AS (
+    UPDATE tasks t
+    SET state = 'scheduled', rev = t.rev + 1, error = r.error, picked_at = NULL, lease_until = NULL,
+        worker = NULL, failures = t.failures + (r.outcome IN ('failed', 'timed_out'))::integer,
+        due_at = CASE WHEN r.delay IS NULL THEN t.due_at
+                 ELSE clock_timestamp() + r.delay * interval '1 second' END
+    FROM tried r
+    WHERE t.tenant_id = r.tenant_id AND t.id = r.id AND t.fence = r.fence
+    RETURNING t.*
+), tries AS (
+    INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
+        attempt, outcome, worker, error)
+    SELECT id, due_at, picked_at, to_timestamp(started), to_timestamp(finished), tenant_id, fence,
+        attempts, outcome, worker, error
+    FROM tried
+), woken AS (
+    INSERT INTO wakes (partition, tenant_id, task_id)
+    SELECT partition, tenant_id, id FROM again
+    WHERE partition <> ALL ($3::smallint[]) OR NOT EXISTS (SELECT FROM node)
+)
+SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
+    priority, extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM expires_at)::float8 AS expires,
+    fence, NULL::float8 AS lease_end, cancel_requested
+FROM again;
+
+-- name: lose
+-- Leases that ran out: nobody will report these tries any more. A task that was asked to cancel
+-- ends as cancelled, any other is scheduled again; due_at stays, so that its lateness shows.
+WITH expired AS MATERIALIZED (
+    SELECT t.tenant_id, t.id, t.fence, t.cancel_requested
+    FROM tasks t JOIN unnest($1::integer[], $2::uuid[], $3::integer[]) AS held (tenant_id, id, fence)
+        ON t.tenant_id = held.tenant_id AND t.id = held.id AND t.fence = held.fence
+    WHERE t.state = 'running' AND t.lease_until <= clock_timestamp()
+    FOR UPDATE OF t
+), tries AS (
+    INSERT INTO executions (task_id, due_at, picked_at, finished_at, tenant_id, fence, attempt,
+        outcome, worker)
+    SELECT t.id, t.due_at, t.picked_at, clock_timestamp(), t.tenant_id, t.fence, t.attempts, 'lost',
+        t.worker
+    FROM tasks t JOIN expired e ON t.tenant_id = e.tenant_id AND t.id = e.id
+), again AS (
+    UPDATE tasks t
+    SET state = 'scheduled', rev = t.rev + 1, picked_at = NULL, lease_until = NULL, worker = NULL
+    FROM expired e
+    WHERE t.tenant_id = e.tenant_id AND t.id = e.id AND t.fence = e.fence AND NOT e.cancel_requested
+    RETURNING t.*
+), ended AS (
+    DELETE FROM tasks t USING expired e
+    WHERE t.tenant_id = e.tenant_id AND t.id = e.id AND t.fence = e.fence AND e.cancel_requested
+    RETURNING t.*
+), history AS (
+    INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, picked_at, finished_at,
+        tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
+        capability, concurrency_key, name, labels, error, spec, payload)
+    SELECT id, created_at, run_at, due_at, expires_at, picked_at, clock_timestamp(),
+        tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, 'cancelled', queue,
+        capability, concurrency_key, name, labels, error, spec, payload
+    FROM ended
+)
+SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
+    priority, extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM expires_at)::float8 AS expires,
+    fence, NULL::float8 AS lease_end, cancel_requested
+FROM again
+UNION ALL
+SELECT tenant_id, id, NULL, partition, NULL, queue, capability, concurrency_key, concurrency_limit,
+    priority, NULL, NULL, fence, NULL, cancel_requested
+FROM ended;
+
+-- name: expire
+-- Tasks that were not started by expires_at, in the partitions of this node.
+WITH node AS MATERIALIZED (
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+), ended AS (
+    DELETE FROM tasks t USING node
+    WHERE t.expires_at <= clock_timestamp() AND t.state <> 'running'
+      AND t.partition = ANY ($3::smallint[])
+    RETURNING t.*
+), history AS (
+    INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,
+        tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
+        capability, concurrency_key, name, labels, error, spec, payload)
+    SELECT id, created_at, run_at, due_at, expires_at, clock_timestamp(),
+        tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, 'expired', queue,
+        capability, concurrency_key, name, labels, error, spec, payload
+    FROM ended
+)
+SELECT tenant_id, id FROM ended;

@@ -1,0 +1,172 @@
+-- What the API asks of the store. Every statement names the tenant.
+
+-- name: create_tasks
+-- Insert tasks. A near one gets a wake row unless this very node owns its partition: then the node
+-- tells its engine itself after the commit. With an idempotency key only the first caller inserts.
+WITH node AS MATERIALIZED (
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+), tenant AS MATERIALIZED (
+    -- A change of a tenant's spread waits for this, so that no task lands in an old partition.
+    SELECT id, spread FROM tenants
+    WHERE id IN (SELECT DISTINCT unnest($5::integer[])) FOR KEY SHARE
+), input AS (
+    SELECT * FROM unnest($5::integer[], $6::uuid[], $7::float8[], $8::float8[], $9::float8[],
+        $10::float8[], $11::integer[], $12::smallint[], $13::text[], $14::text[], $15::text[],
+        $16::text[], $17::jsonb[], $18::bytea[], $19::bytea[], $20::text[])
+    AS i (tenant_id, id, created, run, due, expires, concurrency_limit, priority, queue, capability,
+          concurrency_key, name, labels, spec, payload, idempotency_key)
+), keyed AS (
+    INSERT INTO idempotency_keys (tenant_id, key, body_hash, status, answer, expires_at)
+    SELECT k.tenant_id, k.key, k.body_hash, 201, k.answer, clock_timestamp() + k.ttl * interval '1 second'
+    FROM unnest($21::integer[], $22::text[], $23::bytea[], $24::bytea[], $25::float8[])
+        AS k (tenant_id, key, body_hash, answer, ttl)
+    ON CONFLICT (tenant_id, key) DO UPDATE
+        SET body_hash = excluded.body_hash, answer = excluded.answer, status = excluded.status,
+            expires_at = excluded.expires_at
+        WHERE idempotency_keys.expires_at <= clock_timestamp()
+    RETURNING tenant_id, key
+), made AS (
+    INSERT INTO tasks (id, created_at, run_at, due_at, expires_at, tenant_id, concurrency_limit,
+        partition, priority, queue, capability, concurrency_key, name, labels, spec, payload)
+    SELECT i.id, to_timestamp(i.created), to_timestamp(i.run), to_timestamp(i.due),
+        to_timestamp(i.expires), i.tenant_id, i.concurrency_limit,
+        partition_of(i.tenant_id, coalesce(i.concurrency_key, i.id::text), t.spread),
+        i.priority, i.queue, i.capability, i.concurrency_key, i.name, i.labels, i.spec, i.payload
+    FROM input i JOIN tenant t ON t.id = i.tenant_id
+    WHERE i.idempotency_key IS NULL
+       OR EXISTS (SELECT FROM keyed k WHERE k.tenant_id = i.tenant_id AND k.key = i.idempotency_key)
+    RETURNING tenant_id, id, partition, due_at
+), woken AS (
+    INSERT INTO wakes (partition, tenant_id, task_id)
+    SELECT partition, tenant_id, id FROM made
+    WHERE due_at <= clock_timestamp() + $4 * interval '1 second'
+      AND (partition <> ALL ($3::smallint[]) OR NOT EXISTS (SELECT FROM node))
+)
+SELECT id, partition FROM made;
+
+-- name: find_answer
+-- The first answer under an idempotency key.
+SELECT body_hash, status, answer FROM idempotency_keys
+WHERE tenant_id = $1 AND key = $2 AND expires_at > clock_timestamp();
+
+-- name: which_exist
+-- After an insert whose answer was lost: did it take effect?
+SELECT id, partition FROM tasks WHERE tenant_id = $1 AND id = ANY ($2::uuid[])
+UNION ALL
+SELECT id, NULL FROM task_history
+WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND finished_at >= time_of($3);
+
+-- name: get_task
+-- One task, unfinished or finished.
+SELECT * FROM (
+    SELECT id, created_at, run_at, due_at, expires_at, picked_at, picked_at AS started_at,
+        NULL::timestamptz AS finished_at, rev, fence, attempts, concurrency_limit, priority,
+        cancel_requested, NULL::boolean AS sla_met, state, queue, concurrency_key, name,
+        NULL::text AS blame, labels, error, NULL::jsonb AS lateness, spec, payload,
+        NULL::bytea AS result
+    FROM tasks WHERE tenant_id = $1 AND id = $2
+    UNION ALL
+    SELECT id, created_at, run_at, due_at, expires_at, picked_at, started_at,
+        finished_at, rev, fence, attempts, concurrency_limit, priority,
+        false, sla_met, state, queue, concurrency_key, name,
+        blame, labels, error, lateness, spec, payload,
+        result
+    FROM task_history WHERE tenant_id = $1 AND id = $2 AND finished_at >= time_of($2)
+) found LIMIT 1;
+
+-- name: lock_task
+-- One unfinished task, held until the transaction ends: for changes that depend on its state.
+SELECT id, created_at, run_at, due_at, expires_at, rev, fence, attempts, concurrency_limit,
+    partition, priority, cancel_requested, state, queue, capability, concurrency_key, name, labels,
+    spec, payload
+FROM tasks WHERE tenant_id = $1 AND id = $2 FOR UPDATE;
+
+-- name: change_task
+-- Write a locked task back. Rev and state say what the change was decided on.
+UPDATE tasks
+SET rev = rev + 1, state = $5, parked = ($5 IN ('blocked', 'paused')), cancel_requested = $6,
+    run_at = to_timestamp($7), due_at = to_timestamp($8), expires_at = to_timestamp($9), priority = $10,
+    queue = $11, capability = $12, name = $13, labels = $14, spec = $15, payload = $16
+WHERE tenant_id = $1 AND id = $2 AND rev = $3 AND state = $4
+RETURNING rev;
+
+-- name: end_task
+-- Move an unfinished task that is not running to history.
+WITH ended AS (
+    DELETE FROM tasks
+    WHERE tenant_id = $1 AND id = $2 AND rev = $3 AND state <> 'running'
+    RETURNING *
+)
+INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,
+    tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
+    capability, concurrency_key, name, labels, error, spec, payload)
+SELECT id, created_at, run_at, due_at, expires_at, clock_timestamp(),
+    tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, $4, queue,
+    capability, concurrency_key, name, labels, error, spec, payload
+FROM ended
+RETURNING id;
+
+-- name: wake
+INSERT INTO wakes (partition, tenant_id, task_id) VALUES ($1, $2, $3);
+
+-- name: purge_task
+DELETE FROM tasks WHERE tenant_id = $1 AND id = $2 RETURNING partition;
+
+-- name: purge_history
+DELETE FROM task_history WHERE tenant_id = $1 AND id = $2 AND finished_at >= time_of($2) RETURNING id;
+
+-- name: purge_executions
+DELETE FROM executions WHERE tenant_id = $1 AND task_id = $2 AND finished_at >= time_of($2);
+
+-- name: purge_dead_letter
+DELETE FROM dead_letters WHERE tenant_id = $1 AND id = $2;
+
+-- name: allow_purge
+-- Lets the append-only trigger pass, for this transaction.
+SELECT set_config('mainspring.purge', 'on', true);
+
+-- name: audit
+INSERT INTO audit (tenant_id, actor, action, subject, detail) VALUES ($1, $2, $3, $4, $5);
+
+-- name: list_executions
+SELECT attempt, fence, worker, started_at, finished_at, outcome, status_code, response, error,
+    extract(epoch FROM finished_at - coalesce(started_at, picked_at))::float8 * 1000 AS duration_ms
+FROM executions
+WHERE tenant_id = $1 AND task_id = $2 AND finished_at >= time_of($2)
+  AND ($3::text IS NULL OR outcome = $3)
+ORDER BY fence LIMIT $4;
+
+-- name: list_tasks
+-- A page, newest first, over unfinished ($4) and finished ($5) tasks. At most `scan` ($3) rows are
+-- looked at, so that a filter which nothing matches stays cheap; the row of `edge` says how far.
+WITH scanned AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT id, created_at, run_at, due_at, expires_at, picked_at, picked_at AS started_at,
+            NULL::timestamptz AS finished_at, rev, fence, attempts, concurrency_limit, priority,
+            cancel_requested, NULL::boolean AS sla_met, state, queue, concurrency_key, name,
+            NULL::text AS blame, labels, error, NULL::jsonb AS lateness, spec,
+            CASE WHEN $13::boolean THEN payload ELSE ''::bytea END AS payload,
+            NULL::bytea AS result
+        FROM tasks WHERE tenant_id = $1 AND id < $2 AND $4
+        UNION ALL
+        SELECT id, created_at, run_at, due_at, expires_at, picked_at, started_at,
+            finished_at, rev, fence, attempts, concurrency_limit, priority,
+            false, sla_met, state, queue, concurrency_key, name,
+            blame, labels, error, lateness, spec,
+            CASE WHEN $13::boolean THEN payload ELSE ''::bytea END AS payload,
+            result
+        FROM task_history WHERE tenant_id = $1 AND id < $2 AND $5
+    ) every ORDER BY id DESC LIMIT $3
+), page AS (
+    SELECT * FROM scanned
+    WHERE ($6::text IS NULL OR state = $6)
+      AND ($7::text IS NULL OR queue = $7)
+      AND ($8::text IS NULL OR name = $8)
+      AND ($9::jsonb IS NULL OR labels @> $9)
+      AND ($10::timestamptz IS NULL OR due_at >= $10)
+      AND ($11::timestamptz IS NULL OR due_at < $11)
+    ORDER BY id DESC LIMIT $12
+), edge AS (
+    SELECT count(*) AS scanned, (SELECT id FROM scanned ORDER BY id LIMIT 1) AS edge FROM scanned
+)
+SELECT page.*, edge.scanned, edge.edge FROM edge LEFT JOIN page ON true ORDER BY page.id DESC;

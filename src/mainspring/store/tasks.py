@@ -1,0 +1,394 @@
+"""Tasks as the API sees them: create, read, list, change, cancel, purge."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+from uuid import UUID
+
+import asyncpg
+
+from mainspring.domain.placement import Tenure
+from mainspring.domain.task import TaskState
+from mainspring.store import queries
+from mainspring.store.database import Database
+
+SQL = queries.load("tasks")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task that is about to be inserted; times in seconds since the epoch."""
+
+    tenant_id: int
+    id: UUID
+    created: float
+    run: float
+    due: float
+    expires: float | None
+    concurrency_key: str | None
+    concurrency_limit: int | None
+    priority: int
+    queue: str
+    capability: str
+    name: str | None
+    labels: Mapping[str, str] | None
+    spec: bytes
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the first caller under an idempotency key was told."""
+
+    body_hash: bytes
+    status: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """An idempotency key and the answer to remember under it, for `ttl` seconds."""
+
+    key: str
+    body_hash: bytes
+    answer: bytes
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """One caller's tasks: all of them are inserted or none."""
+
+    tenant_id: int
+    tasks: Sequence[NewTask]
+    keyed: Keyed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTask:
+    """A task as it was found, unfinished or finished."""
+
+    id: UUID
+    created_at: datetime
+    run_at: datetime
+    due_at: datetime
+    expires_at: datetime | None
+    picked_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    rev: int
+    fence: int
+    attempts: int
+    concurrency_limit: int | None
+    priority: int
+    cancel_requested: bool
+    sla_met: bool | None
+    state: str
+    queue: str
+    concurrency_key: str | None
+    name: str | None
+    blame: str | None
+    labels: dict[str, str] | None
+    error: dict[str, str] | None
+    lateness: dict[str, float] | None
+    spec: bytes
+    payload: bytes
+    result: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class LockedTask:
+    """An unfinished task whose row is held while a change is decided."""
+
+    id: UUID
+    created_at: datetime
+    run_at: datetime
+    due_at: datetime
+    expires_at: datetime | None
+    rev: int
+    fence: int
+    attempts: int
+    concurrency_limit: int | None
+    partition: int
+    priority: int
+    cancel_requested: bool
+    state: str
+    queue: str
+    capability: str
+    concurrency_key: str | None
+    name: str | None
+    labels: dict[str, str] | None
+    spec: bytes
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredExecution:
+    """One finished try."""
+
+    attempt: int
+    fence: int
+    worker: str
+    started_at: datetime | None
+    finished_at: datetime
+    outcome: str
+    status_code: int | None
+    response: bytes | None
+    error: dict[str, str] | None
+    duration_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFilter:
+    """Which tasks a list shows."""
+
+    state: str | None = None
+    queue: str | None = None
+    name: str | None = None
+    labels: dict[str, str] | None = None
+    due_after: datetime | None = None
+    due_before: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some tasks, newest first, and where to go on (None at the end)."""
+
+    tasks: list[StoredTask]
+    next_before: UUID | None
+
+
+class Tasks:
+    """The store's face for the API."""
+
+    def __init__(self, database: Database, *, near: float, scan: int = 1000) -> None:
+        self._database = database
+        self._near = near
+        self._scan = scan
+
+    async def create(self, creations: Sequence[Creation], tenure: Tenure) -> dict[UUID, int]:
+        """Insert in one transaction; answers id → partition of what was inserted.
+
+        A creation whose idempotency key was taken already inserts nothing and is not in the answer.
+        """
+        rows = sorted(
+            (
+                (task, creation.keyed.key if creation.keyed else None)
+                for creation in creations
+                for task in creation.tasks
+            ),
+            key=lambda row: (row[0].tenant_id, row[0].id),
+        )
+        keyed = sorted(
+            ((c.tenant_id, c.keyed) for c in creations if c.keyed),
+            key=lambda pair: (pair[0], pair[1].key),
+        )
+        made = await self._database.fetch(
+            SQL["create_tasks"],
+            tenure.node_id,
+            tenure.epoch,
+            list(tenure.partitions),
+            self._near,
+            *_task_columns([task for task, _key in rows]),
+            [key for _task, key in rows],
+            [tenant for tenant, _ in keyed],
+            [entry.key for _, entry in keyed],
+            [entry.body_hash for _, entry in keyed],
+            [entry.answer for _, entry in keyed],
+            [entry.ttl for _, entry in keyed],
+        )
+        return {row["id"]: row["partition"] for row in made}
+
+    async def find_answer(self, tenant_id: int, key: str) -> Answer | None:
+        """What the first caller under this idempotency key was told."""
+        row = await self._database.fetch_row(SQL["find_answer"], tenant_id, key)
+        return Answer(*row) if row else None
+
+    async def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
+        """After an insert whose answer was lost: which of these took effect?
+
+        Answers id → partition; a task that is finished already has none.
+        """
+        rows = await self._database.fetch(SQL["which_exist"], tenant_id, list(ids), min(ids))
+        return {row["id"]: row["partition"] for row in rows}
+
+    async def get(self, tenant_id: int, task_id: UUID) -> StoredTask | None:
+        row = await self._database.fetch_row(SQL["get_task"], tenant_id, task_id)
+        return StoredTask(*row) if row else None
+
+    async def list(
+        self,
+        tenant_id: int,
+        where: TaskFilter,
+        *,
+        before: UUID | None,
+        limit: int,
+        payloads: bool = False,
+    ) -> Page:
+        """A page of tasks older than `before`; it may be short and still have a next one.
+
+        Payloads are empty unless asked for: a page of large ones need not cross the wire.
+        """
+        unfinished = where.state is None or not TaskState(where.state).final
+        finished = where.state is None or TaskState(where.state).final
+        rows = await self._database.fetch(
+            SQL["list_tasks"],
+            tenant_id,
+            before or UUID(int=2**128 - 1),
+            self._scan,
+            unfinished,
+            finished,
+            where.state,
+            where.queue,
+            where.name,
+            where.labels,
+            where.due_after,
+            where.due_before,
+            limit,
+            payloads,
+        )
+        *_, scanned, edge = rows[0]
+        tasks = [StoredTask(*tuple(row)[:-2]) for row in rows if row["id"] is not None]
+        if len(tasks) == limit:
+            return Page(tasks, tasks[-1].id)
+        return Page(tasks, edge if scanned == self._scan else None)
+
+    async def executions(
+        self, tenant_id: int, task_id: UUID, *, outcome: str | None, limit: int = 1000
+    ) -> Sequence[StoredExecution]:
+        rows = await self._database.fetch(
+            SQL["list_executions"], tenant_id, task_id, outcome, limit
+        )
+        return [StoredExecution(*row) for row in rows]
+
+    async def change(
+        self, tenant_id: int, task_id: UUID, decide: Callable[[LockedTask], "Change | T"]
+    ) -> "T | bool | None":
+        """Lock a task, let `decide` choose, and write what it chose.
+
+        None: no such unfinished task. True: the change was written. Anything else `decide` returns
+        is handed back without a write; what it raises undoes everything.
+        """
+
+        async def work(connection: asyncpg.Connection) -> "T | bool | None":
+            row = await connection.fetchrow(SQL["lock_task"], tenant_id, task_id)
+            if row is None:
+                return None
+            locked = LockedTask(*row)
+            chosen = decide(locked)
+            if not isinstance(chosen, Change):
+                return chosen
+            await self._write(connection, tenant_id, locked, chosen)
+            return True
+
+        return await self._database.transact(work)
+
+    async def purge(self, tenant_id: int, task_id: UUID, actor: str) -> bool:
+        """Remove a task and its traces but for the audit entry. False: there is no such task."""
+
+        async def work(connection: asyncpg.Connection) -> bool:
+            await connection.execute(SQL["allow_purge"])
+            hot = await connection.fetchrow(SQL["purge_task"], tenant_id, task_id)
+            cold = await connection.fetchrow(SQL["purge_history"], tenant_id, task_id)
+            if hot is None and cold is None:
+                return False
+            await connection.execute(SQL["purge_executions"], tenant_id, task_id)
+            await connection.execute(SQL["purge_dead_letter"], tenant_id, task_id)
+            await connection.execute(
+                SQL["audit"], tenant_id, actor, "task.purged", str(task_id), None
+            )
+            if hot is not None:
+                await connection.execute(SQL["wake"], hot["partition"], tenant_id, task_id)
+            return True
+
+        return await self._database.transact(work)
+
+    async def _write(
+        self, connection: asyncpg.Connection, tenant_id: int, locked: LockedTask, change: "Change"
+    ) -> None:
+        if TaskState(change.state).final:
+            written = await connection.fetchrow(
+                SQL["end_task"], tenant_id, locked.id, locked.rev, change.state
+            )
+        else:
+            written = await connection.fetchrow(
+                SQL["change_task"],
+                tenant_id,
+                locked.id,
+                locked.rev,
+                locked.state,
+                change.state,
+                change.cancel_requested,
+                change.run,
+                change.due,
+                change.expires,
+                change.priority,
+                change.queue,
+                change.capability,
+                change.name,
+                change.labels,
+                change.spec,
+                change.payload,
+            )
+        if written is None:
+            raise AssertionError("a locked task cannot have changed")
+        await connection.execute(SQL["wake"], locked.partition, tenant_id, locked.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a locked task shall become. A final state moves it to history as it is."""
+
+    state: str
+    cancel_requested: bool
+    run: float
+    due: float
+    expires: float | None
+    priority: int
+    queue: str
+    capability: str
+    name: str | None
+    labels: dict[str, str] | None
+    spec: bytes
+    payload: bytes
+
+    @classmethod
+    def of(cls, task: LockedTask) -> "Change":
+        """The task as it is: use `dataclasses.replace` for what shall differ."""
+        return cls(
+            state=task.state,
+            cancel_requested=task.cancel_requested,
+            run=task.run_at.timestamp(),
+            due=task.due_at.timestamp(),
+            expires=task.expires_at.timestamp() if task.expires_at else None,
+            priority=task.priority,
+            queue=task.queue,
+            capability=task.capability,
+            name=task.name,
+            labels=task.labels,
+            spec=task.spec,
+            payload=task.payload,
+        )
+
+
+def _task_columns(tasks: Sequence[NewTask]) -> tuple[Sequence[object], ...]:
+    """The tasks turned on their side: one array per column, as unnest() wants them."""
+    return (
+        [t.tenant_id for t in tasks],
+        [t.id for t in tasks],
+        [t.created for t in tasks],
+        [t.run for t in tasks],
+        [t.due for t in tasks],
+        [t.expires for t in tasks],
+        [t.concurrency_limit for t in tasks],
+        [t.priority for t in tasks],
+        [t.queue for t in tasks],
+        [t.capability for t in tasks],
+        [t.concurrency_key for t in tasks],
+        [t.name for t in tasks],
+        [t.labels for t in tasks],
+        [t.spec for t in tasks],
+        [t.payload for t in tasks],
+    )

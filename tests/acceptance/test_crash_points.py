@@ -1,0 +1,72 @@
+"""A node is killed at every named crash point; nothing acknowledged is lost, nothing runs early.
+
+The list of points is the source: a new point is tested by being named, and a point that this
+traffic never reaches fails its test.
+"""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from mainspring import crash
+from support.cluster import Cluster, Node, Tenant
+from support.traffic import Traffic, mixed
+from support.waiting import eventually
+
+REACHED_WITHIN = 8.0
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("point", sorted(crash.POINTS))
+async def test_a_kill_loses_nothing(cluster: Cluster, point: str) -> None:
+    traffic, tenant = Traffic(), await cluster.tenant()
+    steady = await cluster.start()
+    doomed = await cluster.start(crash_at=point)
+    async for _ in provocations(cluster, tenant, traffic, steady, doomed):
+        if not doomed.alive:
+            break
+    assert await doomed.ended(within=REACHED_WITHIN) == -9, "it did not die at the crash point"
+
+    survivor = (await cluster.start()).client(tenant)
+    await traffic.send_again(survivor)
+    await traffic.send(survivor, mixed())
+    await cluster.evidence.all_finished(traffic.acknowledged, within=20)
+    await cluster.evidence.sound(traffic.acknowledged)
+    assert await tasks_per_key(cluster) == {key: 1 for key in traffic.keys_used}
+
+
+async def provocations(
+    cluster: Cluster, tenant: Tenant, traffic: Traffic, steady: Node, doomed: Node
+) -> AsyncIterator[None]:
+    """Make the doomed node do everything a node does; after each step its life is looked at."""
+    await traffic.send(steady.client(tenant), 4 * mixed())
+    await traffic.send(doomed.client(tenant), 4 * mixed())
+    yield await quiet_or_dead(cluster, traffic, doomed)
+    newcomer = await cluster.start()  # is given some of its partitions
+    yield await quiet_or_dead(cluster, traffic, doomed)
+    await traffic.send(newcomer.client(tenant), mixed())
+    newcomer.kill()  # leaves partitions to take over
+    steady.kill()
+    yield
+
+
+async def quiet_or_dead(cluster: Cluster, traffic: Traffic, doomed: Node) -> None:
+    """Wait until all traffic was worked off, or the doomed node is gone."""
+    wanted = list(traffic.acknowledged)
+
+    async def reached() -> bool:
+        finished = await cluster.evidence.value(
+            "SELECT count(*) FROM task_history WHERE id = ANY ($1::uuid[])", wanted
+        )
+        return not doomed.alive or finished == len(wanted)
+
+    await eventually(reached, within=REACHED_WITHIN, what="the traffic is worked off", tick=0.05)
+
+
+async def tasks_per_key(cluster: Cluster) -> dict[str, int]:
+    rows = await cluster.evidence.rows(
+        "SELECT labels ->> 'sent-as' AS key, count(*) AS tasks FROM task_history"
+        " WHERE labels ? 'sent-as' GROUP BY 1"
+    )
+    return {row["key"]: row["tasks"] for row in rows}

@@ -1,0 +1,90 @@
+"""What every kind of test shares: real servers, and a fresh database for each test."""
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import count
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from mainspring.store.embedded import EmbeddedServer
+
+TEMPLATE = "mainspring_template"
+MISSING: pytest.StashKey[set[str]] = pytest.StashKey()
+
+_numbers = count(1)
+
+
+@pytest.fixture
+def need_server(request: pytest.FixtureRequest) -> Callable[[str, Path | None], Path]:
+    """Return a real server's program, or say by name what is missing: a failure where CI is set."""
+
+    def need(name: str, found: Path | None) -> Path:
+        if found is not None:
+            return found
+        request.config.stash.setdefault(MISSING, set()).add(name)
+        if os.environ.get("CI"):
+            pytest.fail(f"{name} is missing on this machine")
+        pytest.skip(f"{name} is missing on this machine")
+
+    return need
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """A test that could not run for want of a server must not look like one that passed."""
+    missing = config.stash.get(MISSING, None) or ()
+    if missing:
+        terminalreporter.section("missing real servers", yellow=True)
+    for name in sorted(missing):
+        terminalreporter.line(f"{name}: the tests that need it did not run")
+
+
+@pytest.fixture(scope="session")
+def pg_server() -> Iterator[str]:
+    """The URL of one real PostgreSQL for the whole run, as durable as in production."""
+    with tempfile.TemporaryDirectory(prefix="mainspring-tests-") as directory:
+        # Under root the server may have to run as another user, who must get through to it.
+        Path(directory).chmod(0o711)
+        settings = {"shared_buffers": "64MB", "max_connections": "300"}
+        server = EmbeddedServer(Path(directory, "data"), settings=settings)
+        try:
+            yield server.start()
+        finally:
+            server.stop()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def migrated_server(pg_server: str) -> str:
+    """The server with a migrated database to copy from: copying is far quicker than migrating."""
+    from mainspring.store.migrate import migrate  # here, so that pure tests need no store
+
+    await _execute(pg_server, f"CREATE DATABASE {TEMPLATE}")
+    await migrate(_database(pg_server, TEMPLATE))
+    return pg_server
+
+
+@pytest.fixture
+async def database_url(migrated_server: str) -> AsyncIterator[str]:
+    """The URL of an empty, migrated database that belongs to one test."""
+    name = f"test_{next(_numbers)}"
+    await _execute(migrated_server, f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+    yield _database(migrated_server, name)
+    await _execute(migrated_server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _database(url: str, name: str) -> str:
+    return urlsplit(url)._replace(path=f"/{name}").geturl()
+
+
+async def _execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()

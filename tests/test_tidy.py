@@ -1,0 +1,319 @@
+"""The house rules, as tests: each says in its docstring why it exists.
+
+A rule that stands in the way of good code is changed here, in the open, and never worked around.
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src"
+
+LONGEST_FILE = 500
+LONGEST_FUNCTION = 60
+
+# Which rooms (packages, and modules at the root) each room may import from, besides itself.
+ROOTS = {"config", "errors", "clock", "lifecycle", "crash"}
+ADAPTER = ROOTS | {"domain", "observe"}
+JOINER = ADAPTER | {"engine", "store", "broker", "execution", "notify"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "__init__": {"errors", "domain", "sdk"},
+    "errors": set(),
+    "crash": set(),
+    "clock": {"errors"},
+    "config": {"errors", "domain"},
+    "lifecycle": {"errors", "clock", "observe"},
+    "domain": {"errors"},
+    "engine": {"errors", "domain"},
+    "sdk": {"errors", "domain"},
+    "observe": ROOTS,
+    "store": ADAPTER,
+    "broker": ADAPTER,
+    "execution": ADAPTER,
+    "notify": ADAPTER,
+    "node": JOINER,
+    "api": JOINER | {"node"},
+    "dashboard": {"errors"},
+    "cli": {"wiring", "config", "errors", "sdk", "observe", "__init__"},
+    "__main__": {"cli"},
+    "wiring": JOINER | {"node", "api", "dashboard"},
+}
+
+# The implementations one can choose between: outside their room only the wiring names them.
+CONCRETE = {
+    "mainspring.broker.redis",
+    "mainspring.broker.rabbitmq",
+    "mainspring.broker.kafka",
+    "mainspring.store.embedded",
+}
+
+PURE_ROOMS = {"domain", "engine"}
+PURE_LIBRARY = {
+    *("__future__", "abc", "collections", "contextlib", "dataclasses", "enum", "functools"),
+    *("itertools", "operator", "types", "typing"),
+    *("bisect", "calendar", "datetime", "decimal", "fractions", "graphlib", "heapq", "math"),
+    *("base64", "hashlib", "hmac", "ipaddress", "json", "re", "string", "struct", "zoneinfo"),
+    "urllib.parse",
+}
+# A generator that was given its seed repeats itself, the module's own functions do not; a UUID
+# is a value, but making one is not.
+PURE_NAMES = {"random.Random", "uuid.UUID"}
+
+CLOCK_READS = {
+    *(f"time.{name}{ns}" for name in ("time", "monotonic", "perf_counter") for ns in ("", "_ns")),
+    *(f"time.{name}" for name in ("gmtime", "localtime", "ctime", "clock_gettime")),
+    *(f"datetime.{name}" for name in ("now", "utcnow", "today")),
+    *(f"datetime.datetime.{name}" for name in ("now", "utcnow", "today")),
+    *("date.today", "datetime.date.today"),
+}
+ENVIRONMENT_READS = {"os.environ", "os.environb", "os.getenv", "os.getenvb"}
+
+NOT_COMMITTED = {".git", ".venv", ".dev", ".hypothesis", "__pycache__", "dist", "build"}
+# This file has to spell out what it forbids.
+TEXT_EXEMPT = {Path(__file__).resolve()}
+
+
+# --- who may import whom --------------------------------------------------------------------
+
+
+def test_rooms_import_only_what_they_may() -> None:
+    """A layer that reaches past its neighbours can no longer be changed or tested alone."""
+    assert_none(
+        f"{module.where(line)} imports {target}: not for {module.room}"
+        for module in modules()
+        for line, target in module.own_imports()
+        if room_of(target) not in MAY_IMPORT.get(module.room, set()) | {module.room}
+    )
+
+
+def test_every_room_has_a_rule() -> None:
+    """A new package must say what it may import, before it imports everything."""
+    assert_none(
+        f"{module.where(1)}: add {module.room!r} to MAY_IMPORT"
+        for module in modules()
+        if module.room not in MAY_IMPORT
+    )
+
+
+def test_only_the_wiring_names_concrete_adapters() -> None:
+    """Whoever names one adapter cannot be run with another."""
+    assert_none(
+        f"{module.where(line)} imports {target}"
+        for module in modules()
+        for line, target in module.own_imports()
+        if target in CONCRETE and module.room not in ("wiring", room_of(target))
+    )
+
+
+def test_no_import_cycles() -> None:
+    """Modules in a cycle are one module in several files: none is understood alone."""
+    graph = {module.name: {name for _, name in module.own_imports()} for module in modules()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_domain_and_engine_are_pure() -> None:
+    """The same core runs in production, in the simulation and under a user's virtual clock."""
+    assert_none(
+        f"{module.where(line)} imports {target}: not pure"
+        for module in modules()
+        if module.room in PURE_ROOMS
+        for line, target in module.imports()
+        if not is_pure(target)
+    )
+
+
+def test_domain_and_engine_never_await() -> None:
+    """A core that can be suspended in mid-decision has no state one can reason about."""
+    asynchronous = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
+    assert_none(
+        module.where(node.lineno)
+        for module in modules()
+        if module.room in PURE_ROOMS
+        for node in ast.walk(module.tree)
+        if isinstance(node, asynchronous)
+    )
+
+
+# --- the world outside ----------------------------------------------------------------------
+
+
+def test_only_the_clock_reads_the_time() -> None:
+    """Decisions use the database's time; a stray reading of the node's own is a bug in waiting."""
+    assert_none(uses(CLOCK_READS, allowed={"clock"}))
+
+
+def test_only_the_config_reads_the_environment() -> None:
+    """Every setting is validated once, documented in one place, and named in one error."""
+    assert_none(uses(ENVIRONMENT_READS, allowed={"config"}))
+
+
+def test_only_the_cli_prints() -> None:
+    """A server speaks through its log, where each record has an action and a context."""
+    assert_none(uses({"print"}, allowed={"cli"}))
+
+
+# --- shape ----------------------------------------------------------------------------------
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    """A newcomer opens a file and reads its purpose first."""
+    assert_none(module.where(1) for module in modules() if not ast.get_docstring(module.tree))
+
+
+def test_files_have_one_subject() -> None:
+    """Past this length a file has two subjects."""
+    assert_none(
+        f"{module.where(1)} has {length} lines, more than {LONGEST_FILE}"
+        for module in modules()
+        if (length := len(module.text.splitlines())) > LONGEST_FILE
+    )
+
+
+def test_functions_fit_on_a_screen() -> None:
+    """What does not fit on a screen is not understood at one reading."""
+    assert_none(
+        f"{module.where(node.lineno)} {node.name} has {length} lines, more than {LONGEST_FUNCTION}"
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (length := (node.end_lineno or 0) - node.lineno + 1) > LONGEST_FUNCTION
+    )
+
+
+# --- everything that is committed -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        (r"\b(TODO|FIXME|XXX|HACK)\b", "what is left to do is tracked, or done"),
+        (r"pypi\.org|pythonhosted\.org|--(extra-)?index-url", "everyone uses their own registry"),
+        (r"(?<![\w.~-])/(work|root|home/\w+|Users/\w+)/", "no other machine has this path"),
+        (r"(?i)\b(issue|pull request|ticket) #", "text explains itself, wherever it is read"),
+    ],
+)
+def test_committed_text_is_free_of(pattern: str, reason: str) -> None:
+    """A checkout must mean the same on every machine, and years from now."""
+    assert_none(
+        f"{path.relative_to(ROOT)}:{number} {reason}: {line.strip()[:80]}"
+        for path in committed_texts()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(pattern, line)
+    )
+
+
+# --- how the rules look at the code ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file of Mainspring."""
+
+    path: Path
+    name: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def room(self) -> str:
+        return room_of(self.name)
+
+    def where(self, line: int) -> str:
+        return f"{self.path.relative_to(ROOT)}:{line}"
+
+    def imports(self) -> Iterator[tuple[int, str]]:
+        """Every import, wherever it stands, as line and full dotted name."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from ((node.lineno, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                origin = self._origin(node)
+                yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
+
+    def own_imports(self) -> Iterator[tuple[int, str]]:
+        """The imports of Mainspring's modules, a name in a module counting as the module."""
+        for line, target in self.imports():
+            if target.partition(".")[0] == "mainspring":
+                known = target if target in module_names() else target.rpartition(".")[0]
+                yield line, known or target
+
+    def _origin(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        package = self.name.split(".")
+        if self.path.name == "__init__.py":
+            package.append("__init__")
+        return ".".join([*package[: -node.level], *filter(None, [node.module])])
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    return tuple(
+        Module(path, module_name(path), text := path.read_text(), ast.parse(text))
+        for path in sorted(SOURCE.rglob("*.py"))
+    )
+
+
+@cache
+def module_names() -> frozenset[str]:
+    return frozenset(module.name for module in modules())
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(name: str) -> str:
+    return [*name.split("."), "__init__"][1]
+
+
+def is_pure(target: str) -> bool:
+    """Whether an imported name is ours (another rule's business) or on the list of pure ones."""
+    parents = {target, target.rpartition(".")[0], target.partition(".")[0]}
+    return bool(parents & (PURE_LIBRARY | {"mainspring"})) or target in PURE_NAMES
+
+
+def uses(names: set[str], allowed: set[str]) -> Iterator[str]:
+    """Where one of these dotted names is used or imported outside the rooms allowed."""
+    for module in modules():
+        if module.room in allowed:
+            continue
+        for line, target in module.imports():
+            if target in names:
+                yield f"{module.where(line)} imports {target}"
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Attribute | ast.Name) and ast.unparse(node) in names:
+                yield f"{module.where(node.lineno)} uses {ast.unparse(node)}"
+
+
+def committed_texts() -> Iterator[Path]:
+    for path in sorted(ROOT.rglob("*")):
+        inside = path.relative_to(ROOT).parts
+        if path in TEXT_EXEMPT or NOT_COMMITTED.intersection(inside) or not path.is_file():
+            continue
+        if not any(part.endswith(("_cache", ".egg-info")) for part in inside) and is_text(path):
+            yield path
+
+
+def is_text(path: Path) -> bool:
+    try:
+        path.read_text()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def assert_none(violations: Iterable[str]) -> None:
+    found = list(violations)
+    assert not found, "\n" + "\n".join(found)

@@ -1,0 +1,72 @@
+"""What a caller may do to a task in each state: the whole table."""
+
+from collections.abc import Callable
+
+import pytest
+
+from mainspring.domain import transitions
+from mainspring.domain.task import TaskState as S
+from mainspring.domain.transitions import Move, Standing
+from mainspring.errors import Conflict
+
+NOW = 1000.0
+REFUSED = "refused"
+FINAL = [S.COMPLETED, S.FAILED, S.CANCELLED, S.EXPIRED, S.SKIPPED]
+
+RULES: dict[str, Callable[[Standing], Move | None]] = {
+    "cancel": transitions.cancel,
+    "pause": transitions.pause,
+    "resume": transitions.resume,
+    "run": lambda task: transitions.run(task, NOW),
+}
+
+TABLE: dict[str, dict[S, Move | str | None]] = {
+    "cancel": {
+        S.SCHEDULED: Move(S.CANCELLED),
+        S.BLOCKED: Move(S.CANCELLED),
+        S.PAUSED: Move(S.CANCELLED),
+        S.RUNNING: Move(S.RUNNING, cancel_requested=True),
+        S.CANCELLED: None,
+    },
+    "pause": {S.SCHEDULED: Move(S.PAUSED), S.PAUSED: None},
+    "resume": {S.SCHEDULED: None, S.RUNNING: None, S.PAUSED: Move(S.SCHEDULED)},
+    "run": {
+        S.SCHEDULED: Move(S.SCHEDULED, due=NOW),
+        S.PAUSED: Move(S.SCHEDULED, due=NOW),
+        S.RUNNING: None,
+    },
+}
+
+
+@pytest.mark.parametrize("verb", TABLE)
+@pytest.mark.parametrize("state", S)
+def test_every_verb_in_every_state(verb: str, state: S) -> None:
+    expected = TABLE[verb].get(state, REFUSED)
+    task = Standing(state, attempts=0, due=NOW + 60)
+    if expected == REFUSED:
+        with pytest.raises(Conflict, match=state):
+            RULES[verb](task)
+    else:
+        assert RULES[verb](task) == expected
+
+
+def test_asking_again_to_stop_changes_nothing() -> None:
+    assert transitions.cancel(Standing(S.RUNNING, 1, NOW, cancel_requested=True)) is None
+
+
+def test_run_keeps_the_place_of_what_is_due_already() -> None:
+    assert transitions.run(Standing(S.SCHEDULED, 0, NOW - 5), NOW) is None
+    assert transitions.run(Standing(S.PAUSED, 0, NOW - 5), NOW) == Move(S.SCHEDULED, due=NOW - 5)
+
+
+@pytest.mark.parametrize("state", [S.SCHEDULED, S.PAUSED, S.BLOCKED])
+def test_a_task_that_has_not_started_can_be_edited(state: S) -> None:
+    transitions.check_editable(Standing(state, 0, NOW))
+    with pytest.raises(Conflict, match="has not started"):
+        transitions.check_editable(Standing(state, 1, NOW))
+
+
+@pytest.mark.parametrize("state", [S.RUNNING, *FINAL])
+def test_a_task_that_has_started_cannot(state: S) -> None:
+    with pytest.raises(Conflict, match="has not started"):
+        transitions.check_editable(Standing(state, 0, NOW))
