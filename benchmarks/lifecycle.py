@@ -126,7 +126,7 @@ async def _move(pool: "asyncpg.Pool[asyncpg.Record]", deadline: float, seed: int
     payload, spec = msgspec.json.encode(_PAYLOAD), msgspec.json.encode({"target": _TASK["target"]})
     while time.monotonic() < deadline:
         batch = [ids.make(time.time()) for _ in range(_BATCH)]
-        places = [partition_of(1, str(i), 256) for i in batch]
+        places = [partition_of(1, i, None, 256) for i in batch]
         await pool.execute(_INSERT, batch, places, [spec] * _BATCH, [payload] * _BATCH)
         await pool.fetch(_CLAIM, batch)
         await pool.execute(_FINISH, batch)

@@ -33,7 +33,7 @@ async def test_a_kill_loses_nothing(cluster: Cluster, point: str) -> None:
     await traffic.send(survivor, mixed())
     await cluster.evidence.all_finished(traffic.acknowledged, within=20)
     await cluster.evidence.sound(traffic.acknowledged)
-    assert await tasks_per_key(cluster) == {key: 1 for key in traffic.keys_used}
+    assert await tasks_per_key(cluster) == dict.fromkeys(traffic.keys_used, 1)
 
 
 async def provocations(

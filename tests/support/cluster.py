@@ -11,6 +11,7 @@ from typing import Self
 
 import aiohttp
 
+from mainspring.domain.placement import PARTITIONS
 from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.keys import Keys, NewKey
 from support.client import Client
@@ -44,7 +45,10 @@ class Tenant:
 class Node:
     """One server process."""
 
-    def __init__(self, process: MainspringProcess, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, name: str, process: MainspringProcess, session: aiohttp.ClientSession
+    ) -> None:
+        self.name = name
         self._process = process
         self._session = session
         self._url: str | None = None
@@ -88,10 +92,7 @@ class Node:
     async def ready(self) -> None:
         """Wait until it owns partitions and has loaded them."""
         await self.listening()
-        await eventually(self._is_ready, within=START_WITHIN, what="the node is ready")
-
-    async def is_ready(self) -> bool:
-        return await self._is_ready()
+        await eventually(self.is_ready, within=START_WITHIN, what="the node is ready")
 
     async def _has_url(self) -> bool:
         assert self.alive, f"the node ended at its start:\n{self.said()}"
@@ -100,7 +101,7 @@ class Node:
                 self._url = line.split()[-1]
         return self._url is not None
 
-    async def _is_ready(self) -> bool:
+    async def is_ready(self) -> bool:
         try:
             async with self._session.get(f"{self.url}/readyz") as answer:
                 return answer.status == 200
@@ -167,10 +168,12 @@ class Cluster:
         }
         variables = {f"MAINSPRING_{key.upper()}": str(value) for key, value in wanted.items()}
         process = MainspringProcess(
-            self._directory / f"{name}.log", "server", environment={**variables, **(environment or {})}
+            self._directory / f"{name}.log",
+            "server",
+            environment={**variables, **(environment or {})},
         )
         self._processes[name] = process
-        return Node(process, self._session)
+        return Node(name, process, self._session)
 
     async def start(self, **settings: object) -> Node:
         """Start a node and wait until it is ready."""
@@ -178,9 +181,38 @@ class Cluster:
         await node.ready()
         return node
 
+    async def partitions_of(self, node: Node) -> set[int]:
+        """What a node owns, by the database's word."""
+        rows = await self.evidence.rows(
+            "SELECT partition FROM partitions p JOIN nodes n ON n.id = p.owner"
+            " WHERE n.name = $1 AND n.state = 'active'",
+            node.name,
+        )
+        return {row["partition"] for row in rows}
+
+    async def balanced(self, *nodes: Node) -> None:
+        """Wait until these nodes own everything among them, each a share, and act for it."""
+
+        async def shared() -> bool:
+            shares = [await self.partitions_of(node) for node in nodes]
+            loaded = [await node.is_ready() for node in nodes]
+            return all(shares) and sum(map(len, shares)) == PARTITIONS and all(loaded)
+
+        await eventually(shared, within=START_WITHIN, what="the partitions are shared out")
+
+    async def pair(self, **settings: object) -> tuple[Node, Node]:
+        """Two nodes that share the partitions."""
+        first, second = self.spawn(**settings), self.spawn(**settings)
+        await first.ready()
+        await second.ready()
+        await self.balanced(first, second)
+        return first, second
+
     async def metric(self, node: Node, name: str) -> float:
         """The sum of a metric's samples at a node."""
         answer = await node.client(await self.operator()).get("/metrics")
         assert answer.status == 200, answer
         lines = answer.body.decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"mainspring_{name}"))
+        return sum(
+            float(line.split()[-1]) for line in lines if line.startswith(f"mainspring_{name}")
+        )

@@ -17,7 +17,9 @@ SELECT wanted.id, count(h.id) AS times FROM unnest($1::uuid[]) AS wanted (id)
 LEFT JOIN task_history h ON h.id = wanted.id
 GROUP BY wanted.id HAVING count(h.id) <> 1
 """
-_IN_BOTH = "SELECT t.id FROM tasks t JOIN task_history h ON h.tenant_id = t.tenant_id AND h.id = t.id"
+_IN_BOTH = (
+    "SELECT t.id FROM tasks t JOIN task_history h ON h.tenant_id = t.tenant_id AND h.id = t.id"
+)
 _EARLY = """
 SELECT task_id, fence, outcome, due_at, picked_at, started_at FROM executions
 WHERE picked_at < due_at OR started_at < due_at

@@ -1,6 +1,7 @@
 """Running servers in the foreground: start, say where, wait for a signal, stop cleanly."""
 
 import asyncio
+import gc
 import secrets
 import signal
 from dataclasses import replace
@@ -22,6 +23,7 @@ async def serve(config: Config) -> None:
     server = wiring.Server(config)
     stop = _stop_signal()
     await server.start()
+    _calm_collector()
     typer.echo(f"mainspring listens on {server.url}")
     await stop.wait()
     await server.stop()
@@ -38,6 +40,7 @@ async def develop(config: Config, data: Path) -> None:
         await wiring.migrate(config)
         server = wiring.Server(config)
         await server.start()
+        _calm_collector()
         key = await _dev_key(server, config, data)
         typer.echo(_welcome(server.url, key, data))
         await stop.wait()
@@ -45,6 +48,14 @@ async def develop(config: Config, data: Path) -> None:
         await server.stop()
     finally:
         await asyncio.to_thread(database.stop)
+
+
+def _calm_collector() -> None:
+    """Tasks on their way are many small objects without cycles: looking for cycles among them again
+    and again took a tenth of the processor."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def _stop_signal() -> asyncio.Event:

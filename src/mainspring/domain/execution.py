@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 from uuid import UUID
 
 from mainspring.domain.task import TaskSpec
@@ -26,8 +27,7 @@ class TaskError:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(NamedTuple):
     """A claimed task on its way to an executor: exactly what the claim returned."""
 
     tenant_id: int
@@ -43,8 +43,7 @@ class Assignment:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """What an executor says about an assignment. Times are in the database's clock."""
 
     assignment: Assignment

@@ -13,11 +13,14 @@ from uuid import UUID
 PARTITIONS = 256
 
 
-def partition_of(tenant_id: int, affinity: str, spread: int) -> int:
-    """The partition of a task; affinity is its concurrency key, or else its own id."""
-    base = sha256(str(tenant_id).encode()).digest()[0]
-    share = sha256(f"{tenant_id}:{affinity}".encode()).digest()[0] % spread
-    return (base + share * (PARTITIONS // spread)) % PARTITIONS
+def partition_of(tenant_id: int, task_id: UUID, concurrency_key: str | None, spread: int) -> int:
+    """The partition of a task. Its affinity is its concurrency key, or else its own id, whose last
+    byte is random already."""
+    if concurrency_key is None:
+        share = task_id.bytes[15]
+    else:
+        share = sha256(f"{tenant_id}:{concurrency_key}".encode()).digest()[0]
+    return (tenant_id * 167 + share % spread * (PARTITIONS // spread)) % PARTITIONS
 
 
 def preferred_owner(partition: int, nodes: Sequence[UUID]) -> UUID:

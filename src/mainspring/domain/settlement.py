@@ -1,9 +1,8 @@
 """What becomes of a task when a try of it is over: one pure decision for every executor."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from random import Random
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mainspring.domain.execution import Outcome, Report
 from mainspring.domain.retry import next_try
@@ -12,8 +11,7 @@ from mainspring.domain.task import TaskState
 DeathCause = Literal["exhausted", "not_retryable", "poison"]
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(NamedTuple):
     """The task is over: it moves to history, and becomes a dead letter if it failed."""
 
     report: Report
@@ -24,8 +22,7 @@ class Finish:
     lateness: Mapping[str, float] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(NamedTuple):
     """The task is scheduled again, `delay` seconds from now; None keeps its due time."""
 
     report: Report

@@ -134,23 +134,21 @@ class Dispatcher:
     def _hand_out(self, picked: Sequence[Entry], assignments: Sequence[Assignment]) -> None:
         engine, now = self._state.engine, self._state.clock.now()
         entries = {entry.row.id: entry for entry in picked}
-        batches: dict[int, list[Assignment]] = {}
+        by_capability: dict[str, list[Assignment]] = {}
         for assignment in assignments:
             entry = entries[assignment.id]
             self._recorder.expect(assignment, engine.lateness(entry, now))
             self._metrics.start_delay.observe(now - assignment.due)
-            executor = self._executor_for(entry.row.capability)
-            batches.setdefault(executor, []).append(assignment)
-        for index, batch in batches.items():
-            self._executors[index].start(batch)
+            by_capability.setdefault(entry.row.capability, []).append(assignment)
+        for capability, batch in by_capability.items():
+            self._executor_for(capability).start(batch)
         crash.reach("claim.handed_out")
 
     def _accepts(self, _queue: str, capability: str) -> bool:
         return any(executor.can_run(capability) for executor in self._executors)
 
-    def _executor_for(self, capability: str) -> int:
-        able = (i for i, executor in enumerate(self._executors) if executor.can_run(capability))
-        return next(able)
+    def _executor_for(self, capability: str) -> Executor:
+        return next(executor for executor in self._executors if executor.can_run(capability))
 
     # Leases ----------------------------------------------------------------------------------
 

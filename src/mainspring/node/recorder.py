@@ -1,8 +1,8 @@
 """The recorder: writes outcomes in batches, fenced, and never loses one it was given."""
 
 import asyncio
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from uuid import UUID
 
@@ -117,10 +117,8 @@ class Recorder:
         for finish in finishes:
             assignment = finish.report.assignment
             self._state.engine.ended(assignment.id, assignment.fence, now)
-            if assignment.id in accepted:
-                self._metrics.tasks_finished.labels(finish.report.outcome.value).inc()
-            else:
-                self._metrics.fenced_outcomes.inc()
+        self._count(f.report for f in finishes if f.report.assignment.id in accepted)
+        self._metrics.fenced_outcomes.inc(len(finishes) - len(accepted))
 
     async def _record_retries(self, retries: Sequence[Retry]) -> list[Finish]:
         """Schedule tasks again; answers those that somebody asked to cancel: they are finished."""
@@ -132,7 +130,7 @@ class Recorder:
         for retry in retries:
             assignment = retry.report.assignment
             self._state.engine.ended(assignment.id, assignment.fence, now)
-            self._metrics.tasks_finished.labels(retry.report.outcome.value).inc()
+        self._count(retry.report for retry in retries if retry.report.assignment.id in again)
         return [
             Finish(retry.report, TaskState.CANCELLED)
             for retry in retries
@@ -160,6 +158,10 @@ class Recorder:
                 return await self._store.retry(self._state.tenure(), retries)
             except StoreUnavailable:
                 await self._pause()
+
+    def _count(self, reports: Iterable[Report]) -> None:
+        for outcome, count in Counter(report.outcome.value for report in reports).items():
+            self._metrics.tasks_finished.labels(outcome).inc(count)
 
     async def _pause(self) -> None:
         self._metrics.database_errors.inc()

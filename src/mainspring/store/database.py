@@ -26,6 +26,9 @@ CONNECTION_LOST = (
 CLASHES = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 _CLASH_RETRIES = 5
+# Every statement of ours looks rows up by key or walks an index. A plan made while a table was small
+# would scan it, and go on scanning it when it has grown: so no scans, and no planning per call.
+_PLANNER = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
 _encoder = msgspec.json.Encoder()
 
 
@@ -107,6 +110,12 @@ class Database:
         raise AssertionError("unreachable")
 
 
+def sparse(column: list[T]) -> list[T]:
+    """A column for unnest(), which fills up a shorter array with NULLs: an empty one is the
+    cheapest way to say NULL everywhere."""
+    return column if any(value is not None for value in column) else []
+
+
 async def connect(options: DatabaseOptions) -> asyncpg.Connection:
     """A connection outside the pool, for a caller that must never wait for others."""
     try:
@@ -125,6 +134,9 @@ def _arguments(options: DatabaseOptions) -> dict[str, Any]:
         "statement_cache_size": 200 if options.prepared else 0,
         "server_settings": {"application_name": "mainspring"},
     }
+    if options.prepared:
+        # A pooler would refuse these; all works without them, only with plans that can go wrong.
+        arguments["server_settings"] |= _PLANNER
     if options.tls is not None:
         arguments["ssl"] = options.tls
     return arguments

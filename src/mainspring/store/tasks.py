@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -11,14 +11,13 @@ import asyncpg
 from mainspring.domain.placement import Tenure
 from mainspring.domain.task import TaskState
 from mainspring.store import queries
-from mainspring.store.database import Database
+from mainspring.store.database import Database, sparse
 
 SQL = queries.load("tasks")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class NewTask:
+class NewTask(NamedTuple):
     """A task that is about to be inserted; times in seconds since the epoch."""
 
     tenant_id: int
@@ -192,7 +191,7 @@ class Tasks:
             list(tenure.partitions),
             self._near,
             *_task_columns([task for task, _key in rows]),
-            [key for _task, key in rows],
+            sparse([key for _task, key in rows]),
             [tenant for tenant, _ in keyed],
             [entry.key for _, entry in keyed],
             [entry.body_hash for _, entry in keyed],
@@ -381,14 +380,14 @@ def _task_columns(tasks: Sequence[NewTask]) -> tuple[Sequence[object], ...]:
         [t.created for t in tasks],
         [t.run for t in tasks],
         [t.due for t in tasks],
-        [t.expires for t in tasks],
-        [t.concurrency_limit for t in tasks],
+        sparse([t.expires for t in tasks]),
+        sparse([t.concurrency_limit for t in tasks]),
         [t.priority for t in tasks],
         [t.queue for t in tasks],
         [t.capability for t in tasks],
-        [t.concurrency_key for t in tasks],
-        [t.name for t in tasks],
-        [t.labels for t in tasks],
+        sparse([t.concurrency_key for t in tasks]),
+        sparse([t.name for t in tasks]),
+        sparse([t.labels for t in tasks]),
         [t.spec for t in tasks],
         [t.payload for t in tasks],
     )

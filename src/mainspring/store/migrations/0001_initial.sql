@@ -29,11 +29,12 @@ CREATE TABLE api_keys (
 -- Placement --------------------------------------------------------------------------------------
 
 -- The same function as mainspring.domain.placement.partition_of; a contract test compares them.
-CREATE FUNCTION partition_of(tenant integer, affinity text, spread integer) RETURNS smallint
+CREATE FUNCTION partition_of(tenant integer, id uuid, key text, spread integer) RETURNS smallint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT ((get_byte(sha256(convert_to(tenant::text, 'UTF8')), 0)
-             + (get_byte(sha256(convert_to(tenant::text || ':' || affinity, 'UTF8')), 0) % spread)
-               * (256 / spread)) % 256)::smallint
+    SELECT ((tenant::bigint * 167
+             + CASE WHEN key IS NULL THEN get_byte(uuid_send(id), 15)
+               ELSE get_byte(sha256(convert_to(tenant::text || ':' || key, 'UTF8')), 0) END
+               % spread * (256 / spread)) % 256)::smallint
 $$;
 
 -- When a UUIDv7 was made, less a second for clocks that were corrected meanwhile.

@@ -30,7 +30,7 @@ WITH node AS MATERIALIZED (
         partition, priority, queue, capability, concurrency_key, name, labels, spec, payload)
     SELECT i.id, to_timestamp(i.created), to_timestamp(i.run), to_timestamp(i.due),
         to_timestamp(i.expires), i.tenant_id, i.concurrency_limit,
-        partition_of(i.tenant_id, coalesce(i.concurrency_key, i.id::text), t.spread),
+        partition_of(i.tenant_id, i.id, i.concurrency_key, t.spread),
         i.priority, i.queue, i.capability, i.concurrency_key, i.name, i.labels, i.spec, i.payload
     FROM input i JOIN tenant t ON t.id = i.tenant_id
     WHERE i.idempotency_key IS NULL

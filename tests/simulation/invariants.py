@@ -1,0 +1,203 @@
+"""What must be true after every transaction, judged by the store's own truth.
+
+Liveness (nothing is stuck) is judged at the end, when the faults have stopped.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from uuid import UUID
+
+from mainspring.domain.tenant import TenantLimits
+from simulation.store import Finished, MemoryStore, Task
+from simulation.world import SimulationFailed
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """A task as it was after the transaction before."""
+
+    rev: int
+    fence: int
+    state: str
+    due: float
+    partition: int
+    cancel_requested: bool
+
+    @classmethod
+    def of(cls, task: Task) -> "_Past":
+        return cls(
+            task.rev, task.fence, task.state, task.due, task.partition, task.cancel_requested
+        )
+
+
+class Invariants:
+    """Looks at the tables after every transaction and compares them with what they were."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._tables = store.tables
+        self._now = store.now
+        self._tasks: dict[UUID, _Past] = {}
+        self._history: dict[UUID, Finished] = {}
+        self._executions = 0
+        self._fences: set[tuple[UUID, int]] = set()
+        self._node_epochs: dict[UUID, int] = {}
+        self._owners: dict[int, tuple[UUID | None, int]] = {}
+        self._most: dict[int, int | None] = {}
+        self._woken: set[UUID] = set()
+        self.acknowledged: set[UUID] = set()
+        self.may_lose: Callable[[str], bool] = lambda _worker: True
+        self.late_tries: set[tuple[UUID, int]] = set()
+
+    def check(self, statement: str) -> None:
+        self._check_partitions()
+        self._check_nodes()
+        self._note_limits()
+        for task in self._tables.tasks.values():
+            past = self._tasks.get(task.id)
+            if past is None:
+                self._require(task.id not in self._history, "a finished task came back", task.id)
+            elif _Past.of(task) != past:
+                self._check_change(task, past, statement)
+        self._check_history()
+        self._check_executions()
+        self._check_wakes(statement)
+        self._check_nothing_lost()
+        self._tasks = {task.id: _Past.of(task) for task in self._tables.tasks.values()}
+
+    def check_end(self, unfinishable: Collection[UUID]) -> None:
+        """Everything that could finish has finished, and nobody was forgotten."""
+        stuck = [t for t in self._tables.tasks.values() if t.id not in unfinishable]
+        if stuck:
+            raise SimulationFailed(f"{len(stuck)} tasks are stuck, such as {stuck[0]}")
+
+    # Tasks -----------------------------------------------------------------------------------
+
+    def _check_change(self, task: Task, past: _Past, statement: str) -> None:
+        self._require(task.rev > past.rev, "a change did not raise the rev", task)
+        self._require(task.fence >= past.fence, "the fence fell", task)
+        if task.state == "running" and (past.state != "running" or task.fence != past.fence):
+            self._check_start(task, past)
+        elif past.state == "running" and task.state != "running":
+            self._require(
+                statement in ("retry", "lose"), f"{statement} took a running task away", task
+            )
+
+    def _check_start(self, task: Task, past: _Past) -> None:
+        now = self._now()
+        self._require(past.state == "scheduled", f"started while {past.state}", task)
+        self._require(task.fence == past.fence + 1, "started without a new fence", task)
+        self._require(past.due <= now, "started before its due time", task)
+        self._require(task.expires is None or task.expires > now, "started when expired", task)
+        self._require(task.cancel_requested is False, "started though cancelled", task)
+        node = self._node_of(task.worker)
+        self._require(node is not None and node[1] == "active", "started by a dead node", task)
+        owner = self._tables.partitions[task.partition].owner
+        self._require(node is not None and owner == node[0], "started by another's node", task)
+        self._check_limits(task)
+
+    def _check_limits(self, task: Task) -> None:
+        running = [t for t in self._tables.tasks.values() if t.state == "running"]
+        tenants = [t for t in running if t.tenant_id == task.tenant_id]
+        most = self._most[task.tenant_id]
+        self._require(most is None or len(tenants) <= most, "a tenant's limit was exceeded", task)
+        limit = task.made.concurrency_limit
+        if limit is not None:
+            same = sum(t.key == task.key for t in tenants)
+            self._require(same <= limit, "a concurrency key's limit was exceeded", task)
+
+    def _node_of(self, worker: str | None) -> tuple[UUID, str] | None:
+        node = self._tables.nodes.get(UUID((worker or "").removeprefix("node:")))
+        return None if node is None else (node.id, node.state)
+
+    def _note_limits(self) -> None:
+        """A lowered limit holds for what starts later, once the owner has heard of it: what is
+        judged is the highest that was ever set."""
+        for tenant_id, limits in self._tables.tenants.items():
+            self._most[tenant_id] = _higher(self._most.get(tenant_id, 0), limits)
+
+    # What was recorded -----------------------------------------------------------------------
+
+    def _check_history(self) -> None:
+        history = self._tables.history
+        if len(history) == len(self._history):
+            return
+        for task_id, finished in history.items():
+            before = self._history.get(task_id)
+            if before is None:
+                self._check_end_of(task_id, finished)
+                self._history[task_id] = finished
+            self._require(before in (None, finished), "history changed", finished)
+        self._require(len(history) == len(self._history), "history was deleted", None)
+
+    def _check_end_of(self, task_id: UUID, finished: Finished) -> None:
+        past = self._tasks.get(task_id)
+        if past is None:
+            return
+        self._require(finished.rev > past.rev, "the end did not raise the rev", finished)
+        self._require(finished.fence == past.fence, "ended by a stale try", finished)
+        tried = finished.state in ("completed", "failed")
+        self._require(not tried or past.state == "running", "ended without a try", finished)
+        expired = finished.state == "expired"
+        self._require(not expired or past.state != "running", "expired while running", finished)
+
+    def _check_executions(self) -> None:
+        for execution in self._tables.executions[self._executions :]:
+            name = (execution.id, execution.fence)
+            self._require(name not in self._fences, "a try ended twice", execution)
+            self._fences.add(name)
+            past = self._tasks.get(execution.id)
+            self._require(
+                past is not None and (past.fence, past.state) == (execution.fence, "running"),
+                "a stale try was accepted",
+                execution,
+            )
+            if execution.outcome == "lost" and name not in self.late_tries:
+                self._require(self.may_lose(execution.worker), "a living try was lost", execution)
+        self._executions = len(self._tables.executions)
+
+    def _check_nothing_lost(self) -> None:
+        tables = self._tables
+        for task_id in self.acknowledged:
+            places = (task_id in tables.tasks) + (task_id in tables.history)
+            self._require(places == 1, f"an acknowledged task is in {places} places", task_id)
+        both = len(tables.tasks.keys() & tables.history.keys())
+        self._require(both == 0, "a task is both finished and unfinished", None)
+
+    # The cluster -----------------------------------------------------------------------------
+
+    def _check_partitions(self) -> None:
+        for number, row in self._tables.partitions.items():
+            owner, epoch = self._owners.get(number, (None, 0))
+            self._require(row.epoch >= epoch, "a partition's epoch fell", number)
+            moved = row.owner != owner
+            self._require(not moved or row.epoch > epoch, "an owner without an epoch", number)
+            self._owners[number] = (row.owner, row.epoch)
+
+    def _check_nodes(self) -> None:
+        for node in self._tables.nodes.values():
+            before = self._node_epochs.get(node.id, 0)
+            self._require(node.epoch >= before, "a node's epoch fell", node)
+            dead = node.state != "active"
+            self._require(not dead or node.epoch > 1, "a node died without a new epoch", node)
+            self._node_epochs[node.id] = node.epoch
+
+    def _check_wakes(self, statement: str) -> None:
+        """A wake row goes only when an owner takes it."""
+        woken = Counter(self._tables.wakes)
+        if statement != "take_wakes":
+            missing = self._wakes - woken
+            self._require(not missing, "a wake was lost", missing)
+        self._wakes = woken
+
+    _wakes: Counter[tuple[int, int, UUID]] = Counter()
+
+    def _require(self, holds: bool, broken: str, about: object) -> None:
+        if not holds:
+            raise SimulationFailed(f"{broken}: {about}")
+
+
+def _higher(most: int | None, limits: TenantLimits) -> int | None:
+    if most is None or limits.max_running is None:
+        return None
+    return max(most, limits.max_running)

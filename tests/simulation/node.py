@@ -1,0 +1,295 @@
+"""A node of the simulation: the real drivers and the real engine, in a process and on a network
+that fail; and an executor that makes up outcomes."""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from random import Random
+from typing import TypeVar, cast
+from uuid import UUID
+
+import asyncpg
+
+from mainspring.api.ingest import Ingest
+from mainspring.clock import DatabaseClock
+from mainspring.config import Config
+from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
+from mainspring.engine.core import Engine, EngineSettings
+from mainspring.errors import StoreUnavailable
+from mainspring.execution.port import ReportSink
+from mainspring.node.dispatcher import Dispatcher
+from mainspring.node.housekeeping import Housekeeper
+from mainspring.node.loader import Loader
+from mainspring.node.membership import Membership
+from mainspring.node.node import Node
+from mainspring.node.recorder import Recorder
+from mainspring.node.signals import Signals
+from mainspring.node.state import NodeState
+from mainspring.observe.metrics import Metrics
+from simulation.remote import RemoteConnection, RemoteEngineStore, RemoteKeys, RemoteTasks
+from simulation.store import MemoryStore
+from simulation.world import World
+
+T = TypeVar("T")
+
+METRICS = Metrics()
+CAPABILITY = "handler:work"
+
+
+class Network:
+    """Between one process and the store. A statement and its answer travel apart: either can be
+    slow or lost, and a statement can arrive long after its sender gave up on it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.cut = False
+
+    async def call(self, statement: Callable[[], T]) -> T:
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        world, weather = self._world, self._world.weather
+        fate = world.rng.random()
+        if self.cut:
+            return await answer
+        if fate < weather.request_lost:
+            self._give_up(answer)
+        elif fate < weather.request_lost + weather.answer_lost:
+            world.later(world.delay(), lambda: _happen(statement))
+            self._give_up(answer)
+        elif fate < weather.request_lost + weather.answer_lost + weather.late:
+            self._give_up(answer)
+            world.later(1.0 + world.rng.expovariate(1.0), lambda: _happen(statement))
+        else:
+            world.later(world.delay(), lambda: self._deliver(answer, statement))
+        return await answer
+
+    def _deliver(self, answer: "asyncio.Future[T]", statement: Callable[[], T]) -> None:
+        try:
+            result = statement()
+        except StoreUnavailable:
+            self._world.later(self._world.delay(), lambda: self._post(answer, problem))
+            return
+        self._world.later(self._world.delay(), lambda: self._post(answer, result))
+
+    def _give_up(self, answer: "asyncio.Future[T]") -> None:
+        lost = StoreUnavailable("the connection was lost")
+        self._world.later(self._world.rng.uniform(0.0, 1.0), lambda: self._post(answer, lost))
+
+    def _post(self, answer: "asyncio.Future[T]", result: T | StoreUnavailable) -> None:
+        process = answer.get_loop()
+        if not self.cut:
+            process.call_soon(_resolve, answer, result)
+
+
+def _happen(statement: Callable[[], object]) -> None:
+    """Nobody hears the answer."""
+    statement()
+
+
+def _resolve(answer: "asyncio.Future[T]", result: T | StoreUnavailable) -> None:
+    if answer.done():
+        return
+    if isinstance(result, StoreUnavailable):
+        answer.set_exception(result)
+    else:
+        answer.set_result(result)
+
+
+class LossySignals(Signals):
+    """Hints that may get lost, as hints may."""
+
+    def __init__(self, world: World, state: NodeState, others: "Callable[[], list[SimNode]]"):
+        self._world = world
+        self._state = state
+        self._others = others
+
+    def wake_owners(self, partitions: Collection[int]) -> None:
+        owners = {self._state.owners.get(partition) for partition in partitions}
+        for node in self._others():
+            if node.state.node_id in owners:
+                self._tell(node.loader.hint)
+
+    async def cluster_changed(self) -> None:
+        for node in self._others():
+            self._tell(node.membership.hint)
+
+    async def send(self) -> None:
+        return
+
+    async def flush(self) -> None:
+        return
+
+    async def listen(self) -> None:
+        return
+
+    def _tell(self, hint: Callable[[], None]) -> None:
+        if self._world.rng.random() >= self._world.weather.hint_lost:
+            self._world.later(self._world.delay(), hint)
+
+
+class _NoHousekeeping:
+    """History is not cleared within the minute that a simulated world lasts."""
+
+    async def run(self) -> None:
+        return
+
+    async def leave(self) -> None:
+        return
+
+
+class Chaos:
+    """An executor: tries last as long as chance has it and end as chance has it."""
+
+    def __init__(self, world: World, rng: Random, clock: DatabaseClock, report: ReportSink) -> None:
+        self._world = world
+        self._rng = rng
+        self._clock = clock
+        self._report = report
+        self._tries: dict[tuple[UUID, int], asyncio.Task[None]] = {}
+        self._releasing = False
+
+    def can_run(self, capability: str) -> bool:
+        return capability == CAPABILITY
+
+    def start(self, assignments: Sequence[Assignment]) -> None:
+        for assignment in assignments:
+            name = (assignment.id, assignment.fence)
+            self._tries[name] = asyncio.create_task(self._run(assignment))
+
+    def cancel(self, task_id: UUID, fence: int) -> None:
+        attempt = self._tries.get((task_id, fence))
+        if attempt is not None:
+            attempt.cancel()
+
+    async def stop(self, grace: float) -> None:
+        if self._tries:
+            await asyncio.wait(list(self._tries.values()), timeout=grace)
+        self._releasing = True
+        for attempt in list(self._tries.values()):
+            attempt.cancel()
+        if self._tries:
+            await asyncio.wait(list(self._tries.values()))
+
+    async def _run(self, assignment: Assignment) -> None:
+        started = self._clock.now()
+        try:
+            await asyncio.sleep(self._duration())
+            report = self._outcome(assignment, started)
+        except asyncio.CancelledError:
+            outcome = Outcome.RELEASED if self._releasing else Outcome.CANCELLED
+            report = Report(assignment, outcome, started, self._clock.now())
+        del self._tries[assignment.id, assignment.fence]
+        self._report([report])
+        if self._rng.random() < self._world.weather.duplicate_report:
+            self._report([report])
+
+    def _duration(self) -> float:
+        """Mostly short, now and then longer than a lease."""
+        chance = self._rng.random()
+        if chance < 0.3:
+            return 0.0
+        return self._rng.uniform(0.0, 1.0) if chance < 0.9 else self._rng.uniform(4.0, 9.0)
+
+    def _outcome(self, assignment: Assignment, started: float) -> Report:
+        now = self._clock.now()
+        chance = self._rng.random()
+        if chance < 0.75:
+            return Report(assignment, Outcome.SUCCEEDED, started, now)
+        error = TaskError("made-up", "chance had it so")
+        return Report(
+            assignment, Outcome.FAILED, started, now, error=error, retryable=chance < 0.95
+        )
+
+
+class SimNode:
+    """One process with everything in it; a crash ends it, and another takes its place."""
+
+    def __init__(
+        self,
+        world: World,
+        store: MemoryStore,
+        config: Config,
+        others: "Callable[[], list[SimNode]]",
+    ) -> None:
+        self.world = world
+        self.process = world.start_process()
+        self.network = Network(world)
+        self.clock = DatabaseClock()
+        self.blemished = False
+        """Whether it was ever cut off from the world for a while: then its leases may run out."""
+        rng = Random(world.rng.getrandbits(64))
+        settings = EngineSettings(
+            lease=config.lease,
+            aging_step=config.aging_step,
+            stream_cap=config.stream_cap,
+            tenant_cap=config.tenant_cap,
+        )
+        self.state = NodeState(Engine(settings), self.clock, node_id=world.uuid())
+        remote = RemoteEngineStore(store, self.network)
+        signals = LossySignals(world, self.state, others)
+        recorder = Recorder(config, self.state, remote, signals, METRICS, rng)
+        dispatcher = Dispatcher(config, self.state, remote, recorder, METRICS)
+        keys = RemoteKeys(store, self.network)
+        self.loader = Loader(config, self.state, remote, keys, dispatcher, METRICS)
+        self.membership = Membership(
+            config,
+            self.state,
+            self._connection(store),
+            self.clock,
+            self.loader,
+            signals,
+            METRICS,
+            "simulated",
+        )
+        self.node = Node(
+            config,
+            self.state,
+            self.membership,
+            self.loader,
+            dispatcher,
+            recorder,
+            signals,
+            cast(Housekeeper, _NoHousekeeping()),
+            [Chaos(world, rng, self.clock, recorder.report)],
+        )
+        self.tasks = RemoteTasks(store, self.network)
+        self.ingest = Ingest(self.tasks, self.node, self.clock, METRICS, config.near)
+        self.process.spawn(self._start())
+
+    @property
+    def alive(self) -> bool:
+        return not self.process.dead
+
+    def crash(self) -> None:
+        self.network.cut = True
+        self.process.kill()
+
+    def pause(self, seconds: float) -> None:
+        self.blemished = True
+        self.process.stopped_until = self.world.now + seconds
+
+    def resume(self) -> None:
+        self.process.stopped_until = 0.0
+
+    def leave(self, gone: Callable[[], None]) -> None:
+        """Stop as after SIGTERM."""
+
+        async def stop() -> None:
+            await self.node.stop()
+            gone()
+
+        self.process.spawn(stop())
+
+    async def _start(self) -> None:
+        while True:
+            try:
+                await self.node.start(None)
+            except StoreUnavailable:
+                await asyncio.sleep(0.5)
+                self.state.renew()
+            else:
+                return
+
+    def _connection(self, store: MemoryStore) -> "Callable[[], asyncio.Future[asyncpg.Connection]]":
+        async def connect() -> asyncpg.Connection:
+            return cast(asyncpg.Connection, RemoteConnection(store, self.network))
+
+        return lambda: asyncio.ensure_future(connect())

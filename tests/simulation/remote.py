@@ -1,0 +1,191 @@
+"""The store as the drivers see it: the real classes, answered from memory over a link.
+
+A link decides when a statement happens and whether its answer arrives. The direct link does both
+at once; the simulated network is in `node.py`.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+from uuid import UUID
+
+from mainspring.domain.execution import Assignment
+from mainspring.domain.placement import Tenure
+from mainspring.domain.rows import StreamKey, TaskRow
+from mainspring.domain.settlement import Finish, Retry
+from mainspring.domain.tenant import TenantLimits
+from mainspring.store import cluster
+from mainspring.store.engine import EngineStore, Extended, Seen, TaskRef
+from mainspring.store.keys import Keys
+from mainspring.store.tasks import Answer, Change, Creation, LockedTask, Tasks
+from simulation.store import MemoryStore
+
+T = TypeVar("T")
+
+
+class Link(Protocol):
+    """How a statement gets to the store, and its answer back."""
+
+    async def call(self, statement: Callable[[], T]) -> T: ...
+
+
+class DirectLink:
+    """No network at all."""
+
+    async def call(self, statement: Callable[[], T]) -> T:
+        return statement()
+
+
+class RemoteEngineStore(EngineStore):
+    """The engine's store over a link."""
+
+    def __init__(self, store: MemoryStore, link: Link) -> None:
+        self._store = store
+        self._link = link
+
+    async def take_stock(
+        self, partitions: Collection[int], *, after: float, until: float, cap: int
+    ) -> list[TaskRow]:
+        asked = frozenset(partitions)
+        return await self._link.call(
+            lambda: self._store.take_stock(asked, after=after, until=until, cap=cap)
+        )
+
+    async def load_more(
+        self, stream: StreamKey, *, since: float, until: float, known: Collection[UUID], limit: int
+    ) -> list[TaskRow]:
+        asked = frozenset(known)
+        return await self._link.call(
+            lambda: self._store.load_more(
+                stream, since=since, until=until, known=asked, limit=limit
+            )
+        )
+
+    async def take_wakes(self, tenure: Tenure) -> Seen:
+        return await self._link.call(lambda: self._store.take_wakes(tenure))
+
+    async def look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
+        asked = list(tasks)
+        return await self._link.call(lambda: self._store.look_at(asked))
+
+    async def claim(
+        self, tenure: Tenure, picks: Iterable[TaskRef], *, worker: str, lease: float
+    ) -> list[Assignment]:
+        asked = list(picks)
+        return await self._link.call(
+            lambda: self._store.claim(tenure, asked, worker=worker, lease=lease)
+        )
+
+    async def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Assignment]:
+        asked = list(picks)
+        return await self._link.call(lambda: self._store.claimed_by(asked, worker=worker))
+
+    async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
+        asked = list(held)
+        return await self._link.call(lambda: self._store.extend(asked, lease=lease))
+
+    async def lose(self, held: Iterable[TaskRef]) -> Seen:
+        asked = list(held)
+        return await self._link.call(lambda: self._store.lose(asked))
+
+    async def expire(self, tenure: Tenure) -> list[UUID]:
+        return await self._link.call(lambda: self._store.expire(tenure))
+
+    async def finish(self, tenure: Tenure, finished: Iterable[Finish]) -> set[UUID]:
+        asked = list(finished)
+        return await self._link.call(lambda: self._store.finish(tenure, asked))
+
+    async def retry(self, tenure: Tenure, retries: Iterable[Retry]) -> list[TaskRow]:
+        asked = list(retries)
+        return await self._link.call(lambda: self._store.retry(tenure, asked))
+
+
+class RemoteTasks(Tasks):
+    """The API's store over a link: as much of it as creates and changes tasks."""
+
+    def __init__(self, store: MemoryStore, link: Link) -> None:
+        self._store = store
+        self._link = link
+
+    async def create(self, creations: Sequence[Creation], tenure: Tenure) -> dict[UUID, int]:
+        return await self._link.call(lambda: self._store.create(creations, tenure))
+
+    async def find_answer(self, tenant_id: int, key: str) -> Answer | None:
+        return await self._link.call(lambda: self._store.find_answer(tenant_id, key))
+
+    async def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
+        return await self._link.call(lambda: self._store.which_exist(tenant_id, ids))
+
+    async def change(
+        self, tenant_id: int, task_id: UUID, decide: Callable[[LockedTask], Change | T]
+    ) -> T | bool | None:
+        return await self._link.call(lambda: self._store.change(tenant_id, task_id, decide))
+
+
+class RemoteKeys(Keys):
+    """Tenants' limits over a link."""
+
+    def __init__(self, store: MemoryStore, link: Link) -> None:
+        self._store = store
+        self._link = link
+
+    async def limits(self) -> dict[int, TenantLimits]:
+        return await self._link.call(self._store.limits)
+
+    async def set_limits(self, tenant_id: int, limits: TenantLimits) -> None:
+        await self._link.call(lambda: self._store.set_limits(tenant_id, limits))
+
+
+class RemoteConnection:
+    """Answers the statements of `store.cluster.Cluster`, known by their text."""
+
+    def __init__(self, store: MemoryStore, link: Link) -> None:
+        self._store = store
+        self._link = link
+        self._closed = False
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def terminate(self) -> None:
+        self._closed = True
+
+    async def fetchval(self, sql: str, *args: object) -> object:
+        return await self._link.call(partial(self._answer, sql, args))
+
+    async def fetch(self, sql: str, *args: object) -> object:
+        return await self._link.call(partial(self._answer, sql, args))
+
+    def _answer(self, sql: str, args: tuple[object, ...]) -> object:
+        statement = _STATEMENTS.get(sql)
+        return self._store.now() if statement is None else statement(self._store, *args)
+
+
+def _hand_over(
+    store: MemoryStore,
+    node_id: UUID,
+    epoch: int,
+    partitions: Sequence[int],
+    heirs: Sequence[UUID | None],
+    state: str,
+) -> int | None:
+    gifts: Mapping[int, UUID | None] = dict(zip(partitions, heirs, strict=True))
+    tenure = Tenure(node_id, epoch, frozenset())
+    return store.hand_over(tenure, gifts, leaving=state == "left")
+
+
+_STATEMENTS: dict[str, Callable[..., object]] = {
+    cluster.SQL["join_cluster"]: lambda store, node, name, *_: store.join(node, name),
+    cluster.SQL["beat"]: MemoryStore.beat,
+    cluster.SQL["members"]: lambda store: [
+        (m.id, m.name, m.url, m.epoch, m.silent) for m in store.members()
+    ],
+    cluster.SQL["ownership"]: lambda store: list(store.ownership().items()),
+    cluster.SQL["declare_dead"]: lambda store, node, ttl: (
+        node if store.declare_dead(node, ttl) else None
+    ),
+    cluster.SQL["take_over"]: lambda store, *args: [
+        {"partition": p} for p in store.take_over(*args)
+    ],
+    cluster.SQL["hand_over"]: _hand_over,
+}

@@ -1,0 +1,329 @@
+"""One life of a small cluster: tenants, clients and faults, drawn from a seed."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any
+from unittest import mock
+from uuid import UUID
+
+import msgspec
+import structlog
+
+from mainspring.config import Config
+from mainspring.domain import transitions
+from mainspring.domain.ids import TaskIds
+from mainspring.domain.placement import partition_of
+from mainspring.domain.retry import RetryPolicy
+from mainspring.domain.task import Target, TaskSpec, TaskState
+from mainspring.domain.tenant import TenantLimits
+from mainspring.domain.transitions import Move, Standing
+from mainspring.errors import Conflict, StoreUnavailable
+from mainspring.store.tasks import Change, Creation, LockedTask, NewTask
+from simulation.invariants import Invariants
+from simulation.node import CAPABILITY, SimNode
+from simulation.store import MemoryStore
+from simulation.world import CALM, SimulationFailed, World
+
+TROUBLE = 25.0
+"""Seconds of faults; then the weather clears up."""
+PATIENCE = 90.0
+"""Seconds after which everything must be done."""
+
+_RETRY = RetryPolicy(max_attempts=3, initial=0.5, factor=2.0, max_delay=3.0)
+_SPEC = msgspec.json.encode(TaskSpec(Target("handler", name="work"), retry=_RETRY))
+
+
+class Scenario:
+    """Builds the world and lets it run."""
+
+    def __init__(self, seed: int) -> None:
+        self.world = World(seed)
+        rng = self.rng = Random(self.world.rng.getrandbits(64))
+        self.config = _draw_config(rng)
+        limits = {tenant: _draw_limits(rng) for tenant in range(1, rng.randint(1, 3) + 1)}
+        self.store = MemoryStore(
+            self.world.database_clock, _partitions(limits), near=self.config.near
+        )
+        self.store.tables.tenants.update(limits)
+        self.invariants = Invariants(self.store)
+        self.invariants.may_lose = self._may_lose
+        self.store.committed = self._committed
+        self.nodes: list[SimNode] = []
+        self.fallen: set[str] = set()
+        self.ids = TaskIds(Random(rng.getrandbits(64)))
+        self.made: dict[UUID, NewTask] = {}
+        self.size = rng.randint(1, 4)
+
+    def run(self) -> None:
+        with _in_virtual_time(self.world, self._logged):
+            try:
+                self._trouble()
+                self._recover()
+            finally:
+                for node in self.nodes:
+                    node.crash()
+
+    # The two halves of a life ----------------------------------------------------------------
+
+    def _trouble(self) -> None:
+        for _ in range(self.size):
+            self._start_node()
+        for _ in range(self.rng.randint(20, 60)):
+            self.world.at(self.rng.uniform(0.5, TROUBLE), self._client_creates)
+        for _ in range(self.rng.randint(0, 40)):
+            self.world.at(self.rng.uniform(0.5, TROUBLE), self._client_changes)
+        self._plan_faults()
+        while self.world.now < TROUBLE:
+            self.world.step()
+
+    def _recover(self) -> None:
+        self.world.weather = CALM
+        for node in self.nodes:
+            node.resume()
+        while sum(node.alive for node in self.nodes) < self.size:
+            self._start_node()
+        deadline = self.world.now + PATIENCE
+        next_look = 0.0
+        while self.world.now < deadline:
+            self.world.step()
+            if self.world.now >= next_look:
+                next_look = self.world.now + 0.5
+                if not self.store.tables.tasks:
+                    break
+                self._resume_paused()
+        self.invariants.check_end(unfinishable=())
+
+    def _resume_paused(self) -> None:
+        for task in self.store.tables.tasks.values():
+            if task.state == "paused":
+                self._ask(self._living()[0], task.id, transitions.resume)
+
+    # Faults ----------------------------------------------------------------------------------
+
+    def _plan_faults(self) -> None:
+        weather = self.world.weather
+        for rate, fault in (
+            (weather.crash_rate, self._crash),
+            (weather.pause_rate, self._pause),
+            (weather.clock_jump_rate, self._jump),
+            (weather.crash_rate / 2, self._leave),
+            (0.1, self._change_limits),
+        ):
+            moment = self.rng.expovariate(rate) if rate else TROUBLE
+            while moment < TROUBLE:
+                self.world.at(moment, fault)
+                moment += self.rng.expovariate(rate)
+
+    def _crash(self) -> None:
+        node = self._some_node()
+        if node is not None:
+            self.world.note(f"crash {node.state.node_id}")
+            self._fall(node)
+            node.crash()
+            self.world.later(self.rng.uniform(0.1, 5.0), self._start_node)
+
+    def _pause(self) -> None:
+        node = self._some_node()
+        if node is not None:
+            self.world.note(f"pause {node.state.node_id}")
+            node.pause(self.rng.choice((0.5, 3.0, 10.0)))
+
+    def _leave(self) -> None:
+        node = self._some_node()
+        if node is None:
+            return
+        self.world.note(f"leave {node.state.node_id}")
+        self._fall(node)
+
+        def gone() -> None:
+            self.world.later(0.0, node.crash)
+            self.world.later(self.rng.uniform(0.1, 3.0), self._start_node)
+
+        node.leave(gone)
+
+    def _jump(self) -> None:
+        self.world.note("the database's clock jumps")
+        for node in self.nodes:
+            node.blemished = True
+        self.world.jump_database_clock(self.rng.uniform(-3.0, 3.0))
+
+    def _change_limits(self) -> None:
+        """Weights and limits change; the spread stays, for exactness rests on it."""
+        tenant = self.rng.choice(sorted(self.store.tables.tenants))
+        before = self.store.tables.tenants[tenant]
+        most = None if before.max_running is None else self.rng.randint(1, 3) * before.spread
+        limits = TenantLimits(self.rng.randint(1, 3), most, before.spread)
+        self.store.set_limits(tenant, limits)
+
+    # Nodes -----------------------------------------------------------------------------------
+
+    def _start_node(self) -> None:
+        self.nodes.append(SimNode(self.world, self.store, self.config, self._living))
+
+    def _living(self) -> list[SimNode]:
+        return [node for node in self.nodes if node.alive]
+
+    def _some_node(self) -> SimNode | None:
+        staying = [n for n in self._living() if n.state.worker not in self.fallen]
+        return self.rng.choice(staying) if staying else None
+
+    def _fall(self, node: SimNode) -> None:
+        self.fallen.add(node.state.worker)
+
+    def _may_lose(self, worker: str) -> bool:
+        """Only who was cut off may lose a lease; a name nobody bears any more was fenced."""
+        bearers = [node for node in self._living() if node.state.worker == worker]
+        return not bearers or worker in self.fallen or any(node.blemished for node in bearers)
+
+    # Clients ---------------------------------------------------------------------------------
+
+    def _client_creates(self) -> None:
+        node = self._some_node()
+        if node is not None:
+            count = self.rng.choice((1, 1, 1, 2, 12))
+            tenant = self.rng.choice(sorted(self.store.tables.tenants))
+            tasks = [self._new_task(tenant) for _ in range(count)]
+            node.process.spawn(self._create(node, Creation(tenant, tasks)))
+
+    async def _create(self, node: SimNode, creation: Creation) -> None:
+        try:
+            created = await node.ingest.create(creation)
+        except StoreUnavailable:
+            return
+        if created:
+            self.invariants.acknowledged.update(task.id for task in creation.tasks)
+
+    def _new_task(self, tenant: int) -> NewTask:
+        rng, now = self.rng, round(self.world.database_clock(), 6)
+        key = rng.choice((None, None, "red", "blue"))
+        due = round(now + rng.choice((0.0, 0.0, rng.uniform(0, 3), rng.uniform(0, 15))), 6)
+        stranger = rng.random() < 0.05
+        hurry = rng.random() < 0.15 or stranger
+        task = NewTask(
+            tenant_id=tenant,
+            id=self.ids.make(now),
+            created=now,
+            run=due,
+            due=due,
+            expires=round(due + rng.uniform(0.0, 6.0), 6) if hurry else None,
+            concurrency_key=key,
+            concurrency_limit=None if key is None else rng.choice((1, 1, 2)),
+            priority=rng.choice((0, 5, 5, 9)),
+            queue=rng.choice(("default", "default", "mail")),
+            capability="handler:nobody" if stranger else CAPABILITY,
+            name=None,
+            labels=None,
+            spec=_SPEC,
+            payload=b"",
+        )
+        self.made[task.id] = task
+        return task
+
+    def _client_changes(self) -> None:
+        node = self._some_node()
+        waiting = list(self.store.tables.tasks)
+        if node is None or not waiting:
+            return
+        now = round(self.world.database_clock(), 6)
+        rules = (
+            transitions.cancel,
+            transitions.pause,
+            transitions.resume,
+            partial(transitions.run, now=now),
+        )
+        self._ask(node, self.rng.choice(waiting), self.rng.choice(rules))
+
+    def _ask(self, node: SimNode, task_id: UUID, rule: Any) -> None:
+        async def ask() -> None:
+            try:
+                decided = await node.tasks.change(
+                    self.made[task_id].tenant_id, task_id, partial(_decide, rule)
+                )
+            except (StoreUnavailable, Conflict):
+                return
+            if decided is True:
+                node.node.changed()
+
+        node.process.spawn(ask())
+
+    # Watching --------------------------------------------------------------------------------
+
+    def _committed(self, statement: str) -> None:
+        self.world.note(statement)
+        self.invariants.check(statement)
+
+    def _logged(self, _logger: Any, _method: str, event: Any) -> Any:
+        if event.get("action") in ("loop.crashed", "dispatch.failed"):
+            raise SimulationFailed(f"a driver failed: {event}") from event.get("exc_info")
+        self.world.note(f"{event['event']} {event}")
+        raise structlog.DropEvent
+
+
+def _decide(rule: Any, locked: LockedTask) -> Change | bool:
+    standing = Standing(
+        TaskState(locked.state), locked.attempts, locked.due_at.timestamp(), locked.cancel_requested
+    )
+    move: Move | None = rule(standing)
+    if move is None:
+        return False
+    change = Change.of(locked)
+    return replace(
+        change,
+        state=move.state,
+        cancel_requested=move.cancel_requested,
+        due=change.due if move.due is None else move.due,
+    )
+
+
+def _draw_config(rng: Random) -> Config:
+    """Everything small and quick. In half of the worlds there is no net: no reload ever helps."""
+    return Config(
+        node_name="sim",
+        slots=rng.choice((1, 3, 20)),
+        lease=5.0,
+        heartbeat=0.6,
+        node_ttl=2.0,
+        look_ahead=4.0,
+        stream_cap=rng.choice((1, 2, 8)),
+        tenant_cap=rng.choice((2, 8, 24)),
+        claim_batch=rng.choice((1, 4, 50)),
+        record_batch=rng.choice((1, 4, 50)),
+        wake_poll=0.5,
+        reload_every=rng.choice((100.0, 1e9)),
+        aging_step=rng.choice((0.0, 1.0, 60.0)),
+        grace=2.0,
+    )
+
+
+def _draw_limits(rng: Random) -> TenantLimits:
+    weight = rng.randint(1, 3)
+    if rng.random() < 0.5:
+        return TenantLimits(weight, None, rng.choice((1, 2, 4)))
+    return TenantLimits(weight, rng.randint(1, 3), 1)
+
+
+def _partitions(limits: dict[int, TenantLimits]) -> set[int]:
+    """Only those that the tenants use: the others would be empty."""
+    return {
+        partition_of(tenant, UUID(int=last_byte), None, found.spread)
+        for tenant, found in limits.items()
+        for last_byte in range(256)
+    }
+
+
+@contextmanager
+def _in_virtual_time(world: World, logged: Any) -> Iterator[None]:
+    before = structlog.get_config()
+    structlog.configure(processors=[logged], cache_logger_on_first_use=False)
+    with (
+        mock.patch("mainspring.clock.monotonic", world.monotonic),
+        mock.patch("mainspring.api.ingest.monotonic", world.monotonic),
+        mock.patch("mainspring.node.state.uuid4", world.uuid),
+    ):
+        try:
+            yield
+        finally:
+            structlog.configure(**before)

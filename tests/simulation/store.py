@@ -1,0 +1,588 @@
+"""A store in memory with the semantics of the SQL, one method per statement.
+
+Every method is one transaction: it happens at one moment and either wholly or not at all. The
+contract suite runs the same tests against this and against PostgreSQL, so that it cannot lie.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TypeVar
+from uuid import UUID
+
+import msgspec
+
+from mainspring.domain.execution import Assignment, Report, TaskError
+from mainspring.domain.placement import Tenure, partition_of
+from mainspring.domain.rows import StreamKey, TaskRow
+from mainspring.domain.settlement import Finish, Retry
+from mainspring.domain.task import PARKED, TaskSpec, TaskState
+from mainspring.domain.tenant import TenantLimits
+from mainspring.store.cluster import Member
+from mainspring.store.engine import Extended, Seen, TaskRef
+from mainspring.store.tasks import Answer, Change, Creation, LockedTask, NewTask
+
+T = TypeVar("T")
+
+_decode_spec = msgspec.json.Decoder(TaskSpec).decode
+_FAILURES = ("failed", "timed_out")
+
+
+@dataclass(slots=True)
+class Task:
+    """A row of `tasks`."""
+
+    made: NewTask
+    partition: int
+    run: float
+    due: float
+    expires: float | None
+    priority: int
+    queue: str
+    capability: str
+    name: str | None
+    labels: Mapping[str, str] | None
+    spec: bytes
+    payload: bytes
+    rev: int = 1
+    fence: int = 0
+    attempts: int = 0
+    failures: int = 0
+    state: str = "scheduled"
+    cancel_requested: bool = False
+    picked: float | None = None
+    lease_until: float | None = None
+    worker: str | None = None
+    error: TaskError | None = None
+
+    @property
+    def id(self) -> UUID:
+        return self.made.id
+
+    @property
+    def tenant_id(self) -> int:
+        return self.made.tenant_id
+
+    @property
+    def key(self) -> str | None:
+        return self.made.concurrency_key
+
+    @property
+    def parked(self) -> bool:
+        return self.state in PARKED
+
+    def row(self) -> TaskRow:
+        return TaskRow(
+            self.tenant_id, self.id, self.rev, self.partition, self.state, self.queue,
+            self.capability, self.key, self.made.concurrency_limit, self.priority, self.due,
+            self.expires, self.fence, self.lease_until, self.cancel_requested,
+        )  # fmt: skip
+
+    def stream(self) -> StreamKey:
+        return StreamKey(
+            self.partition, self.tenant_id, self.queue, self.capability, self.key, self.priority
+        )
+
+    def back_to_scheduled(self) -> None:
+        self.state, self.rev = "scheduled", self.rev + 1
+        self.picked = self.lease_until = self.worker = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A row of `task_history`."""
+
+    tenant_id: int
+    id: UUID
+    rev: int
+    fence: int
+    state: str
+    failures: int
+    finished: float
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """A row of `executions`."""
+
+    tenant_id: int
+    id: UUID
+    fence: int
+    attempt: int
+    outcome: str
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A row of `dead_letters`; `attempts` are the outcomes of all tries, oldest first."""
+
+    reason: str
+    attempts: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class NodeRow:
+    """A row of `nodes`."""
+
+    id: UUID
+    name: str
+    heartbeat: float
+    epoch: int = 1
+    state: str = "active"
+
+
+@dataclass(slots=True)
+class PartitionRow:
+    """A row of `partitions`."""
+
+    owner: UUID | None = None
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """A row of `idempotency_keys`."""
+
+    answer: Answer
+    expires: float
+
+
+@dataclass(slots=True)
+class Tables:
+    """What is in the database."""
+
+    tasks: dict[UUID, Task] = field(default_factory=dict)
+    history: dict[UUID, Finished] = field(default_factory=dict)
+    executions: list[Execution] = field(default_factory=list)
+    dead_letters: dict[UUID, DeadLetter] = field(default_factory=dict)
+    wakes: list[tuple[int, int, UUID]] = field(default_factory=list)
+    nodes: dict[UUID, NodeRow] = field(default_factory=dict)
+    partitions: dict[int, PartitionRow] = field(default_factory=dict)
+    tenants: dict[int, TenantLimits] = field(default_factory=dict)
+    idempotency: dict[tuple[int, str], KeyRow] = field(default_factory=dict)
+
+
+class MemoryStore:
+    """The statements. `committed` is called after each one that may have written."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        partitions: Collection[int],
+        *,
+        near: float,
+        committed: Callable[[str], None] = lambda _statement: None,
+    ) -> None:
+        self._clock = clock
+        self._near = near
+        self.committed = committed
+        self.tables = Tables(partitions={p: PartitionRow() for p in partitions})
+
+    def now(self) -> float:
+        """The database's clock, in whole microseconds as PostgreSQL has it."""
+        return round(self._clock(), 6)
+
+    # Reading ---------------------------------------------------------------------------------
+
+    def take_stock(
+        self, partitions: Collection[int], *, after: float, until: float, cap: int
+    ) -> list[TaskRow]:
+        running, streams = [], dict[StreamKey, list[TaskRow]]()
+        for task in self._waiting_or_running(after, until):
+            if task.partition not in partitions:
+                continue
+            if task.state == "running":
+                running.append(task.row())
+            else:
+                streams.setdefault(task.stream(), []).append(task.row())
+        return running + [row for rows in streams.values() for row in rows[:cap]]
+
+    def load_more(
+        self, stream: StreamKey, *, since: float, until: float, known: Collection[UUID], limit: int
+    ) -> list[TaskRow]:
+        rows = [
+            task.row()
+            for task in self._waiting_or_running(float("-inf"), until)
+            if task.state == "scheduled" and task.due >= since and task.id not in known
+            if task.stream() == stream
+            or (stream.queue is None and task.stream()[:2] == (stream.partition, stream.tenant_id))
+        ]
+        return rows[:limit]
+
+    def _waiting_or_running(self, after: float, until: float) -> Iterator[Task]:
+        for task in sorted(self.tables.tasks.values(), key=lambda t: t.due):
+            if not task.parked and after < task.due <= until:
+                yield task
+
+    def look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
+        found = [(task_id, self._find(tenant, task_id)) for tenant, task_id in tasks]
+        return Seen(
+            [task.row() for _, task in found if task is not None],
+            [task_id for task_id, task in found if task is None],
+        )
+
+    def take_wakes(self, tenure: Tenure) -> Seen:
+        if not self._valid(tenure):
+            return Seen([], [])
+        mine = [wake for wake in self.tables.wakes if wake[0] in tenure.partitions]
+        self.tables.wakes = [wake for wake in self.tables.wakes if wake[0] not in tenure.partitions]
+        seen = self.look_at(list(dict.fromkeys((tenant, task) for _, tenant, task in mine)))
+        self.committed("take_wakes")
+        return seen
+
+    # Claims and leases -----------------------------------------------------------------------
+
+    def claim(
+        self, tenure: Tenure, picks: Iterable[TaskRef], *, worker: str, lease: float
+    ) -> list[Assignment]:
+        if not self._valid(tenure):
+            return []
+        now, claimed = self.now(), []
+        for pick in sorted(picks):
+            task = self._find(pick.tenant_id, pick.id)
+            if task is None or task.rev != pick.guard or task.state != "scheduled":
+                continue
+            if task.due > now or (task.expires is not None and task.expires <= now):
+                continue
+            task.state, task.worker = "running", worker
+            task.rev, task.fence, task.attempts = task.rev + 1, task.fence + 1, task.attempts + 1
+            task.picked, task.lease_until = now, now + lease
+            claimed.append(_assignment(task))
+        self.committed("claim")
+        return claimed
+
+    def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Assignment]:
+        found = (self._find(pick.tenant_id, pick.id) for pick in sorted(picks))
+        return [
+            _assignment(task)
+            for task in found
+            if task is not None and task.state == "running" and task.worker == worker
+        ]
+
+    def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
+        extended = []
+        for ref in sorted(held):
+            task = self._current_try(ref.tenant_id, ref.id, ref.guard)
+            if task is not None:
+                end = task.lease_until = self.now() + lease
+                extended.append(Extended(task.tenant_id, task.id, end, task.cancel_requested))
+        self.committed("extend")
+        return extended
+
+    def lose(self, held: Iterable[TaskRef]) -> Seen:
+        now = self.now()
+        rows, gone = [], []
+        for ref in sorted(held):
+            task = self._current_try(ref.tenant_id, ref.id, ref.guard)
+            if task is None or task.lease_until is None or task.lease_until > now:
+                continue
+            self._write_execution(task, "lost")
+            if task.cancel_requested:
+                self._end(task, "cancelled", now)
+                gone.append(task.id)
+            else:
+                task.back_to_scheduled()
+                rows.append(task.row())
+        self.committed("lose")
+        return Seen(rows, gone)
+
+    def expire(self, tenure: Tenure) -> list[UUID]:
+        if not self._valid(tenure):
+            return []
+        now = self.now()
+        ended = [
+            task
+            for task in self.tables.tasks.values()
+            if task.expires is not None and task.expires <= now
+            if task.state != "running" and task.partition in tenure.partitions
+        ]
+        for task in ended:
+            self._end(task, "expired", now)
+        self.committed("expire")
+        return [task.id for task in ended]
+
+    # Outcomes --------------------------------------------------------------------------------
+
+    def finish(self, tenure: Tenure, finished: Iterable[Finish]) -> set[UUID]:
+        accepted = set()
+        for finish in sorted(finished, key=_by_task):
+            report = finish.report
+            task = self._try_of(report)
+            if task is None:
+                continue
+            self._write_execution(task, report.outcome.value)
+            if finish.dead_because is not None:
+                self._bury(task, finish.dead_because)
+            task.failures += report.outcome.value in _FAILURES
+            self._end(task, finish.state.value, report.finished)
+            self._wake_unless_owned(task, tenure)
+            accepted.add(task.id)
+        self.committed("finish")
+        return accepted
+
+    def retry(self, tenure: Tenure, retries: Iterable[Retry]) -> list[TaskRow]:
+        rows = []
+        for retry in sorted(retries, key=_by_task):
+            report = retry.report
+            task = self._try_of(report)
+            if task is None or task.cancel_requested:
+                continue
+            self._write_execution(task, report.outcome.value)
+            task.failures += report.outcome.value in _FAILURES
+            task.error = report.error
+            if retry.delay is not None:
+                task.due = round(self.now() + retry.delay, 6)
+            task.back_to_scheduled()
+            self._wake_unless_owned(task, tenure)
+            rows.append(task.row())
+        self.committed("retry")
+        return rows
+
+    # Tasks as the API sees them --------------------------------------------------------------
+
+    def create(self, creations: Sequence[Creation], tenure: Tenure) -> dict[UUID, int]:
+        made = {}
+        for creation in creations:
+            if creation.keyed is not None and not self._take_key(creation):
+                continue
+            for new in creation.tasks:
+                limits = self.tables.tenants.get(new.tenant_id)
+                if limits is None:
+                    continue
+                task = _fresh(new, limits.spread)
+                self.tables.tasks[new.id] = task
+                made[new.id] = task.partition
+                if task.due <= self.now() + self._near:
+                    self._wake_unless_owned(task, tenure)
+        self.committed("create")
+        return made
+
+    def find_answer(self, tenant_id: int, key: str) -> Answer | None:
+        row = self.tables.idempotency.get((tenant_id, key))
+        return row.answer if row is not None and row.expires > self.now() else None
+
+    def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
+        found: dict[UUID, int | None] = {}
+        for task_id in ids:
+            task = self._find(tenant_id, task_id)
+            if task is not None:
+                found[task_id] = task.partition
+            elif task_id in self.tables.history:
+                found[task_id] = None
+        return found
+
+    def change(
+        self, tenant_id: int, task_id: UUID, decide: Callable[[LockedTask], Change | T]
+    ) -> T | bool | None:
+        task = self._find(tenant_id, task_id)
+        if task is None:
+            return None
+        chosen = decide(_locked(task))
+        if not isinstance(chosen, Change):
+            return chosen
+        if TaskState(chosen.state).final:
+            assert task.state != "running", "a running task is ended by its executor"
+            self._end(task, chosen.state, self.now())
+        else:
+            _apply(task, chosen)
+        self._wake(task)
+        self.committed("change")
+        return True
+
+    # Tenants ---------------------------------------------------------------------------------
+
+    def limits(self) -> dict[int, TenantLimits]:
+        return dict(self.tables.tenants)
+
+    def set_limits(self, tenant_id: int, limits: TenantLimits) -> None:
+        if tenant_id not in self.tables.tenants:
+            return
+        self.tables.tenants[tenant_id] = limits
+        for task in self.tables.tasks.values():
+            new = partition_of(tenant_id, task.id, task.key, limits.spread)
+            if task.tenant_id == tenant_id and task.partition != new:
+                self._wake(task)
+                task.partition, task.rev = new, task.rev + 1
+                self._wake(task)
+        self.committed("set_limits")
+
+    # The cluster -----------------------------------------------------------------------------
+
+    def join(self, node_id: UUID, name: str) -> int:
+        self.tables.nodes[node_id] = NodeRow(node_id, name, self.now())
+        self.committed("join")
+        return 1
+
+    def beat(self, node_id: UUID, epoch: int) -> float | None:
+        node = self.tables.nodes.get(node_id)
+        if node is None or node.epoch != epoch or node.state != "active":
+            return None
+        node.heartbeat = self.now()
+        return node.heartbeat
+
+    def members(self) -> list[Member]:
+        return [
+            Member(node.id, node.name, None, node.epoch, self.now() - node.heartbeat)
+            for node in sorted(self.tables.nodes.values(), key=lambda n: n.id)
+            if node.state == "active"
+        ]
+
+    def ownership(self) -> dict[UUID | None, list[int]]:
+        owners: dict[UUID | None, list[int]] = {}
+        for number, row in sorted(self.tables.partitions.items()):
+            owners.setdefault(row.owner, []).append(number)
+        return owners
+
+    def declare_dead(self, node_id: UUID, ttl: float) -> bool:
+        node = self.tables.nodes.get(node_id)
+        if node is None or node.state != "active" or node.heartbeat >= self.now() - ttl:
+            return False
+        node.epoch, node.state = node.epoch + 1, "dead"
+        self.committed("declare_dead")
+        return True
+
+    def take_over(self, node_id: UUID, epoch: int, wanted: Collection[int]) -> list[int]:
+        node = self.tables.nodes.get(node_id)
+        if node is None or node.epoch != epoch or node.state != "active":
+            return []
+        free = [p for p in sorted(wanted) if not self._has_living_owner(p)]
+        for partition in free:
+            self._give(partition, node_id)
+        self.committed("take_over")
+        return free
+
+    def hand_over(
+        self, tenure: Tenure, gifts: Mapping[int, UUID | None], *, leaving: bool = False
+    ) -> int | None:
+        if not self._valid(tenure):
+            return None
+        for partition, heir in gifts.items():
+            if self.tables.partitions[partition].owner == tenure.node_id:
+                self._give(partition, heir)
+        node = self.tables.nodes[tenure.node_id]
+        node.epoch, node.state = node.epoch + 1, "left" if leaving else "active"
+        self.committed("hand_over")
+        return node.epoch
+
+    # Details ---------------------------------------------------------------------------------
+
+    def _find(self, tenant_id: int, task_id: UUID) -> Task | None:
+        task = self.tables.tasks.get(task_id)
+        return task if task is not None and task.tenant_id == tenant_id else None
+
+    def _current_try(self, tenant_id: int, task_id: UUID, fence: int) -> Task | None:
+        task = self._find(tenant_id, task_id)
+        if task is None or task.fence != fence or task.state != "running":
+            return None
+        return task
+
+    def _try_of(self, report: Report) -> Task | None:
+        assignment = report.assignment
+        return self._current_try(assignment.tenant_id, assignment.id, assignment.fence)
+
+    def _valid(self, tenure: Tenure) -> bool:
+        node = self.tables.nodes.get(tenure.node_id)
+        return node is not None and node.epoch == tenure.epoch
+
+    def _has_living_owner(self, partition: int) -> bool:
+        owner = self.tables.partitions[partition].owner
+        node = self.tables.nodes.get(owner) if owner is not None else None
+        return node is not None and node.state == "active"
+
+    def _give(self, partition: int, heir: UUID | None) -> None:
+        row = self.tables.partitions[partition]
+        row.owner, row.epoch = heir, row.epoch + 1
+
+    def _wake_unless_owned(self, task: Task, tenure: Tenure) -> None:
+        if task.partition not in tenure.partitions or not self._valid(tenure):
+            self._wake(task)
+
+    def _wake(self, task: Task) -> None:
+        self.tables.wakes.append((task.partition, task.tenant_id, task.id))
+
+    def _end(self, task: Task, state: str, finished: float) -> None:
+        del self.tables.tasks[task.id]
+        self.tables.history[task.id] = Finished(
+            task.tenant_id, task.id, task.rev + 1, task.fence, state, task.failures, finished
+        )
+
+    def _write_execution(self, task: Task, outcome: str) -> None:
+        self.tables.executions.append(
+            Execution(
+                task.tenant_id, task.id, task.fence, task.attempts, outcome, task.worker or ""
+            )
+        )
+
+    def _bury(self, task: Task, reason: str) -> None:
+        tries = tuple(e.outcome for e in self.tables.executions if e.id == task.id)
+        self.tables.dead_letters[task.id] = DeadLetter(reason, tries)
+
+    def _take_key(self, creation: Creation) -> bool:
+        keyed = creation.keyed
+        assert keyed is not None
+        if self.find_answer(creation.tenant_id, keyed.key) is not None:
+            return False
+        answer = Answer(keyed.body_hash, 201, keyed.answer)
+        row = KeyRow(answer, self.now() + keyed.ttl)
+        self.tables.idempotency[creation.tenant_id, keyed.key] = row
+        return True
+
+
+def _by_task(item: Finish | Retry) -> tuple[int, UUID]:
+    return item.report.assignment.tenant_id, item.report.assignment.id
+
+
+def _fresh(new: NewTask, spread: int) -> Task:
+    partition = partition_of(new.tenant_id, new.id, new.concurrency_key, spread)
+    return Task(
+        new, partition, new.run, round(new.due, 6), new.expires, new.priority, new.queue,
+        new.capability, new.name, new.labels, new.spec, new.payload,
+    )  # fmt: skip
+
+
+def _assignment(task: Task) -> Assignment:
+    assert task.picked is not None
+    assert task.lease_until is not None
+    return Assignment(
+        task.tenant_id, task.id, task.fence, task.partition, task.attempts, task.failures, task.due,
+        task.picked, task.lease_until, _decode_spec(task.spec), task.payload,
+    )  # fmt: skip
+
+
+def _locked(task: Task) -> LockedTask:
+    return LockedTask(
+        id=task.id,
+        created_at=_moment(task.made.created),
+        run_at=_moment(task.run),
+        due_at=_moment(task.due),
+        expires_at=None if task.expires is None else _moment(task.expires),
+        rev=task.rev,
+        fence=task.fence,
+        attempts=task.attempts,
+        concurrency_limit=task.made.concurrency_limit,
+        partition=task.partition,
+        priority=task.priority,
+        cancel_requested=task.cancel_requested,
+        state=task.state,
+        queue=task.queue,
+        capability=task.capability,
+        concurrency_key=task.key,
+        name=task.name,
+        labels=None if task.labels is None else dict(task.labels),
+        spec=task.spec,
+        payload=task.payload,
+    )
+
+
+def _apply(task: Task, change: Change) -> None:
+    task.rev += 1
+    task.state, task.cancel_requested = change.state, change.cancel_requested
+    task.run, task.due, task.expires = change.run, change.due, change.expires
+    task.priority, task.queue, task.capability = change.priority, change.queue, change.capability
+    task.name, task.labels = change.name, change.labels
+    task.spec, task.payload = change.spec, change.payload
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
