@@ -59,8 +59,8 @@ PURE_LIBRARY = {
     *("__future__", "abc", "collections", "contextlib", "dataclasses", "enum", "functools"),
     *("itertools", "operator", "types", "typing"),
     *("bisect", "calendar", "datetime", "decimal", "fractions", "graphlib", "heapq", "math"),
-    *("base64", "hashlib", "hmac", "ipaddress", "json", "re", "string", "struct", "zoneinfo"),
-    "urllib.parse",
+    *("base64", "hashlib", "hmac", "ipaddress", "json", "re", "string", "struct", "zlib"),
+    *("urllib.parse", "zoneinfo"),
 }
 # A generator that was given its seed repeats itself, the module's own functions do not; a UUID
 # is a value, but making one is not.

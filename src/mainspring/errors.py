@@ -12,9 +12,11 @@
         ├── Unauthenticated      401  no key, or one that is not known
         ├── Forbidden            403  the key lacks the scope
         ├── NotFound             404  no such thing, or not yours: the same answer
+        ├── NotAcceptable        406  the caller takes none of the forms we can answer in
         ├── Conflict             409  the thing's state does not allow it
         ├── PreconditionFailed   412  the thing changed since it was read
-        └── TooLarge             413  more bytes than the limit
+        ├── TooLarge             413  more bytes than the limit
+        └── UnsupportedMediaType 415  the body comes in a form we cannot read
 
 Each class has a stable `code`: it names the problem's type in API answers and log records.
 """
@@ -125,6 +127,14 @@ class NotFound(RequestError):
     title = "Not found"
 
 
+class NotAcceptable(RequestError):
+    """The caller takes none of the forms in which this can be answered."""
+
+    code = "not-acceptable"
+    status = 406
+    title = "There is no answer in a form you accept"
+
+
 class Conflict(RequestError):
     """The thing's present state does not allow it."""
 
@@ -147,3 +157,11 @@ class TooLarge(RequestError):
     code = "too-large"
     status = 413
     title = "The request is too large"
+
+
+class UnsupportedMediaType(RequestError):
+    """The body comes in a form that cannot be read here."""
+
+    code = "unsupported-media-type"
+    status = 415
+    title = "The body's form is not supported"

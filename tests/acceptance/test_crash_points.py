@@ -42,9 +42,11 @@ async def provocations(
     """Make the doomed node do everything a node does; after each step its life is looked at."""
     await traffic.send(steady.client(tenant), 4 * mixed())
     await traffic.send(doomed.client(tenant), 4 * mixed())
-    yield await quiet_or_dead(cluster, traffic, doomed)
+    await quiet_or_dead(cluster, traffic, doomed)
+    yield
     newcomer = await cluster.start()  # is given some of its partitions
-    yield await quiet_or_dead(cluster, traffic, doomed)
+    await quiet_or_dead(cluster, traffic, doomed)
+    yield
     await traffic.send(newcomer.client(tenant), mixed())
     newcomer.kill()  # leaves partitions to take over
     steady.kill()

@@ -143,7 +143,7 @@ async def longest_gap_after_release(cluster: Cluster) -> float:
         " JOIN tasks t ON t.id = e.task_id WHERE e.outcome = 'released'"
     )
     assert rows, "nothing was released"
-    return max(row["gap"] for row in rows)
+    return max(float(row["gap"]) for row in rows)
 
 
 async def refused_outcomes(cluster: Cluster, node: Node) -> bool:

@@ -22,6 +22,7 @@ class Process(asyncio.AbstractEventLoop):
         self._sequence = 0
         self.stopped_until = 0.0
         self.dead = False
+        self.problem: BaseException | None = None
 
     # What the world asks ---------------------------------------------------------------------
 
@@ -49,26 +50,30 @@ class Process(asyncio.AbstractEventLoop):
                     handle._run()
         finally:
             asyncio._set_running_loop(None)
+        if self.problem is not None:
+            raise self.problem
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Let this process do something, as if a request had come in."""
         asyncio._set_running_loop(self)
         try:
-            self.create_task(work)
+            self.create_task(self._watch(work))
         finally:
             asyncio._set_running_loop(None)
+
+    async def _watch(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as problem:
+            self.problem = problem
 
     def kill(self) -> None:
         """Its memory is gone. What it still sends is nobody's: its link must be cut before."""
         self.dead = True
-        for _ in range(20):
-            pending = asyncio.all_tasks(self)
-            if not pending:
-                break
-            for task in pending:
+        for _ in range(50):
+            for task in asyncio.all_tasks(self):
                 task.cancel()
-            while self._ready:
-                self.turn()
+            self.turn()
         self._ready.clear()
         self._timers.clear()
 
@@ -124,8 +129,8 @@ class Process(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         problem = context.get("exception")
-        if isinstance(problem, BaseException) and not self.dead:
-            raise problem
+        if isinstance(problem, BaseException):
+            self.problem = problem
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """A cancelled timer is skipped when it surfaces."""

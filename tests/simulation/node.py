@@ -3,6 +3,7 @@ that fail; and an executor that makes up outcomes."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from random import Random
 from typing import TypeVar, cast
 from uuid import UUID
@@ -14,7 +15,7 @@ from mainspring.clock import DatabaseClock
 from mainspring.config import Config
 from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
 from mainspring.engine.core import Engine, EngineSettings
-from mainspring.errors import StoreUnavailable
+from mainspring.errors import Conflict, MainspringError, StoreUnavailable
 from mainspring.execution.port import ReportSink
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
@@ -64,8 +65,9 @@ class Network:
     def _deliver(self, answer: "asyncio.Future[T]", statement: Callable[[], T]) -> None:
         try:
             result = statement()
-        except StoreUnavailable:
-            self._world.later(self._world.delay(), lambda: self._post(answer, problem))
+        except Conflict as problem:
+            refusal = problem
+            self._world.later(self._world.delay(), lambda: self._post(answer, refusal))
             return
         self._world.later(self._world.delay(), lambda: self._post(answer, result))
 
@@ -73,7 +75,7 @@ class Network:
         lost = StoreUnavailable("the connection was lost")
         self._world.later(self._world.rng.uniform(0.0, 1.0), lambda: self._post(answer, lost))
 
-    def _post(self, answer: "asyncio.Future[T]", result: T | StoreUnavailable) -> None:
+    def _post(self, answer: "asyncio.Future[T]", result: T | MainspringError) -> None:
         process = answer.get_loop()
         if not self.cut:
             process.call_soon(_resolve, answer, result)
@@ -81,13 +83,14 @@ class Network:
 
 def _happen(statement: Callable[[], object]) -> None:
     """Nobody hears the answer."""
-    statement()
+    with suppress(Conflict):
+        statement()
 
 
-def _resolve(answer: "asyncio.Future[T]", result: T | StoreUnavailable) -> None:
+def _resolve(answer: "asyncio.Future[T]", result: T | MainspringError) -> None:
     if answer.done():
         return
-    if isinstance(result, StoreUnavailable):
+    if isinstance(result, MainspringError):
         answer.set_exception(result)
     else:
         answer.set_result(result)
@@ -213,6 +216,7 @@ class SimNode:
         self.process = world.start_process()
         self.network = Network(world)
         self.clock = DatabaseClock()
+        self.started = False
         self.blemished = False
         """Whether it was ever cut off from the world for a while: then its leases may run out."""
         rng = Random(world.rng.getrandbits(64))
@@ -286,6 +290,7 @@ class SimNode:
                 await asyncio.sleep(0.5)
                 self.state.renew()
             else:
+                self.started = True
                 return
 
     def _connection(self, store: MemoryStore) -> "Callable[[], asyncio.Future[asyncpg.Connection]]":

@@ -180,7 +180,9 @@ _STATEMENTS: dict[str, Callable[..., object]] = {
     cluster.SQL["members"]: lambda store: [
         (m.id, m.name, m.url, m.epoch, m.silent) for m in store.members()
     ],
-    cluster.SQL["ownership"]: lambda store: list(store.ownership().items()),
+    cluster.SQL["ownership"]: lambda store: [
+        {"owner": owner, "partitions": found} for owner, found in store.ownership().items()
+    ],
     cluster.SQL["declare_dead"]: lambda store, node, ttl: (
         node if store.declare_dead(node, ttl) else None
     ),

@@ -1,5 +1,6 @@
 """One life of a small cluster: tenants, clients and faults, drawn from a seed."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -56,6 +57,7 @@ class Scenario:
         self.ids = TaskIds(Random(rng.getrandbits(64)))
         self.made: dict[UUID, NewTask] = {}
         self.size = rng.randint(1, 4)
+        self.problem: BaseException | None = None
 
     def run(self) -> None:
         with _in_virtual_time(self.world, self._logged):
@@ -77,7 +79,12 @@ class Scenario:
             self.world.at(self.rng.uniform(0.5, TROUBLE), self._client_changes)
         self._plan_faults()
         while self.world.now < TROUBLE:
-            self.world.step()
+            self._step()
+
+    def _step(self) -> None:
+        self.world.step()
+        if self.problem is not None:
+            raise SimulationFailed(f"a driver failed: {self.problem!r}") from self.problem
 
     def _recover(self) -> None:
         self.world.weather = CALM
@@ -88,7 +95,7 @@ class Scenario:
         deadline = self.world.now + PATIENCE
         next_look = 0.0
         while self.world.now < deadline:
-            self.world.step()
+            self._step()
             if self.world.now >= next_look:
                 next_look = self.world.now + 0.5
                 if not self.store.tables.tasks:
@@ -99,7 +106,9 @@ class Scenario:
     def _resume_paused(self) -> None:
         for task in self.store.tables.tasks.values():
             if task.state == "paused":
-                self._ask(self._living()[0], task.id, transitions.resume)
+                node = self._some_node()
+                if node is not None:
+                    self._ask(node, task.id, transitions.resume)
 
     # Faults ----------------------------------------------------------------------------------
 
@@ -167,7 +176,7 @@ class Scenario:
         return [node for node in self.nodes if node.alive]
 
     def _some_node(self) -> SimNode | None:
-        staying = [n for n in self._living() if n.state.worker not in self.fallen]
+        staying = [n for n in self._living() if n.started and n.state.worker not in self.fallen]
         return self.rng.choice(staying) if staying else None
 
     def _fall(self, node: SimNode) -> None:
@@ -257,7 +266,10 @@ class Scenario:
 
     def _logged(self, _logger: Any, _method: str, event: Any) -> Any:
         if event.get("action") in ("loop.crashed", "dispatch.failed"):
-            raise SimulationFailed(f"a driver failed: {event}") from event.get("exc_info")
+            problem = sys.exc_info()[1] or event.get("exc_info")
+            # Its supervisor starts a loop again that found no database when it began.
+            if not isinstance(problem, StoreUnavailable):
+                self.problem = problem
         self.world.note(f"{event['event']} {event}")
         raise structlog.DropEvent
 

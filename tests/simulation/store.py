@@ -32,7 +32,7 @@ _FAILURES = ("failed", "timed_out")
 class Task:
     """A row of `tasks`."""
 
-    made: NewTask
+    made: NewTask = field(repr=False)
     partition: int
     run: float
     due: float
@@ -42,8 +42,8 @@ class Task:
     capability: str
     name: str | None
     labels: Mapping[str, str] | None
-    spec: bytes
-    payload: bytes
+    spec: bytes = field(repr=False)
+    payload: bytes = field(repr=False)
     rev: int = 1
     fence: int = 0
     attempts: int = 0
@@ -54,6 +54,9 @@ class Task:
     lease_until: float | None = None
     worker: str | None = None
     error: TaskError | None = None
+
+    def __str__(self) -> str:
+        return f"{self.id} {self!r}"
 
     @property
     def id(self) -> UUID:

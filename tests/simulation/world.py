@@ -12,6 +12,10 @@ EPOCH = 1_800_000_000.0
 """What the database's clock shows when the world begins."""
 
 
+MOST_AT_ONCE = 2000
+"""How much may happen at one moment; more is a loop that waits for nothing."""
+
+
 class SimulationFailed(AssertionError):
     """The world reached a state that Mainspring promises never to reach."""
 
@@ -65,6 +69,7 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
         self._skew = 0.0
+        self._stood_still = 0
 
     def database_clock(self) -> float:
         return EPOCH + self.now + self._skew
@@ -107,6 +112,9 @@ class World:
         when = min([*turns, event])
         if when == float("inf"):
             raise SimulationFailed("nothing will ever happen again")
+        self._stood_still = 0 if when > self.now else self._stood_still + 1
+        if self._stood_still > MOST_AT_ONCE:
+            raise SimulationFailed("a process spins: time does not go on")
         self.now = max(self.now, when)
         candidates = [p for p, turn in zip(self.processes, turns, strict=True) if turn <= self.now]
         chosen = self.rng.randrange(len(candidates) + (event <= self.now))

@@ -21,6 +21,7 @@ from support.waiting import eventually
 
 SCOPES = frozenset({"read", "write", "work", "admin"})
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
 QUICK: Mapping[str, object] = MappingProxyType(
     {
         "port": 0,
@@ -157,7 +158,7 @@ class Cluster:
         await self.keys.add(NewKey(f"key-{secret[3:11]}", secret, tenant_id, SCOPES, operator=True))
         return Tenant(tenant_id, secret)
 
-    def spawn(self, environment: Mapping[str, str] | None = None, **settings: object) -> Node:
+    def spawn(self, environment: Mapping[str, str] = NOTHING, /, **settings: object) -> Node:
         """Start a node and do not wait for it."""
         name = f"node-{next(self._numbers)}"
         wanted = {
@@ -170,14 +171,16 @@ class Cluster:
         process = MainspringProcess(
             self._directory / f"{name}.log",
             "server",
-            environment={**variables, **(environment or {})},
+            environment={**variables, **environment},
         )
         self._processes[name] = process
         return Node(name, process, self._session)
 
-    async def start(self, **settings: object) -> Node:
+    async def start(
+        self, environment: Mapping[str, str] = NOTHING, /, **settings: object
+    ) -> Node:
         """Start a node and wait until it is ready."""
-        node = self.spawn(**settings)
+        node = self.spawn(environment, **settings)
         await node.ready()
         return node
 
@@ -202,7 +205,7 @@ class Cluster:
 
     async def pair(self, **settings: object) -> tuple[Node, Node]:
         """Two nodes that share the partitions."""
-        first, second = self.spawn(**settings), self.spawn(**settings)
+        first, second = self.spawn(NOTHING, **settings), self.spawn(NOTHING, **settings)
         await first.ready()
         await second.ready()
         await self.balanced(first, second)

@@ -26,7 +26,7 @@ class LossyWire:
         self._socket = directory / _SOCKET
         self.url = parts._replace(query=f"host={quote(str(directory))}&port=5432").geturl()
         self._armed: str | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], _Connection] = {}
         self.lost = 0
 
     def lose_answer_to(self, text: str) -> None:
@@ -44,9 +44,10 @@ class LossyWire:
         _traceback: TracebackType | None,
     ) -> None:
         self._listener.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        for connection in self._connections.values():
+            connection.close()
+        if self._connections:
+            await asyncio.wait(self._connections)
 
     def claims(self, statement: str) -> bool:
         """Whether this statement is the one to be lost; it is disarmed then."""
@@ -58,17 +59,15 @@ class LossyWire:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
         server_reader, server_writer = await asyncio.open_unix_connection(self._server_socket)
         connection = _Connection(self, reader, writer, server_reader, server_writer)
-        try:
-            await connection.run()
-        finally:
-            self._connections.discard(task)
-            for open_writer in (writer, server_writer):
-                open_writer.close()
-                with suppress(OSError):
-                    await open_writer.wait_closed()
+        self._connections[task] = connection
+        await connection.run()
+        connection.close()
+        for writer_of_one_side in (writer, server_writer):
+            with suppress(OSError):
+                await writer_of_one_side.wait_closed()
+        del self._connections[task]
 
 
 class _Connection:
@@ -87,6 +86,10 @@ class _Connection:
         self._server_reader, self._server_writer = server_reader, server_writer
         self._statements: dict[bytes, str] = {}
         self._losing = False
+
+    def close(self) -> None:
+        self._writer.close()
+        self._server_writer.close()
 
     async def run(self) -> None:
         """Pass messages both ways until one side ends or an answer is lost."""

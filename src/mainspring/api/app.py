@@ -8,6 +8,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
+from mainspring.api import operation_docs, task_docs
 from mainspring.api.auth import Authenticator
 from mainspring.api.idempotency import Idempotency
 from mainspring.api.ingest import Ingest
@@ -46,7 +47,7 @@ def build_app(deps: ApiDependencies) -> Starlette:
     """The application. It has no lifespan of its own: who built the parts also ends them."""
     authenticator = Authenticator(deps.keys)
     # Routes are tried in this order: the busiest first, and fixed names before ids.
-    paths = {**_task_paths(deps), **_operation_paths(deps)}
+    paths = paths_of(deps)
     app = Starlette(
         routes=[Resource(path, known, authenticator).route() for path, known in paths.items()],
         middleware=[
@@ -58,12 +59,17 @@ def build_app(deps: ApiDependencies) -> Starlette:
     return app
 
 
+def paths_of(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
+    """Every path with its operations, in the order in which they are tried."""
+    return {**_task_paths(deps), **_operation_paths(deps)}
+
+
 def _operation_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
     operations = Operations(deps.node, deps.metrics)
     return {
-        "/healthz": {"GET": ForAll(operations.healthz)},
-        "/readyz": {"GET": ForAll(operations.readyz)},
-        "/metrics": {"GET": ForOperators(operations.metrics)},
+        "/healthz": {"GET": ForAll(operations.healthz, operation_docs.HEALTHZ)},
+        "/readyz": {"GET": ForAll(operations.readyz, operation_docs.READYZ)},
+        "/metrics": {"GET": ForOperators(operations.metrics, operation_docs.METRICS)},
     }
 
 
@@ -76,18 +82,20 @@ def _task_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
     changes = TaskChanges(tasks, node, clock, TaskPatcher(validator, clock, config.max_payload))
     return {
         "/v1/tasks": {
-            "GET": ForTenants("read", reading.page),
-            "POST": ForTenants("write", creation.one),
+            "GET": ForTenants("read", reading.page, task_docs.LIST),
+            "POST": ForTenants("write", creation.one, task_docs.CREATE),
         },
-        "/v1/tasks/batch": {"POST": ForTenants("write", creation.batch)},
+        "/v1/tasks/batch": {"POST": ForTenants("write", creation.batch, task_docs.CREATE_BATCH)},
         "/v1/tasks/{id}": {
-            "GET": ForTenants("read", reading.one),
-            "PATCH": ForTenants("write", changes.edit),
-            "DELETE": ForTenants("write", changes.delete),
+            "GET": ForTenants("read", reading.one, task_docs.READ),
+            "PATCH": ForTenants("write", changes.edit, task_docs.EDIT),
+            "DELETE": ForTenants("write", changes.delete, task_docs.DELETE),
         },
-        "/v1/tasks/{id}/executions": {"GET": ForTenants("read", reading.executions)},
-        "/v1/tasks/{id}/cancel": {"POST": ForTenants("write", changes.cancel)},
-        "/v1/tasks/{id}/pause": {"POST": ForTenants("write", changes.pause)},
-        "/v1/tasks/{id}/resume": {"POST": ForTenants("write", changes.resume)},
-        "/v1/tasks/{id}/run": {"POST": ForTenants("write", changes.run)},
+        "/v1/tasks/{id}/executions": {
+            "GET": ForTenants("read", reading.executions, task_docs.EXECUTIONS)
+        },
+        "/v1/tasks/{id}/cancel": {"POST": ForTenants("write", changes.cancel, task_docs.CANCEL)},
+        "/v1/tasks/{id}/pause": {"POST": ForTenants("write", changes.pause, task_docs.PAUSE)},
+        "/v1/tasks/{id}/resume": {"POST": ForTenants("write", changes.resume, task_docs.RESUME)},
+        "/v1/tasks/{id}/run": {"POST": ForTenants("write", changes.run, task_docs.RUN)},
     }

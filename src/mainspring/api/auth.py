@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from mainspring.api.key_activity import KeyActivity
 from mainspring.clock import monotonic
+from mainspring.domain.apikey import is_mistyped
 from mainspring.domain.tenant import ApiKey
 from mainspring.errors import Forbidden, Unauthenticated
 from mainspring.store.keys import Keys, hash_secret
@@ -26,24 +28,30 @@ class Authenticator:
     hashes are kept, never secrets.
     """
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, activity: KeyActivity) -> None:
         self._keys = keys
+        self._activity = activity
         self._remembered: dict[bytes, _Remembered] = {}
+        activity.when_ended(self._forget)
 
     async def identify(self, authorization: str | None) -> ApiKey:
         """The caller's key; Unauthenticated when there is none or nobody knows it."""
         secret = _secret_in(authorization)
         digest = hash_secret(secret)
-        found = self._remembered.get(digest)
-        if found is None or found.until <= monotonic():
+        found, now = self._remembered.get(digest), monotonic()
+        if found is None or found.until <= now:
             found = await self._look_up(secret, digest)
         if found.key is None:
-            raise Unauthenticated("the API key is not known")
+            raise Unauthenticated("the API key is not known, or it has ended")
+        self._activity.note(found.key.id, now)
         return found.key
 
     async def _look_up(self, secret: str, digest: bytes) -> _Remembered:
+        if is_mistyped(secret):
+            raise Unauthenticated("the API key is mistyped: its checksum is wrong")
+        asked = monotonic()
         key = await self._keys.find(secret)
-        found = _Remembered(key, monotonic() + (_KNOWN_FOR if key else _UNKNOWN_FOR))
+        found = _Remembered(key, asked + _good_for(key))
         self._remembered.pop(digest, None)
         if len(self._remembered) >= _MOST_REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
@@ -51,12 +59,26 @@ class Authenticator:
         return found
 
 
+    def _forget(self, key_id: str) -> None:
+        self._remembered = {
+            digest: found
+            for digest, found in self._remembered.items()
+            if found.key is None or found.key.id != key_id
+        }
+
+
+def _good_for(key: ApiKey | None) -> float:
+    if key is None:
+        return _UNKNOWN_FOR
+    return _KNOWN_FOR if key.expires_in is None else min(_KNOWN_FOR, key.expires_in)
+
+
 def check_scope(key: ApiKey, scope: str) -> int:
     """The tenant for which this key may act in this scope."""
-    if scope not in key.scopes:
-        raise Forbidden(f"this needs a key with the scope {scope!r}")
     if key.tenant_id is None:
         raise Forbidden("this needs a tenant's key; an operator's key belongs to none")
+    if scope not in key.scopes:
+        raise Forbidden(f"this needs a key with the scope {scope!r}")
     return key.tenant_id
 
 

@@ -27,8 +27,10 @@ def _without(body: bytes, payloads: Iterable[Raw]) -> bytes:
     start = 0
     for payload in payloads:
         text = bytes(payload)
-        if text[0] not in b"{[":
-            continue  # a plain value holds no names, and its few bytes may be found anywhere
+        if text[0] not in b"{[" or len(text) == 2:
+            # A plain or empty value holds no names, and its few bytes may be found anywhere; the
+            # default payload is not even in the body, and each search for it would read to the end.
+            continue
         found = body.find(text, start)
         if found < 0:
             continue

@@ -19,6 +19,9 @@ from mainspring.observe.metrics import Metrics
 ROUTE = "mainspring.route"
 """Where a resource leaves its path template in the scope, for the metrics."""
 
+HEADERS = "mainspring.headers"
+"""Where a resource leaves headers that every answer to the request shall carry."""
+
 _SANE_ID = re.compile(rb"[A-Za-z0-9_.:/+=@-]{1,128}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -40,7 +43,7 @@ class Envelope:
             return
         started = monotonic()
         headers = dict(scope["headers"])
-        exchange = _Exchange(self._request_id(headers), send)
+        exchange = _Exchange(scope, self._request_id(headers), send)
         try:
             _check_declared_length(headers, self._max_body)
             limited = _LimitedBody(receive, self._max_body)
@@ -85,7 +88,8 @@ async def raise_http_error(_request: object, error: Exception) -> None:
 class _Exchange:
     """Puts the request's id on the answer and remembers how far the answer got."""
 
-    def __init__(self, request_id: str, send: Send) -> None:
+    def __init__(self, scope: Scope, request_id: str, send: Send) -> None:
+        self._scope = scope
         self.request_id = request_id
         self.started = False
         self.status = 500
@@ -96,6 +100,7 @@ class _Exchange:
             self.started = True
             self.status = message["status"]
             message["headers"].append((b"x-request-id", self.request_id.encode("ascii")))
+            message["headers"].extend(self._scope.get(HEADERS, ()))
         await self._send(message)
 
 

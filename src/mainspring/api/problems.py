@@ -52,6 +52,19 @@ class KeyReused(RequestError):
     title = "The idempotency key belongs to another request"
 
 
+class TooManyRequests(RequestError):
+    """A tenant calls more often than it may; the headers tell where it stands."""
+
+    code = "too-many-requests"
+    status = 429
+    title = "Too many requests"
+
+    def __init__(self, retry_after: int, headers: list[tuple[bytes, bytes]]) -> None:
+        super().__init__(f"this tenant may call again in {retry_after} s")
+        self.retry_after = retry_after
+        self.headers = headers
+
+
 class NotReady(RequestError):
     """This node cannot serve yet, or no longer."""
 
@@ -93,6 +106,8 @@ def _headers_for(error: RequestError) -> Mapping[str, str]:
             return {"WWW-Authenticate": 'Bearer realm="mainspring"'}
         case Busy() | NotReady():
             return {"Retry-After": "1"}
+        case TooManyRequests():
+            return {"Retry-After": str(error.retry_after)}
         case TooLarge():
             # The rest of the body was not read: the connection cannot carry another request.
             return {"Connection": "close"}

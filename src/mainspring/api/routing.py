@@ -12,6 +12,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from mainspring.api.auth import Authenticator, check_operator, check_scope
+from mainspring.api.documentation import Doc
 from mainspring.api.middleware import ROUTE
 from mainspring.errors import NotFound
 
@@ -60,6 +61,7 @@ class ForTenants:
 
     scope: str
     handler: TenantHandler
+    doc: Doc | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class ForOperators:
     """An operation for an operator's key."""
 
     handler: OpenHandler
+    doc: Doc | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class ForAll:
     """An operation that needs no key."""
 
     handler: OpenHandler
+    doc: Doc | None = None
 
 
 Operation = ForTenants | ForOperators | ForAll

@@ -2,23 +2,40 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Annotated, Literal
 from uuid import UUID
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from mainspring.domain.execution import Outcome
 from mainspring.domain.retry import RetryPolicy
-from mainspring.domain.task import Requirements, Target, TaskSpec
+from mainspring.domain.task import Requirements, Target, TaskSpec, TaskState
 from mainspring.store.tasks import LockedTask, NewTask, StoredExecution, StoredTask
 
 _decode_spec = msgspec.json.Decoder(TaskSpec).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
+# As stored, these are plain texts and mappings; for readers they have a shape.
+Time = Annotated[datetime, Meta(tz=True)]
+State = Annotated[str, Meta(extra_json_schema={"enum": list(TaskState)})]
+OutcomeOut = Annotated[str, Meta(extra_json_schema={"enum": list(Outcome)})]
+Blame = Annotated[str, Meta(extra_json_schema={"enum": ["scheduler", "limits", "capacity"]})]
+ErrorOut = Annotated[
+    dict[str, str],
+    Meta(
+        description="A stable code for programs, a sentence for people.",
+        extra_json_schema={"required": ["code", "message"]},
+    ),
+]
+Lateness = Annotated[dict[str, float], Meta(description="Seconds of waiting by cause.")]
+
+
 class TargetOut(Struct, omit_defaults=True):
     """A target, with the fields of its type only."""
 
-    type: str
+    type: Literal["http", "handler", "command"]
     url: str | None = None
     method: str | None = None
     headers: dict[str, str] | None = None
@@ -27,22 +44,24 @@ class TargetOut(Struct, omit_defaults=True):
 
 
 class ConcurrencyOut(Struct):
+    """At most `limit` tasks of this key run at once."""
+
     key: str
     limit: int
 
 
-class TaskOut(Struct):
-    """A task as API.md promises it."""
+class TaskOut(Struct, kw_only=True):
+    """A task as callers read it."""
 
     id: UUID
     name: str | None
-    state: str
+    state: State
     cancel_requested: bool
     target: TargetOut
-    payload: Raw | UnsetType
-    run_at: datetime
-    due_at: datetime
-    expires_at: datetime | None
+    payload: Raw | UnsetType = UNSET
+    run_at: Time
+    due_at: Time
+    expires_at: Time | None
     queue: str
     priority: int
     timeout: float
@@ -54,17 +73,17 @@ class TaskOut(Struct):
     labels: dict[str, str]
     attempts: int
     fence: int
-    created_at: datetime
-    picked_at: datetime | None
-    started_at: datetime | None
-    finished_at: datetime | None
+    created_at: Time
+    picked_at: Time | None
+    started_at: Time | None
+    finished_at: Time | None
     result: Raw | None
-    error: dict[str, str] | None
+    error: ErrorOut | None
     sla_met: bool | None
-    blame: str | None
-    lateness: dict[str, float]
+    blame: Blame | None
+    lateness: Lateness
     schedule_id: UUID | None = None
-    nominal_at: datetime | None = None
+    nominal_at: Time | None = None
     workflow_run_id: UUID | None = None
     step: str | None = None
     replay_of: UUID | None = None
@@ -83,16 +102,18 @@ class ExecutionOut(Struct):
     attempt: int
     fence: int
     worker: str
-    started_at: datetime | None
-    finished_at: datetime
-    outcome: str
+    started_at: Time | None
+    finished_at: Time
+    outcome: OutcomeOut
     status_code: int | None
     response: Raw | str | None
-    error: dict[str, str] | None
+    error: ErrorOut | None
     duration_ms: float
 
 
 class ExecutionList(Struct):
+    """The tries of a task."""
+
     items: list[ExecutionOut]
 
 

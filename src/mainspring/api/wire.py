@@ -7,16 +7,21 @@ and hash by value, so that the same spec sent again is neither checked nor encod
 from datetime import datetime
 from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 # `$` also matches before a final line break; the look-ahead closes that door.
 _LINE = r"^[^\x00-\x1f\x7f]*(?!\n)$"
+
+# For readers of the API's document; `validation` looks closer and says what is wrong.
+URL = r"^[Hh][Tt][Tt][Pp][Ss]?://[^\x00-\x20\x7f\\/?#@]+([/?#][^\x00-\x20\x7f\\]*)?(?!\n)$"
 
 Line = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
 Queue = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}(?!\n)$")]
 HandlerName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}(?!\n)$")]
 Argument = Annotated[str, Meta(max_length=32768, pattern=r"^[^\x00]*$")]
-Url = Annotated[str, Meta(min_length=1, max_length=2048)]
+Url = Annotated[
+    str, Meta(min_length=1, max_length=2048, extra_json_schema={"format": "uri", "pattern": URL})
+]
 HeaderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,200}(?!\n)$")]
 HeaderValue = Annotated[str, Meta(max_length=8192, pattern=r"^[\t\x20-\x7e\x80-\xff]*(?!\n)$")]
 LabelName = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f:]{1,100}(?!\n)$")]
@@ -25,7 +30,8 @@ Labels = Annotated[dict[LabelName, LabelValue], Meta(max_length=64)]
 
 Instant = Annotated[datetime, Meta(tz=True)]
 DAY = 86400.0
-Delay = Annotated[float, Meta(ge=0)] | Annotated[str, Meta(max_length=64)]
+_Duration = Annotated[str, Meta(max_length=64, extra_json_schema={"format": "duration"})]
+Delay = Annotated[float, Meta(ge=0, le=36600 * DAY)] | _Duration
 Priority = Annotated[int, Meta(ge=0, le=9)]
 Timeout = Annotated[float, Meta(gt=0, le=DAY)]
 Sla = Annotated[float, Meta(ge=0, le=365 * DAY)]
@@ -94,7 +100,8 @@ class TaskIn(Struct, forbid_unknown_fields=True):
     """A task as a caller asks for it."""
 
     target: TargetIn
-    payload: Raw = EMPTY
+    # A factory, because a default of this type cannot be shown in a schema.
+    payload: Raw = field(default_factory=EMPTY.copy)
     name: Line | None = None
     run_at: Instant | None = None
     delay: Delay | None = None
@@ -113,7 +120,7 @@ class TaskIn(Struct, forbid_unknown_fields=True):
 class BatchIn(Struct, forbid_unknown_fields=True):
     """Many tasks: all of them are created or none."""
 
-    tasks: list[TaskIn]
+    tasks: Annotated[list[TaskIn], Meta(extra_json_schema={"minItems": 1, "maxItems": 10_000})]
 
 
 class RawBatchIn(Struct, forbid_unknown_fields=True):

@@ -27,3 +27,5 @@ class ApiKey:
     tenant_id: int | None
     scopes: frozenset[str]
     operator: bool
+    expires_in: float | None = None
+    """Seconds that it had left when it was looked up; None: it has no end."""

@@ -91,16 +91,15 @@ class Engine:
     def set_limits(self, limits: Mapping[int, TenantLimits], now: float) -> None:
         """What tenants may use, whenever that may have changed."""
         for tenant_id, tenant_limits in limits.items():
+            if not self._queue.set_limits(tenant_id, tenant_limits):
+                continue
+            entries = [entry for entry in self._window if entry.row.tenant_id == tenant_id]
             running = [t.partition for t in self._running if t.tenant_id == tenant_id]
-            claiming = [
-                e.row.partition
-                for e in self._window
-                if e.phase is Phase.CLAIMING and e.row.tenant_id == tenant_id
-            ]
-            if self._queue.set_limits(tenant_id, tenant_limits, running + claiming):
-                for entry in self._window:
-                    if entry.row.tenant_id == tenant_id and entry.phase is Phase.READY:
-                        self._queue.push(entry, now)
+            running += [e.row.partition for e in entries if e.phase is Phase.CLAIMING]
+            self._queue.recount(tenant_id, running)
+            for entry in entries:
+                if entry.phase is Phase.READY:
+                    self._queue.push(entry, now)
 
     # Rows ------------------------------------------------------------------------------------
 
@@ -201,8 +200,13 @@ class Engine:
 
     @property
     def hungry(self) -> bool:
-        """Whether there is something to refill."""
-        return self._window.hungry
+        """Whether there is something to load: more of a stream, or a tenant's limits."""
+        return self._window.hungry or self.limits_wanted
+
+    @property
+    def limits_wanted(self) -> bool:
+        """Whether tasks wait because their tenant's limits are not known yet."""
+        return bool(self._queue.unknown)
 
     def refills(self) -> list[Refill]:
         return self._window.refills()
@@ -231,15 +235,16 @@ class Engine:
         running = self._running.get(row.id)
         lease_end = row.lease_end or now
         if running is not None:
-            if row.rev >= running.rev and row.fence == running.fence:
+            if row.rev < running.rev:
+                return
+            if row.fence == running.fence and row.partition == running.partition:
                 running.rev, running.lease_end = row.rev, max(running.lease_end, lease_end)
-            if row.rev <= running.rev:
                 return
             self._stop(running, now)
         task = Running(
             row.tenant_id, row.id, row.partition, row.concurrency_key, row.rev, row.fence, lease_end
         )
-        self._running.add(task, ours=False)
+        self._running.add(task, ours=self._held.has(row.id, row.fence))
         self._queue.started(task.tenant_id, task.partition, task.concurrency_key)
 
     def _saw_waiting(self, row: TaskRow, now: float, not_before: float) -> None:

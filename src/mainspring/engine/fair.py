@@ -14,6 +14,9 @@ from mainspring.engine.entry import Entry, Phase
 from mainspring.engine.gates import KeyGate, RunningGate
 from mainspring.engine.ledger import Bucket, Cause
 
+UNKNOWN = TenantLimits(max_running=0)
+"""Until a tenant's limits are known none of its tasks starts: they might be one too many."""
+
 Accepts = Callable[[str, str], bool]
 """Whether the slots on offer can run tasks of (queue, capability)."""
 
@@ -88,16 +91,23 @@ class FairQueue:
     def __init__(self) -> None:
         self._tenants: dict[int, _Tenant] = {}
         self._limits: dict[int, TenantLimits] = {}
+        self.unknown: set[int] = set()
         self._served = 0
 
-    def set_limits(self, tenant_id: int, limits: TenantLimits, running: Iterable[int]) -> bool:
-        """Change a tenant's limits. `running`: the partitions of its running tasks, for counting
-        anew. True when the tenant's due tasks must be pushed again."""
+    def set_limits(self, tenant_id: int, limits: TenantLimits) -> bool:
+        """Change a tenant's limits. True when the tenant must be counted, and its due tasks be
+        pushed, anew, because its gates are others now."""
         self._limits[tenant_id] = limits
+        self.unknown.discard(tenant_id)
         tenant = self._tenants.get(tenant_id)
         if tenant is None or tenant.limits == limits:
             return False
         tenant.limits = limits
+        return True
+
+    def recount(self, tenant_id: int, running: Iterable[int]) -> None:
+        """Forget who waits and count what is running: the partition of each running task."""
+        tenant = self._tenants[tenant_id]
         tenant.waiting = 0
         tenant.gates.clear()
         tenant.groups.clear()
@@ -107,7 +117,6 @@ class FairQueue:
             gate = tenant.gate(partition)
             if gate is not None:
                 gate.running += 1
-        return True
 
     def push(self, entry: Entry, now: float) -> None:
         """A task is due."""
@@ -228,7 +237,9 @@ class FairQueue:
     def _tenant(self, tenant_id: int) -> _Tenant:
         tenant = self._tenants.get(tenant_id)
         if tenant is None:
-            limits = self._limits.get(tenant_id) or TenantLimits()
+            limits = self._limits.get(tenant_id, UNKNOWN)
+            if limits is UNKNOWN:
+                self.unknown.add(tenant_id)
             tenant = self._tenants[tenant_id] = _Tenant(limits)
         return tenant
 

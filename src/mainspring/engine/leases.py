@@ -101,6 +101,10 @@ class HeldLeases:
     def __iter__(self) -> Iterator[Held]:
         return iter(self._held.values())
 
+    def has(self, task_id: UUID, fence: int) -> bool:
+        held = self._held.get(task_id)
+        return held is not None and held.fence == fence
+
     def find(self, ids: Iterable[UUID]) -> list[Held]:
         return [held for task_id in ids if (held := self._held.get(task_id)) is not None]
 

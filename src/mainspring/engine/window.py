@@ -17,7 +17,11 @@ from mainspring.engine.entry import Entry
 
 @dataclass(frozen=True, slots=True)
 class Refill:
-    """A request to load more of a stream, from a due time on, without what is known already."""
+    """A request to load more of a stream, from a due time on, without what is known already.
+
+    For a whole tenant in a partition (a stream without a queue) the partition is to be read anew,
+    a few of every stream: going on from a due time could bring streams that are full only.
+    """
 
     stream: StreamKey
     since: float
@@ -62,7 +66,7 @@ class Window:
         self._tenant_cap = tenant_cap
         self._entries: dict[UUID, Entry] = {}
         self._rooms: dict[StreamKey, _Room] = {}
-        self._hungry: set[StreamKey] = set()
+        self._hungry: dict[StreamKey, None] = {}  # a set that keeps its order
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -113,7 +117,7 @@ class Window:
             del self._entries[entry.row.id]
         for key in [key for key in self._rooms if key.partition in partitions]:
             del self._rooms[key]
-            self._hungry.discard(key)
+            self._hungry.pop(key, None)
         return gone
 
     @property
@@ -125,6 +129,8 @@ class Window:
         wanted = []
         for key in self._hungry:
             room = self._rooms[key]
+            if not room.hungry:
+                continue  # it was filled by other ways meanwhile; what it turned away is remembered
             assert room.turned_away is not None
             wanted.append(
                 Refill(key, room.turned_away, set(room.entries), room.cap - len(room.entries))
@@ -139,7 +145,7 @@ class Window:
         if room is None:
             return
         room.loading = False
-        if len(rows) == refill.limit:
+        if len(rows) == refill.limit and refill.stream.queue is not None:
             room.turn_away(rows[-1].due)
         self._review(refill.stream, room)
 
@@ -160,6 +166,6 @@ class Window:
 
     def _review(self, key: StreamKey, room: _Room) -> None:
         if room.hungry:
-            self._hungry.add(key)
+            self._hungry[key] = None
         elif room.unused:
             del self._rooms[key]

@@ -70,12 +70,12 @@ class Dispatcher:
             if engine.hungry:
                 self._state.load_wanted.set()
             next_wake = engine.next_wake()
-            sleep = (
-                _LONGEST_SLEEP
-                if next_wake is None
-                else min(next_wake - clock.now(), _LONGEST_SLEEP)
-            )
-            await self._rest(sleep)
+            if next_wake is None or next_wake <= now:
+                # What is due and could not be dealt with waits for a statement that is in flight:
+                # its end pokes. Looking again at once would only keep the event loop busy.
+                await self._rest(_LONGEST_SLEEP)
+            else:
+                await self._rest(min(next_wake - clock.now(), _LONGEST_SLEEP))
 
     async def _rest(self, seconds: float) -> None:
         try:
@@ -100,6 +100,10 @@ class Dispatcher:
     async def _claim(self, picked: Sequence[Entry]) -> None:
         try:
             assignments = await self._lease(picked)
+        except BaseException:
+            # Nothing is being claimed any more; the rotating reload finds these tasks again.
+            self._state.engine.claimed(picked, (), self._state.clock.now())
+            raise
         finally:
             self._claims_in_flight -= 1
             self._claiming -= len(picked)

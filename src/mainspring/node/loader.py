@@ -13,6 +13,7 @@ import structlog
 from mainspring import crash
 from mainspring.config import Config
 from mainspring.domain.rows import TaskRow
+from mainspring.engine.window import Refill
 from mainspring.errors import StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.state import NodeState
@@ -88,7 +89,7 @@ class Loader:
         await self._take_stock()
         if self._is_time("wakes", self._config.wake_poll):
             await self._take_wakes()
-        if self._is_time("limits", _LIMITS_EVERY):
+        if self._state.engine.limits_wanted or self._is_time("limits", _LIMITS_EVERY):
             await self._refresh_limits()
         if self._is_time("expire", _EXPIRE_EVERY):
             await self._expire()
@@ -168,6 +169,9 @@ class Loader:
         if not (seen.rows or seen.gone):
             return
         crash.reach("wake.consumed")
+        if seen.rows:
+            # A task may have been moved here because its tenant got a limit: know it first.
+            await self._refresh_limits()
         now = self._state.clock.now()
         self._dispatcher.cancel(self._state.engine.saw(seen.rows, now))
         self._dispatcher.cancel(self._state.engine.gone(seen.gone, now))
@@ -175,6 +179,7 @@ class Loader:
 
     async def _refresh_limits(self) -> None:
         self._state.engine.set_limits(await self._keys.limits(), self._state.clock.now())
+        self._state.poke()
 
     async def _expire(self) -> None:
         tenure = self._state.tenure()
@@ -207,18 +212,24 @@ class Loader:
         engine = self._state.engine
         for refill in engine.refills():
             try:
-                rows = await self._store.load_more(
-                    refill.stream,
-                    since=refill.since,
-                    until=self._horizon,
-                    known=refill.known,
-                    limit=refill.limit,
-                )
+                rows = await self._load(refill)
             except BaseException:
                 engine.not_refilled(refill)
                 raise
             engine.refilled(refill, rows, self._state.clock.now())
             self._state.poke()
+
+    async def _load(self, refill: Refill) -> list[TaskRow]:
+        if refill.stream.queue is None:
+            partition = refill.stream.partition
+            return await self._read([partition], after=_BEGINNING_OF_TIME, until=self._horizon)
+        return await self._store.load_more(
+            refill.stream,
+            since=refill.since,
+            until=self._horizon,
+            known=refill.known,
+            limit=refill.limit,
+        )
 
     def _saw(self, rows: Sequence[TaskRow]) -> None:
         self._dispatcher.cancel(self._state.engine.saw(rows, self._state.clock.now()))

@@ -141,6 +141,8 @@ class Membership:
         me = self._state.node_id
         alive = await self._alive(cluster)
         ids = tuple(member.id for member in alive)
+        if me not in ids:
+            return  # declared dead since the beat: the next beat tells
         ownership = await cluster.ownership()
         self._state.owners = {p: owner for owner, found in ownership.items() for p in found}
         mine = set(ownership.get(me, ()))

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from uuid import UUID
 
-import asyncpg
 import structlog
 
 from mainspring import crash
@@ -20,6 +19,7 @@ from mainspring.errors import StoreUnavailable
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
+from mainspring.store.database import REFUSED
 from mainspring.store.engine import EngineStore
 
 log = structlog.get_logger()
@@ -66,7 +66,9 @@ class Recorder:
         self._filled.set()
 
     async def run(self) -> None:
-        await asyncio.gather(*(self._write_batches() for _ in range(_WRITES_IN_FLIGHT)))
+        async with asyncio.TaskGroup() as writers:
+            for _ in range(_WRITES_IN_FLIGHT):
+                writers.create_task(self._write_batches())
 
     async def drained(self) -> None:
         """Wait until everything that was reported is written."""
@@ -145,7 +147,7 @@ class Recorder:
                 return await self._store.finish(self._state.tenure(), finishes)
             except StoreUnavailable:
                 await self._pause()
-            except asyncpg.DataError as error:
+            except REFUSED as error:
                 if len(finishes) == 1:
                     finishes = [_unrecordable(finishes[0], error)]
                 else:
@@ -153,11 +155,26 @@ class Recorder:
                     return {i for f in finishes for i in await self._finish([f])}
 
     async def _retry(self, retries: Sequence[Retry]) -> list[TaskRow]:
+        """Write until it is written; answers the rows, also those of a write whose answer was
+        lost: nobody else tells the engine of them."""
+        unsure = False
         while True:
             try:
-                return await self._store.retry(self._state.tenure(), retries)
+                rows = await self._store.retry(self._state.tenure(), retries)
+                return rows + (await self._rescheduled(retries) if unsure else [])
             except StoreUnavailable:
+                unsure = True
                 await self._pause()
+            except REFUSED as error:
+                if len(retries) > 1:
+                    return [row for retry in retries for row in await self._retry([retry])]
+                report = _storable(retries[0].report, error)
+                retries = [retries[0]._replace(report=report)]
+
+    async def _rescheduled(self, retries: Sequence[Retry]) -> list[TaskRow]:
+        tasks = [(r.report.assignment.tenant_id, r.report.assignment.id) for r in retries]
+        seen = await self._store.look_at(tasks)
+        return [row for row in seen.rows if row.state == TaskState.SCHEDULED]
 
     def _count(self, reports: Iterable[Report]) -> None:
         for outcome, count in Counter(report.outcome.value for report in reports).items():
@@ -169,17 +186,15 @@ class Recorder:
 
 
 def _unrecordable(finish: Finish, error: Exception) -> Finish:
-    """What an executor said cannot be stored: say that instead."""
-    report = finish.report
-    log.error(
-        "a result cannot be stored", action="record.unstorable", task=str(report.assignment.id)
-    )
-    told = Report(
-        report.assignment,
-        Outcome.FAILED,
-        report.started,
-        report.finished,
-        error=TaskError("unstorable-result", type(error).__name__),
-        retryable=False,
+    """What an executor said cannot be stored: the task failed, and says so."""
+    told = _storable(finish.report, error)._replace(
+        outcome=Outcome.FAILED, result=None, retryable=False
     )
     return Finish(told, TaskState.FAILED, "not_retryable", finish.sla_met, finish.blame, None)
+
+
+def _storable(report: Report, error: Exception) -> Report:
+    """The same report with an error that can be stored."""
+    task = str(report.assignment.id)
+    log.error("a result cannot be stored", action="record.unstorable", task=task)
+    return report._replace(error=TaskError("unstorable-result", type(error).__name__))

@@ -2,12 +2,14 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 import asyncpg
 
 from mainspring.domain.placement import Tenure
 from mainspring.store import queries
+from mainspring.store.database import Database
 
 SQL = queries.load("cluster")
 
@@ -21,6 +23,46 @@ class Member:
     url: str | None
     epoch: int
     silent: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A node as operators see it: also one that is dead or has left."""
+
+    id: UUID
+    name: str
+    url: str | None
+    version: str
+    state: str
+    epoch: int
+    started_at: datetime
+    silent: float
+    owned: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRecord:
+    """Who owns a partition; nobody, for a moment, while it changes hands."""
+
+    partition: int
+    owner: UUID | None
+    epoch: int
+
+
+class Topology:
+    """The whole cluster, to look at."""
+
+    _MOST_NODES = 1000
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def nodes(self) -> list[NodeRecord]:
+        rows = await self._database.fetch(SQL["nodes"], self._MOST_NODES)
+        return [NodeRecord(*row) for row in rows]
+
+    async def partitions(self) -> list[PartitionRecord]:
+        return [PartitionRecord(*row) for row in await self._database.fetch(SQL["partitions"])]
 
 
 class Cluster:

@@ -16,18 +16,23 @@ T = TypeVar("T")
 CONNECTION_LOST = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the driver found out while it was about to send
     asyncpg.OperatorInterventionError,  # admin shutdown, crash shutdown, database dropped
-    asyncpg.TooManyConnectionsError,
+    asyncpg.InsufficientResourcesError,  # too many connections, disk full, out of memory
+    asyncpg.ReadOnlySQLTransactionError,  # a failover has not come to its end
     asyncpg.CannotConnectNowError,
     asyncpg.QueryCanceledError,
     OSError,
     TimeoutError,
 )
+REFUSED = (asyncpg.PostgresError, ValueError)
+"""The database, or the encoding on the way to it, does not take the values: asking again is of no
+use. To be caught after StoreUnavailable."""
 CLASHES = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 _CLASH_RETRIES = 5
-# Every statement of ours looks rows up by key or walks an index. A plan made while a table was small
-# would scan it, and go on scanning it when it has grown: so no scans, and no planning per call.
+# Every statement of ours looks rows up by key or walks an index. A plan made while a table was
+# small would scan it, and go on scanning when it has grown: so no scans, and no planning per call.
 _PLANNER = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
 _encoder = msgspec.json.Encoder()
 
@@ -55,7 +60,7 @@ class Database:
     async def open(self) -> None:
         try:
             self._pool = await asyncpg.create_pool(
-                min_size=1,
+                min_size=self._options.connections,
                 max_size=self._options.connections,
                 init=_prepare_connection,
                 reset=_keep_as_is,
@@ -101,11 +106,13 @@ class Database:
             try:
                 async with self._pool.acquire(timeout=self._options.acquire_timeout) as connection:
                     return await work(cast(asyncpg.Connection, connection))
-            except CLASHES:
+            except CLASHES as error:
                 if attempt == _CLASH_RETRIES:
-                    raise
+                    raise StoreUnavailable(f"the database is too busy: {error!r}") from error
                 await asyncio.sleep(0.01 * 2**attempt)
             except CONNECTION_LOST as error:
+                if isinstance(error, ValueError):
+                    raise  # asyncpg's word for a value that cannot be encoded
                 raise StoreUnavailable(f"the database was lost: {error!r}") from error
         raise AssertionError("unreachable")
 

@@ -1,5 +1,7 @@
 """API keys and tenants: who may call, kept as hashes only."""
 
+import hmac
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -26,6 +28,7 @@ class NewKey:
     scopes: frozenset[str]
     operator: bool = False
     name: str | None = None
+    prefix: str | None = None
 
 
 class Keys:
@@ -36,10 +39,23 @@ class Keys:
 
     async def find(self, secret: str) -> ApiKey | None:
         """Whose key this is; None when it is unknown, expired or revoked."""
-        row = await self._database.fetch_row(SQL["find_key"], hash_secret(secret))
-        if row is None:
+        digest = hash_secret(secret)
+        row = await self._database.fetch_row(SQL["find_key"], digest)
+        # The index finds by the hash, of which nobody can choose the bytes; the last word has a
+        # comparison whose time tells nothing.
+        if row is None or not hmac.compare_digest(row["secret_hash"], digest):
             return None
-        return ApiKey(row["id"], row["tenant_id"], frozenset(row["scopes"]), row["operator"])
+        return ApiKey(
+            row["id"],
+            row["tenant_id"],
+            frozenset(row["scopes"]),
+            row["operator"],
+            row["expires_in"],
+        )
+
+    async def touch(self, used: Mapping[str, float]) -> None:
+        """These keys were used so many seconds ago."""
+        await self._database.fetch(SQL["touch_keys"], list(used), list(used.values()))
 
     async def add(self, key: NewKey) -> None:
         await self._database.fetch(
@@ -50,6 +66,7 @@ class Keys:
             key.name,
             sorted(key.scopes),
             key.operator,
+            key.prefix,
         )
 
     async def ensure_tenant(self, name: str) -> int:

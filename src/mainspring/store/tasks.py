@@ -35,6 +35,7 @@ class NewTask(NamedTuple):
     labels: Mapping[str, str] | None
     spec: bytes
     payload: bytes
+    replay_of: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Answer:
     body_hash: bytes
     status: int
     body: bytes
+    headers: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class StoredTask:
     spec: bytes
     payload: bytes
     result: bytes | None
+    replay_of: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,38 +175,10 @@ class Tasks:
 
         A creation whose idempotency key was taken already inserts nothing and is not in the answer.
         """
-        rows = sorted(
-            (
-                (task, creation.keyed.key if creation.keyed else None)
-                for creation in creations
-                for task in creation.tasks
-            ),
-            key=lambda row: (row[0].tenant_id, row[0].id),
-        )
-        keyed = sorted(
-            ((c.tenant_id, c.keyed) for c in creations if c.keyed),
-            key=lambda pair: (pair[0], pair[1].key),
-        )
         made = await self._database.fetch(
-            SQL["create_tasks"],
-            tenure.node_id,
-            tenure.epoch,
-            list(tenure.partitions),
-            self._near,
-            *_task_columns([task for task, _key in rows]),
-            sparse([key for _task, key in rows]),
-            [tenant for tenant, _ in keyed],
-            [entry.key for _, entry in keyed],
-            [entry.body_hash for _, entry in keyed],
-            [entry.answer for _, entry in keyed],
-            [entry.ttl for _, entry in keyed],
+            SQL["create_tasks"], *creation_arguments(creations, tenure, self._near)
         )
         return {row["id"]: row["partition"] for row in made}
-
-    async def find_answer(self, tenant_id: int, key: str) -> Answer | None:
-        """What the first caller under this idempotency key was told."""
-        row = await self._database.fetch_row(SQL["find_answer"], tenant_id, key)
-        return Answer(*row) if row else None
 
     async def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
         """After an insert whose answer was lost: which of these took effect?
@@ -370,6 +345,38 @@ class Change:
             spec=task.spec,
             payload=task.payload,
         )
+
+
+def creation_arguments(
+    creations: Sequence[Creation], tenure: Tenure, near: float
+) -> tuple[object, ...]:
+    """What the statement `create_tasks` wants, rows in lock order."""
+    rows = sorted(
+        (
+            (task, creation.keyed.key if creation.keyed else None)
+            for creation in creations
+            for task in creation.tasks
+        ),
+        key=lambda row: (row[0].tenant_id, row[0].id),
+    )
+    keyed = sorted(
+        ((c.tenant_id, c.keyed) for c in creations if c.keyed),
+        key=lambda pair: (pair[0], pair[1].key),
+    )
+    return (
+        tenure.node_id,
+        tenure.epoch,
+        list(tenure.partitions),
+        near,
+        *_task_columns([task for task, _key in rows]),
+        sparse([key for _task, key in rows]),
+        [tenant for tenant, _ in keyed],
+        [entry.key for _, entry in keyed],
+        [entry.body_hash for _, entry in keyed],
+        [entry.answer for _, entry in keyed],
+        [entry.ttl for _, entry in keyed],
+        sparse([task.replay_of for task, _key in rows]),
+    )
 
 
 def _task_columns(tasks: Sequence[NewTask]) -> tuple[Sequence[object], ...]:

@@ -19,6 +19,16 @@ FROM nodes WHERE state = 'active' ORDER BY id;
 SELECT owner, array_agg(partition ORDER BY partition) AS partitions
 FROM partitions GROUP BY owner;
 
+-- name: nodes
+-- All that are remembered, for people: the dead and those who left too, for a while.
+SELECT n.id, n.name, n.url, n.version, n.state, n.epoch, n.started_at,
+    extract(epoch FROM clock_timestamp() - n.heartbeat_at)::float8 AS silent,
+    (SELECT count(*) FROM partitions p WHERE p.owner = n.id) AS owned
+FROM nodes n ORDER BY n.state, n.started_at DESC, n.id LIMIT $1;
+
+-- name: partitions
+SELECT partition, owner, epoch FROM partitions ORDER BY partition;
+
 -- name: declare_dead
 -- Fence a silent node. FOR UPDATE waits for its claims in flight; afterwards it can change nothing.
 WITH silent AS MATERIALIZED (

@@ -46,15 +46,14 @@ FROM (
 WHERE state = 'running' OR nth <= $4;
 
 -- name: load_more
--- The next of a stream (or, without a queue, of a whole tenant) that did not fit the window before.
+-- The next of a stream that did not fit the window before.
 SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
     priority, due, expires, fence, lease_end, cancel_requested
 FROM window_rows
 WHERE partition = $1 AND NOT parked AND state = 'scheduled' AND tenant_id = $2
   AND due_at >= to_timestamp($3) AND due_at <= to_timestamp($4)
-  AND ($5::text IS NULL
-       OR (queue = $5 AND capability = $6 AND concurrency_key IS NOT DISTINCT FROM $7
-           AND priority = $8))
+  AND queue = $5 AND capability = $6 AND concurrency_key IS NOT DISTINCT FROM $7
+  AND priority = $8
   AND id <> ALL ($9::uuid[])
 ORDER BY due_at
 LIMIT $10;

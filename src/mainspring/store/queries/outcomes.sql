@@ -23,12 +23,12 @@ WITH node AS MATERIALIZED (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, picked_at, started_at,
         finished_at, tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, sla_met,
         state, queue, capability, concurrency_key, name, blame, labels, error, lateness, spec,
-        payload, result)
+        payload, result, replay_of)
     SELECT id, created_at, run_at, due_at, expires_at, picked_at, started_at,
         finished_at, tenant_id, rev + 1, fence, attempts,
         failures + (outcome IN ('failed', 'timed_out'))::integer, concurrency_limit, priority, sla_met,
         final_state, queue, capability, concurrency_key, name, blame, labels, final_error, lateness,
-        spec, payload, result
+        spec, payload, result, replay_of
     FROM done
 ), tries AS (
     INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
@@ -38,7 +38,9 @@ WITH node AS MATERIALIZED (
     FROM done
 ), dead AS (
     INSERT INTO dead_letters (id, tenant_id, died_at, reason, name, queue, priority,
-        concurrency_key, concurrency_limit, labels, final_error, attempts, spec, payload)
+        concurrency_key, concurrency_limit, labels, final_error, attempts, spec, payload,
+        created_at, run_at, due_at, expires_at, picked_at, started_at, rev, fence, sla_met, blame,
+        lateness, result, replay_of)
     SELECT id, tenant_id, finished_at, dead_because, name, queue, priority,
         concurrency_key, concurrency_limit, labels, final_error,
         coalesce((SELECT jsonb_agg(jsonb_build_object('attempt', e.attempt, 'outcome', e.outcome,
@@ -47,7 +49,8 @@ WITH node AS MATERIALIZED (
                     AND e.finished_at >= time_of(d.id)), '[]'::jsonb)
         || jsonb_build_object('attempt', d.attempts, 'outcome', d.outcome,
                       'error', d.final_error, 'finished_at', d.finished_at),
-        spec, payload
+        spec, payload, created_at, run_at, due_at, expires_at, picked_at, started_at, rev + 1, fence,
+        sla_met, blame, lateness, result, replay_of
     FROM done d WHERE dead_because IS NOT NULL
 ), woken AS (
     INSERT INTO wakes (partition, tenant_id, task_id)
@@ -123,10 +126,10 @@ WITH expired AS MATERIALIZED (
 ), history AS (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, picked_at, finished_at,
         tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
-        capability, concurrency_key, name, labels, error, spec, payload)
+        capability, concurrency_key, name, labels, error, spec, payload, replay_of)
     SELECT id, created_at, run_at, due_at, expires_at, picked_at, clock_timestamp(),
         tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, 'cancelled', queue,
-        capability, concurrency_key, name, labels, error, spec, payload
+        capability, concurrency_key, name, labels, error, spec, payload, replay_of
     FROM ended
 )
 SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
@@ -150,10 +153,10 @@ WITH node AS MATERIALIZED (
 ), history AS (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,
         tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
-        capability, concurrency_key, name, labels, error, spec, payload)
+        capability, concurrency_key, name, labels, error, spec, payload, replay_of)
     SELECT id, created_at, run_at, due_at, expires_at, clock_timestamp(),
         tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, 'expired', queue,
-        capability, concurrency_key, name, labels, error, spec, payload
+        capability, concurrency_key, name, labels, error, spec, payload, replay_of
     FROM ended
 )
 SELECT tenant_id, id FROM ended;

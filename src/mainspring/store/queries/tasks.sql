@@ -12,9 +12,9 @@ WITH node AS MATERIALIZED (
 ), input AS (
     SELECT * FROM unnest($5::integer[], $6::uuid[], $7::float8[], $8::float8[], $9::float8[],
         $10::float8[], $11::integer[], $12::smallint[], $13::text[], $14::text[], $15::text[],
-        $16::text[], $17::jsonb[], $18::bytea[], $19::bytea[], $20::text[])
+        $16::text[], $17::jsonb[], $18::bytea[], $19::bytea[], $20::text[], $26::uuid[])
     AS i (tenant_id, id, created, run, due, expires, concurrency_limit, priority, queue, capability,
-          concurrency_key, name, labels, spec, payload, idempotency_key)
+          concurrency_key, name, labels, spec, payload, idempotency_key, replay_of)
 ), keyed AS (
     INSERT INTO idempotency_keys (tenant_id, key, body_hash, status, answer, expires_at)
     SELECT k.tenant_id, k.key, k.body_hash, 201, k.answer, clock_timestamp() + k.ttl * interval '1 second'
@@ -22,16 +22,18 @@ WITH node AS MATERIALIZED (
         AS k (tenant_id, key, body_hash, answer, ttl)
     ON CONFLICT (tenant_id, key) DO UPDATE
         SET body_hash = excluded.body_hash, answer = excluded.answer, status = excluded.status,
-            expires_at = excluded.expires_at
+            headers = excluded.headers, expires_at = excluded.expires_at
         WHERE idempotency_keys.expires_at <= clock_timestamp()
     RETURNING tenant_id, key
 ), made AS (
     INSERT INTO tasks (id, created_at, run_at, due_at, expires_at, tenant_id, concurrency_limit,
-        partition, priority, queue, capability, concurrency_key, name, labels, spec, payload)
+        partition, priority, queue, capability, concurrency_key, name, labels, spec, payload,
+        replay_of)
     SELECT i.id, to_timestamp(i.created), to_timestamp(i.run), to_timestamp(i.due),
         to_timestamp(i.expires), i.tenant_id, i.concurrency_limit,
         partition_of(i.tenant_id, i.id, i.concurrency_key, t.spread),
-        i.priority, i.queue, i.capability, i.concurrency_key, i.name, i.labels, i.spec, i.payload
+        i.priority, i.queue, i.capability, i.concurrency_key, i.name, i.labels, i.spec, i.payload,
+        i.replay_of
     FROM input i JOIN tenant t ON t.id = i.tenant_id
     WHERE i.idempotency_key IS NULL
        OR EXISTS (SELECT FROM keyed k WHERE k.tenant_id = i.tenant_id AND k.key = i.idempotency_key)
@@ -43,11 +45,6 @@ WITH node AS MATERIALIZED (
       AND (partition <> ALL ($3::smallint[]) OR NOT EXISTS (SELECT FROM node))
 )
 SELECT id, partition FROM made;
-
--- name: find_answer
--- The first answer under an idempotency key.
-SELECT body_hash, status, answer FROM idempotency_keys
-WHERE tenant_id = $1 AND key = $2 AND expires_at > clock_timestamp();
 
 -- name: which_exist
 -- After an insert whose answer was lost: did it take effect?
@@ -63,14 +60,14 @@ SELECT * FROM (
         NULL::timestamptz AS finished_at, rev, fence, attempts, concurrency_limit, priority,
         cancel_requested, NULL::boolean AS sla_met, state, queue, concurrency_key, name,
         NULL::text AS blame, labels, error, NULL::jsonb AS lateness, spec, payload,
-        NULL::bytea AS result
+        NULL::bytea AS result, replay_of
     FROM tasks WHERE tenant_id = $1 AND id = $2
     UNION ALL
     SELECT id, created_at, run_at, due_at, expires_at, picked_at, started_at,
         finished_at, rev, fence, attempts, concurrency_limit, priority,
         false, sla_met, state, queue, concurrency_key, name,
         blame, labels, error, lateness, spec, payload,
-        result
+        result, replay_of
     FROM task_history WHERE tenant_id = $1 AND id = $2 AND finished_at >= time_of($2)
 ) found LIMIT 1;
 
@@ -99,10 +96,10 @@ WITH ended AS (
 )
 INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,
     tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
-    capability, concurrency_key, name, labels, error, spec, payload)
+    capability, concurrency_key, name, labels, error, spec, payload, replay_of)
 SELECT id, created_at, run_at, due_at, expires_at, clock_timestamp(),
     tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, $4, queue,
-    capability, concurrency_key, name, labels, error, spec, payload
+    capability, concurrency_key, name, labels, error, spec, payload, replay_of
 FROM ended
 RETURNING id;
 
@@ -146,7 +143,7 @@ WITH scanned AS MATERIALIZED (
             cancel_requested, NULL::boolean AS sla_met, state, queue, concurrency_key, name,
             NULL::text AS blame, labels, error, NULL::jsonb AS lateness, spec,
             CASE WHEN $13::boolean THEN payload ELSE ''::bytea END AS payload,
-            NULL::bytea AS result
+            NULL::bytea AS result, replay_of
         FROM tasks WHERE tenant_id = $1 AND id < $2 AND $4
         UNION ALL
         SELECT id, created_at, run_at, due_at, expires_at, picked_at, started_at,
@@ -154,7 +151,7 @@ WITH scanned AS MATERIALIZED (
             false, sla_met, state, queue, concurrency_key, name,
             blame, labels, error, lateness, spec,
             CASE WHEN $13::boolean THEN payload ELSE ''::bytea END AS payload,
-            result
+            result, replay_of
         FROM task_history WHERE tenant_id = $1 AND id < $2 AND $5
     ) every ORDER BY id DESC LIMIT $3
 ), page AS (

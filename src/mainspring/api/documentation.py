@@ -1,0 +1,128 @@
+"""What every operation says about itself: the words and types from which /openapi.json is made.
+
+A route carries a `Doc`. It names only what is particular to the operation; what follows from the
+route (the key and scope it needs, the id in its path, Idempotency-Key on a POST, the problems every
+body or key can cause) is added by `openapi`. To document an operation:
+
+    ForTenants("write", letters.replay, Doc(
+        id="replayDeadLetter",
+        tag="Dead letters",
+        summary="Run a dead letter again",
+        description="Makes a new task … Calling twice gives the same new task.",
+        replies=[Reply(201, "the new task", TaskOut, headers=[ETAG, LOCATION])],
+        problems=[Conflict],
+    ))
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from mainspring.errors import MainspringError
+
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter; its type is any that msgspec can describe, constraints included."""
+
+    name: str
+    type: object
+    description: str
+    where: Literal["query", "path", "header"] = "query"
+    required: bool = False
+    example: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A header of an answer."""
+
+    name: str
+    description: str
+    type: object = str
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A request body in one media type.
+
+    `rules` holds what a type cannot say: JSON Schema keywords that are added to its component; a
+    property that is None is taken out.
+    """
+
+    type: object
+    media_type: str = JSON
+    examples: Mapping[str, object] = field(default_factory=dict)
+    required: bool = True
+    rules: Mapping[type, Mapping[str, object]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What can be done next with what was answered: parameter name → runtime expression."""
+
+    operation: str
+    parameters: Mapping[str, str]
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer that is not a problem. No type means no body."""
+
+    status: int
+    description: str
+    type: object = None
+    headers: Sequence[Header] = ()
+    media_type: str = JSON
+    example: object = None
+    links: Mapping[str, Link] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doc:
+    """An operation in words and types."""
+
+    id: str
+    tag: str
+    summary: str
+    description: str = ""
+    params: Sequence[Param] = ()
+    bodies: Sequence[Body] = ()
+    replies: Sequence[Reply]
+    problems: Sequence[type[MainspringError]] = ()
+
+
+ETAG = Header("ETag", "The revision, for If-Match and If-None-Match.")
+LOCATION = Header("Location", "The path of what was created.")
+REPLAYED = Header(
+    "Idempotency-Replayed",
+    "Present when this is the first answer under the key once more.",
+    Literal["true"],
+)
+
+DRY_RUN = Param("dry_run", bool, "Answer what would happen, and change nothing.")
+IF_MATCH = Param(
+    "If-Match",
+    str,
+    "Act only if the revision is still this one (an ETag); otherwise the answer is a 412.",
+    where="header",
+    example='"1"',
+)
+IF_NONE_MATCH = Param(
+    "If-None-Match",
+    str,
+    "Answer 304 without a body if the revision is still this one (an ETag).",
+    where="header",
+    example='"1"',
+)
+LIMIT = Param("limit", Annotated[int, Meta(ge=1, le=1000)], "The most items on a page (50).")
+CURSOR = Param(
+    "cursor",
+    Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{21}[AQgw]$")],
+    "Where to go on: `next_cursor` of the page before.",
+)

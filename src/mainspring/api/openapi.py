@@ -1,0 +1,316 @@
+"""The OpenAPI 3.1 document, made from the routes and from the very types that check requests.
+
+What an operation says itself is in its `Doc`; here is added what follows from where it stands:
+the key it needs, the ids in its path, and the problems that any key, body or parameter can cause.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+
+from mainspring.api.documentation import Body, Doc, Header, Param, Reply
+from mainspring.api.problems import MEDIA_TYPE, TYPE_PREFIX, Busy, KeyReused, ProblemDocument
+from mainspring.api.routing import ForAll, ForTenants, Operation
+from mainspring.errors import (
+    Forbidden,
+    InvalidRequest,
+    MainspringError,
+    MalformedRequest,
+    NotFound,
+    RequestError,
+    StoreUnavailable,
+    TooLarge,
+    Unauthenticated,
+    UnsupportedMediaType,
+)
+
+Json = dict[str, Any]
+Paths = Mapping[str, Mapping[str, Operation]]
+
+_REF = "#/components/schemas/{name}"
+_IN_PATH = re.compile(r"\{(\w+)\}")
+_INTRODUCTION = """\
+Runs any piece of work once, later, or again and again, at the right moment, and loses nothing.
+
+* Send `Authorization: Bearer <key>`. A tenant's key sees that tenant only.
+* Errors are problem documents (RFC 9457): `type` is stable, `errors` lists everything that is wrong,
+  each with a JSON pointer (`/query/…` and `/headers/…` for what is not in the body).
+* `Idempotency-Key` on any POST makes it safe to send again.
+* Times are ISO 8601 with an offset in and UTC out; durations are seconds or ISO 8601.
+* Unknown fields and unknown query parameters are refused, not ignored.
+"""
+_IDEMPOTENCY_KEY = Param(
+    "Idempotency-Key",
+    Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[\x20-\x7e]*$")],
+    "The same key and body get the first answer again, for a day at least; the same key with "
+    "another body is refused.",
+    where="header",
+)
+_RETRY_AFTER = Header("Retry-After", "Seconds to wait before the next try.", int)
+_REQUEST_ID = Header("X-Request-Id", "The id of this request: the caller's own, or a new one.")
+_EVERYWHERE = (
+    Param("X-Request-Id", str, "An id to find this request by; echoed.", where="header"),
+)
+
+
+def describe(paths: Paths, version: str) -> Json:
+    """The whole document."""
+    schemas = _Schemas(_docs(paths))
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Mainspring",
+            "version": version,
+            "summary": "A distributed task scheduler.",
+            "description": _INTRODUCTION,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "jsonSchemaDialect": "https://json-schema.org/draft/2020-12/schema",
+        "servers": [{"url": "/"}],
+        "tags": [{"name": tag} for tag in _tags(paths)],
+        "paths": {
+            path: {
+                method.lower(): _operation(path, method, operation, operation.doc, schemas)
+                for method, operation in known.items()
+                if operation.doc is not None
+            }
+            for path, known in paths.items()
+        },
+        "components": {
+            "schemas": schemas.components(),
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "An API key."}
+            },
+        },
+    }
+
+
+def _docs(paths: Paths) -> Iterator[Doc]:
+    for known in paths.values():
+        for operation in known.values():
+            if operation.doc is not None:
+                yield operation.doc
+
+
+def _tags(paths: Paths) -> Iterable[str]:
+    return dict.fromkeys(doc.tag for doc in _docs(paths))
+
+
+class _Schemas:
+    """JSON Schemas of every type that the docs name, and the components they refer to."""
+
+    def __init__(self, docs: Iterable[Doc]) -> None:
+        self._rules: dict[str, Mapping[str, object]] = {}
+        types: list[object] = [ProblemDocument, UUID]
+        for param in (_IDEMPOTENCY_KEY, *_EVERYWHERE):
+            types.append(param.type)
+        for header in (_RETRY_AFTER, _REQUEST_ID):
+            types.append(header.type)
+        for doc in docs:
+            types += _types_of(doc)
+            for body in doc.bodies:
+                self._rules |= {kind.__name__: rule for kind, rule in body.rules.items()}
+        found, self._components = msgspec.json.schema_components(types, ref_template=_REF)
+        self._found = {id(kind): schema for kind, schema in zip(types, found, strict=True)}
+        self._kept = types  # their identities are the keys above
+
+    def of(self, kind: object) -> Json:
+        return dict(self._found[id(kind)])
+
+    def components(self) -> Json:
+        return {
+            name: _with_rules(schema, self._rules.get(name, {}))
+            for name, schema in sorted(self._components.items())
+        }
+
+
+def _types_of(doc: Doc) -> Iterator[object]:
+    yield from (param.type for param in doc.params)
+    yield from (body.type for body in doc.bodies)
+    for reply in doc.replies:
+        yield from (header.type for header in reply.headers)
+        if reply.type is not None:
+            yield reply.type
+
+
+def _with_rules(schema: Json, rules: Mapping[str, Any]) -> Json:
+    properties = {**schema.get("properties", {}), **rules.get("properties", {})}
+    kept = {name: part for name, part in properties.items() if part is not None}
+    return {**schema, **rules, "properties": kept} if properties else {**schema, **rules}
+
+
+def _operation(path: str, method: str, operation: Operation, doc: Doc, schemas: _Schemas) -> Json:
+    open_to_all = isinstance(operation, ForAll)
+    idempotent = method == "POST" and isinstance(operation, ForTenants)
+    params = [
+        *(Param(name, UUID, "The id.", "path", required=True) for name in _IN_PATH.findall(path)),
+        *doc.params,
+        *((_IDEMPOTENCY_KEY,) if idempotent else ()),
+        *_EVERYWHERE,
+    ]
+    described: Json = {
+        "operationId": doc.id,
+        "tags": [doc.tag],
+        "summary": doc.summary,
+        "description": _description(operation, doc),
+        "parameters": [_parameter(param, schemas) for param in _unique(params)],
+        "responses": {
+            **_replies(doc.replies, schemas),
+            **_problems(_causes(path, operation, doc, idempotent), schemas),
+        },
+        "security": [] if open_to_all else [{"key": []}],
+    }
+    if doc.bodies:
+        described["requestBody"] = _request_body(doc.bodies, schemas)
+    if isinstance(operation, ForTenants):
+        described["x-scope"] = operation.scope
+    return described
+
+
+def _unique(params: Iterable[Param]) -> Iterable[Param]:
+    """The first of a name wins: a doc may describe the id in its path in its own words."""
+    found: dict[tuple[str, str], Param] = {}
+    for param in params:
+        if param.where == "path" or (param.where, param.name) not in found:
+            found[param.where, param.name] = param
+    return found.values()
+
+
+def _description(operation: Operation, doc: Doc) -> str:
+    if isinstance(operation, ForAll):
+        needed = "No key is needed."
+    elif isinstance(operation, ForTenants):
+        needed = f"Needs the scope `{operation.scope}`."
+    else:
+        needed = "Needs an operator's key."
+    return f"{doc.description}\n\n{needed}".strip()
+
+
+def _parameter(param: Param, schemas: _Schemas) -> Json:
+    described: Json = {
+        "name": param.name,
+        "in": param.where,
+        "description": param.description,
+        "required": param.required or param.where == "path",
+        "schema": schemas.of(param.type),
+    }
+    if param.example is not None:
+        described["example"] = param.example
+    return described
+
+
+def _request_body(bodies: Sequence[Body], schemas: _Schemas) -> Json:
+    return {
+        "required": any(body.required for body in bodies),
+        "content": {
+            body.media_type: {
+                "schema": schemas.of(body.type),
+                "examples": {name: {"value": value} for name, value in body.examples.items()},
+            }
+            for body in bodies
+        },
+    }
+
+
+def _replies(replies: Sequence[Reply], schemas: _Schemas) -> Json:
+    return {str(reply.status): _reply(reply, schemas) for reply in replies}
+
+
+def _reply(reply: Reply, schemas: _Schemas) -> Json:
+    described: Json = {
+        "description": reply.description,
+        "headers": _headers([*reply.headers, _REQUEST_ID], schemas),
+    }
+    if reply.type is not None:
+        content: Json = {"schema": schemas.of(reply.type)}
+        if reply.example is not None:
+            content["example"] = reply.example
+        described["content"] = {reply.media_type: content}
+    if reply.links:
+        described["links"] = {
+            name: {
+                "operationId": link.operation,
+                "parameters": dict(link.parameters),
+                "description": link.description,
+            }
+            for name, link in reply.links.items()
+        }
+    return described
+
+
+def _headers(headers: Iterable[Header], schemas: _Schemas) -> Json:
+    return {
+        header.name: {"description": header.description, "schema": schemas.of(header.type)}
+        for header in headers
+    }
+
+
+def _causes(
+    path: str, operation: Operation, doc: Doc, idempotent: bool
+) -> Iterator[type[MainspringError]]:
+    """Every problem the operation can answer with, its own and those of its kind."""
+    yield from doc.problems
+    if not isinstance(operation, ForAll):
+        yield from (Unauthenticated, Forbidden, StoreUnavailable)
+    if _IN_PATH.search(path):
+        yield NotFound
+    if doc.bodies:
+        yield from (MalformedRequest, InvalidRequest, TooLarge, UnsupportedMediaType)
+    elif any(param.where == "query" for param in doc.params):
+        yield InvalidRequest
+    if idempotent:
+        yield from (InvalidRequest, KeyReused, Busy)
+
+
+def _problems(causes: Iterable[type[MainspringError]], schemas: _Schemas) -> Json:
+    by_status: dict[int, list[type[MainspringError]]] = {}
+    for cause in dict.fromkeys(causes):
+        status = cause.status if issubclass(cause, RequestError) else 503
+        by_status.setdefault(status, []).append(cause)
+    return {
+        str(status): _problem_reply(status, found, schemas)
+        for status, found in sorted(by_status.items())
+    }
+
+
+def _problem_reply(status: int, causes: Sequence[type[MainspringError]], schemas: _Schemas) -> Json:
+    types = [TYPE_PREFIX + cause.code for cause in causes]
+    described = {
+        "description": f"{HTTPStatus(status).phrase}: {', '.join(c.code for c in causes)}.",
+        "headers": _headers([_REQUEST_ID, *_extra_headers(status, causes)], schemas),
+        "content": {
+            MEDIA_TYPE: {
+                "schema": {
+                    "allOf": [schemas.of(ProblemDocument)],
+                    "properties": {"type": {"enum": types}, "status": {"const": status}},
+                },
+                "example": _example(status, causes[0]),
+            }
+        },
+    }
+    return described
+
+
+def _extra_headers(status: int, causes: Sequence[type[MainspringError]]) -> Iterator[Header]:
+    if status in (429, 503) or Busy in causes:
+        yield _RETRY_AFTER
+
+
+def _example(status: int, cause: type[MainspringError]) -> Json:
+    title = cause.title if issubclass(cause, RequestError) else "The database cannot be reached"
+    example: Json = {
+        "type": TYPE_PREFIX + cause.code,
+        "title": title,
+        "status": status,
+        "detail": (cause.__doc__ or "").splitlines()[0],
+        "instance": "/v1/tasks",
+        "request_id": "5f0c8a1e9d3b47c2a6e4f8b0d1c2a3e4",
+    }
+    if cause is InvalidRequest:
+        example["errors"] = [{"pointer": "/priority", "detail": "Expected `int` <= 9"}]
+    return example

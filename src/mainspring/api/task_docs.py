@@ -1,0 +1,223 @@
+"""The operations on tasks, in words and types."""
+
+from typing import Annotated, Literal
+from uuid import UUID
+
+from msgspec import Meta, Struct
+
+from mainspring.api.documentation import (
+    CURSOR,
+    DRY_RUN,
+    ETAG,
+    IF_MATCH,
+    IF_NONE_MATCH,
+    LIMIT,
+    LOCATION,
+    REPLAYED,
+    Body,
+    Doc,
+    Link,
+    Param,
+    Reply,
+)
+from mainspring.api.views import ExecutionList, TaskOut, TaskPage
+from mainspring.api.wire import BatchIn, Instant, TaskIn, TaskPatch
+from mainspring.domain.execution import Outcome
+from mainspring.domain.task import TaskState
+from mainspring.errors import Conflict, PreconditionFailed
+
+TAG = "Tasks"
+
+
+class Ids(Struct):
+    """The new tasks' ids, in the order of the batch."""
+
+    ids: list[UUID]
+
+
+_HTTP_TASK = {
+    "name": "welcome-mail",
+    "target": {"type": "http", "url": "https://api.example.com/hook"},
+    "payload": {"user": 7},
+    "run_at": "2027-01-01T08:00:00+01:00",
+    "labels": {"team": "growth"},
+}
+_HANDLER_TASK = {"target": {"type": "handler", "name": "send_mail"}, "delay": "PT10M"}
+_COMMAND_TASK = {
+    "target": {"type": "command", "argv": ["backup.sh", "--full"]},
+    "retry": {"max_attempts": 3},
+}
+
+# A null is as good as nothing, hence the look at the types.
+_ONE_TIME_ONLY = {
+    "not": {
+        "required": ["run_at", "delay"],
+        "properties": {"run_at": {"type": "string"}, "delay": {"type": ["number", "string"]}},
+    }
+}
+_TASK_RULES = {TaskIn: _ONE_TIME_ONLY}
+_PATCH_RULES = {TaskPatch: {**_ONE_TIME_ONLY, "properties": {"concurrency": None}}}
+_VERBS = ("cancel", "pause", "resume", "run")
+_AFTERWARDS = {
+    "read": Link("getTask", {"id": "$response.body#/id"}, "read it again"),
+    "executions": Link("listExecutions", {"id": "$response.body#/id"}, "its tries"),
+    "edit": Link("editTask", {"id": "$response.body#/id"}, "change it"),
+    "delete": Link("deleteTask", {"id": "$response.body#/id"}, "remove it"),
+    **{verb: Link(f"{verb}Task", {"id": "$response.body#/id"}) for verb in _VERBS},
+}
+_THE_TASK = Reply(200, "The task as it is now.", TaskOut, [ETAG], links=_AFTERWARDS)
+_Label = Annotated[str, Meta(pattern=r"^[^\x00:]+:[^\x00]*$")]
+_Text = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
+
+LIST = Doc(
+    id="listTasks",
+    tag=TAG,
+    summary="List tasks",
+    description="Newest first, unfinished and finished ones. Filters are joined by *and*. A page "
+    "may be short, or even empty, and still have a `next_cursor`: only its absence ends the list.",
+    params=[
+        Param("state", Literal[tuple(TaskState)], "Only tasks in this state."),
+        Param("queue", _Text, "Only tasks of this queue."),
+        Param("name", _Text, "Only tasks of this name."),
+        Param("label", list[_Label], "Only tasks with this label, `name:value`; may be repeated."),
+        Param("due_after", Instant, "Only tasks due at or after this time."),
+        Param("due_before", Instant, "Only tasks due before this time."),
+        Param("payload", bool, "Show payloads as well."),
+        LIMIT,
+        CURSOR,
+    ],
+    replies=[
+        Reply(
+            200,
+            "A page of tasks.",
+            TaskPage,
+            links={"next": Link("listTasks", {"cursor": "$response.body#/next_cursor"})},
+        )
+    ],
+)
+
+CREATE = Doc(
+    id="createTask",
+    tag=TAG,
+    summary="Create a task",
+    description="Only `target` is required. The task is durable before this answers. Give either "
+    "`run_at` or `delay`; neither means now.",
+    params=[DRY_RUN],
+    bodies=[
+        Body(
+            TaskIn,
+            examples={"http": _HTTP_TASK, "handler": _HANDLER_TASK, "command": _COMMAND_TASK},
+            rules=_TASK_RULES,
+        )
+    ],
+    replies=[
+        Reply(201, "The new task.", TaskOut, headers=[LOCATION, ETAG, REPLAYED], links=_AFTERWARDS),
+        Reply(200, "With `dry_run`: the task as it would be.", TaskOut),
+    ],
+)
+
+CREATE_BATCH = Doc(
+    id="createTasks",
+    tag=TAG,
+    summary="Create many tasks",
+    description="All of them or none. As one JSON document, or as NDJSON with a task a line. Every "
+    "error names the task's index.",
+    params=[DRY_RUN],
+    bodies=[
+        Body(BatchIn, examples={"two": {"tasks": [_HTTP_TASK, _HANDLER_TASK]}}),
+        Body(
+            TaskIn,
+            media_type="application/x-ndjson",
+            examples={
+                "two": '{"target": {"type": "handler", "name": "a"}}\n'
+                '{"target": {"type": "handler", "name": "b"}}\n'
+            },
+        ),
+    ],
+    replies=[
+        Reply(
+            201,
+            "The new tasks' ids.",
+            Ids,
+            headers=[REPLAYED],
+            links={"first": Link("getTask", {"id": "$response.body#/ids/0"})},
+        ),
+        Reply(200, "With `dry_run`: all tasks are in order. The ids are not used.", Ids),
+    ],
+)
+
+READ = Doc(
+    id="getTask",
+    tag=TAG,
+    summary="Read a task",
+    params=[IF_NONE_MATCH],
+    replies=[_THE_TASK, Reply(304, "It has not changed.", headers=[ETAG])],
+)
+
+EDIT = Doc(
+    id="editTask",
+    tag=TAG,
+    summary="Change a task",
+    description="While it has not started. A field that is given replaces the old value whole.",
+    params=[DRY_RUN, IF_MATCH],
+    bodies=[
+        Body(TaskPatch, examples={"sooner": {"delay": 60, "priority": 9}}, rules=_PATCH_RULES)
+    ],
+    replies=[_THE_TASK],
+    problems=[Conflict, PreconditionFailed],
+)
+
+DELETE = Doc(
+    id="deleteTask",
+    tag=TAG,
+    summary="Delete a task",
+    description="Cancels it where needed, then removes it with its executions. The removal is "
+    "noted in the audit log.",
+    replies=[Reply(204, "It is gone.")],
+)
+
+EXECUTIONS = Doc(
+    id="listExecutions",
+    tag=TAG,
+    summary="List a task's tries",
+    description="Finished tries, first to last.",
+    params=[Param("outcome", Literal[tuple(Outcome)], "Only tries that ended so.")],
+    replies=[Reply(200, "The tries.", ExecutionList)],
+)
+
+CANCEL = Doc(
+    id="cancelTask",
+    tag=TAG,
+    summary="Cancel a task",
+    description="A waiting task ends at once. A running one is asked to stop (`cancel_requested`). "
+    "Calling twice is harmless.",
+    replies=[_THE_TASK],
+    problems=[Conflict],
+)
+
+PAUSE = Doc(
+    id="pauseTask",
+    tag=TAG,
+    summary="Pause a task",
+    description="It will not start until it is resumed. Calling twice is harmless.",
+    replies=[_THE_TASK],
+    problems=[Conflict],
+)
+
+RESUME = Doc(
+    id="resumeTask",
+    tag=TAG,
+    summary="Resume a paused task",
+    description="It keeps its due time. Calling twice is harmless.",
+    replies=[_THE_TASK],
+    problems=[Conflict],
+)
+
+RUN = Doc(
+    id="runTask",
+    tag=TAG,
+    summary="Run a task now",
+    description="Makes a waiting task due at once. Calling twice is harmless.",
+    replies=[_THE_TASK],
+    problems=[Conflict],
+)

@@ -1,0 +1,24 @@
+"""What tenants' admins and operators ask the store for, in one hand."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from mainspring.store.audit import AuditLog
+from mainspring.store.cluster import Topology
+from mainspring.store.database import Database
+from mainspring.store.key_ring import KeyRing
+from mainspring.store.tenants import Tenants
+
+
+@dataclass(frozen=True, slots=True)
+class Administration:
+    """The four books that are kept about the installation."""
+
+    key_ring: KeyRing
+    tenants: Tenants
+    audit: AuditLog
+    topology: Topology
+
+    @classmethod
+    def over(cls, database: Database) -> Self:
+        return cls(KeyRing(database), Tenants(database), AuditLog(database), Topology(database))

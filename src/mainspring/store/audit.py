@@ -1,0 +1,73 @@
+"""The audit log: who changed what, and when. Entries are written with the change they tell of."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import asyncpg
+
+from mainspring.store import queries
+from mainspring.store.database import Database
+
+SQL = queries.load("audit")
+
+INSTALLATION = 0
+"""In place of a tenant, for what concerns the installation: no tenant has this number."""
+
+END_OF_IDS = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One change."""
+
+    id: int
+    at: datetime
+    actor: str
+    action: str
+    subject: str
+    detail: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """Which entries are wanted; None means all."""
+
+    action: str | None = None
+    actor: str | None = None
+    subject: str | None = None
+
+
+class AuditLog:
+    """The entries of one tenant, newest first."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def list(
+        self, tenant_id: int, where: AuditFilter, *, before: int | None, limit: int
+    ) -> list[AuditEntry]:
+        rows = await self._database.fetch(
+            SQL["list_entries"],
+            tenant_id,
+            END_OF_IDS if before is None else before,
+            limit,
+            where.action,
+            where.actor,
+            where.subject,
+        )
+        return [AuditEntry(*row) for row in rows]
+
+
+async def write_entry(
+    connection: asyncpg.Connection,
+    tenant_id: int,
+    actor: str,
+    action: str,
+    subject: str,
+    **detail: Any,
+) -> None:
+    """Note a change, in its own transaction."""
+    await connection.execute(
+        SQL["write_entry"], tenant_id, actor, action, subject, detail or None
+    )

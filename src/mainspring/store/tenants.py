@@ -1,0 +1,174 @@
+"""Tenants, as operators see them: made, listed, limited, and let go."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+import asyncpg
+
+from mainspring.domain.apikey import KeyText
+from mainspring.domain.tenant import TenantLimits
+from mainspring.errors import Conflict
+from mainspring.store import queries
+from mainspring.store.audit import INSTALLATION, write_entry
+from mainspring.store.database import Database
+from mainspring.store.key_ring import NEVER, insert_key
+
+SQL = queries.load("tenants")
+_SET_LIMITS = queries.load("keys")["set_limits"]
+
+END_OF_TENANTS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTenant:
+    """A tenant and what it may use."""
+
+    id: int
+    name: str
+    weight: int
+    max_running: int | None
+    spread: int
+    created_at: datetime
+
+    @property
+    def limits(self) -> TenantLimits:
+        return TenantLimits(self.weight, self.max_running, self.spread)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a tenant may use and what it uses now."""
+
+    weight: int
+    max_running: int | None
+    spread: int
+    running: int
+    keys: int
+
+
+class Tenants:
+    """The store's face for operators."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(
+        self,
+        name: str,
+        limits: TenantLimits,
+        key: KeyText,
+        scopes: frozenset[str],
+        actor: str,
+    ) -> StoredTenant | None:
+        """A new tenant with its first key; None when the name is taken."""
+
+        async def work(connection: asyncpg.Connection) -> StoredTenant | None:
+            row = await connection.fetchrow(
+                SQL["create_tenant"], name, limits.weight, limits.max_running, limits.spread
+            )
+            if row is None:
+                return None
+            tenant = StoredTenant(*row)
+            await insert_key(connection, tenant.id, key, "first", scopes, NEVER)
+            await write_entry(
+                connection, tenant.id, actor, "tenant.created", str(tenant.id), name=name
+            )
+            await write_entry(
+                connection, tenant.id, actor, "key.created", key.id, scopes=sorted(scopes)
+            )
+            return tenant
+
+        return await self._database.transact(work)
+
+    async def get(self, tenant_id: int) -> StoredTenant | None:
+        row = await self._database.fetch_row(SQL["get_tenant"], tenant_id)
+        return None if row is None else StoredTenant(*row)
+
+    async def list(self, *, before: int | None, limit: int) -> list[StoredTenant]:
+        start = END_OF_TENANTS if before is None else before
+        return [
+            StoredTenant(*row)
+            for row in await self._database.fetch(SQL["list_tenants"], start, limit)
+        ]
+
+    async def change(
+        self, tenant_id: int, decide: Callable[[TenantLimits], TenantLimits], actor: str
+    ) -> StoredTenant | None:
+        """Change limits, decided on the locked row, and move tasks to the places that follow."""
+
+        async def work(connection: asyncpg.Connection) -> StoredTenant | None:
+            row = await connection.fetchrow(SQL["lock_tenant"], tenant_id)
+            if row is None:
+                return None
+            tenant = StoredTenant(*row)
+            limits = decide(tenant.limits)
+            if limits != tenant.limits:
+                values = (limits.weight, limits.max_running, limits.spread)
+                await connection.execute(_SET_LIMITS, tenant_id, *values)
+                await write_entry(
+                    connection,
+                    tenant_id,
+                    actor,
+                    "tenant.changed",
+                    str(tenant_id),
+                    weight=limits.weight,
+                    max_running=limits.max_running,
+                    spread=limits.spread,
+                )
+            return StoredTenant(*await connection.fetchrow(SQL["get_tenant"], tenant_id))
+
+        return await self._database.transact(work)
+
+    async def delete(self, tenant_id: int, actor: str) -> bool:
+        """Let a tenant go: its keys end with it, its rows are cleared afterwards (`clear`).
+
+        Conflict while it has unfinished tasks; False when there is no such tenant.
+        """
+
+        async def work(connection: asyncpg.Connection) -> bool:
+            row = await connection.fetchrow(SQL["lock_tenant"], tenant_id)
+            if row is None:
+                return False
+            if await connection.fetchval(SQL["has_unfinished"], tenant_id):
+                raise Conflict("the tenant has unfinished tasks: cancel them or let them finish")
+            await connection.execute(SQL["delete_tenant"], tenant_id)
+            await write_entry(
+                connection, INSTALLATION, actor, "tenant.deleted", str(tenant_id), name=row["name"]
+            )
+            return True
+
+        return await self._database.transact(work)
+
+    async def usage(self, tenant_id: int) -> Usage | None:
+        row = await self._database.fetch_row(SQL["usage"], tenant_id)
+        return None if row is None else Usage(*row)
+
+    async def clear(self, batch: int = 10_000) -> int:
+        """Remove some of what departed tenants left behind; answers how many rows that were."""
+        cleared = 0
+        for departed in await self._database.fetch(SQL["departed_tenants"], 10):
+            gone = await self._clear_tables(departed["tenant_id"], batch)
+            if not gone:
+                await self._database.fetch(SQL["forget_tenant"], departed["tenant_id"])
+            cleared += gone
+        return cleared
+
+    async def _clear_tables(self, tenant_id: int, batch: int) -> int:
+        async def work(connection: asyncpg.Connection) -> int:
+            await connection.execute(SQL["allow_purge"])
+            gone = 0
+            for table in await connection.fetch(SQL["tables_of_tenants"]):
+                status = await connection.execute(_clear_statement(table["name"]), tenant_id, batch)
+                gone += int(status.rpartition(" ")[2])
+            return gone
+
+        return await self._database.transact(work)
+
+
+def _clear_statement(table: str) -> str:
+    """The table's name is the catalogue's own word. Its rows may lie in several partitions."""
+    return f"""
+        DELETE FROM {table} WHERE tenant_id = $1 AND (tableoid, ctid) IN (
+            SELECT tableoid, ctid FROM {table} WHERE tenant_id = $1 LIMIT $2)
+    """
