@@ -1,6 +1,6 @@
 """The API as one ASGI application: every route, and what stands behind it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 
@@ -12,6 +12,7 @@ from mainspring.api import operation_docs, task_docs
 from mainspring.api.auth import Authenticator
 from mainspring.api.idempotency import Idempotency
 from mainspring.api.ingest import Ingest
+from mainspring.api.key_activity import KeyActivity
 from mainspring.api.middleware import Envelope, raise_http_error
 from mainspring.api.operations import Operations
 from mainspring.api.patching import TaskPatcher
@@ -26,7 +27,9 @@ from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.observe.metrics import Metrics
 from mainspring.store.keys import Keys
+from mainspring.store.secrets import WebhookSecrets
 from mainspring.store.tasks import Tasks
+from mainspring.store.vault import Vault
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,14 @@ class ApiDependencies:
     rng: Random
     node: NodePort
     metrics: Metrics
+    vault: Vault
+    secrets: WebhookSecrets
+    profile_changed: Callable[[int], None]
 
 
 def build_app(deps: ApiDependencies) -> Starlette:
     """The application. It has no lifespan of its own: who built the parts also ends them."""
-    authenticator = Authenticator(deps.keys)
+    authenticator = Authenticator(deps.keys, KeyActivity())
     # Routes are tried in this order: the busiest first, and fixed names before ids.
     paths = paths_of(deps)
     app = Starlette(
@@ -75,7 +81,8 @@ def _operation_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]
 
 def _task_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
     config, tasks, node, clock = deps.config, deps.tasks, deps.node, deps.clock
-    validator = TaskValidator(config, clock, deps.ids, deps.rng)
+    seal = deps.vault.seal_headers
+    validator = TaskValidator(config, clock, deps.ids, deps.rng, seal)
     ingest = Ingest(tasks, node, clock, deps.metrics, config.near)
     creation = TaskCreation(config, validator, ingest, Idempotency(tasks))
     reading = TaskReading(tasks)

@@ -14,6 +14,7 @@ from mainspring.domain.task import Requirements, Target, TaskSpec, TaskState
 from mainspring.store.tasks import LockedTask, NewTask, StoredExecution, StoredTask
 
 _decode_spec = msgspec.json.Decoder(TaskSpec).decode
+_BEARER = "Authorization"
 _decode_any = msgspec.json.Decoder().decode
 
 
@@ -32,6 +33,10 @@ ErrorOut = Annotated[
 Lateness = Annotated[dict[str, float], Meta(description="Seconds of waiting by cause.")]
 
 
+MASK = "***"
+"""What is shown in place of a secret."""
+
+
 class TargetOut(Struct, omit_defaults=True):
     """A target, with the fields of its type only."""
 
@@ -41,6 +46,8 @@ class TargetOut(Struct, omit_defaults=True):
     headers: dict[str, str] | None = None
     name: str | None = None
     argv: list[str] | None = None
+    auth: dict[str, str] | None = None
+    secret_headers: dict[str, str] | None = None
 
 
 class ConcurrencyOut(Struct):
@@ -217,9 +224,14 @@ def spec_of(task: LockedTask) -> TaskSpec:
 
 
 def _target_out(target: Target) -> TargetOut:
-    return TargetOut(
+    shown = TargetOut(
         target.type, target.url, target.method, target.headers, target.name, target.argv
     )
+    if target.secret is not None:
+        names = [n for n in target.secret.names if not (target.secret.bearer and n == _BEARER)]
+        shown.secret_headers = dict.fromkeys(names, MASK) or None
+        shown.auth = {"bearer": MASK} if target.secret.bearer else None
+    return shown
 
 
 def _response_out(response: bytes | None) -> Raw | str | None:

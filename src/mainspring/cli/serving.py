@@ -15,6 +15,8 @@ from mainspring.observe.logging import set_up_logging
 
 _DEV_SCOPES = frozenset({"read", "write", "work", "admin"})
 _DEV_GRACE = 2.0
+# In development the receivers are on this very machine.
+_DEV_EGRESS = "127.0.0.0/8,::1/128"
 
 
 async def serve(config: Config) -> None:
@@ -36,7 +38,13 @@ async def develop(config: Config, data: Path) -> None:
     database = wiring.embedded_server(data)
     try:
         url = await asyncio.to_thread(database.start)
-        config = replace(config, database_url=url, grace=min(config.grace, _DEV_GRACE))
+        config = replace(
+            config,
+            database_url=url,
+            grace=min(config.grace, _DEV_GRACE),
+            egress_allow=config.egress_allow or _DEV_EGRESS,
+            secrets_key=config.secrets_key or _dev_secrets_key(data),
+        )
         await wiring.migrate(config)
         server = wiring.Server(config)
         await server.start()
@@ -78,6 +86,15 @@ async def _dev_key(server: wiring.Server, config: Config, data: Path) -> str:
         kept.write_text(secret)
     await wiring.add_development_key(server, secret, _DEV_SCOPES)
     return secret
+
+
+def _dev_secrets_key(data: Path) -> str:
+    """A key for sealing secrets that is made once and kept beside the data: in development only."""
+    kept = data / "secrets-key"
+    if not kept.exists():
+        kept.touch(mode=0o600)
+        kept.write_text(secrets.token_hex(32))
+    return kept.read_text().strip()
 
 
 def _welcome(url: str, key: str, data: Path) -> str:

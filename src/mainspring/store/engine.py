@@ -160,6 +160,8 @@ class EngineStore:
             [f.sla_met for f in ordered],
             sparse([f.blame for f in ordered]),
             sparse([f.lateness for f in ordered]),
+            sparse([r.status_code for r in reports]),
+            sparse([r.response for r in reports]),
         )
         return {row["id"] for row in rows}
 
@@ -181,6 +183,8 @@ class EngineStore:
             [r.finished for r in reports],
             [r.error for r in reports],
             [r.delay for r in ordered],
+            sparse([r.status_code for r in reports]),
+            sparse([r.response for r in reports]),
         )
         return [TaskRow(*row) for row in rows]
 
