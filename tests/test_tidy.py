@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node": JOINER,
     "api": JOINER | {"node"},
     "dashboard": {"errors"},
-    "cli": {"wiring", "config", "errors", "sdk", "observe", "__init__"},
+    "cli": {"wiring", "config", "errors", "clock", "sdk", "observe", "__init__"},
     "__main__": {"cli"},
     "wiring": JOINER | {"node", "api", "dashboard"},
 }

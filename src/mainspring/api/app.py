@@ -8,8 +8,9 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
-from mainspring.api import operation_docs, task_docs
+from mainspring.api import operation_docs, secret_docs, task_docs
 from mainspring.api.auth import Authenticator
+from mainspring.api.completion import Completion
 from mainspring.api.idempotency import Idempotency
 from mainspring.api.ingest import Ingest
 from mainspring.api.key_activity import KeyActivity
@@ -18,6 +19,7 @@ from mainspring.api.operations import Operations
 from mainspring.api.patching import TaskPatcher
 from mainspring.api.ports import NodePort
 from mainspring.api.routing import ForAll, ForOperators, ForTenants, Operation, Resource
+from mainspring.api.secrets import Secrets
 from mainspring.api.task_changes import TaskChanges
 from mainspring.api.task_creation import TaskCreation
 from mainspring.api.task_reading import TaskReading
@@ -67,7 +69,25 @@ def build_app(deps: ApiDependencies) -> Starlette:
 
 def paths_of(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
     """Every path with its operations, in the order in which they are tried."""
-    return {**_task_paths(deps), **_operation_paths(deps)}
+    return {**_task_paths(deps), **_secret_paths(deps), **_operation_paths(deps)}
+
+
+def _secret_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
+    secrets = Secrets(deps.secrets, deps.profile_changed)
+    return {
+        "/v1/secrets": {
+            "GET": ForTenants("admin", secrets.list, secret_docs.LIST),
+            "POST": ForTenants("admin", secrets.create, secret_docs.CREATE),
+        },
+        "/v1/secrets/{id}": {"DELETE": ForTenants("admin", secrets.delete, secret_docs.DELETE)},
+        "/v1/secrets/{id}/rotate": {
+            "POST": ForTenants("admin", secrets.rotate, secret_docs.ROTATE)
+        },
+        "/v1/tenants/{id}/egress": {
+            "GET": ForOperators(secrets.read_egress, secret_docs.READ_EGRESS),
+            "PUT": ForOperators(secrets.change_egress, secret_docs.CHANGE_EGRESS),
+        },
+    }
 
 
 def _operation_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
@@ -86,6 +106,7 @@ def _task_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
     ingest = Ingest(tasks, node, clock, deps.metrics, config.near)
     creation = TaskCreation(config, validator, ingest, Idempotency(tasks))
     reading = TaskReading(tasks)
+    completion = Completion(tasks, node, clock)
     changes = TaskChanges(tasks, node, clock, TaskPatcher(validator, clock, config.max_payload))
     return {
         "/v1/tasks": {
@@ -105,4 +126,7 @@ def _task_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
         "/v1/tasks/{id}/pause": {"POST": ForTenants("write", changes.pause, task_docs.PAUSE)},
         "/v1/tasks/{id}/resume": {"POST": ForTenants("write", changes.resume, task_docs.RESUME)},
         "/v1/tasks/{id}/run": {"POST": ForTenants("write", changes.run, task_docs.RUN)},
+        "/v1/tasks/{id}/complete": {
+            "POST": ForTenants("work", completion.complete, secret_docs.COMPLETE)
+        },
     }

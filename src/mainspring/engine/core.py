@@ -19,6 +19,7 @@ from mainspring.engine.fair import Accepts, FairQueue
 from mainspring.engine.gates import expired
 from mainspring.engine.leases import Held, HeldLeases, Running, RunningTasks
 from mainspring.engine.ledger import Cause
+from mainspring.engine.room import Room
 from mainspring.engine.timer import Timer
 from mainspring.engine.window import Refill, Window
 
@@ -128,14 +129,21 @@ class Engine:
 
     # Starting --------------------------------------------------------------------------------
 
-    def pick(self, now: float, slots: int, accepts: Accepts) -> list[Entry]:
-        """Tasks to claim now, at most as many as there are slots. Answer with `claimed`."""
+    def pick(
+        self, now: float, slots: int, accepts: Accepts, *, free: int | None = None
+    ) -> list[Entry]:
+        """Tasks to claim now, at most as many as there are slots. Answer with `claimed`.
+
+        `free` is how many slots our own executors have left, when these are what is on offer: then
+        no tenant may take them all.
+        """
         for entry in self._timer.pop_due(now):
             if entry.phase is Phase.TIMED:
                 self._queue.push(entry, now)
         if slots <= 0:
             return []
-        picked = self._queue.pick(now, slots, accepts)
+        room = None if free is None else Room(free, self._held.by_tenant)
+        picked = self._queue.pick(now, slots, accepts, room)
         if any(expired(entry, now) for entry in picked):
             for entry in [entry for entry in picked if expired(entry, now)]:
                 self._unclaim(entry, now)

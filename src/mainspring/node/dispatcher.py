@@ -90,7 +90,8 @@ class Dispatcher:
         engine = self._state.engine
         while self._claims_in_flight < _CLAIMS_IN_FLIGHT and not self._closed:
             free = self._config.slots - engine.held - self._claiming
-            picked = engine.pick(now, min(free, self._config.claim_batch), self._accepts)
+            batch = min(free, self._config.claim_batch)
+            picked = engine.pick(now, batch, self._accepts, free=free)
             if not picked:
                 return
             self._claims_in_flight += 1

@@ -112,13 +112,13 @@ class EngineStore:
         rows = await self._database.fetch(
             SQL["claim"], tenure.node_id, tenure.epoch, lease, worker, tenants, ids, revs
         )
-        return [_assignment(row) for row in rows]
+        return [assignment_of(row) for row in rows]
 
     async def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Assignment]:
         """After a claim whose answer was lost: what we got."""
         tenants, ids, _ = _columns(picks)
         rows = await self._database.fetch(SQL["claimed_by"], tenants, ids, worker)
-        return [_assignment(row) for row in rows]
+        return [assignment_of(row) for row in rows]
 
     async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
         """Keep leases, guarded by fence. What is not in the answer is no longer held."""
@@ -199,7 +199,8 @@ def _columns(refs: Iterable[TaskRef]) -> tuple[list[int], list[UUID], list[int]]
     return [r.tenant_id for r in ordered], [r.id for r in ordered], [r.guard for r in ordered]
 
 
-def _assignment(row: asyncpg.Record) -> Assignment:
+def assignment_of(row: asyncpg.Record) -> Assignment:
+    """A leased task, as claims and their like return it."""
     tenant_id, task_id, fence, partition, attempts, failures, due, picked, end, spec, payload = row
     return Assignment(
         tenant_id, task_id, fence, partition, attempts, failures, due, picked, end,
