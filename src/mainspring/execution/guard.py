@@ -141,10 +141,11 @@ def parse_ports(text: str) -> tuple[range, ...]:
     """A list like "80,443,1024-65535"; ValueError names the bad part."""
     ranges = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
-        low, _, high = part.partition("-")
-        if not (low.isdecimal() and (high or low).isdecimal()):
+        low, dash, high = part.partition("-")
+        last = high if dash else low
+        if not (low.isdecimal() and last.isdecimal()):
             raise ValueError(f"{part!r} is not a port or a range of ports")
-        ranges.append(range(int(low), int(high or low) + 1))
+        ranges.append(range(int(low), int(last) + 1))
     return tuple(ranges)
 
 

@@ -383,7 +383,7 @@ class _Slot:
         self._refusal = self.request.egress.refusal(place[0], place[1])
         if self._refusal is not None:
             return pycurl.SOCKET_BAD
-        return socket.socket(family, kind, protocol)
+        return _Lent(socket.socket(family, kind, protocol).detach())
 
     def _before_request(self, address: str, _local: str, port: int, _local_port: int) -> int:
         self._refusal = self.request.egress.refusal(address, port)
@@ -392,6 +392,21 @@ class _Slot:
 
 _WEIRD = 8  # CURLE_WEIRD_SERVER_REPLY
 _TOO_LARGE = 100  # CURLE_TOO_LARGE
+
+
+class _Lent:
+    """A descriptor that pycurl duplicates: ours is closed as soon as nobody holds this any more."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def __del__(self) -> None:
+        os.close(self._fd)
 
 
 class _Poll:
