@@ -76,6 +76,8 @@ class SenderSettings:
     read_limit: int = 1024 * 1024
     """Bytes of an answer's body that are read before the connection is cut."""
     connect_timeout: float = 10.0
+    dns_cache: int = 60
+    """Seconds that an answer of the name service is remembered."""
     idle_connections: int = 1024
     ca_file: str | None = None
 
@@ -301,6 +303,7 @@ class _Slot:
         setopt(pycurl.SSL_VERIFYHOST, 2)
         setopt(pycurl.TCP_KEEPALIVE, 1)
         setopt(pycurl.CONNECTTIMEOUT_MS, int(settings.connect_timeout * 1000))
+        setopt(pycurl.DNS_CACHE_TIMEOUT, settings.dns_cache)
         if settings.ca_file is not None:
             setopt(pycurl.CAINFO, settings.ca_file)
         setopt(pycurl.WRITEFUNCTION, self._write)
