@@ -57,7 +57,7 @@ async def bench(**settings: object) -> AsyncIterator[Bench]:
     """A node process on a database of its own; settings as in MAINSPRING_…"""
     async with database() as (database_url, postgres_pid):
         tenant_id = await _make_key(database_url)
-        port = _free_port()
+        port = free_port()
         node = _start_node(database_url, port, settings)
         try:
             headers = {"Authorization": f"Bearer {API_KEY}"}
@@ -122,7 +122,7 @@ async def _ready(client: aiohttp.ClientSession) -> None:
             await asyncio.sleep(0.05)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

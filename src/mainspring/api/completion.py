@@ -35,7 +35,7 @@ class Completion:
         error = None
         if outcome is Outcome.FAILED:
             error = TaskError("failed", said.error or "the receiver reported a failure")
-        result = None if said.result is None else bytes(said.result)
+        result = bytes(said.result) or None
         report = Report(
             running, outcome, running.picked, self._clock.now(), result, error, said.retryable,
             status_code=202,

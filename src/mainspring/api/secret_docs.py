@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 from uuid import UUID
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Raw, Struct, field
 
 from mainspring.api.documentation import Body, Doc, Reply
 from mainspring.api.views import TaskOut, Time
@@ -87,7 +87,7 @@ class CompleteIn(Struct, forbid_unknown_fields=True):
 
     fence: int
     status: Literal["succeeded", "failed"]
-    result: Raw | None = None
+    result: Raw = field(default_factory=Raw)
     error: Annotated[str, Meta(max_length=10_000)] | None = None
     retryable: bool = True
 

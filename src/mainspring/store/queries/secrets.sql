@@ -59,21 +59,17 @@ SELECT tenant_id, sealed_key FROM webhook_settings WHERE sealed_key IS NOT NULL;
 UPDATE webhook_settings SET sealed_key = $3 WHERE tenant_id = $1 AND sealed_key = $2;
 
 -- name: sealed_tasks
--- Tasks with ciphertext in their target, after a place, in the order of their keys.
-SELECT tenant_id, id, spec FROM (
-    SELECT tenant_id, id, spec FROM tasks WHERE (tenant_id, id) > ($1::integer, $2::uuid)
-    ORDER BY tenant_id, id LIMIT $3
-) some ORDER BY tenant_id, id;
+-- Tasks after a place, in the order of their keys; which of them hold ciphertext the caller sees.
+SELECT tenant_id, id, spec FROM tasks
+WHERE (tenant_id, id) > ($1::integer, $2::uuid) ORDER BY tenant_id, id LIMIT $3;
 
 -- name: reseal_task
 UPDATE tasks SET spec = $4, rev = rev + 1
 WHERE tenant_id = $1 AND id = $2 AND spec = $3 AND state <> 'running' RETURNING partition;
 
 -- name: sealed_letters
-SELECT tenant_id, id, spec FROM (
-    SELECT tenant_id, id, spec FROM dead_letters WHERE (tenant_id, id) > ($1::integer, $2::uuid)
-    ORDER BY tenant_id, id LIMIT $3
-) some ORDER BY tenant_id, id;
+SELECT tenant_id, id, spec FROM dead_letters
+WHERE (tenant_id, id) > ($1::integer, $2::uuid) ORDER BY tenant_id, id LIMIT $3;
 
 -- name: reseal_letter
 UPDATE dead_letters SET spec = $4 WHERE tenant_id = $1 AND id = $2 AND spec = $3;
