@@ -2,8 +2,10 @@
 
 import asyncio
 import gc
+import resource
 import secrets
 import signal
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +24,7 @@ _DEV_EGRESS = "127.0.0.0/8,::1/128"
 async def serve(config: Config) -> None:
     """One node, until SIGTERM or Ctrl-C."""
     set_up_logging(config.log_level, config.log_format)
+    _allow_many_connections()
     server = wiring.Server(config)
     stop = _stop_signal()
     await server.start()
@@ -34,6 +37,7 @@ async def serve(config: Config) -> None:
 async def develop(config: Config, data: Path) -> None:
     """One node on a private PostgreSQL that lives and dies with it."""
     set_up_logging(config.log_level, config.log_format)
+    _allow_many_connections()
     stop = _stop_signal()
     database = wiring.embedded_server(data)
     try:
@@ -64,6 +68,15 @@ def _calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+
+
+def _allow_many_connections() -> None:
+    """Every open webhook is a descriptor; the usual soft limit of 1,024 is for programs that still
+    use select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # some systems promise more than they give
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _stop_signal() -> asyncio.Event:

@@ -53,23 +53,22 @@ def build(
 
 
 def _own(assignment: Assignment, profile: WebhookProfile, timestamp: int) -> list[bytes]:
-    message_id = str(assignment.id)
+    message_id, digits, fence = str(assignment.id), assignment.id.hex, assignment.fence
     due = datetime.fromtimestamp(assignment.due, UTC).isoformat().replace("+00:00", "Z")
-    fence = assignment.fence
-    lines = [
-        f"webhook-id: {message_id}",
-        f"webhook-timestamp: {timestamp}",
-        f"X-Idempotency-Key: {message_id}",
-        f"X-Mainspring-Attempt: {assignment.attempt}",
-        f"X-Mainspring-Scheduled-At: {due}",
-        f"X-Mainspring-Fence: {fence}",
-        # One trace per task, one span per try: both follow from what the receiver is told anyway.
-        f"traceparent: 00-{assignment.id.hex}-{assignment.id.hex[24:]}{fence & 0xFFFFFFFF:08x}-01",
-    ]
+    # One trace per task, one span per try: both follow from what the receiver is told anyway.
+    text = (
+        f"webhook-id: {message_id}\n"
+        f"webhook-timestamp: {timestamp}\n"
+        f"X-Idempotency-Key: {message_id}\n"
+        f"X-Mainspring-Attempt: {assignment.attempt}\n"
+        f"X-Mainspring-Scheduled-At: {due}\n"
+        f"X-Mainspring-Fence: {fence}\n"
+        f"traceparent: 00-{digits}-{digits[24:]}{fence & 0xFFFFFFFF:08x}-01"
+    )
     if profile.keys:
         signed = signature(profile.keys, message_id, timestamp, body_of(assignment))
-        lines.append(f"webhook-signature: {signed}")
-    return [line.encode("ascii") for line in lines]
+        text = f"{text}\nwebhook-signature: {signed}"
+    return text.encode("ascii").split(b"\n")
 
 
 def body_of(assignment: Assignment) -> bytes:

@@ -162,8 +162,9 @@ class _Loop:
         self._settings = settings
         self._wake = wake
         self._poll = _Poll()
-        self._poll.register(wake, _EPOLL_IN)
-        self._watched: set[int] = set()
+        self._poll.set(wake, _EPOLL_IN)
+        self._resting: set[int] = set()
+        """Descriptors that epoll may still know, though nothing waits for them."""
         self._deadline: float | None = None
         self._active: dict[Key, _Slot] = {}
         self._idle: dict[str, list[_Slot]] = {}
@@ -181,6 +182,9 @@ class _Loop:
         for fd, mask in self._poll.wait(rest):
             if fd == self._wake:
                 woken = True
+            elif fd in self._resting:
+                self._resting.discard(fd)
+                self._poll.unregister(fd)
             else:
                 self._multi.socket_action(fd, _action(mask))
         if self._deadline is not None and monotonic() >= self._deadline:
@@ -247,17 +251,13 @@ class _Loop:
 
     def _watch(self, what: int, fd: int, _multi: object, _data: object) -> None:
         if what == pycurl.POLL_REMOVE:
-            if fd in self._watched:
-                self._watched.discard(fd)
-                self._poll.unregister(fd)
+            # A kept connection comes back soon: it stays registered, unless it stirs meanwhile.
+            self._resting.add(fd)
             return
         # libcurl's POLL_IN and POLL_OUT are 1 and 2, epoll's are 1 and 4.
         mask = (_EPOLL_IN if what & 1 else 0) | (_EPOLL_OUT if what & 2 else 0)
-        if fd in self._watched:
-            self._poll.modify(fd, mask)
-        else:
-            self._watched.add(fd)
-            self._poll.register(fd, mask)
+        self._resting.discard(fd)
+        self._poll.set(fd, mask)
 
     def _set_timer(self, milliseconds: int) -> None:
         self._deadline = None if milliseconds < 0 else monotonic() + milliseconds / 1000
@@ -419,8 +419,15 @@ class _Poll:
         self._epoll = hasattr(select, "epoll")
         poll: Any = select.epoll() if self._epoll else select.poll()
         self._poll = poll
-        self.register = poll.register
-        self.modify = poll.modify
+        self._register = poll.register
+        self._modify = poll.modify
+
+    def set(self, fd: int, mask: int) -> None:
+        """Watch a descriptor, known or not: one that was closed was forgotten by epoll itself."""
+        try:
+            self._modify(fd, mask)
+        except OSError:
+            self._register(fd, mask)
 
     def unregister(self, fd: int) -> None:
         # One that was closed before libcurl said so has been forgotten by epoll already.
