@@ -50,6 +50,17 @@ class TargetOut(Struct, omit_defaults=True):
     secret_headers: dict[str, str] | None = None
 
 
+class RetryOut(Struct, omit_defaults=True):
+    """How failed tries are repeated."""
+
+    max_attempts: int
+    initial: float
+    factor: float
+    max_delay: float
+    jitter: float
+    on: list[int | str] | None = None
+
+
 class ConcurrencyOut(Struct):
     """At most `limit` tasks of this key run at once."""
 
@@ -74,7 +85,7 @@ class TaskOut(Struct, kw_only=True):
     timeout: float
     sla: float
     jitter: float
-    retry: RetryPolicy
+    retry: RetryOut
     concurrency: ConcurrencyOut | None
     requires: Requirements | None
     labels: dict[str, str]
@@ -143,7 +154,7 @@ def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
         timeout=spec.timeout,
         sla=spec.sla,
         jitter=spec.jitter,
-        retry=spec.retry,
+        retry=_retry_out(spec.retry),
         concurrency=None if key is None or limit is None else ConcurrencyOut(key, limit),
         requires=spec.requires,
         labels=task.labels or {},
@@ -180,7 +191,7 @@ def new_task_out(task: NewTask) -> TaskOut:
         timeout=spec.timeout,
         sla=spec.sla,
         jitter=spec.jitter,
-        retry=spec.retry,
+        retry=_retry_out(spec.retry),
         concurrency=None if key is None or limit is None else ConcurrencyOut(key, limit),
         requires=spec.requires,
         labels=dict(task.labels or {}),
@@ -221,6 +232,12 @@ def executions_out(executions: Sequence[StoredExecution]) -> ExecutionList:
 def spec_of(task: LockedTask) -> TaskSpec:
     """The spec of a task that is about to be changed."""
     return _decode_spec(task.spec)
+
+
+def _retry_out(retry: RetryPolicy) -> RetryOut:
+    return RetryOut(
+        retry.max_attempts, retry.initial, retry.factor, retry.max_delay, retry.jitter, retry.on
+    )
 
 
 def _target_out(target: Target) -> TargetOut:
