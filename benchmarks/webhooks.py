@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from itertools import count, islice
 from pathlib import Path
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["rate", "open", "neighbour"])
     arguments = parser.parse_args()
     _raise_descriptor_limit()
-    parts = {
+    parts: dict[str, Callable[[], Coroutine[None, None, None]]] = {
         "rate": lambda: _rate(arguments.seconds),
         "open": lambda: _open(arguments.open),
         "neighbour": lambda: _neighbour(arguments.seconds),

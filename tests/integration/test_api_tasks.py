@@ -12,9 +12,11 @@ import pytest
 from mainspring.api.app import ApiDependencies, build_app
 from mainspring.clock import ManualClock
 from mainspring.config import Config
+from mainspring.domain.execution import Report
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
+from mainspring.engine.explain import Situation
 from mainspring.errors import StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.store.database import Database, DatabaseOptions
@@ -47,6 +49,12 @@ class ListeningNode:
 
     def hint_others(self, partitions: Collection[int]) -> None:
         self.hinted.update(partitions)
+
+    def explain(self, row: TaskRow) -> Situation:
+        return Situation()
+
+    async def conclude(self, report: Report) -> bool:
+        return False
 
     def ready(self) -> bool:
         return self.is_ready
@@ -121,7 +129,7 @@ async def api(database_url: str) -> AsyncIterator[Api]:
     node = ListeningNode()
     tasks = FragileTasks(database, near=config.near)
     ids = TaskIds(Random(1))
-    deps = ApiDependencies(config, clock, tasks, keys, ids, Random(2), node, Metrics())
+    deps = ApiDependencies(config, clock, tasks, keys, ids, Random(2), node, Metrics(), database)
     app = build_app(deps)
     clients = {k: AsgiClient(app, k) for k in ("a", "b", "reader", "operator", "stranger")}
     yield Api(deps, database, tasks, node, clock, **clients)

@@ -3,14 +3,17 @@
 import msgspec
 from starlette.responses import Response
 
+from mainspring.api.decoding import decode_as
 from mainspring.api.ports import NodePort
 from mainspring.api.routing import Call, no_such_task
 from mainspring.api.secret_docs import CompleteIn
 from mainspring.api.task_reading import existing_task, task_response
 from mainspring.clock import Clock
 from mainspring.domain.execution import Outcome, Report, TaskError
-from mainspring.errors import Conflict, InvalidRequest, MalformedRequest
+from mainspring.errors import Conflict
 from mainspring.store.tasks import Tasks
+
+_COMPLETE = msgspec.json.Decoder(CompleteIn)
 
 
 class Completion:
@@ -22,7 +25,7 @@ class Completion:
         self._clock = clock
 
     async def complete(self, call: Call) -> Response:
-        said = _read(await call.body())
+        said = decode_as(_COMPLETE, await call.body(), _payloads)
         running = await self._tasks.running(call.tenant_id, call.task_id)
         if running is None:
             await existing_task(self._tasks, call.tenant_id, call.task_id)
@@ -45,10 +48,5 @@ class Completion:
         return task_response(await existing_task(self._tasks, call.tenant_id, call.task_id))
 
 
-def _read(body: bytes) -> CompleteIn:
-    try:
-        return msgspec.json.decode(body, type=CompleteIn)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error)) from None
-    except (msgspec.DecodeError, UnicodeError):
-        raise MalformedRequest("the body is not JSON") from None
+def _payloads(said: CompleteIn) -> list[msgspec.Raw]:
+    return [said.result] if bytes(said.result) else []

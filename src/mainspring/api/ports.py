@@ -6,6 +6,7 @@ from typing import Protocol
 from mainspring.domain.execution import Report
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
+from mainspring.engine.explain import Situation
 
 
 class NodePort(Protocol):
@@ -30,6 +31,10 @@ class NodePort(Protocol):
     async def conclude(self, report: Report) -> bool:
         """Record an outcome that came through the API; False when its try is not the current one.
         This one waits for the database, and raises what the database raises."""
+        ...
+
+    def explain(self, row: TaskRow) -> Situation:
+        """What surrounds a task, as far as this node knows: much if it owns the partition."""
         ...
 
     def ready(self) -> bool:

@@ -104,7 +104,7 @@ CREATE = Doc(
     tag=TAG,
     summary="Make a signing secret",
     description="The secret is in the answer and nowhere else afterwards.",
-    bodies=[Body(SecretIn, required=False)],
+    bodies=[Body(SecretIn, examples={"new": {"name": "main"}}, required=False)],
     replies=[Reply(201, "The new secret.", NewSecretOut)],
     problems=[Conflict],
 )
@@ -113,7 +113,7 @@ ROTATE = Doc(
     tag=TAG,
     summary="Replace a signing secret",
     description="Both sign until the old one ends, `overlap` seconds from now.",
-    bodies=[Body(RotateIn, required=False)],
+    bodies=[Body(RotateIn, examples={"a day": {"overlap": 86400}}, required=False)],
     replies=[Reply(201, "The new secret and the old one.", RotatedOut)],
     problems=[Conflict],
 )
@@ -134,7 +134,7 @@ CHANGE_EGRESS = Doc(
     id="changeEgress",
     tag=TAG,
     summary="Replace a tenant's egress rules and TLS identity",
-    bodies=[Body(EgressIn)],
+    bodies=[Body(EgressIn, examples={"office": {"allow": ["10.20.0.0/16"]}})],
     replies=[Reply(200, "The rules.", EgressOut)],
 )
 COMPLETE = Doc(
@@ -143,7 +143,12 @@ COMPLETE = Doc(
     summary="Report the outcome of accepted work",
     description="For a receiver that answered 202 with `Mainspring-Complete: later`. The fence is "
     "the one it was sent in `X-Mainspring-Fence`; a newer try makes an older fence void (409).",
-    bodies=[Body(CompleteIn)],
+    bodies=[
+        Body(
+            CompleteIn,
+            examples={"done": {"fence": 1, "status": "succeeded", "result": {"rows": 12}}},
+        )
+    ],
     replies=[Reply(200, "The task as it is now.", TaskOut)],
     problems=[Conflict],
 )

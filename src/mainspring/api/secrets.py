@@ -1,21 +1,19 @@
 """/v1/secrets: the secrets that sign a tenant's webhooks, and operators' rules for its egress.
 
-A secret is shown once, in the answer that makes it. Nothing here is remembered under an idempotency
-key: that would keep the secret in a table.
+A secret is shown once, in the answer that makes it.
 """
 
 import secrets
 from collections.abc import Callable
 from datetime import datetime
 from ipaddress import ip_network
-from typing import TypeVar
 from uuid import UUID, uuid4
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 
-from mainspring.api.routing import Call, json_response
+from mainspring.api.decoding import decode_as
+from mainspring.api.routing import Call, OperatorCall, json_response
 from mainspring.api.secret_docs import (
     EgressIn,
     EgressOut,
@@ -27,11 +25,14 @@ from mainspring.api.secret_docs import (
     SecretOut,
 )
 from mainspring.domain.webhook import KeyKind, SigningKey
-from mainspring.errors import Conflict, InvalidRequest, MalformedRequest, NotFound, Problem
+from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem
 from mainspring.execution import signing
 from mainspring.store.secrets import EgressSettings, NewSecret, StoredSecret, WebhookSecrets
 
-T = TypeVar("T")
+_SECRET = msgspec.json.Decoder(SecretIn)
+_ROTATION = msgspec.json.Decoder(RotateIn)
+_EGRESS = msgspec.json.Decoder(EgressIn)
+_SECRET_HEADERS = {"Cache-Control": "no-store"}
 
 
 class Secrets:
@@ -46,17 +47,17 @@ class Secrets:
         return json_response(SecretList([_shown(secret) for secret in found]))
 
     async def create(self, call: Call) -> Response:
-        wanted = _read(await call.body() or b"{}", SecretIn)
+        wanted = decode_as(_SECRET, await call.body() or b"{}")
         key = _parsed(wanted.secret) if wanted.secret else _generated(wanted.kind)
         made = await self._store.add(call.tenant_id, _new(key, wanted.name), call.actor)
         if made is None:
             raise Conflict("there are as many live secrets as a tenant may have: delete one first")
         self._changed(call.tenant_id)
-        return json_response(_shown_once(made, key), 201)
+        return json_response(_shown_once(made, key), 201, _SECRET_HEADERS)
 
     async def rotate(self, call: Call) -> Response:
         """A successor of the same kind; both sign until the old one ends."""
-        wanted = _read(await call.body() or b"{}", RotateIn)
+        wanted = decode_as(_ROTATION, await call.body() or b"{}")
         old = await self._existing(call)
         key = _parsed(wanted.secret) if wanted.secret else _generated(old.kind)
         if key.kind != old.kind:
@@ -68,7 +69,9 @@ class Secrets:
         if done is None:
             raise Conflict("this secret was rotated already, or there are too many live ones")
         self._changed(call.tenant_id)
-        return json_response(RotatedOut(_shown_once(done[0], key), _shown(done[1])), 201)
+        return json_response(
+            RotatedOut(_shown_once(done[0], key), _shown(done[1])), 201, _SECRET_HEADERS
+        )
 
     async def delete(self, call: Call) -> Response:
         if not await self._store.delete(call.tenant_id, _secret_id(call), call.actor):
@@ -85,14 +88,14 @@ class Secrets:
 
     # For operators ---------------------------------------------------------------------------
 
-    async def read_egress(self, request: Request) -> Response:
-        settings = await self._store.settings(_tenant_id(request))
+    async def read_egress(self, call: OperatorCall) -> Response:
+        settings = await self._store.settings(_tenant_id(call))
         return json_response(
             EgressOut(settings.allow, settings.deny, settings.ca, settings.certificate)
         )
 
-    async def change_egress(self, request: Request) -> Response:
-        wanted = _read(await request.body(), EgressIn)
+    async def change_egress(self, call: OperatorCall) -> Response:
+        wanted = decode_as(_EGRESS, await call.body())
         problems = [
             Problem(f"/{field}/{index}", "is not an address or a network")
             for field, texts in (("allow", wanted.allow), ("deny", wanted.deny))
@@ -106,21 +109,12 @@ class Secrets:
         settings = EgressSettings(
             list(wanted.allow), list(wanted.deny), wanted.ca, wanted.certificate
         )
-        tenant_id = _tenant_id(request)
+        tenant_id = _tenant_id(call)
         key = None if wanted.key is None else wanted.key.encode()
-        if not await self._store.put_settings(tenant_id, settings, key, "operator"):
+        if not await self._store.put_settings(tenant_id, settings, key, call.actor):
             raise NotFound(f"there is no tenant {tenant_id}")
         self._changed(tenant_id)
-        return await self.read_egress(request)
-
-
-def _read(body: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error)) from None
-    except (msgspec.DecodeError, UnicodeError):
-        raise MalformedRequest("the body is not JSON") from None
+        return await self.read_egress(call)
 
 
 def _parsed(text: str) -> SigningKey:
@@ -159,8 +153,8 @@ def _secret_id(call: Call) -> UUID:
         raise _no_such_secret() from None
 
 
-def _tenant_id(request: Request) -> int:
-    text: str = request.path_params["id"]
+def _tenant_id(call: OperatorCall) -> int:
+    text: str = call.request.path_params["id"]
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise NotFound("there is no such tenant")
     return int(text)

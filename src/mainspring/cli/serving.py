@@ -48,6 +48,7 @@ async def develop(config: Config, data: Path) -> None:
             grace=min(config.grace, _DEV_GRACE),
             egress_allow=config.egress_allow or _DEV_EGRESS,
             secrets_key=config.secrets_key or _dev_secrets_key(data),
+            key_environment="dev",
         )
         await wiring.migrate(config)
         server = wiring.Server(config)
@@ -94,7 +95,7 @@ async def _dev_key(server: wiring.Server, config: Config, data: Path) -> str:
     kept = data / "api-key"
     secret = config.api_key or (kept.read_text().strip() if kept.exists() else None)
     if secret is None:
-        secret = f"ms_dev_{secrets.token_urlsafe(24)}"
+        secret = wiring.new_key(server.config).secret
         kept.touch(mode=0o600)
         kept.write_text(secret)
     await wiring.add_development_key(server, secret, _DEV_SCOPES)

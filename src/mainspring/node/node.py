@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -9,6 +10,7 @@ from mainspring.config import Config
 from mainspring.domain.execution import Report
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
+from mainspring.engine.explain import Situation
 from mainspring.engine.leases import Held
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import Supervisor
@@ -113,6 +115,11 @@ class Node:
             held = Held(assignment.tenant_id, assignment.id, assignment.fence)
             self._dispatcher.cancel([held])
         return accepted
+
+    def explain(self, row: TaskRow) -> Situation:
+        around = self._state.engine.situation(row, self._state.clock.now())
+        slots = self._dispatcher.free_slots if around.owned else None
+        return replace(around, can_run=self._dispatcher.can_run(row), free_slots=slots)
 
     def ready(self) -> bool:
         """Joined, and everything that is ours is loaded."""

@@ -40,7 +40,7 @@ class NoKey(Conflict):
 class Vault:
     """Knows the present key and those before it. Without any it can seal and open nothing."""
 
-    def __init__(self, key: bytes | None, old_keys: tuple[bytes, ...] = ()) -> None:
+    def __init__(self, key: bytes | None = None, old_keys: tuple[bytes, ...] = ()) -> None:
         self._current = None if key is None else _key_id(key)
         keys = [*old_keys, *([] if key is None else [key])]
         self._ciphers = {_key_id(each): AESGCM(each) for each in keys}
