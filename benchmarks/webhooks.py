@@ -81,7 +81,10 @@ async def _rate(seconds: float) -> None:
             postgres = cpu_seconds(server.postgres_pid) - before[1]
         rate = sent / elapsed
         print(f"end to end          {rate:8.0f} webhooks/s  ({sent} in {elapsed:.1f} s, signed)")
-        print(f"processor share     node {node / elapsed:.0%}, PostgreSQL {postgres / elapsed:.0%}")
+        print(
+            f"processor time      node {node / sent * 1e6:.0f} µs a webhook ({node / elapsed:.0%} of a"
+            f" core), PostgreSQL {postgres / sent * 1e6:.0f} µs ({postgres / elapsed:.0%})"
+        )
         print(f"ratio               {rate / bare:8.2f}")
 
 

@@ -51,6 +51,13 @@ from mainspring.store.secrets import WebhookSecrets
 from mainspring.store.tasks import Tasks
 from mainspring.store.vault import Vault, parse_key
 
+_AUTHORITIES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+
 
 def database_options(config: Config) -> DatabaseOptions:
     """How to reach the database that the configuration names."""
@@ -108,11 +115,18 @@ def http_settings(config: Config) -> HttpSettings:
             read_limit=config.read_limit,
             connect_timeout=config.connect_timeout,
             idle_connections=config.http_per_tenant,
-            ca_file=config.ca_file or ssl.get_default_verify_paths().cafile,
+            ca_file=config.ca_file or _machine_authorities(),
         ),
         egress_of(config),
         f"Mainspring/{__version__}",
     )
+
+
+def _machine_authorities() -> str | None:
+    """Where this machine keeps the authorities it trusts: the library we bring along may have been
+    built on one that keeps them elsewhere."""
+    found = ssl.get_default_verify_paths().cafile
+    return found or next((path for path in _AUTHORITIES if Path(path).exists()), None)
 
 
 async def reseal(config: Config) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Receivers of webhooks that behave as tests want them to, down to the bytes."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -50,7 +51,9 @@ def answering(data: bytes) -> Script:
 
 
 @asynccontextmanager
-async def receiver(script: Script, host: str = "127.0.0.1") -> AsyncIterator[Receiver]:
+async def receiver(
+    script: Script, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Receiver]:
     """A receiver that runs the script for every request; a script may never return."""
     state = Receiver()
     open_now: set[asyncio.Task[None]] = set()
@@ -72,7 +75,7 @@ async def receiver(script: Script, host: str = "127.0.0.1") -> AsyncIterator[Rec
             open_now.discard(task)
             writer.close()
 
-    server = await asyncio.start_server(serve, host, 0, limit=2**20, backlog=1024)
+    server = await asyncio.start_server(serve, host, 0, limit=2**20, backlog=1024, ssl=tls)
     state.port = server.sockets[0].getsockname()[1]
     try:
         yield state

@@ -273,8 +273,10 @@ class HttpExecutor:
         self._hand_in(reports)
 
     def _conclude(self, each: _Try, reply: Reply, kept: dict[str, str], now: float) -> Report:
-        if each.cancelled and reply.trouble == "cancelled":
-            return self._ended(each, now)
+        if reply.trouble == "cancelled":
+            if each.cancelled:
+                return self._ended(each, now)
+            reply = reply._replace(trouble="connection", message="the sender was restarted")
         if each.secret:
             reply, kept = _masked(reply, kept, each.secret)
         on = each.assignment.spec.retry.on

@@ -129,17 +129,21 @@ class Sender:
     # On the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        loop = _Loop(self._settings, self._wake_in)
-        try:
-            while not self._stopping:
-                if loop.wait():
-                    self._take_in(loop)
-                if replies := loop.collect():
-                    self._deliver(replies)
-        except Exception as problem:  # a bug, not a receiver: say so, and leave nobody waiting
-            log.error("the sender failed", action="sender.failed", exc_info=problem)
-        finally:
+        while not self._stopping:
+            loop = _Loop(self._settings, self._wake_in)
+            try:
+                self._drive(loop)
+            except Exception as problem:
+                # A bug, not a receiver: say so, leave nobody waiting, and begin anew.
+                log.error("the sender failed", action="sender.failed", exc_info=problem)
             if replies := loop.close():
+                self._deliver(replies)
+
+    def _drive(self, loop: "_Loop") -> None:
+        while not self._stopping:
+            if loop.wait():
+                self._take_in(loop)
+            if replies := loop.collect():
                 self._deliver(replies)
 
     def _take_in(self, loop: "_Loop") -> None:
