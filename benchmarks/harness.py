@@ -130,15 +130,21 @@ def free_port() -> int:
 
 
 def _family(root: int) -> list[int]:
-    children = [
-        int(pid)
-        for task in Path(f"/proc/{root}/task").iterdir()
-        for pid in (task / "children").read_text().split()
-    ]
+    try:
+        children = [
+            int(pid)
+            for task in Path(f"/proc/{root}/task").iterdir()
+            for pid in (task / "children").read_text().split()
+        ]
+    except FileNotFoundError:  # it ended between being listed and being asked
+        return []
     return [root, *(pid for child in children for pid in _family(child))]
 
 
 def _own_seconds(pid: int) -> float:
     # Includes children that have ended and were waited for: backends come and go.
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except FileNotFoundError:  # it ended between being listed and being asked
+        return 0.0
     return sum(int(ticks) for ticks in fields[11:15]) / _TICKS

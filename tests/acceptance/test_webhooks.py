@@ -315,3 +315,27 @@ async def test_an_operator_opens_and_closes_places_for_a_tenant(cluster: Cluster
         assert (await operator.call("PUT", path, {"allow": ["127.0.0.0/8"]})).status == 200
         opened = await finished(client, await client.create(http(there.url())))
         assert opened["state"] == "completed"
+
+
+async def test_a_host_that_never_answers_starves_nobody_else(cluster: Cluster) -> None:
+    """More tasks than the node has slots wait for one host: another tenant finds room at once."""
+    settings = {**SETTINGS, "slots": 100, "http_per_tenant": 40, "http_per_host": 20}
+    node = await cluster.start(**settings)
+    stuck = node.client(await cluster.tenant("stuck"))
+    quick = node.client(await cluster.tenant("quick"))
+
+    async def never(_request: Received, _writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    async with receiver(never) as dead, receiver(answering(answer(200))) as alive:
+        await stuck.batch([{**http(dead.url()), "timeout": 600}] * 500)
+
+        async def full() -> bool:
+            return len(dead.requests) == 20
+
+        await eventually(full, within=10, what="the dead host has all it may have")
+        ids = await quick.batch([http(alive.url())] * 50)
+        await cluster.evidence.all_finished(ids, within=5)
+        assert len(dead.requests) == 20
+        running = "SELECT count(*) FROM tasks WHERE state = 'running'"
+        assert await cluster.evidence.value(running) == 80, "four fifths of the node, and no more"

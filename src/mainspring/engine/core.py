@@ -7,6 +7,7 @@ A row may reach the engine late, twice or out of order. Its rev decides: an olde
 What slips through does no harm, because a claim is checked against the database once more.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
@@ -50,6 +51,8 @@ class Engine:
         self._queue = FairQueue()
         self._running = RunningTasks()
         self._held = HeldLeases(settings.lease)
+        self._claiming: Counter[int] = Counter()
+        """Tasks of each tenant that were picked and not yet leased: they will need slots, too."""
         self._horizon = 0.0
 
     # What is there ---------------------------------------------------------------------------
@@ -157,18 +160,23 @@ class Engine:
                 self._queue.push(entry, now)
         if slots <= 0:
             return []
-        room = None if free is None else Room(free, self._held.by_tenant)
+        room = None if free is None else Room(free, self._held.by_tenant, self._claiming)
         picked = self._queue.pick(now, slots, accepts, room)
         if any(expired(entry, now) for entry in picked):
             for entry in [entry for entry in picked if expired(entry, now)]:
                 self._unclaim(entry, now)
             picked = [entry for entry in picked if entry.phase is Phase.CLAIMING]
+        self._claiming.update(entry.row.tenant_id for entry in picked)
         return picked
 
     def claimed(
         self, picked: Sequence[Entry], assignments: Iterable[Assignment], now: float
     ) -> list[tuple[int, UUID]]:
         """What came of a claim. Answers the tasks that were not leased: look at those again."""
+        for tenant_id, count in Counter(entry.row.tenant_id for entry in picked).items():
+            self._claiming[tenant_id] -= count
+            if not self._claiming[tenant_id]:
+                del self._claiming[tenant_id]
         leased = {assignment.id: assignment for assignment in assignments}
         refused = []
         for entry in picked:

@@ -15,14 +15,14 @@ _GENEROSITY = 4
 class Room:
     """A count of free slots for one round of picking, and who holds the others."""
 
-    def __init__(self, free: int, held: Mapping[int, int]) -> None:
+    def __init__(self, free: int, *held: Mapping[int, int]) -> None:
         self._free = free
         self._held = held
         self._taken: Counter[int] = Counter()
 
     def admits(self, tenant_id: int, weight: int) -> bool:
         """Whether this tenant may take one more."""
-        holds = self._held.get(tenant_id, 0) + self._taken[tenant_id]
+        holds = self._taken[tenant_id] + sum(held.get(tenant_id, 0) for held in self._held)
         return holds < _GENEROSITY * weight * self._free
 
     def take(self, tenant_id: int) -> None:
