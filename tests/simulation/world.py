@@ -43,7 +43,7 @@ class Weather:
 
         return cls(
             slow=rng.choice((0.002, 0.02, 0.2)),
-            request_lost=sometimes(0.02),
+            request_lost=sometimes(rng.choice((0.02, 0.1))),
             answer_lost=sometimes(0.05),
             late=sometimes(0.02, 0.3),
             duplicate_report=sometimes(0.1),

@@ -85,9 +85,9 @@ class TaskCreation:
     async def _create(
         self, call: Call, body: bytes, prepare: Callable[[], Awaitable[Prepared]]
     ) -> Answered:
+        key = key_in(call.request)
         if call.request.scope["query_string"] and flag(call.request.query_params, "dry_run"):
             return Answered((await prepare())[1], 200, replayed=False)
-        key = key_in(call.request)
         if key is None:
             tasks, answer = await prepare()
             await self._insert(Creation(call.tenant_id, tasks))
