@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node": JOINER,
     "api": JOINER | {"node", "__init__"},
     "dashboard": {"errors"},
-    "cli": {"wiring", "config", "errors", "sdk", "observe", "__init__"},
+    "cli": {"wiring", "config", "errors", "clock", "sdk", "observe", "__init__"},
     "__main__": {"cli"},
     "wiring": JOINER | {"node", "api", "dashboard", "tls", "__init__"},
 }

@@ -15,6 +15,7 @@ from mainspring.domain.task import Requirements, Target, TaskSpec, TaskState
 from mainspring.store.tasks import LockedTask, NewTask, StoredExecution, StoredTask
 
 _decode_spec = msgspec.json.Decoder(TaskSpec).decode
+_BEARER = "Authorization"
 _decode_any = msgspec.json.Decoder().decode
 
 
@@ -33,6 +34,10 @@ ErrorOut = Annotated[
 Lateness = Annotated[dict[str, float], Meta(description="Seconds of waiting by cause.")]
 
 
+MASK = "***"
+"""What is shown in place of a secret."""
+
+
 class TargetOut(Struct, omit_defaults=True):
     """A target, with the fields of its type only."""
 
@@ -42,6 +47,19 @@ class TargetOut(Struct, omit_defaults=True):
     headers: dict[str, str] | None = None
     name: str | None = None
     argv: list[str] | None = None
+    auth: dict[str, str] | None = None
+    secret_headers: dict[str, str] | None = None
+
+
+class RetryOut(Struct, omit_defaults=True):
+    """How failed tries are repeated."""
+
+    max_attempts: int
+    initial: float
+    factor: float
+    max_delay: float
+    jitter: float
+    on: list[int | str] | None = None
 
 
 class ConcurrencyOut(Struct):
@@ -68,7 +86,7 @@ class TaskOut(Struct, kw_only=True):
     timeout: float
     sla: float
     jitter: float
-    retry: RetryPolicy
+    retry: RetryOut
     concurrency: ConcurrencyOut | None
     requires: Requirements | None
     labels: dict[str, str]
@@ -137,7 +155,7 @@ def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
         timeout=spec.timeout,
         sla=spec.sla,
         jitter=spec.jitter,
-        retry=spec.retry,
+        retry=_retry_out(spec.retry),
         concurrency=None if key is None or limit is None else ConcurrencyOut(key, limit),
         requires=spec.requires,
         labels=task.labels or {},
@@ -177,7 +195,7 @@ def new_task_out(task: NewTask) -> TaskOut:
         timeout=spec.timeout,
         sla=spec.sla,
         jitter=spec.jitter,
-        retry=spec.retry,
+        retry=_retry_out(spec.retry),
         concurrency=None if key is None or limit is None else ConcurrencyOut(key, limit),
         requires=spec.requires,
         labels=dict(task.labels or {}),
@@ -221,10 +239,21 @@ def spec_of(task: LockedTask) -> TaskSpec:
     return _decode_spec(task.spec)
 
 
+def _retry_out(retry: RetryPolicy) -> RetryOut:
+    return RetryOut(
+        retry.max_attempts, retry.initial, retry.factor, retry.max_delay, retry.jitter, retry.on
+    )
+
+
 def _target_out(target: Target) -> TargetOut:
-    return TargetOut(
+    shown = TargetOut(
         target.type, target.url, target.method, target.headers, target.name, target.argv
     )
+    if target.secret is not None:
+        names = [n for n in target.secret.names if not (target.secret.bearer and n == _BEARER)]
+        shown.secret_headers = dict.fromkeys(names, MASK) or None
+        shown.auth = {"bearer": MASK} if target.secret.bearer else None
+    return shown
 
 
 @lru_cache(1024)

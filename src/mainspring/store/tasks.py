@@ -8,10 +8,12 @@ from uuid import UUID
 
 import asyncpg
 
+from mainspring.domain.execution import Assignment
 from mainspring.domain.placement import Tenure
 from mainspring.domain.task import TaskState
 from mainspring.store import queries
 from mainspring.store.database import Database, sparse
+from mainspring.store.engine import assignment_of
 
 SQL = queries.load("tasks")
 T = TypeVar("T")
@@ -240,6 +242,11 @@ class Tasks:
             SQL["list_executions"], tenant_id, task_id, outcome, limit
         )
         return [StoredExecution(*row) for row in rows]
+
+    async def running(self, tenant_id: int, task_id: UUID) -> Assignment | None:
+        """The present try of a task; None when it is not running."""
+        row = await self._database.fetch_row(SQL["running_task"], tenant_id, task_id)
+        return None if row is None else assignment_of(row)
 
     async def change(
         self, tenant_id: int, task_id: UUID, decide: Callable[[LockedTask], "Change | T"]

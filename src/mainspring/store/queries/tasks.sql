@@ -78,6 +78,13 @@ SELECT id, created_at, run_at, due_at, expires_at, rev, fence, attempts, concurr
     spec, payload
 FROM tasks WHERE tenant_id = $1 AND id = $2 FOR UPDATE;
 
+-- name: running_task
+-- The present try of a running task, as its claim returned it.
+SELECT tenant_id, id, fence, partition, attempts, failures,
+    extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM picked_at)::float8 AS picked,
+    extract(epoch FROM lease_until)::float8 AS lease_until, spec, payload
+FROM tasks WHERE tenant_id = $1 AND id = $2 AND state = 'running';
+
 -- name: change_task
 -- Write a locked task back. Rev and state say what the change was decided on.
 UPDATE tasks
