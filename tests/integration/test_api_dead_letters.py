@@ -273,7 +273,7 @@ async def test_replays_that_die_again_are_left_alone(office: Office, dead: Under
         ({}, ""),
         ({"filter": {}, "first": 0}, "/first"),
         ({"filter": {}, "stop_on_failure_rate": 2}, "/stop_on_failure_rate"),
-        ({"filter": {"nmae": "x"}}, "/filter"),
+        ({"filter": {"nmae": "x"}}, "/filter/nmae"),
         ({"filter": {"name": "\x00"}}, "/filter/name"),
         ({"filter": {"label": "x"}}, "/filter/label"),
         ({"filter": {"label": ["a:b", "a:c"]}}, "/filter/label"),
