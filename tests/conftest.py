@@ -38,6 +38,14 @@ def need_server(request: pytest.FixtureRequest) -> Callable[[str, Path | None], 
     return need
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that needs a real server takes its time: `./dev test --fast` leaves it out."""
+    for item in items:
+        fixtures: list[str] = getattr(item, "fixturenames", [])
+        if not {"pg_server", "need_server"}.isdisjoint(fixtures):
+            item.add_marker("server")
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:

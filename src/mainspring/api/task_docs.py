@@ -25,6 +25,7 @@ from mainspring.api.documentation import (
 from mainspring.api.views import ExecutionList, OutcomeOut, State, TaskOut, TaskPage
 from mainspring.api.wire import BatchIn, Instant, TaskIn, TaskPatch
 from mainspring.errors import Conflict, PreconditionFailed
+from mainspring.store.vault import NoKey
 
 TAG = "Tasks"
 
@@ -106,6 +107,7 @@ CREATE = Doc(
         Reply(201, "The new task.", TaskOut, headers=[LOCATION, ETAG, REPLAYED], links=_AFTERWARDS),
         Reply(200, "With `dry_run`: the task as it would be.", TaskOut),
     ],
+    problems=[NoKey],
 )
 
 CREATE_BATCH = Doc(
@@ -136,6 +138,7 @@ CREATE_BATCH = Doc(
         ),
         Reply(200, "With `dry_run`: all tasks are in order. The ids are not used.", Ids),
     ],
+    problems=[NoKey],
 )
 
 READ = Doc(
@@ -154,7 +157,7 @@ EDIT = Doc(
     params=[DRY_RUN, IF_MATCH],
     bodies=[Body(TaskPatch, examples={"sooner": {"delay": 60, "priority": 9}}, rules=_PATCH_RULES)],
     replies=[_THE_TASK],
-    problems=[Conflict, PreconditionFailed],
+    problems=[Conflict, NoKey, PreconditionFailed],
 )
 
 DELETE = Doc(
