@@ -38,7 +38,6 @@ _SETTINGS = {
     "egress_allow": "127.0.0.0/8",
     "secrets_key": "00" * 32,
     "http_per_tenant": 10_000,
-    "http_per_host": 1000,
     "slots": 20_000,
 }
 _HEADERS = [

@@ -90,15 +90,28 @@ async def a_key(office: Office) -> str:
     return str(answer.json()["id"])
 
 
+async def a_secret(office: Office) -> str:
+    secret = uuid4()
+    await office.database.fetch(
+        "INSERT INTO webhook_secrets (tenant_id, id, kind, sealed) VALUES ($1, $2, 'hmac', 's1.x.y')",
+        office.tenants["b"],
+        secret,
+    )
+    return str(secret)
+
+
 MAKERS: Mapping[str, Callable[[Office], Awaitable[str]]] = {
     "/v1/tasks/{id}": a_task,
     "/v1/dead-letters/{id}": a_dead_letter,
     "/v1/keys/{id}": a_key,
+    "/v1/secrets/{id}": a_secret,
 }
 UNKNOWN = {"/v1/keys/{id}": "0123456789"}
 """An id that could be one but is not; a UUID where nothing else is said."""
 
-BODIES: Mapping[tuple[str, str], object] = {}
+BODIES: Mapping[tuple[str, str], object] = {
+    ("POST", "/v1/tasks/{id}/complete"): {"fence": 1, "status": "failed"},
+}
 """What a route needs to be sent before it looks for the id in its path; `{}` else."""
 
 
