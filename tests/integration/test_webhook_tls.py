@@ -8,7 +8,7 @@ import pytest
 
 from mainspring.domain.execution import Outcome, Report
 from mainspring.domain.webhook import TlsIdentity, WebhookProfile
-from support.certificates import Authority, Identity
+from support.identities import Authority, Identity
 from support.receivers import answer, answering, receiver
 from support.webhooks import SETTINGS, Profiles, deliveries, with_sender
 

@@ -46,7 +46,7 @@ class Weather:
             request_lost=sometimes(rng.choice((0.02, 0.1))),
             answer_lost=sometimes(0.05),
             late=sometimes(0.02, 0.3),
-            duplicate_report=sometimes(0.1),
+            duplicate_report=sometimes(0.2),
             hint_lost=rng.choice((0.0, 0.3, 1.0)),
             crash_rate=sometimes(0.08),
             pause_rate=sometimes(0.08),

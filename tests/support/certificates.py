@@ -1,69 +1,56 @@
-"""A certificate authority for tests, and certificates signed by it."""
+"""Certificates for tests, made on the spot by the `openssl` program."""
 
+import subprocess
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
+from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
+_CONFIG = "[req]\ndistinguished_name = dn\nprompt = no\n[dn]\n"
+_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc", "-days", "2")
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """A certificate and its key, as PEM."""
+class Certificate:
+    """Two PEM files: the certificate, and its key."""
 
-    certificate: bytes
-    key: bytes
+    chain: Path
+    key: Path
 
 
 class Authority:
-    """Signs certificates for 127.0.0.1."""
+    """Signs certificates that last for a test."""
 
-    def __init__(self) -> None:
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = _name("Test authority")
-        usage = x509.BasicConstraints(ca=True, path_length=0)
-        self._certificate = (
-            _builder("Test authority", self._name, self._key.public_key())
-            .add_extension(usage, critical=True)
-            .sign(self._key, SHA256())
+    def __init__(self, openssl: Path, directory: Path, name: str) -> None:
+        self._openssl = openssl
+        self._directory = directory / name
+        self._directory.mkdir(parents=True)
+        (self._directory / "openssl.cnf").write_text(_CONFIG)
+        self._own = self._make(
+            name, "basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign,cRLSign"
         )
 
     @property
-    def pem(self) -> bytes:
-        return self._certificate.public_bytes(Encoding.PEM)
+    def file(self) -> Path:
+        """What one has to trust."""
+        return self._own.chain
 
-    def identity(self, name: str, address: str = "127.0.0.1") -> Identity:
-        key = ec.generate_private_key(ec.SECP256R1())
-        names = x509.SubjectAlternativeName([x509.IPAddress(ip_address(address))])
-        certificate = (
-            _builder(name, self._name, key.public_key())
-            .add_extension(names, critical=False)
-            .sign(self._key, SHA256())
+    def issue(self, name: str, *addresses: str) -> Certificate:
+        """A certificate for these names, like `DNS:localhost`, for servers and clients."""
+        extensions = ["basicConstraints=CA:FALSE", "authorityKeyIdentifier=keyid"]
+        if addresses:
+            extensions.append(f"subjectAltName={','.join(addresses)}")
+        return self._make(name, *extensions, signer=self._own)
+
+    def _make(self, name: str, *extensions: str, signer: Certificate | None = None) -> Certificate:
+        made = Certificate(self._directory / f"{name}.pem", self._directory / f"{name}.key")
+        signing = ("-CA", signer.chain, "-CAkey", signer.key) if signer else ()
+        added = [word for extension in extensions for word in ("-addext", extension)]
+        subprocess.run(
+            [
+                *(self._openssl, "req", "-x509", "-config", self._directory / "openssl.cnf"),
+                *(*_NEW_KEY, "-subj", f"/CN={name}", "-keyout", made.key, "-out", made.chain),
+                *(*signing, *added),
+            ],
+            check=True,
+            capture_output=True,
         )
-        return Identity(
-            certificate.public_bytes(Encoding.PEM),
-            key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
-        )
-
-
-def _builder(
-    subject: str, issuer: x509.Name, key: ec.EllipticCurvePublicKey
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(_name(subject))
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(hours=1))
-    )
-
-
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+        return made

@@ -1,4 +1,4 @@
-"""What Schemathesis must know beyond the document: times that are possible, and rules between fields.
+"""What Schemathesis must know beyond the document: possible times, and rules between fields.
 
 Loaded by the `schemathesis` command of tests/acceptance/test_schemathesis.py, not by pytest.
 """

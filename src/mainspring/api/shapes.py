@@ -25,7 +25,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def all_problems(kind: Any, body: bytes, locate: Locate, most: int) -> list[Problem]:
-    """Every mistake in a body of this kind, up to `most`; empty when the body cannot be taken apart."""
+    """Every mistake in a body, up to `most`; empty when the body cannot be taken apart."""
     try:
         value = msgspec.json.decode(body)
         return list(islice(_shape_of(kind).problems(value, "", locate), most))

@@ -138,14 +138,14 @@ class ExecutionList(Struct):
 
 def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
     """A task as it was found."""
-    spec = _decode_spec(task.spec)
+    spec, target = _shared_spec(task.spec)
     key, limit = task.concurrency_key, task.concurrency_limit
     return TaskOut(
         id=task.id,
         name=task.name,
         state=task.state,
         cancel_requested=task.cancel_requested,
-        target=_target_out(spec.target),
+        target=target,
         payload=Raw(task.payload) if with_payload else UNSET,
         run_at=task.run_at,
         due_at=task.due_at,
