@@ -22,21 +22,24 @@ from mainspring.execution.builtin import BuiltInExecutor
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.loader import Loader
+from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
 from mainspring.node.node import Node
 from mainspring.node.recorder import Recorder
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store import doctor
+from mainspring.store import doctor, timezones
 from mainspring.store import migrate as migrations
 from mainspring.store.database import Database, DatabaseOptions, connect
 from mainspring.store.doctor import Finding
 from mainspring.store.embedded import EmbeddedServer
 from mainspring.store.engine import EngineStore
+from mainspring.store.firing import Firing
 from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.keys import Keys, NewKey, hash_secret
 from mainspring.store.migrate import Migration
+from mainspring.store.schedules import Schedules
 from mainspring.store.tasks import Tasks
 
 
@@ -77,6 +80,7 @@ class Server:
 
     def __init__(self, config: Config) -> None:
         crash.arm(*_crash_point(config.crash_at))
+        timezones.use_pinned()
         self.config = config
         self.metrics = Metrics()
         self._api_database = Database(database_options(config))
@@ -160,9 +164,22 @@ class Server:
             __version__,
         )
         housekeeper = Housekeeper(config, state, Housekeeping(self._engine_database))
+        ids = TaskIds(Random(rng.getrandbits(64)))
+        firing = Firing(ids, Random(rng.getrandbits(64)), near=config.near)
+        schedules = Schedules(self._engine_database, firing)
+        materializer = Materializer(config, state, schedules, signals, metrics)
         executors = [BuiltInExecutor(self._clock, recorder.report)]
         self.node = Node(
-            config, state, membership, loader, dispatcher, recorder, signals, housekeeper, executors
+            config,
+            state,
+            membership,
+            loader,
+            dispatcher,
+            recorder,
+            signals,
+            housekeeper,
+            materializer,
+            executors,
         )
         self.app = build_app(
             ApiDependencies(
@@ -174,6 +191,7 @@ class Server:
                 rng=Random(rng.getrandbits(64)),
                 node=self.node,
                 metrics=metrics,
+                database=self._api_database,
             )
         )
 

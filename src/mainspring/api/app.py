@@ -25,6 +25,7 @@ from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.observe.metrics import Metrics
+from mainspring.store.database import Database
 from mainspring.store.keys import Keys
 from mainspring.store.tasks import Tasks
 
@@ -41,6 +42,7 @@ class ApiDependencies:
     rng: Random
     node: NodePort
     metrics: Metrics
+    database: Database
 
 
 def build_app(deps: ApiDependencies) -> Starlette:

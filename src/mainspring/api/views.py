@@ -151,6 +151,9 @@ def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
         sla_met=task.sla_met,
         blame=task.blame,
         lateness=task.lateness or {},
+        schedule_id=task.schedule_id,
+        nominal_at=task.nominal_at,
+        replay_of=task.replay_of,
     )
 
 

@@ -11,7 +11,7 @@ from mainspring.store.database import Database
 
 SQL = queries.load("housekeeping") | queries.load("cluster")
 
-PARTITIONED = ("task_history", "executions")
+PARTITIONED = ("task_history", "executions", "occurrences")
 ArchiveHook = Callable[[str], Awaitable[None]]
 """Called with the name of a detached table; when it returns, the table is dropped."""
 
