@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -12,6 +13,9 @@ import pytest
 import pytest_asyncio
 
 from mainspring.store.embedded import EmbeddedServer
+
+if TYPE_CHECKING:
+    from support.cluster import Cluster
 
 TEMPLATE = "mainspring_template"
 MISSING: pytest.StashKey[set[str]] = pytest.StashKey()
@@ -76,6 +80,16 @@ async def database_url(migrated_server: str) -> AsyncIterator[str]:
     await _execute(migrated_server, f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
     yield _database(migrated_server, name)
     await _execute(migrated_server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+async def cluster(database_url: str, tmp_path: Path) -> AsyncIterator["Cluster"]:
+    """Real nodes on a database of their own; none runs yet. At the end all are gone, and a failed
+    test shows what they said."""
+    from support.cluster import Cluster  # here, for the same reason as above
+
+    async with Cluster(database_url, tmp_path) as made:
+        yield made
 
 
 def _database(url: str, name: str) -> str:

@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "clock": {"errors"},
     "config": {"errors", "domain"},
     "lifecycle": {"errors", "clock", "observe"},
+    "tls": {"errors", "config"},
     "domain": {"errors"},
     "engine": {"errors", "domain"},
     "sdk": {"errors", "domain"},
@@ -43,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dashboard": {"errors"},
     "cli": {"wiring", "config", "errors", "sdk", "observe", "__init__"},
     "__main__": {"cli"},
-    "wiring": JOINER | {"node", "api", "dashboard"},
+    "wiring": JOINER | {"node", "api", "dashboard", "tls"},
 }
 
 # The implementations one can choose between: outside their room only the wiring names them.

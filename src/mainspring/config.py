@@ -14,6 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args
 
+from mainspring.domain.apikey import ENVIRONMENTS
 from mainspring.errors import ConfigError
 
 PREFIX = "MAINSPRING_"
@@ -38,6 +39,10 @@ class Config:
     direct_database_url: str | None = setting(
         None, "the same database without a pooler, for LISTEN and migrations; default: database_url"
     )
+    database_ca: str | None = setting(
+        None,
+        "PEM file: speak TLS to the database, and check its name against these authorities",
+    )
     database_pooler: bool = setting(
         False,
         "the database is behind a pooler in transaction mode: no prepared statements, no LISTEN",
@@ -51,7 +56,15 @@ class Config:
     # The API
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(7070, "port to listen on (0: any free one)", least=0, most=65535)
-    api_key: str | None = setting(None, "in development: the API key to create")
+    api_key: str | None = setting(
+        None, "the API key that commands use; in development: the one to create"
+    )
+    url: str = setting("http://127.0.0.1:7070", "where commands find the API")
+    api_ca: str | None = setting(None, "file of the authorities that commands trust for https")
+    key_environment: str = setting("live", "what new API keys are marked with: dev, test or live")
+    requests_per_second: float = setting(
+        0.0, "requests a tenant may send to this node each second (0: any number)", least=0
+    )
     max_body: int = setting(16 * 2**20, "largest request body in bytes", least=1024)
     max_batch: int = setting(10_000, "most tasks in one batch", least=1, most=100_000)
     max_payload: int = setting(2**20, "largest payload of one task in bytes", least=0)
@@ -59,6 +72,21 @@ class Config:
     idempotency_ttl: float = setting(
         86400.0, "how long an idempotency key is remembered", least=86400
     )
+
+    # The door
+    tls_certificate: str | None = setting(None, "PEM file: serve https with this certificate chain")
+    tls_key: str | None = setting(None, "PEM file: its key; default: in the file of the chain")
+    tls_client_ca: str | None = setting(
+        None, "PEM file: clients' certificates are checked against these authorities"
+    )
+    tls_client_required: bool = setting(False, "refuse clients without such a certificate")
+    request_timeout: float = setting(
+        30.0, "how long a request may take to arrive, and an answer to be taken", least=0.1
+    )
+    keep_alive: float = setting(75.0, "how long an idle connection is kept open", least=1)
+    max_connections: int = setting(10_000, "connections at once; more are told 503", least=1)
+    max_headers: int = setting(100, "most headers of a request", least=10, most=10_000)
+    max_head: int = setting(32 * 1024, "largest request line and headers in bytes", least=1024)
 
     # The node
     node_name: str = setting(socket.gethostname, "this node's name, for people")
@@ -206,8 +234,20 @@ def _contradictions(config: Config) -> list[str]:
         )
     if config.lease <= config.node_ttl:
         found.append(f"lease ({config.lease}) must be longer than node_ttl ({config.node_ttl})")
+    found.extend(_door_contradictions(config))
     if config.log_level not in {"debug", "info", "warning", "error"}:
         found.append(f"log_level: {config.log_level!r} is not debug, info, warning or error")
     if config.log_format not in {"console", "json"}:
         found.append(f"log_format: {config.log_format!r} is not console or json")
+    return found
+
+
+def _door_contradictions(config: Config) -> list[str]:
+    found = []
+    if config.tls_certificate is None and (config.tls_key or config.tls_client_ca):
+        found.append("tls_key and tls_client_ca mean nothing without tls_certificate")
+    if config.tls_client_required and config.tls_client_ca is None:
+        found.append("tls_client_required needs tls_client_ca: whose certificates are good?")
+    if config.key_environment not in ENVIRONMENTS:
+        found.append(f"key_environment: {config.key_environment!r} is not dev, test or live")
     return found

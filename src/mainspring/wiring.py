@@ -2,23 +2,27 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random, SystemRandom
 
 import asyncpg
-import uvicorn
 
-from mainspring import __version__, crash
+from mainspring import __version__, crash, tls
 from mainspring.api.app import ApiDependencies, build_app
+from mainspring.api.door import DoorConfig, DoorLimits, DoorServer
+from mainspring.api.key_activity import KeyActivity
 from mainspring.clock import DatabaseClock
 from mainspring.config import Config
+from mainspring.domain import apikey
+from mainspring.domain.apikey import KeyText
 from mainspring.domain.ids import TaskIds
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import ConfigError, MigrationError
 from mainspring.execution.builtin import BuiltInExecutor
+from mainspring.lifecycle import Supervisor
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.loader import Loader
@@ -52,6 +56,7 @@ def database_options(config: Config) -> DatabaseOptions:
         connections=config.database_connections,
         acquire_timeout=config.acquire_timeout,
         prepared=not config.database_pooler,
+        tls=tls.database_context(config),
     )
 
 
@@ -62,7 +67,7 @@ def direct_url(config: Config) -> str:
 
 async def migrate(config: Config) -> list[Migration]:
     """Bring the database to this version's schema; answers the steps that were applied."""
-    return await migrations.migrate(direct_url(config))
+    return await migrations.migrate(direct_url(config), tls.database_context(config))
 
 
 async def examine(config: Config) -> list[Finding]:
@@ -79,7 +84,7 @@ class Server:
     """One node with its API: everything that runs in a server process."""
 
     def __init__(self, config: Config) -> None:
-        crash.arm(*_crash_point(config.crash_at))
+        _arm(config.crash_at)
         timezones.use_pinned()
         self.config = config
         self.metrics = Metrics()
@@ -90,15 +95,19 @@ class Server:
         self.keys = Keys(self._api_database)
         self._clock = DatabaseClock()
         self._socket: socket.socket | None = None
-        self._http: _HttpServer | None = None
+        self._http: DoorServer | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._tls = tls.server_context(config)
+        self._activity = KeyActivity()
+        self._background = Supervisor()
         self._build()
 
     @property
     def url(self) -> str:
         assert self._socket is not None, "the server has not been started"
         host, port = self._socket.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def start(self) -> None:
         """Open the database, join the cluster, listen. Raises when any of it cannot be done."""
@@ -107,19 +116,17 @@ class Server:
         await self._api_database.open()
         await self._engine_database.open()
         await self.node.start(self.url)
-        self._http = _HttpServer(
-            uvicorn.Config(
-                self.app,
-                loop="none",
-                http="httptools",
-                lifespan="off",
-                access_log=False,
-                log_config=None,
-                server_header=False,
-                timeout_graceful_shutdown=5,
-            )
-        )
+        self._background.start("keys.touch", lambda: self._activity.keep_writing(self.keys))
+        self._http = DoorServer(self._door())
         self._serving = asyncio.create_task(self._http.serve(sockets=[self._socket]))
+
+    def _door(self) -> DoorConfig:
+        config = self.config
+        limits = DoorLimits(
+            config.max_connections, config.max_headers, config.max_head, config.request_timeout
+        )
+        keep_alive = config.keep_alive
+        return DoorConfig(self.app, limits, self.metrics, keep_alive=keep_alive, tls=self._tls)
 
     async def stop(self) -> None:
         """Stop taking work, hand over, finish or release, then close the doors."""
@@ -127,11 +134,15 @@ class Server:
         if self._http is not None and self._serving is not None:
             self._http.should_exit = True
             await self._serving
+        await self._background.stop()
+        await self._activity.write(self.keys)
         await self._engine_database.close()
         await self._api_database.close()
 
     async def _check_schema(self) -> None:
-        missing = await migrations.pending(direct_url(self.config))
+        missing = await migrations.pending(
+            direct_url(self.config), tls.database_context(self.config)
+        )
         if missing:
             names = ", ".join(f"{m.version} ({m.name})" for m in missing)
             raise MigrationError(
@@ -146,7 +157,10 @@ class Server:
             stream_cap=config.stream_cap,
             tenant_cap=config.tenant_cap,
         )
-        state = NodeState(Engine(settings), self._clock)
+        engine = Engine(settings)
+        metrics.window_entries.set_function(lambda: engine.waiting)
+        metrics.running.set_function(lambda: engine.running)
+        state = NodeState(engine, self._clock)
         store = EngineStore(self._engine_database)
         rng = SystemRandom()
         signals = Signals(state, self._engine_database, self._listener())
@@ -164,10 +178,6 @@ class Server:
             __version__,
         )
         housekeeper = Housekeeper(config, state, Housekeeping(self._engine_database))
-        ids = TaskIds(Random(rng.getrandbits(64)))
-        firing = Firing(ids, Random(rng.getrandbits(64)), near=config.near)
-        schedules = Schedules(self._engine_database, firing)
-        materializer = Materializer(config, state, schedules, signals, metrics)
         executors = [BuiltInExecutor(self._clock, recorder.report)]
         self.node = Node(
             config,
@@ -178,7 +188,7 @@ class Server:
             recorder,
             signals,
             housekeeper,
-            materializer,
+            self._materializer(state, signals, rng),
             executors,
         )
         self.app = build_app(
@@ -192,8 +202,15 @@ class Server:
                 node=self.node,
                 metrics=metrics,
                 database=self._api_database,
+                activity=self._activity,
             )
         )
+
+    def _materializer(self, state: NodeState, signals: Signals, rng: Random) -> Materializer:
+        ids = TaskIds(Random(rng.getrandbits(64)))
+        firing = Firing(ids, Random(rng.getrandbits(64)), near=self.config.near)
+        schedules = Schedules(self._engine_database, firing)
+        return Materializer(self.config, state, schedules, signals, self.metrics)
 
     def _own_connection(self) -> Callable[[], Awaitable[asyncpg.Connection]]:
         options = replace(
@@ -210,13 +227,6 @@ class Server:
         return lambda: connect(options)
 
 
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its own handling of signals: the process stops in our order."""
-
-    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        return nullcontext()
-
-
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -230,11 +240,45 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _crash_point(setting: str | None) -> tuple[str | None, int]:
+def _arm(setting: str | None) -> None:
+    """Arm the crash point that a test asked for."""
     if setting is None:
-        return None, 1
+        return
     name, _, nth = setting.partition(":")
-    return name, int(nth or 1)
+    try:
+        crash.arm(name, int(nth or 1))
+    except ValueError as problem:
+        raise ConfigError([f"crash_at: {problem}"]) from problem
+
+
+def new_key(config: Config) -> KeyText:
+    """The text of a key that nobody has yet."""
+    return apikey.make(config.key_environment, SystemRandom())
+
+
+async def create_operator_key(config: Config, name: str | None) -> str:
+    """A key without a tenant, written straight to the database: with it all others can be made."""
+    text = new_key(config)
+    new = NewKey(text.id, text.secret, None, frozenset(), True, name, text.prefix)
+    async with _opened(config) as database:
+        await Keys(database).add_operator(new, "command line")
+    return text.secret
+
+
+async def revoke_operator_key(config: Config, key: str) -> bool:
+    """End an operator's key, named by its id or by itself. False: there is none."""
+    async with _opened(config) as database:
+        return await Keys(database).revoke_operator(key, "command line")
+
+
+@asynccontextmanager
+async def _opened(config: Config) -> AsyncIterator[Database]:
+    database = Database(replace(database_options(config), connections=1))
+    await database.open()
+    try:
+        yield database
+    finally:
+        await database.close()
 
 
 async def add_development_key(server: Server, secret: str, scopes: frozenset[str]) -> None:

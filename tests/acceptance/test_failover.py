@@ -21,6 +21,7 @@ _STARTS = (
     "SELECT extract(epoch FROM started_at)::float8 AS started FROM executions"
     " WHERE task_id = ANY ($1::uuid[])"
 )
+_LOST = "SELECT count(*) FROM executions WHERE outcome = 'lost'"
 _HISTORY = "SELECT id, fence, state, finished_at FROM task_history ORDER BY id"
 
 
@@ -109,11 +110,22 @@ async def test_a_node_that_leaves_hands_over_at_once(cluster: Cluster) -> None:
     assert await leaving.ended(within=10) == 0
     await cluster.evidence.all_finished(short, within=5)
     await cluster.evidence.sound(short)
-    assert (
-        await cluster.evidence.value("SELECT count(*) FROM executions WHERE outcome = 'lost'") == 0
-    )
+    assert await cluster.evidence.value(_LOST) == 0
     await running_at(cluster, heir, at_least=len(long), within=3)
     assert await longest_gap_after_release(cluster) < 1.0
+
+
+async def test_a_node_that_leaves_under_load_loses_no_lease(cluster: Cluster) -> None:
+    """SIGTERM in the middle of a rush: nothing has to wait for a lease to run out."""
+    tenant = await cluster.tenant()
+    leaving, heir = await cluster.pair()
+    ids = await heir.client(tenant).batch([sleep(0.05, delay=1 + n / 4000) for n in range(4000)])
+    await running_at(cluster, leaving, at_least=1)
+    leaving.terminate()
+    assert await leaving.ended(within=10) == 0
+    await cluster.evidence.all_finished(ids, within=10)
+    await cluster.evidence.sound(ids)
+    assert await cluster.evidence.value(_LOST) == 0
 
 
 async def tasks_in(cluster: Cluster, partitions: set[int]) -> list[UUID]:

@@ -34,7 +34,10 @@ async def test_cancel_races_start_races_completion(cluster: Cluster) -> None:
     clients = [node.client(tenant) for node in await cluster.pair()]
     ids = await clients[0].batch([sleep(0.05, delay=0.3 + n / RACES) for n in range(RACES)])
     statuses = await asyncio.gather(
-        *(cancel_after(clients[n % 2], task, 0.22 + n / RACES + n % 7 / 40) for n, task in enumerate(ids))
+        *(
+            cancel_after(clients[n % 2], task, 0.22 + n / RACES + n % 7 / 40)
+            for n, task in enumerate(ids)
+        )
     )
     assert set(statuses) <= {200, 409}
     await cluster.evidence.all_finished(ids, within=10)

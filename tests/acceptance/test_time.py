@@ -40,8 +40,8 @@ async def test_a_jump_of_a_nodes_wall_clock_changes_nothing(
         clocks[0].jump(sign * AN_HOUR)
         clocks[1].jump(-sign * AN_HOUR)
         for node in nodes:
-            delays = [noop(delay=tenth / 10) for tenth in range(20)]
-            ids += await node.client(tenant).batch(delays)
+            tasks = [noop(delay=tenth / 10) for tenth in range(20)]
+            ids += await node.client(tenant).batch(tasks)
     await cluster.evidence.all_finished(ids, within=10)
     await cluster.evidence.sound(ids)
     delays = await cluster.evidence.delays(ids)
@@ -74,9 +74,7 @@ async def test_sparse_tasks_start_within_milliseconds(cluster: Cluster) -> None:
     tenant = await cluster.tenant()
     node = await cluster.start(heartbeat=0.5, node_ttl=2, lease=15)
     for chance in (1, 2):
-        spread = [
-            noop(delay=2 + SPREAD * number / SPARSE_TASKS) for number in range(SPARSE_TASKS)
-        ]
+        spread = [noop(delay=2 + SPREAD * number / SPARSE_TASKS) for number in range(SPARSE_TASKS)]
         ids = await node.client(tenant).batch(spread)
         await cluster.evidence.all_finished(ids, within=SPREAD + 10)
         await cluster.evidence.sound(ids)

@@ -15,6 +15,7 @@ from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
+from mainspring.engine.explain import Situation
 from mainspring.errors import StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.store.database import Database, DatabaseOptions
@@ -47,6 +48,9 @@ class ListeningNode:
 
     def hint_others(self, partitions: Collection[int]) -> None:
         self.hinted.update(partitions)
+
+    def explain(self, row: TaskRow) -> Situation:
+        return Situation()
 
     def ready(self) -> bool:
         return self.is_ready
@@ -121,7 +125,7 @@ async def api(database_url: str) -> AsyncIterator[Api]:
     node = ListeningNode()
     tasks = FragileTasks(database, near=config.near)
     ids = TaskIds(Random(1))
-    deps = ApiDependencies(config, clock, tasks, keys, ids, Random(2), node, Metrics())
+    deps = ApiDependencies(config, clock, tasks, keys, ids, Random(2), node, Metrics(), database)
     app = build_app(deps)
     clients = {k: AsgiClient(app, k) for k in ("a", "b", "reader", "operator", "stranger")}
     yield Api(deps, database, tasks, node, clock, **clients)

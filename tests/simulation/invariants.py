@@ -44,7 +44,7 @@ class Invariants:
         self._node_epochs: dict[UUID, int] = {}
         self._owners: dict[int, tuple[UUID | None, int]] = {}
         self._most: dict[int, int | None] = {}
-        self._woken: set[UUID] = set()
+        self._wakes: Counter[tuple[int, int, UUID]] = Counter()
         self.acknowledged: set[UUID] = set()
         self.may_lose: Callable[[str], bool] = lambda _worker: True
         self.late_tries: set[tuple[UUID, int]] = set()
@@ -191,8 +191,6 @@ class Invariants:
             missing = self._wakes - woken
             self._require(not missing, "a wake was lost", missing)
         self._wakes = woken
-
-    _wakes: Counter[tuple[int, int, UUID]] = Counter()
 
     def _require(self, holds: bool, broken: str, about: object) -> None:
         if not holds:

@@ -9,7 +9,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, TypeVarTuple
+
+_Ts = TypeVarTuple("_Ts")
 
 
 class Process(asyncio.AbstractEventLoop):
@@ -53,7 +55,7 @@ class Process(asyncio.AbstractEventLoop):
         if self.problem is not None:
             raise self.problem
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Let this process do something, as if a request had come in."""
         asyncio._set_running_loop(self)
         try:
@@ -61,9 +63,9 @@ class Process(asyncio.AbstractEventLoop):
         finally:
             asyncio._set_running_loop(None)
 
-    async def _watch(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _watch(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await work
+            await work()
         except Exception as problem:
             self.problem = problem
 
@@ -100,7 +102,7 @@ class Process(asyncio.AbstractEventLoop):
         return asyncio.Task(coro, loop=self, name=name, context=context)
 
     def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
@@ -109,8 +111,8 @@ class Process(asyncio.AbstractEventLoop):
     def call_later(
         self,
         delay: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
@@ -118,8 +120,8 @@ class Process(asyncio.AbstractEventLoop):
     def call_at(
         self,
         when: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)

@@ -28,7 +28,7 @@ from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from simulation.remote import RemoteConnection, RemoteEngineStore, RemoteKeys, RemoteTasks
 from simulation.store import MemoryStore
-from simulation.world import World
+from simulation.world import CALM, World
 
 T = TypeVar("T")
 
@@ -46,10 +46,10 @@ class Network:
 
     async def call(self, statement: Callable[[], T]) -> T:
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        world, weather = self._world, self._world.weather
-        fate = world.rng.random()
         if self.cut:
             return await answer
+        world, weather = self._world, self._world.weather
+        fate = world.rng.random()
         if fate < weather.request_lost:
             self._give_up(answer)
         elif fate < weather.request_lost + weather.answer_lost:
@@ -185,7 +185,10 @@ class Chaos:
             self._report([report])
 
     def _duration(self) -> float:
-        """Mostly short, now and then longer than a lease."""
+        """Mostly short, now and then longer than a lease; in calm weather there is only the rest
+        to be done."""
+        if self._world.weather is CALM:
+            return self._rng.uniform(0.0, 0.1)
         chance = self._rng.random()
         if chance < 0.3:
             return 0.0
@@ -256,7 +259,7 @@ class SimNode:
         )
         self.tasks = RemoteTasks(store, self.network)
         self.ingest = Ingest(self.tasks, self.node, self.clock, METRICS, config.near)
-        self.process.spawn(self._start())
+        self.process.spawn(self._start)
 
     @property
     def alive(self) -> bool:
@@ -280,7 +283,7 @@ class SimNode:
             await self.node.stop()
             gone()
 
-        self.process.spawn(stop())
+        self.process.spawn(stop)
 
     async def _start(self) -> None:
         while True:

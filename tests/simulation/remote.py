@@ -17,7 +17,7 @@ from mainspring.domain.tenant import TenantLimits
 from mainspring.store import cluster
 from mainspring.store.engine import EngineStore, Extended, Seen, TaskRef
 from mainspring.store.keys import Keys
-from mainspring.store.tasks import Answer, Change, Creation, LockedTask, Tasks
+from mainspring.store.tasks import Change, Creation, LockedTask, Tasks
 from simulation.store import MemoryStore
 
 T = TypeVar("T")
@@ -109,9 +109,6 @@ class RemoteTasks(Tasks):
 
     async def create(self, creations: Sequence[Creation], tenure: Tenure) -> dict[UUID, int]:
         return await self._link.call(lambda: self._store.create(creations, tenure))
-
-    async def find_answer(self, tenant_id: int, key: str) -> Answer | None:
-        return await self._link.call(lambda: self._store.find_answer(tenant_id, key))
 
     async def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
         return await self._link.call(lambda: self._store.which_exist(tenant_id, ids))

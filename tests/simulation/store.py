@@ -20,7 +20,7 @@ from mainspring.domain.task import PARKED, TaskSpec, TaskState
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store.cluster import Member
 from mainspring.store.engine import Extended, Seen, TaskRef
-from mainspring.store.tasks import Answer, Change, Creation, LockedTask, NewTask
+from mainspring.store.tasks import Change, Creation, LockedTask, NewTask
 
 T = TypeVar("T")
 
@@ -147,7 +147,7 @@ class PartitionRow:
 class KeyRow:
     """A row of `idempotency_keys`."""
 
-    answer: Answer
+    answer: bytes
     expires: float
 
 
@@ -209,7 +209,6 @@ class MemoryStore:
             for task in self._waiting_or_running(float("-inf"), until)
             if task.state == "scheduled" and task.due >= since and task.id not in known
             if task.stream() == stream
-            or (stream.queue is None and task.stream()[:2] == (stream.partition, stream.tenant_id))
         ]
         return rows[:limit]
 
@@ -256,12 +255,17 @@ class MemoryStore:
         return claimed
 
     def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Assignment]:
-        found = (self._find(pick.tenant_id, pick.id) for pick in sorted(picks))
-        return [
-            _assignment(task)
-            for task in found
-            if task is not None and task.state == "running" and task.worker == worker
-        ]
+        claimed = []
+        for pick in sorted(picks):
+            task = self._find(pick.tenant_id, pick.id)
+            if task is None:
+                continue
+            if task.state == "running" and task.worker == worker:
+                claimed.append(_assignment(task))
+            elif task.state == "scheduled" and task.rev == pick.guard:
+                task.rev += 1  # a claim that is still on its way comes to nothing
+        self.committed("claimed_by")
+        return claimed
 
     def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
         extended = []
@@ -360,10 +364,6 @@ class MemoryStore:
                     self._wake_unless_owned(task, tenure)
         self.committed("create")
         return made
-
-    def find_answer(self, tenant_id: int, key: str) -> Answer | None:
-        row = self.tables.idempotency.get((tenant_id, key))
-        return row.answer if row is not None and row.expires > self.now() else None
 
     def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
         found: dict[UUID, int | None] = {}
@@ -524,10 +524,10 @@ class MemoryStore:
     def _take_key(self, creation: Creation) -> bool:
         keyed = creation.keyed
         assert keyed is not None
-        if self.find_answer(creation.tenant_id, keyed.key) is not None:
+        before = self.tables.idempotency.get((creation.tenant_id, keyed.key))
+        if before is not None and before.expires > self.now():
             return False
-        answer = Answer(keyed.body_hash, 201, keyed.answer)
-        row = KeyRow(answer, self.now() + keyed.ttl)
+        row = KeyRow(keyed.answer, self.now() + keyed.ttl)
         self.tables.idempotency[creation.tenant_id, keyed.key] = row
         return True
 

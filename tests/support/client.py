@@ -52,7 +52,7 @@ class Client:
     def __init__(self, session: aiohttp.ClientSession, url: str, key: str) -> None:
         self._session = session
         self._url = url
-        self._headers = {"Authorization": f"Bearer {key}"}
+        self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
 
     async def call(
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None

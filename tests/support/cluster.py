@@ -176,9 +176,7 @@ class Cluster:
         self._processes[name] = process
         return Node(name, process, self._session)
 
-    async def start(
-        self, environment: Mapping[str, str] = NOTHING, /, **settings: object
-    ) -> Node:
+    async def start(self, environment: Mapping[str, str] = NOTHING, /, **settings: object) -> Node:
         """Start a node and wait until it is ready."""
         node = self.spawn(environment, **settings)
         await node.ready()

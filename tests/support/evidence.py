@@ -24,6 +24,10 @@ _EARLY = """
 SELECT task_id, fence, outcome, due_at, picked_at, started_at FROM executions
 WHERE picked_at < due_at OR started_at < due_at
 """
+_OUT_OF_ORDER = """
+SELECT task_id, fence, outcome, picked_at, started_at, finished_at FROM executions
+WHERE started_at < picked_at OR finished_at < started_at
+"""
 _TWO_OUTCOMES = """
 SELECT task_id, fence, array_agg(outcome) FROM executions
 GROUP BY task_id, fence HAVING count(*) > 1
@@ -100,6 +104,7 @@ class Evidence:
         assert not await self.rows(_NOT_ONCE, list(ids)), "lost, or finished twice"
         assert not await self.rows(_IN_BOTH), "finished and unfinished at once"
         assert not await self.rows(_EARLY), "started before it was due"
+        assert not await self.rows(_OUT_OF_ORDER), "ended before it started, or started unpicked"
         assert not await self.rows(_TWO_OUTCOMES), "two outcomes of one try"
         assert not await self.rows(_UNACCOUNTED), "a try without an outcome"
         assert not await self.rows(_WRONG_END), "the end does not fit the last try"

@@ -51,11 +51,21 @@ class MainspringProcess:
         return not self.alive
 
 
+def run(*arguments: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command of Mainspring's to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "mainspring", *arguments],
+        env={**_inherited(), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
 def _start(
     out: IO[bytes], arguments: tuple[str, ...], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("MAINSPRING_")}
-    inherited.pop("DATABASE_URL", None)
     # Should the test run itself be killed, its processes must not stay behind.
     setpriv = shutil.which("setpriv")
     guard = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
@@ -64,5 +74,13 @@ def _start(
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=subprocess.STDOUT,
-        env={**inherited, "PYTHONUNBUFFERED": "1", **environment},
+        env={**_inherited(), **environment},
+        start_new_session=True,
     )
+
+
+def _inherited() -> dict[str, str]:
+    """Our environment without any settings for Mainspring."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("MAINSPRING_")}
+    kept.pop("DATABASE_URL", None)
+    return kept

@@ -26,6 +26,7 @@ def described_app() -> ApiDependencies:
         rng=Random(1),
         node=nothing,
         metrics=Metrics(),
+        database=nothing,
     )
 
 

@@ -1,21 +1,29 @@
 """The API as one ASGI application: every route, and what stands behind it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
+from starlette.types import ASGIApp
 
-from mainspring.api import operation_docs, task_docs
+from mainspring.api import bulk_docs, operation_docs, task_docs
+from mainspring.api.admin_paths import admin_paths
 from mainspring.api.auth import Authenticator
+from mainspring.api.bulk import TaskBulk
+from mainspring.api.dead_letters import DeadLetterResource
+from mainspring.api.description import described
+from mainspring.api.effects import EffectLog
+from mainspring.api.explaining import TaskExplanation
 from mainspring.api.idempotency import Idempotency
 from mainspring.api.ingest import Ingest
-from mainspring.api.middleware import Envelope, raise_http_error
+from mainspring.api.key_activity import KeyActivity
+from mainspring.api.middleware import Envelope
 from mainspring.api.operations import Operations
 from mainspring.api.patching import TaskPatcher
 from mainspring.api.ports import NodePort
+from mainspring.api.rate_limits import RateLimits
+from mainspring.api.replaying import Replayer
+from mainspring.api.router import Router
 from mainspring.api.routing import ForAll, ForOperators, ForTenants, Operation, Resource
 from mainspring.api.task_changes import TaskChanges
 from mainspring.api.task_creation import TaskCreation
@@ -25,7 +33,12 @@ from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.observe.metrics import Metrics
+from mainspring.store.administration import Administration
+from mainspring.store.answers import Answers, Effects
+from mainspring.store.bulk import BulkChanges
 from mainspring.store.database import Database
+from mainspring.store.dead_letters import DeadLetters
+from mainspring.store.explaining import Explaining
 from mainspring.store.keys import Keys
 from mainspring.store.tasks import Tasks
 
@@ -43,27 +56,67 @@ class ApiDependencies:
     node: NodePort
     metrics: Metrics
     database: Database
+    activity: KeyActivity = field(default_factory=KeyActivity)
 
 
-def build_app(deps: ApiDependencies) -> Starlette:
+def build_app(deps: ApiDependencies) -> ASGIApp:
     """The application. It has no lifespan of its own: who built the parts also ends them."""
-    authenticator = Authenticator(deps.keys)
-    # Routes are tried in this order: the busiest first, and fixed names before ids.
-    paths = paths_of(deps)
-    app = Starlette(
-        routes=[Resource(path, known, authenticator).route() for path, known in paths.items()],
-        middleware=[
-            Middleware(Envelope, metrics=deps.metrics, rng=deps.rng, max_body=deps.config.max_body)
-        ],
-        exception_handlers={HTTPException: raise_http_error},
+    authenticator = Authenticator(deps.keys, deps.activity)
+    limits = RateLimits(deps.config.requests_per_second)
+    idempotency = _idempotency(deps)
+    resources = {
+        path: Resource(path, known, authenticator, limits, idempotency)
+        for path, known in paths_of(deps).items()
+    }
+    return Envelope(
+        Router(resources), metrics=deps.metrics, rng=deps.rng, max_body=deps.config.max_body
     )
-    app.router.redirect_slashes = False
-    return app
 
 
 def paths_of(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
-    """Every path with its operations, in the order in which they are tried."""
-    return {**_task_paths(deps), **_operation_paths(deps)}
+    """Every path with its operations, and those that describe them."""
+    paths = {
+        **_task_paths(deps),
+        **_letter_paths(deps),
+        **_admin_paths(deps),
+        **_operation_paths(deps),
+    }
+    return {**paths, **described(paths)}
+
+
+def _admin_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
+    books = Administration.over(deps.database)
+    return admin_paths(deps.config, deps.clock, books, deps.activity)
+
+
+def _letter_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
+    store = DeadLetters(deps.database, near=deps.config.near)
+    replayer = Replayer(store, deps.ids, deps.clock, deps.node)
+    letters = DeadLetterResource(store, deps.tasks, replayer)
+    effects = EffectLog(Effects(deps.database), deps.config.max_payload)
+    return {
+        "/v1/dead-letters": {"GET": ForTenants("read", letters.page, bulk_docs.LIST)},
+        "/v1/dead-letters/replay": {
+            "POST": ForTenants("write", letters.replay_many, bulk_docs.REPLAY_MANY)
+        },
+        "/v1/dead-letters/{id}": {
+            "GET": ForTenants("read", letters.one, bulk_docs.READ),
+            "DELETE": ForTenants("write", letters.delete, bulk_docs.DELETE),
+        },
+        "/v1/dead-letters/{id}/replay": {
+            "POST": ForTenants("write", letters.replay, bulk_docs.REPLAY)
+        },
+        "/v1/dead-letters/{id}/archive": {
+            "POST": ForTenants("write", letters.archive, bulk_docs.ARCHIVE)
+        },
+        "/v1/effects": {
+            "POST": ForTenants("write", effects.note, bulk_docs.EFFECT, or_scope="work")
+        },
+    }
+
+
+def _idempotency(deps: ApiDependencies) -> Idempotency:
+    return Idempotency(Answers(deps.database), deps.config.idempotency_ttl, deps.rng)
 
 
 def _operation_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
@@ -79,15 +132,20 @@ def _task_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
     config, tasks, node, clock = deps.config, deps.tasks, deps.node, deps.clock
     validator = TaskValidator(config, clock, deps.ids, deps.rng)
     ingest = Ingest(tasks, node, clock, deps.metrics, config.near)
-    creation = TaskCreation(config, validator, ingest, Idempotency(tasks))
+    creation = TaskCreation(config, validator, ingest, _idempotency(deps))
     reading = TaskReading(tasks)
     changes = TaskChanges(tasks, node, clock, TaskPatcher(validator, clock, config.max_payload))
+    bulk = TaskBulk(BulkChanges(deps.database), node)
+    explanation = TaskExplanation(tasks, Explaining(deps.database), node, clock)
     return {
         "/v1/tasks": {
             "GET": ForTenants("read", reading.page, task_docs.LIST),
-            "POST": ForTenants("write", creation.one, task_docs.CREATE),
+            "POST": ForTenants("write", creation.one, task_docs.CREATE, keeps_answers=True),
         },
-        "/v1/tasks/batch": {"POST": ForTenants("write", creation.batch, task_docs.CREATE_BATCH)},
+        "/v1/tasks/batch": {
+            "POST": ForTenants("write", creation.batch, task_docs.CREATE_BATCH, keeps_answers=True)
+        },
+        "/v1/tasks/cancel": {"POST": ForTenants("write", bulk.cancel, bulk_docs.CANCEL_MANY)},
         "/v1/tasks/{id}": {
             "GET": ForTenants("read", reading.one, task_docs.READ),
             "PATCH": ForTenants("write", changes.edit, task_docs.EDIT),
@@ -96,6 +154,7 @@ def _task_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
         "/v1/tasks/{id}/executions": {
             "GET": ForTenants("read", reading.executions, task_docs.EXECUTIONS)
         },
+        "/v1/tasks/{id}/explain": {"GET": ForTenants("read", explanation.one, bulk_docs.EXPLAIN)},
         "/v1/tasks/{id}/cancel": {"POST": ForTenants("write", changes.cancel, task_docs.CANCEL)},
         "/v1/tasks/{id}/pause": {"POST": ForTenants("write", changes.pause, task_docs.PAUSE)},
         "/v1/tasks/{id}/resume": {"POST": ForTenants("write", changes.resume, task_docs.RESUME)},

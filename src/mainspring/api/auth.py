@@ -58,7 +58,6 @@ class Authenticator:
         self._remembered[digest] = found
         return found
 
-
     def _forget(self, key_id: str) -> None:
         self._remembered = {
             digest: found
@@ -73,12 +72,13 @@ def _good_for(key: ApiKey | None) -> float:
     return _KNOWN_FOR if key.expires_in is None else min(_KNOWN_FOR, key.expires_in)
 
 
-def check_scope(key: ApiKey, scope: str) -> int:
-    """The tenant for which this key may act in this scope."""
+def check_scope(key: ApiKey, scope: str, other: str | None = None) -> int:
+    """The tenant for which this key may act in this scope, or in the other one."""
     if key.tenant_id is None:
         raise Forbidden("this needs a tenant's key; an operator's key belongs to none")
-    if scope not in key.scopes:
-        raise Forbidden(f"this needs a key with the scope {scope!r}")
+    if scope not in key.scopes and other not in key.scopes:
+        either = repr(scope) if other is None else f"{scope!r} or {other!r}"
+        raise Forbidden(f"this needs a key with the scope {either}")
     return key.tenant_id
 
 

@@ -5,7 +5,7 @@ that cannot be read is named and not only the first.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -44,6 +44,17 @@ def decode_patch(body: bytes) -> TaskPatch:
     patch = _decode(_PATCH, body)
     _check_names(body, [] if isinstance(patch.payload, UnsetType) else [patch.payload])
     return patch
+
+
+def decode_as(
+    decoder: msgspec.json.Decoder[T],
+    body: bytes,
+    payloads: Callable[[T], Iterable[msgspec.Raw]] = lambda _: (),
+) -> T:
+    """A body; `payloads` are the parts of it that are the caller's own."""
+    decoded = _decode(decoder, body)
+    _check_names(body, payloads(decoded))
+    return decoded
 
 
 def decode_batch(body: bytes, *, most: int) -> list[TaskIn]:

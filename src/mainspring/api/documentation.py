@@ -50,15 +50,15 @@ class Header:
 class Body:
     """A request body in one media type.
 
-    `rules` holds what a type cannot say: JSON Schema keywords that are added to its component; a
-    property that is None is taken out.
+    `rules` holds what types cannot say, by the name of the type: JSON Schema keywords that are
+    added to its component; a property that is None is taken out.
     """
 
     type: object
     media_type: str = JSON
     examples: Mapping[str, object] = field(default_factory=dict)
     required: bool = True
-    rules: Mapping[type, Mapping[str, object]] = field(default_factory=dict)
+    rules: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer that is not a problem. No type means no body."""
+    """An answer that is not a problem. No type means no body; `or_type` is another it may have."""
 
     status: int
     description: str
@@ -81,6 +81,7 @@ class Reply:
     media_type: str = JSON
     example: object = None
     links: Mapping[str, Link] = field(default_factory=dict)
+    or_type: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,23 +1,39 @@
 """One key, one effect: requests with the same Idempotency-Key get the first one's answer.
 
 Within a process the followers wait for the first; across nodes the key's row in the database
-decides, and whoever comes second reads the answer that was stored with the insert.
+decides. New tasks store their answer in the statement that creates them; any other POST takes a
+turn on the key, is served, and leaves its answer there. Should its node die in between, the turn
+runs out and the next request is served afresh.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from hashlib import sha256
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256, shake_256
+from random import Random
 
+import structlog
 from starlette.requests import Request
+from starlette.responses import Response
 
+from mainspring.api.bodies import read_body, with_body
 from mainspring.api.problems import Busy, KeyReused
 from mainspring.clock import monotonic
-from mainspring.errors import InvalidRequest, Problem, RequestError
-from mainspring.store.tasks import Answer, Tasks
+from mainspring.errors import InvalidRequest, Problem, RequestError, StoreUnavailable
+from mainspring.store.answers import Answers, Turn
+from mainspring.store.tasks import Answer
 
 HEADER = "Idempotency-Key"
+REPLAYED = "Idempotency-Replayed"
 _WAIT = 10.0
+_LOOK_AGAIN = 0.05
+_LONGEST_TURN = 60.0
+_IN_PROGRESS = 0
+_NONCE = 16
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +52,15 @@ class Answered:
     body: bytes
     status: int
     replayed: bool
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a POST. `secret`, the caller's own, seals an answer that shows a secret."""
+
+    tenant_id: int
+    secret: str | None = None
 
 
 def key_in(request: Request) -> str | None:
@@ -51,26 +76,54 @@ def key_in(request: Request) -> str | None:
     return key
 
 
-def hash_of(request: Request, body: bytes) -> bytes:
-    """What makes two requests the same: method, path and the body's bytes."""
-    return sha256(f"{request.method} {request.url.path}\n".encode() + body).digest()
+def hash_of(request: Request, body: bytes, secret: str | None = None) -> bytes:
+    """What makes two requests the same: method, path, query and the body's bytes; where the answer
+    is a secret, also who asks."""
+    query = request.scope["query_string"].decode("latin-1")
+    target = f"{request.method} {request.url.path}{'?' if query else ''}{query}\n"
+    asked_by = b"" if secret is None else sha256(secret.encode("utf-8", "surrogatepass")).digest()
+    return sha256(target.encode() + asked_by + body).digest()
 
 
 class Idempotency:
     """Keeps requests with the same key from running side by side."""
 
-    def __init__(self, tasks: Tasks) -> None:
-        self._tasks = tasks
+    def __init__(self, answers: Answers, ttl: float, rng: Random) -> None:
+        self._answers = answers
+        self._ttl = ttl
+        self._rng = rng
         self._running: dict[tuple[int, str], asyncio.Future[Answer | None]] = {}
 
-    async def once(
+    async def create(
         self, request: RequestKey, attempt: Callable[[], Awaitable[bytes | None]]
     ) -> Answered:
         """Run `attempt` unless the key was used before; then answer what was answered first.
 
-        `attempt` gives the body it answers with status 201, or None when the store found the key
-        taken. When the first of several fails, the next one in line tries.
+        `attempt` gives the body it answers with status 201, stored already, or None when the store
+        found the key taken.
         """
+        return await self._once(request, lambda: self._create(request, attempt))
+
+    async def serve(self, caller: Caller, request: Request, handler: Handler) -> Response:
+        """Answer any other POST, once per key. A dry run changes nothing, so it takes no key."""
+        key = key_in(request)
+        if key is None or request.query_params.get("dry_run") in ("true", "1"):
+            return await handler(request)
+        body = await read_body(request)
+        asked = RequestKey(caller.tenant_id, key, hash_of(request, body, caller.secret))
+        again = with_body(request, body)
+        answered = await self._once(
+            asked, lambda: self._serve(asked, caller.secret, lambda: handler(again))
+        )
+        headers = dict(answered.headers)
+        if answered.replayed:
+            headers[REPLAYED] = "true"
+        return Response(answered.body, answered.status, headers)
+
+    async def _once(
+        self, request: RequestKey, attempt: Callable[[], Awaitable[Answered]]
+    ) -> Answered:
+        """When the first of several fails, the next one in line tries."""
         deadline = monotonic() + _WAIT
         while True:
             first = self._running.get((request.tenant_id, request.key))
@@ -81,36 +134,83 @@ class Idempotency:
                 return _replay(request, answer)
 
     async def _lead(
-        self, request: RequestKey, attempt: Callable[[], Awaitable[bytes | None]]
+        self, request: RequestKey, attempt: Callable[[], Awaitable[Answered]]
     ) -> Answered:
         place = (request.tenant_id, request.key)
         mine = self._running[place] = asyncio.get_running_loop().create_future()
         try:
-            outcome = await self._attempt(request, attempt)
-            mine.set_result(Answer(request.body_hash, outcome.status, outcome.body))
+            outcome = await attempt()
+            mine.set_result(
+                Answer(request.body_hash, outcome.status, outcome.body, dict(outcome.headers))
+            )
             return outcome
         finally:
             del self._running[place]
             if not mine.done():
                 mine.set_result(None)
 
-    async def _attempt(
+    async def _create(
         self, request: RequestKey, attempt: Callable[[], Awaitable[bytes | None]]
     ) -> Answered:
         try:
             body = await attempt()
         except RequestError:
             # The first answer stands, even if the same body would be refused today.
-            answer = await self._tasks.find_answer(request.tenant_id, request.key)
+            answer = await self._answers.find(request.tenant_id, request.key)
             if answer is None:
                 raise
             return _replay(request, answer)
         if body is not None:
             return Answered(body, 201, replayed=False)
-        answer = await self._tasks.find_answer(request.tenant_id, request.key)
+        answer = await self._answers.find(request.tenant_id, request.key)
         if answer is None:  # it ran out between the insert and this look
             raise Busy("the idempotency key has just run out; send the request again")
         return _replay(request, answer)
+
+    async def _serve(
+        self, asked: RequestKey, secret: str | None, run: Callable[[], Awaitable[Response]]
+    ) -> Answered:
+        turn = Turn(asked.tenant_id, asked.key, self._rng.randbytes(_NONCE))
+        deadline = monotonic() + _WAIT
+        while not await self._answers.take_turn(turn, asked.body_hash, _LONGEST_TURN):
+            answer = await self._answers.find(asked.tenant_id, asked.key)
+            if answer is not None and answer.status != _IN_PROGRESS:
+                return _unsealed(_replay(asked, answer), secret)
+            if answer is not None and answer.body_hash != asked.body_hash:
+                raise _reused()
+            if monotonic() > deadline:
+                raise _busy()
+            await asyncio.sleep(_LOOK_AGAIN)
+        kept = False
+        try:
+            response = await run()
+            answered = _answer_of(response)
+            if response.status_code < 400:
+                kept = await self._keep(turn, asked, answered, secret)
+            return answered
+        finally:
+            if not kept:
+                await self._give_up(turn)
+
+    async def _keep(
+        self, turn: Turn, asked: RequestKey, answered: Answered, secret: str | None
+    ) -> bool:
+        """Store an answer. Its effect is there, whether this works or not: the caller hears it."""
+        body = answered.body
+        if secret is not None:
+            body = turn.token + _sealed(body, secret, turn.token)
+        answer = Answer(asked.body_hash, answered.status, body, dict(answered.headers))
+        try:
+            await self._answers.keep(turn, answer, self._ttl)
+        except StoreUnavailable as problem:
+            log.warning("an answer was not kept", action="answer.unkept", problem=str(problem))
+        return True
+
+    async def _give_up(self, turn: Turn) -> None:
+        try:
+            await self._answers.give_up(turn)
+        except StoreUnavailable:
+            log.info("a turn will run out by itself", action="answer.turn_left")
 
 
 async def _follow(first: asyncio.Future[Answer | None], deadline: float) -> Answer | None:
@@ -118,10 +218,38 @@ async def _follow(first: asyncio.Future[Answer | None], deadline: float) -> Answ
     try:
         return await asyncio.wait_for(asyncio.shield(first), deadline - monotonic())
     except TimeoutError:
-        raise Busy("another request with this Idempotency-Key is still being served") from None
+        raise _busy() from None
 
 
 def _replay(request: RequestKey, answer: Answer) -> Answered:
     if answer.body_hash != request.body_hash:
-        raise KeyReused("this Idempotency-Key was used before with another path or body")
-    return Answered(answer.body, answer.status, replayed=True)
+        raise _reused()
+    return Answered(answer.body, answer.status, replayed=True, headers=answer.headers or {})
+
+
+def _answer_of(response: Response) -> Answered:
+    """A handler's answer as it is kept: the length follows from the body."""
+    headers = {name: value for name, value in response.headers.items() if name != "content-length"}
+    return Answered(bytes(response.body), response.status_code, replayed=False, headers=headers)
+
+
+def _sealed(body: bytes, secret: str, nonce: bytes) -> bytes:
+    """The body under a pad that only the caller's secret, of which we keep a hash, gives again.
+    Sealing what is sealed opens it."""
+    pad = shake_256(nonce + secret.encode("utf-8", "surrogatepass")).digest(len(body))
+    return bytes(a ^ b for a, b in zip(body, pad, strict=True))
+
+
+def _unsealed(answered: Answered, secret: str | None) -> Answered:
+    if secret is None:
+        return answered
+    body = _sealed(answered.body[_NONCE:], secret, answered.body[:_NONCE])
+    return replace(answered, body=body)
+
+
+def _busy() -> Busy:
+    return Busy("another request with this Idempotency-Key is still being served")
+
+
+def _reused() -> KeyReused:
+    return KeyReused("this Idempotency-Key was used before with another path or body")

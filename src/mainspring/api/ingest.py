@@ -7,7 +7,7 @@ batches have a lane of their own, so that a single create never queues behind on
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -31,8 +31,7 @@ _REREAD_EVERY = 0.25
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     """A creation and its caller, who waits to hear whether it was inserted."""
 
     creation: Creation
@@ -107,7 +106,7 @@ class Ingest:
             for waiting in group:
                 await self._flush([waiting])
             return
-        _log.error("the database refused a task", action="create_refused", exc_info=error)
+        _log.error("the database refused a task", action="create.refused", exc_info=error)
         if isinstance(error, (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError)):
             _fail(group[0], InvalidRequest("the database refused the values of this task"))
         else:

@@ -7,8 +7,8 @@ import re
 from random import Random
 
 from prometheus_client import Counter, Histogram
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mainspring.api.problems import answer_to
@@ -21,6 +21,15 @@ ROUTE = "mainspring.route"
 
 HEADERS = "mainspring.headers"
 """Where a resource leaves headers that every answer to the request shall carry."""
+
+FIELDS = "mainspring.fields"
+"""Where a resource finds the request's headers by name."""
+
+EXCHANGE = "mainspring.exchange"
+"""Where a resource finds the way to answer in one piece."""
+
+CORK = "mainspring.cork"
+"""Where the server offers, if it does, to hold bytes back until the answer is whole."""
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9_.:/+=@-]{1,128}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -42,12 +51,12 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         started = monotonic()
-        headers = dict(scope["headers"])
-        exchange = _Exchange(scope, self._request_id(headers), send)
+        headers = scope[FIELDS] = dict(scope["headers"])
+        exchange = scope[EXCHANGE] = Exchange(scope, self._request_id(headers), send)
         try:
-            _check_declared_length(headers, self._max_body)
-            limited = _LimitedBody(receive, self._max_body)
-            await self._app(scope, limited, exchange.send)
+            if not _declares_length(headers, self._max_body):
+                receive = _LimitedBody(receive, self._max_body)
+            await self._app(scope, receive, exchange.send)
         except ClientDisconnect:
             exchange.status = 499
         except Exception as error:
@@ -56,7 +65,7 @@ class Envelope:
             if isinstance(error, StoreUnavailable):
                 self._metrics.database_errors.inc()
             answer = answer_to(error, path=scope["path"], request_id=exchange.request_id)
-            await answer(scope, receive, exchange.send)
+            await exchange.answer(answer)
         finally:
             self._count(scope, exchange.status, monotonic() - started)
 
@@ -79,13 +88,7 @@ class Envelope:
         found[1].observe(seconds)
 
 
-async def raise_http_error(_request: object, error: Exception) -> None:
-    """Starlette's own errors (no such route) go the way of all others."""
-    assert isinstance(error, HTTPException)
-    raise error
-
-
-class _Exchange:
+class Exchange:
     """Puts the request's id on the answer and remembers how far the answer got."""
 
     def __init__(self, scope: Scope, request_id: str, send: Send) -> None:
@@ -102,6 +105,23 @@ class _Exchange:
             message["headers"].append((b"x-request-id", self.request_id.encode("ascii")))
             message["headers"].extend(self._scope.get(HEADERS, ()))
         await self._send(message)
+
+    async def answer(self, response: Response) -> None:
+        """Send a whole answer at once: nearly all are, and each write to a socket has its price."""
+        cork = self._scope.get(CORK)
+        if cork is not None:
+            cork.hold()
+        try:
+            start = {
+                "type": "http.response.start",
+                "status": response.status_code,
+                "headers": response.raw_headers,
+            }
+            await self.send(start)
+            await self._send({"type": "http.response.body", "body": response.body})
+        finally:
+            if cork is not None:
+                cork.let_go()
 
 
 class _LimitedBody:
@@ -121,14 +141,16 @@ class _LimitedBody:
         return message
 
 
-def _check_declared_length(headers: dict[bytes, bytes], most: int) -> None:
+def _declares_length(headers: dict[bytes, bytes], most: int) -> bool:
+    """Whether the length is known beforehand: the server then takes no more bytes than that."""
     declared = headers.get(b"content-length")
     if declared is None:
-        return
+        return False
     if not declared.isdigit():
         raise MalformedRequest("Content-Length is not a number")
     if len(declared) > 18 or int(declared) > most:
         raise _too_large(most)
+    return b"transfer-encoding" not in headers
 
 
 def _too_large(most: int) -> TooLarge:

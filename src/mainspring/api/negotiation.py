@@ -1,31 +1,46 @@
-"""Forms of bodies: which a request may come in (415), and which its answer may have (406)."""
+"""What a request must respect before anybody looks at its body: forms and parameters.
 
+The documentation of an operation names the forms it reads (415) and answers in (406), and its
+parameters: one that is misspelt must not be taken for none (422).
+"""
+
+from collections import Counter
 from collections.abc import Collection
 from functools import lru_cache
+from typing import get_origin
+from urllib.parse import parse_qsl
 
 from mainspring.api.documentation import JSON, Doc
-from mainspring.errors import NotAcceptable, UnsupportedMediaType
+from mainspring.errors import InvalidRequest, NotAcceptable, Problem, UnsupportedMediaType
 
 Headers = dict[bytes, bytes]
+_MOST_PARAMETERS = 200
 
 
-class Negotiation:
-    """The forms one operation reads and answers in, as its documentation names them."""
+class Manners:
+    """What one operation asks of its requests, as its documentation says."""
 
-    __slots__ = ("_consumes", "_produces")
+    __slots__ = ("_consumes", "_known", "_produces", "_repeatable")
 
     def __init__(self, doc: Doc) -> None:
         self._consumes = frozenset(body.media_type for body in doc.bodies)
         produced = {reply.media_type for reply in doc.replies if reply.type is not None}
         self._produces = frozenset(produced or {JSON})
+        query = [param for param in doc.params if param.where == "query"]
+        self._known = frozenset(param.name for param in query)
+        self._repeatable = frozenset(p.name for p in query if get_origin(p.type) is list)
 
-    def check(self, headers: Headers) -> None:
+    def check(self, headers: Headers, query: bytes) -> None:
         """Before anything else is done: a request that cannot be answered shall change nothing."""
         accept = headers.get(b"accept")
-        if accept is not None and accept != b"*/*" and not _accepts(accept, self._produces):
+        if accept and accept != b"*/*" and not _accepts(accept, self._produces):
             raise NotAcceptable(f"this answers in {' or '.join(sorted(self._produces))} only")
-        if not self._consumes:
-            return
+        if self._consumes:
+            self._check_form(headers)
+        if query:
+            self._check_query(query)
+
+    def _check_form(self, headers: Headers) -> None:
         kind = headers.get(b"content-type")
         # Who does not say sends JSON: nothing else is likely, and the body is checked anyway.
         if kind is not None and not _is_one_of(kind, self._consumes):
@@ -34,6 +49,26 @@ class Negotiation:
             )
         if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
             raise UnsupportedMediaType("send the body as it is, without a Content-Encoding")
+
+    def _check_query(self, query: bytes) -> None:
+        try:
+            pairs = parse_qsl(
+                query.decode("latin-1"), keep_blank_values=True, max_num_fields=_MOST_PARAMETERS
+            )
+        except ValueError:
+            raise InvalidRequest(f"more than {_MOST_PARAMETERS} query parameters") from None
+        problems = []
+        for name, count in Counter(name for name, _value in pairs).items():
+            if name not in self._known:
+                problems.append(Problem(_pointer(name), "is not a parameter of this operation"))
+            elif count > 1 and name not in self._repeatable:
+                problems.append(Problem(_pointer(name), "is given more than once"))
+        if problems:
+            raise InvalidRequest("some query parameters do not make sense", problems)
+
+
+def _pointer(name: str) -> str:
+    return "/query/" + name[:100].replace("~", "~0").replace("/", "~1")
 
 
 @lru_cache(256)
@@ -61,6 +96,6 @@ def _accepts(accept: bytes, produced: Collection[str]) -> bool:
         zero = any(p.replace(" ", "") in ("q=0", "q=0.0", "q=0.00", "q=0.000") for p in parameters)
         (refused if zero else ranges).add(name)
     return any(
-        kind not in refused and ranges & {kind, kind.partition("/")[0] + "/*", "*/*"}
+        kind not in refused and bool(ranges & {kind, kind.partition("/")[0] + "/*", "*/*"})
         for kind in produced
     )

@@ -14,13 +14,21 @@ import msgspec
 from msgspec import Meta
 
 from mainspring.api.documentation import Body, Doc, Header, Param, Reply
-from mainspring.api.problems import MEDIA_TYPE, TYPE_PREFIX, Busy, KeyReused, ProblemDocument
+from mainspring.api.problems import (
+    MEDIA_TYPE,
+    TYPE_PREFIX,
+    Busy,
+    KeyReused,
+    ProblemDocument,
+    TooManyRequests,
+)
 from mainspring.api.routing import ForAll, ForTenants, Operation
 from mainspring.errors import (
     Forbidden,
     InvalidRequest,
     MainspringError,
     MalformedRequest,
+    NotAcceptable,
     NotFound,
     RequestError,
     StoreUnavailable,
@@ -38,8 +46,8 @@ _INTRODUCTION = """\
 Runs any piece of work once, later, or again and again, at the right moment, and loses nothing.
 
 * Send `Authorization: Bearer <key>`. A tenant's key sees that tenant only.
-* Errors are problem documents (RFC 9457): `type` is stable, `errors` lists everything that is wrong,
-  each with a JSON pointer (`/query/…` and `/headers/…` for what is not in the body).
+* Errors are problem documents (RFC 9457): `type` is stable, `errors` lists everything that is
+  wrong, each with a JSON pointer (`/query/…` and `/headers/…` for what is not in the body).
 * `Idempotency-Key` on any POST makes it safe to send again.
 * Times are ISO 8601 with an offset in and UTC out; durations are seconds or ISO 8601.
 * Unknown fields and unknown query parameters are refused, not ignored.
@@ -53,8 +61,18 @@ _IDEMPOTENCY_KEY = Param(
 )
 _RETRY_AFTER = Header("Retry-After", "Seconds to wait before the next try.", int)
 _REQUEST_ID = Header("X-Request-Id", "The id of this request: the caller's own, or a new one.")
-_EVERYWHERE = (
-    Param("X-Request-Id", str, "An id to find this request by; echoed.", where="header"),
+_RATE = (
+    Header(
+        "RateLimit-Limit", "Requests a second the tenant may make, if limited.", int
+    ),
+    Header("RateLimit-Remaining", "How many it may make right now.", int),
+    Header("RateLimit-Reset", "Seconds until it may make all of them again.", int),
+)
+_X_REQUEST_ID = Param(
+    "X-Request-Id",
+    str,
+    "An id to find this request by: up to 128 plain characters are echoed, others replaced.",
+    where="header",
 )
 
 
@@ -106,15 +124,12 @@ class _Schemas:
 
     def __init__(self, docs: Iterable[Doc]) -> None:
         self._rules: dict[str, Mapping[str, object]] = {}
-        types: list[object] = [ProblemDocument, UUID]
-        for param in (_IDEMPOTENCY_KEY, *_EVERYWHERE):
-            types.append(param.type)
-        for header in (_RETRY_AFTER, _REQUEST_ID):
-            types.append(header.type)
+        types: list[object] = [ProblemDocument, UUID, _IDEMPOTENCY_KEY.type, _X_REQUEST_ID.type]
+        types += (header.type for header in (_RETRY_AFTER, _REQUEST_ID, *_RATE))
         for doc in docs:
             types += _types_of(doc)
             for body in doc.bodies:
-                self._rules |= {kind.__name__: rule for kind, rule in body.rules.items()}
+                self._rules |= body.rules
         found, self._components = msgspec.json.schema_components(types, ref_template=_REF)
         self._found = {id(kind): schema for kind, schema in zip(types, found, strict=True)}
         self._kept = types  # their identities are the keys above
@@ -134,8 +149,7 @@ def _types_of(doc: Doc) -> Iterator[object]:
     yield from (body.type for body in doc.bodies)
     for reply in doc.replies:
         yield from (header.type for header in reply.headers)
-        if reply.type is not None:
-            yield reply.type
+        yield from (kind for kind in (reply.type, reply.or_type) if kind is not None)
 
 
 def _with_rules(schema: Json, rules: Mapping[str, Any]) -> Json:
@@ -146,12 +160,12 @@ def _with_rules(schema: Json, rules: Mapping[str, Any]) -> Json:
 
 def _operation(path: str, method: str, operation: Operation, doc: Doc, schemas: _Schemas) -> Json:
     open_to_all = isinstance(operation, ForAll)
-    idempotent = method == "POST" and isinstance(operation, ForTenants)
+    idempotent = method == "POST" and not open_to_all
     params = [
         *(Param(name, UUID, "The id.", "path", required=True) for name in _IN_PATH.findall(path)),
         *doc.params,
         *((_IDEMPOTENCY_KEY,) if idempotent else ()),
-        *_EVERYWHERE,
+        _X_REQUEST_ID,
     ]
     described: Json = {
         "operationId": doc.id,
@@ -160,7 +174,7 @@ def _operation(path: str, method: str, operation: Operation, doc: Doc, schemas: 
         "description": _description(operation, doc),
         "parameters": [_parameter(param, schemas) for param in _unique(params)],
         "responses": {
-            **_replies(doc.replies, schemas),
+            **_replies(doc.replies, _RATE if isinstance(operation, ForTenants) else (), schemas),
             **_problems(_causes(path, operation, doc, idempotent), schemas),
         },
         "security": [] if open_to_all else [{"key": []}],
@@ -168,7 +182,7 @@ def _operation(path: str, method: str, operation: Operation, doc: Doc, schemas: 
     if doc.bodies:
         described["requestBody"] = _request_body(doc.bodies, schemas)
     if isinstance(operation, ForTenants):
-        described["x-scope"] = operation.scope
+        described["x-scopes"] = _scopes(operation)
     return described
 
 
@@ -185,10 +199,14 @@ def _description(operation: Operation, doc: Doc) -> str:
     if isinstance(operation, ForAll):
         needed = "No key is needed."
     elif isinstance(operation, ForTenants):
-        needed = f"Needs the scope `{operation.scope}`."
+        needed = f"Needs the scope {' or '.join(f'`{scope}`' for scope in _scopes(operation))}."
     else:
         needed = "Needs an operator's key."
     return f"{doc.description}\n\n{needed}".strip()
+
+
+def _scopes(operation: ForTenants) -> list[str]:
+    return [scope for scope in (operation.scope, operation.or_scope) if scope is not None]
 
 
 def _parameter(param: Param, schemas: _Schemas) -> Json:
@@ -217,17 +235,19 @@ def _request_body(bodies: Sequence[Body], schemas: _Schemas) -> Json:
     }
 
 
-def _replies(replies: Sequence[Reply], schemas: _Schemas) -> Json:
-    return {str(reply.status): _reply(reply, schemas) for reply in replies}
+def _replies(replies: Sequence[Reply], more: Sequence[Header], schemas: _Schemas) -> Json:
+    return {str(reply.status): _reply(reply, more, schemas) for reply in replies}
 
 
-def _reply(reply: Reply, schemas: _Schemas) -> Json:
+def _reply(reply: Reply, more: Sequence[Header], schemas: _Schemas) -> Json:
     described: Json = {
         "description": reply.description,
-        "headers": _headers([*reply.headers, _REQUEST_ID], schemas),
+        "headers": _headers([*reply.headers, _REQUEST_ID, *more], schemas),
     }
     if reply.type is not None:
         content: Json = {"schema": schemas.of(reply.type)}
+        if reply.or_type is not None:
+            content["schema"] = {"anyOf": [content["schema"], schemas.of(reply.or_type)]}
         if reply.example is not None:
             content["example"] = reply.example
         described["content"] = {reply.media_type: content}
@@ -256,15 +276,17 @@ def _causes(
     """Every problem the operation can answer with, its own and those of its kind."""
     yield from doc.problems
     if not isinstance(operation, ForAll):
-        yield from (Unauthenticated, Forbidden, StoreUnavailable)
+        yield from (Unauthenticated, Forbidden, NotAcceptable, StoreUnavailable)
+    if isinstance(operation, ForTenants):
+        yield TooManyRequests
     if _IN_PATH.search(path):
         yield NotFound
     if doc.bodies:
         yield from (MalformedRequest, InvalidRequest, TooLarge, UnsupportedMediaType)
-    elif any(param.where == "query" for param in doc.params):
-        yield InvalidRequest
     if idempotent:
-        yield from (InvalidRequest, KeyReused, Busy)
+        yield from (KeyReused, Busy)
+    # Any operation refuses query parameters that it does not know.
+    yield InvalidRequest
 
 
 def _problems(causes: Iterable[type[MainspringError]], schemas: _Schemas) -> Json:
@@ -280,7 +302,7 @@ def _problems(causes: Iterable[type[MainspringError]], schemas: _Schemas) -> Jso
 
 def _problem_reply(status: int, causes: Sequence[type[MainspringError]], schemas: _Schemas) -> Json:
     types = [TYPE_PREFIX + cause.code for cause in causes]
-    described = {
+    return {
         "description": f"{HTTPStatus(status).phrase}: {', '.join(c.code for c in causes)}.",
         "headers": _headers([_REQUEST_ID, *_extra_headers(status, causes)], schemas),
         "content": {
@@ -293,7 +315,6 @@ def _problem_reply(status: int, causes: Sequence[type[MainspringError]], schemas
             }
         },
     }
-    return described
 
 
 def _extra_headers(status: int, causes: Sequence[type[MainspringError]]) -> Iterator[Header]:

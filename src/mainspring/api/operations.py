@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from mainspring.api.ports import NodePort
 from mainspring.api.problems import NotReady
-from mainspring.api.routing import raw_json
+from mainspring.api.routing import OperatorCall, raw_json
 from mainspring.observe.metrics import Metrics
 
 
@@ -26,6 +26,6 @@ class Operations:
             raise NotReady("this node is starting, stopping, or has lost the database")
         return raw_json(b'{"status":"ready"}')
 
-    async def metrics(self, _request: Request) -> Response:
+    async def metrics(self, _call: OperatorCall) -> Response:
         # Not `media_type`: Starlette would add a second charset.
         return Response(self._metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})

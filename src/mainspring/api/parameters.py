@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -13,12 +13,16 @@ from mainspring.api.wire import Instant
 from mainspring.domain.execution import Outcome
 from mainspring.domain.task import TaskState
 from mainspring.errors import InvalidRequest, Problem
+from mainspring.store.dead_letters import LetterFilter
 from mainspring.store.tasks import TaskFilter
 
 MOST_ITEMS = 1000
 _DEFAULT_ITEMS = 50
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _FILTERS = {"state", "queue", "name", "label", "due_after", "due_before"}
+_LETTER_FILTERS = {
+    *("resolved", "name", "queue", "label", "fingerprint", "died_after", "died_before")
+}
 _PAGING = {"limit", "cursor", "payload"}
 
 
@@ -58,6 +62,64 @@ def outcome_query(params: QueryParams) -> Outcome | None:
     outcome = _choice(params, "outcome", Outcome, problems)
     _raise_if(problems)
     return Outcome(outcome) if outcome else None
+
+
+class LetterQuery(msgspec.Struct, frozen=True):
+    """What GET /v1/dead-letters asks for."""
+
+    where: LetterFilter
+    before: UUID | None
+    limit: int
+    payloads: bool
+    grouped: bool
+
+
+def letter_query(params: QueryParams) -> LetterQuery:
+    """All parameters of a list of dead letters; payloads are shown unless they are not wanted."""
+    problems = _unknown(params, _LETTER_FILTERS | _PAGING | {"group"})
+    where = LetterFilter(
+        name=_text(params, "name", problems),
+        queue=_text(params, "queue", problems),
+        labels=_labels(params, problems),
+        fingerprint=_text(params, "fingerprint", problems),
+        died_after=_instant(params, "died_after", problems),
+        died_before=_instant(params, "died_before", problems),
+        resolved=_flag(params, "resolved", problems) if "resolved" in params else None,
+    )
+    query = LetterQuery(
+        where,
+        _cursor(params, problems),
+        _limit(params, problems),
+        _flag(params, "payload", problems) if "payload" in params else True,
+        _flag(params, "group", problems),
+    )
+    _raise_if(problems)
+    return query
+
+
+class PageQuery(msgspec.Struct, frozen=True):
+    """Which page of a list that is ordered by number, and of which items."""
+
+    before: int | None
+    limit: int
+    where: dict[str, str | None]
+
+
+def page_query(params: QueryParams, filters: Collection[str] = ()) -> PageQuery:
+    """The parameters of a list whose filters are plain texts."""
+    problems = _unknown(params, {*filters, "limit", "cursor"})
+    where = {name: _text(params, name, problems) for name in filters}
+    cursor = _cursor(params, problems)
+    if cursor is not None and cursor.int >= 2**63:
+        problems.append(_problem("cursor", "is not a cursor of this list"))
+    limit = _limit(params, problems)
+    _raise_if(problems)
+    return PageQuery(None if cursor is None else cursor.int, limit, where)
+
+
+def number_cursor(items: Sequence[object], limit: int, last: int | None) -> str | None:
+    """Where a list ordered by number goes on after this page; None when the page is not full."""
+    return encode_cursor(UUID(int=last)) if last is not None and len(items) == limit else None
 
 
 def flag(params: QueryParams, name: str) -> bool:

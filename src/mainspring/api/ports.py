@@ -5,6 +5,7 @@ from typing import Protocol
 
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
+from mainspring.engine.explain import Situation
 
 
 class NodePort(Protocol):
@@ -24,6 +25,10 @@ class NodePort(Protocol):
 
     def hint_others(self, partitions: Collection[int]) -> None:
         """The owners of these partitions have wake rows to look at: a hint that may get lost."""
+        ...
+
+    def explain(self, row: TaskRow) -> Situation:
+        """What surrounds a task, as far as this node knows: much if it owns the partition."""
         ...
 
     def ready(self) -> bool:

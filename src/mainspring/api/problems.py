@@ -65,6 +65,30 @@ class TooManyRequests(RequestError):
         self.headers = headers
 
 
+class HeadTooLarge(RequestError):
+    """More headers, or longer ones, than the limit."""
+
+    code = "head-too-large"
+    status = 431
+    title = "The request's headers are too large"
+
+
+class TooSlow(RequestError):
+    """The request did not arrive in time."""
+
+    code = "too-slow"
+    status = 408
+    title = "The request did not arrive in time"
+
+
+class Crowded(RequestError):
+    """Too many connections are open."""
+
+    code = "crowded"
+    status = 503
+    title = "Too many connections are open"
+
+
 class NotReady(RequestError):
     """This node cannot serve yet, or no longer."""
 
@@ -92,8 +116,9 @@ def answer_to(error: Exception, *, path: str, request_id: str) -> Response:
         case HTTPException():
             code = _HTTP_CODES.get(error.status_code, "http-error")
             title = _HTTP_TITLES.get(error.status_code, "The request cannot be served")
+            detail = f"there is no {path}" if error.status_code == 404 else error.detail
             document = ProblemDocument(
-                TYPE_PREFIX + code, title, error.status_code, error.detail, path, request_id
+                TYPE_PREFIX + code, title, error.status_code, detail, path, request_id
             )
             return _respond(document, error.headers or {})
         case _:
@@ -104,7 +129,7 @@ def _headers_for(error: RequestError) -> Mapping[str, str]:
     match error:
         case Unauthenticated():
             return {"WWW-Authenticate": 'Bearer realm="mainspring"'}
-        case Busy() | NotReady():
+        case Busy() | NotReady() | Crowded():
             return {"Retry-After": "1"}
         case TooManyRequests():
             return {"Retry-After": str(error.retry_after)}
@@ -118,7 +143,7 @@ def _headers_for(error: RequestError) -> Mapping[str, str]:
 def _unavailable(error: StoreUnavailable, path: str, request_id: str) -> Response:
     _log.warning(
         "a request met no database",
-        action="store_unavailable",
+        action="request.store_unavailable",
         request_id=request_id,
         path=path,
         cause=str(error),
@@ -138,7 +163,7 @@ def _unavailable(error: StoreUnavailable, path: str, request_id: str) -> Respons
 def _internal(error: Exception, path: str, request_id: str) -> Response:
     _log.error(
         "a request failed",
-        action="request_failed",
+        action="request.failed",
         request_id=request_id,
         path=path,
         exc_info=error,

@@ -5,22 +5,27 @@ from dataclasses import dataclass
 from uuid import UUID
 
 import msgspec
+from msgspec import Struct
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from mainspring.api.auth import Authenticator, check_operator, check_scope
+from mainspring.api.bodies import read_body
 from mainspring.api.documentation import Doc
-from mainspring.api.middleware import ROUTE
+from mainspring.api.idempotency import Caller, Idempotency
+from mainspring.api.middleware import EXCHANGE, FIELDS, HEADERS, ROUTE
+from mainspring.api.negotiation import Manners
+from mainspring.api.problems import TooManyRequests
+from mainspring.api.rate_limits import RateLimits
 from mainspring.errors import NotFound
+from mainspring.store.audit import INSTALLATION
 
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """One authorised request of a tenant."""
 
     request: Request
@@ -28,48 +33,63 @@ class Call:
     actor: str
 
     async def body(self) -> bytes:
-        """The whole body: once, and with less ceremony than Starlette's own."""
-        chunks: list[bytes] = []
-        while True:
-            message = await self.request.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            chunks.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return await read_body(self.request)
 
     @property
     def task_id(self) -> UUID:
+        """The id of a task in the path."""
+        return self.id_or(no_such_task)
+
+    def id_or(self, missing: Callable[[str], NotFound]) -> UUID:
         """The id in the path. What is not an id cannot be found: the same answer as for others'."""
         text: str = self.request.path_params["id"]
         try:
             found = UUID(text)
         except ValueError:
-            raise no_such_task(text) from None
+            raise missing(text) from None
         if str(found) != text.lower():
-            raise no_such_task(text)
+            raise missing(text)
         return found
 
 
+class OperatorCall(Struct, frozen=True):
+    """One authorised request of an operator."""
+
+    request: Request
+    actor: str
+
+    async def body(self) -> bytes:
+        return await read_body(self.request)
+
+
 TenantHandler = Callable[[Call], Awaitable[Response]]
+OperatorHandler = Callable[[OperatorCall], Awaitable[Response]]
 OpenHandler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
 class ForTenants:
-    """An operation for a tenant's key with this scope."""
+    """An operation for a tenant's key with this scope (or the other one).
+
+    An answer under an Idempotency-Key is kept for every POST: `keeps_answers` says that the handler
+    does so itself, `secret` that the answer shows a secret, which is kept sealed.
+    """
 
     scope: str
     handler: TenantHandler
     doc: Doc | None = None
+    or_scope: str | None = None
+    keeps_answers: bool = False
+    secret: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ForOperators:
     """An operation for an operator's key."""
 
-    handler: OpenHandler
+    handler: OperatorHandler
     doc: Doc | None = None
+    secret: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,35 +107,76 @@ class Resource:
     """An ASGI endpoint: picks the operation by method, checks the caller, and answers."""
 
     def __init__(
-        self, path: str, operations: Mapping[str, Operation], authenticator: Authenticator
+        self,
+        path: str,
+        operations: Mapping[str, Operation],
+        authenticator: Authenticator,
+        limits: RateLimits,
+        idempotency: Idempotency,
     ) -> None:
         self._path = path
         self._operations = dict(operations)
         if "GET" in self._operations:
             self._operations["HEAD"] = self._operations["GET"]
         self._allow = ", ".join(sorted(self._operations))
+        self._manners = {
+            method: Manners(operation.doc)
+            for method, operation in self._operations.items()
+            if operation.doc is not None
+        }
         self._authenticator = authenticator
-
-    def route(self) -> Route:
-        return Route(self._path, self)
+        self._limits = limits
+        self._idempotency = idempotency
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ROUTE] = self._path
         operation = self._operations.get(scope["method"])
         if operation is None:
             raise HTTPException(405, f"allowed here: {self._allow}", {"Allow": self._allow})
+        if scope["method"] in self._manners:
+            self._manners[scope["method"]].check(scope[FIELDS], scope["query_string"])
         response = await self._serve(operation, Request(scope, receive, send))
-        await response(scope, receive, send)
+        if isinstance(response, StreamingResponse) or response.background is not None:
+            await response(scope, receive, send)
+        else:
+            await scope[EXCHANGE].answer(response)
 
     async def _serve(self, operation: Operation, request: Request) -> Response:
         if isinstance(operation, ForAll):
             return await operation.handler(request)
-        key = await self._authenticator.identify(request.headers.get("authorization"))
+        authorization = _text(request.scope[FIELDS].get(b"authorization"))
+        key = await self._authenticator.identify(authorization)
+        actor = f"key:{key.id}"
         if isinstance(operation, ForOperators):
             check_operator(key)
-            return await operation.handler(request)
-        tenant_id = check_scope(key, operation.scope)
-        return await operation.handler(Call(request, tenant_id, f"key:{key.id}"))
+            serve = operation.handler
+            if request.method != "POST":
+                return await serve(OperatorCall(request, actor))
+            caller = Caller(INSTALLATION, authorization if operation.secret else None)
+            return await self._idempotency.serve(
+                caller, request, lambda same: serve(OperatorCall(same, actor))
+            )
+        if key.tenant_id is not None:
+            self._check_rate(request, key.tenant_id)
+        tenant_id = check_scope(key, operation.scope, operation.or_scope)
+        handle = operation.handler
+        if operation.keeps_answers or request.method != "POST":
+            return await handle(Call(request, tenant_id, actor))
+        caller = Caller(tenant_id, authorization if operation.secret else None)
+        return await self._idempotency.serve(
+            caller, request, lambda same: handle(Call(same, tenant_id, actor))
+        )
+
+    def _check_rate(self, request: Request, tenant_id: int) -> None:
+        try:
+            request.scope[HEADERS] = self._limits.admit(tenant_id)
+        except TooManyRequests as refused:
+            request.scope[HEADERS] = refused.headers
+            raise
+
+
+def _text(header: bytes | None) -> str | None:
+    return None if header is None else header.decode("latin-1")
 
 
 def json_response(
@@ -125,7 +186,25 @@ def json_response(
 
 
 def raw_json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(body, status, headers, "application/json")
+    return JsonAnswer(body, status, headers)
+
+
+class JsonAnswer(Response):
+    """JSON that is encoded already: Starlette's own, without the steps it does not need."""
+
+    def __init__(self, body: bytes, status: int, headers: Mapping[str, str] | None) -> None:
+        self.status_code = status
+        self.background = None
+        self.body = body
+        self.raw_headers = [
+            (b"content-length", b"%d" % len(body)),
+            (b"content-type", b"application/json"),
+        ]
+        if headers:
+            self.raw_headers += [
+                (name.lower().encode("latin-1"), value.encode("latin-1"))
+                for name, value in headers.items()
+            ]
 
 
 def no_such_task(task_id: UUID | str) -> NotFound:

@@ -1,6 +1,6 @@
 """The operations on tasks, in words and types."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 from uuid import UUID
 
 from msgspec import Meta, Struct
@@ -20,10 +20,8 @@ from mainspring.api.documentation import (
     Param,
     Reply,
 )
-from mainspring.api.views import ExecutionList, TaskOut, TaskPage
+from mainspring.api.views import ExecutionList, OutcomeOut, State, TaskOut, TaskPage
 from mainspring.api.wire import BatchIn, Instant, TaskIn, TaskPatch
-from mainspring.domain.execution import Outcome
-from mainspring.domain.task import TaskState
 from mainspring.errors import Conflict, PreconditionFailed
 
 TAG = "Tasks"
@@ -55,8 +53,8 @@ _ONE_TIME_ONLY = {
         "properties": {"run_at": {"type": "string"}, "delay": {"type": ["number", "string"]}},
     }
 }
-_TASK_RULES = {TaskIn: _ONE_TIME_ONLY}
-_PATCH_RULES = {TaskPatch: {**_ONE_TIME_ONLY, "properties": {"concurrency": None}}}
+_TASK_RULES = {"TaskIn": _ONE_TIME_ONLY}
+_PATCH_RULES = {"TaskPatch": {**_ONE_TIME_ONLY, "properties": {"concurrency": None}}}
 _VERBS = ("cancel", "pause", "resume", "run")
 _AFTERWARDS = {
     "read": Link("getTask", {"id": "$response.body#/id"}, "read it again"),
@@ -76,7 +74,7 @@ LIST = Doc(
     description="Newest first, unfinished and finished ones. Filters are joined by *and*. A page "
     "may be short, or even empty, and still have a `next_cursor`: only its absence ends the list.",
     params=[
-        Param("state", Literal[tuple(TaskState)], "Only tasks in this state."),
+        Param("state", State, "Only tasks in this state."),
         Param("queue", _Text, "Only tasks of this queue."),
         Param("name", _Text, "Only tasks of this name."),
         Param("label", list[_Label], "Only tasks with this label, `name:value`; may be repeated."),
@@ -160,9 +158,7 @@ EDIT = Doc(
     summary="Change a task",
     description="While it has not started. A field that is given replaces the old value whole.",
     params=[DRY_RUN, IF_MATCH],
-    bodies=[
-        Body(TaskPatch, examples={"sooner": {"delay": 60, "priority": 9}}, rules=_PATCH_RULES)
-    ],
+    bodies=[Body(TaskPatch, examples={"sooner": {"delay": 60, "priority": 9}}, rules=_PATCH_RULES)],
     replies=[_THE_TASK],
     problems=[Conflict, PreconditionFailed],
 )
@@ -181,7 +177,7 @@ EXECUTIONS = Doc(
     tag=TAG,
     summary="List a task's tries",
     description="Finished tries, first to last.",
-    params=[Param("outcome", Literal[tuple(Outcome)], "Only tries that ended so.")],
+    params=[Param("outcome", OutcomeOut, "Only tries that ended so.")],
     replies=[Reply(200, "The tries.", ExecutionList)],
 )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -159,17 +160,19 @@ def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
 
 def new_task_out(task: NewTask) -> TaskOut:
     """A task as it will be found right after it was created: known before it is inserted."""
-    spec = _decode_spec(task.spec)
+    spec, target = _shared_spec(task.spec)
     key, limit = task.concurrency_key, task.concurrency_limit
+    created = _instant(task.created)
+    run = created if task.run == task.created else _instant(task.run)
     return TaskOut(
         id=task.id,
         name=task.name,
         state="scheduled",
         cancel_requested=False,
-        target=_target_out(spec.target),
+        target=target,
         payload=Raw(task.payload),
-        run_at=_instant(task.run),
-        due_at=_instant(task.due),
+        run_at=run,
+        due_at=run if task.due == task.run else _instant(task.due),
         expires_at=None if task.expires is None else _instant(task.expires),
         queue=task.queue,
         priority=task.priority,
@@ -182,7 +185,7 @@ def new_task_out(task: NewTask) -> TaskOut:
         labels=dict(task.labels or {}),
         attempts=0,
         fence=0,
-        created_at=_instant(task.created),
+        created_at=created,
         picked_at=None,
         started_at=None,
         finished_at=None,
@@ -191,6 +194,7 @@ def new_task_out(task: NewTask) -> TaskOut:
         sla_met=None,
         blame=None,
         lateness={},
+        replay_of=task.replay_of,
     )
 
 
@@ -223,6 +227,13 @@ def _target_out(target: Target) -> TargetOut:
     return TargetOut(
         target.type, target.url, target.method, target.headers, target.name, target.argv
     )
+
+
+@lru_cache(1024)
+def _shared_spec(spec: bytes) -> tuple[TaskSpec, TargetOut]:
+    """Many tasks share a spec, and here they are only shown: it is read once for all of them."""
+    decoded = _decode_spec(spec)
+    return decoded, _target_out(decoded.target)
 
 
 def _response_out(response: bytes | None) -> Raw | str | None:

@@ -1,17 +1,13 @@
 """`mainspring`: the servers and what keeps them going."""
 
-import asyncio
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import uvloop
 
 from mainspring import __version__, wiring
-from mainspring.cli import serving
-from mainspring.config import Config, load
-from mainspring.errors import ConfigError, MainspringError
+from mainspring.cli import admin, serving
+from mainspring.cli.running import load_config, run
 
 app = typer.Typer(
     name="mainspring",
@@ -20,6 +16,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(admin.tenants, name="tenants")
+app.add_typer(admin.keys, name="keys")
+app.add_typer(admin.operator_key, name="operator-key")
 
 
 def _show_version(wanted: bool) -> None:
@@ -46,9 +45,9 @@ def dev(
     ] = None,
 ) -> None:
     """Run everything on this machine, with a private PostgreSQL: for development."""
-    config = _load(port=port)
+    config = load_config(port=port)
     directory = data or Path.home() / ".mainspring" / "dev"
-    _run(lambda: serving.develop(config, directory))
+    run(lambda: serving.develop(config, directory))
 
 
 @app.command()
@@ -57,14 +56,14 @@ def server(
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
 ) -> None:
     """Run one node on the PostgreSQL that DATABASE_URL names."""
-    config = _load(host=host, port=port)
-    _run(lambda: serving.serve(config))
+    config = load_config(host=host, port=port)
+    run(lambda: serving.serve(config))
 
 
 @app.command()
 def migrate() -> None:
     """Bring the database to this version's schema."""
-    config = _load()
+    config = load_config()
 
     async def work() -> None:
         applied = await wiring.migrate(config)
@@ -73,13 +72,13 @@ def migrate() -> None:
         if not applied:
             typer.echo("nothing to do: the schema is up to date")
 
-    _run(work)
+    run(work)
 
 
 @app.command()
 def doctor() -> None:
     """Examine the database: version, settings, long transactions, clock; say what to change."""
-    config = _load()
+    config = load_config()
 
     async def work() -> None:
         findings = await wiring.examine(config)
@@ -88,24 +87,4 @@ def doctor() -> None:
         if not all(finding.ok for finding in findings):
             raise typer.Exit(1)
 
-    _run(work)
-
-
-def _load(**overrides: Any) -> Config:
-    try:
-        return load(**overrides)
-    except ConfigError as error:
-        for problem in error.problems:
-            typer.echo(f"mainspring: {problem}", err=True)
-        raise typer.Exit(2) from None
-
-
-def _run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(work())
-    except MainspringError as error:
-        typer.echo(f"mainspring: {error}", err=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    run(work)

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import secrets
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +35,12 @@ async def develop(config: Config, data: Path) -> None:
     database = wiring.embedded_server(data)
     try:
         url = await asyncio.to_thread(database.start)
-        config = replace(config, database_url=url, grace=min(config.grace, _DEV_GRACE))
+        config = replace(
+            config,
+            database_url=url,
+            grace=min(config.grace, _DEV_GRACE),
+            key_environment="dev",
+        )
         await wiring.migrate(config)
         server = wiring.Server(config)
         await server.start()
@@ -73,7 +77,7 @@ async def _dev_key(server: wiring.Server, config: Config, data: Path) -> str:
     kept = data / "api-key"
     secret = config.api_key or (kept.read_text().strip() if kept.exists() else None)
     if secret is None:
-        secret = f"ms_dev_{secrets.token_urlsafe(24)}"
+        secret = wiring.new_key(server.config).secret
         kept.touch(mode=0o600)
         kept.write_text(secret)
     await wiring.add_development_key(server, secret, _DEV_SCOPES)

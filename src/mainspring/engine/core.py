@@ -8,13 +8,14 @@ What slips through does no harm, because a claim is checked against the database
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from mainspring.domain.execution import Assignment
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.entry import Entry, Phase
+from mainspring.engine.explain import Situation
 from mainspring.engine.fair import Accepts, FairQueue
 from mainspring.engine.gates import expired
 from mainspring.engine.leases import Held, HeldLeases, Running, RunningTasks
@@ -24,6 +25,7 @@ from mainspring.engine.window import Refill, Window
 
 _WORTH_TELLING = 0.01
 """A start less late than this is on time: nobody asks where the milliseconds went."""
+_UNEXPLAINED = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,19 @@ class Engine:
     def running_in(self, partition: int) -> list[tuple[int, UUID]]:
         """What we believe to be running in a partition, for comparing with the database."""
         return [(t.tenant_id, t.id) for t in self._running if t.partition == partition]
+
+    def situation(self, row: TaskRow, now: float) -> Situation:
+        """What surrounds a task of ours, for `explain`; of others' tasks we know nothing."""
+        if row.partition not in self._owned:
+            return Situation()
+        entry = self._window.get(row.id)
+        around = self._queue.situation(row, entry)
+        if entry is not None or row.state != "scheduled" or row.due > now:
+            return around
+        # Due and not in the window: it started since the row was read, or there was no room.
+        if self._running.get(row.id) is not None:
+            return replace(around, started=True)
+        return replace(around, crowded_out=self._window.crowded(row))
 
     # Partitions ------------------------------------------------------------------------------
 
@@ -164,8 +179,8 @@ class Engine:
             return {}
         waited = {cause.value: round(s, 6) for cause, s in (entry.waited or {}).items()}
         rest = late - sum(waited.values())
-        if rest > 1.0:
-            # Before this node saw the task: another owner, or an outage.
+        if rest > _UNEXPLAINED:
+            # Before this node saw the task (another owner, an outage), or on the way to the start.
             waited[Cause.UNATTRIBUTED.value] = round(rest, 6)
         return waited
 
@@ -276,6 +291,13 @@ class Engine:
         if self._window.get(row.id) is not entry:
             # The partition was given away while the claim was in flight; its new owner counts it.
             self._queue.ended(row.tenant_id, row.partition, row.concurrency_key, now)
+            if row.partition in self._owned:
+                # It is ours again, and was read before the claim was written: we are that owner.
+                found = row._replace(
+                    rev=row.rev + 1, state="running", fence=assignment.fence,
+                    lease_end=assignment.lease_end,
+                )  # fmt: skip
+                self._saw_running(found, now)
             return
         self._window.remove(entry)
         task = Running(

@@ -9,9 +9,11 @@ starves.
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush, heapreplace
 
+from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.entry import Entry, Phase
-from mainspring.engine.gates import KeyGate, RunningGate
+from mainspring.engine.explain import Situation
+from mainspring.engine.gates import KeyGate, RunningGate, place_in
 from mainspring.engine.ledger import Bucket, Cause
 
 UNKNOWN = TenantLimits(max_running=0)
@@ -46,6 +48,9 @@ class _Group:
 
     def take(self) -> Entry:
         return heappop(self._heap)[2]
+
+    def place_of(self, entry: Entry) -> int | None:
+        return place_in(self._heap, entry)
 
 
 class _Tenant:
@@ -187,6 +192,29 @@ class FairQueue:
         if not tenant.running and not tenant.waiting:
             del self._tenants[tenant_id]
 
+    def situation(self, row: TaskRow, entry: Entry | None) -> Situation:
+        """What surrounds a task: for people who ask, not for the way of a task."""
+        tenant = self._tenants.get(row.tenant_id)
+        limits = self._limits.get(row.tenant_id, UNKNOWN)
+        if tenant is None:
+            return Situation(
+                owned=True,
+                tenant_running=0,
+                tenant_limit=limits.running_per_partition,
+                key_running=0,
+            )
+        gate = tenant.gates.get(row.partition)
+        key = tenant.keys.get(row.concurrency_key or "")
+        # A task that is being claimed counts as running, but it is not in its own way.
+        itself = entry is not None and entry.phase is Phase.CLAIMING
+        return Situation(
+            owned=True,
+            tenant_running=max(0, gate.running - itself) if gate else 0,
+            tenant_limit=limits.running_per_partition,
+            key_running=max(0, key.running - itself) if key else 0,
+            place=None if entry is None else _place(tenant, key, entry),
+        )
+
     def _take(self, tenant: _Tenant, now: float, accepts: Accepts) -> Entry | None:
         while True:
             best = self._best_group(tenant, now, accepts)
@@ -252,3 +280,11 @@ class FairQueue:
     def _tidy(self, tenant: _Tenant, key: str | None) -> None:
         if key is not None and key in tenant.keys and tenant.keys[key].idle:
             del tenant.keys[key]
+
+
+def _place(tenant: _Tenant, key: KeyGate | None, entry: Entry) -> int | None:
+    behind_key = key.place_of(entry) if key is not None else None
+    if behind_key is not None:
+        return behind_key
+    places = (group.place_of(entry) for group in tenant.groups.values())
+    return next((place for place in places if place is not None), None)

@@ -1,6 +1,6 @@
 """Gates: may this task start now? A gate counts what is running and says no with a typed cause."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
 from mainspring.engine.entry import Entry, Phase
@@ -12,6 +12,15 @@ Offer = Callable[[Entry], None]
 def expired(entry: Entry, now: float) -> bool:
     """A task that was not started by its expiry may not start any more."""
     return entry.row.expires is not None and entry.row.expires <= now
+
+
+def place_in(heap: Iterable[tuple[float, int, Entry]], entry: Entry) -> int | None:
+    """Which turn a waiting task has in a heap, counted from 1; None when it is not in there."""
+    ready = [(deadline, turn, e) for deadline, turn, e in heap if e.phase is Phase.READY]
+    mine = next(((deadline, turn) for deadline, turn, e in ready if e is entry), None)
+    if mine is None:
+        return None
+    return 1 + sum((deadline, turn) < mine for deadline, turn, _ in ready)
 
 
 class RunningGate:
@@ -72,6 +81,14 @@ class KeyGate:
                 line.competing = None
             self._advance(name, line, offer)
 
+    def place_of(self, entry: Entry) -> int | None:
+        """Which turn a task has in its line; None when it competes already, or is not here."""
+        line = self._lines.get((entry.row.queue, entry.row.capability))
+        place = line.place_of(entry) if line is not None else None
+        if line is None or place is None:
+            return None
+        return place + (line.competing is not None)
+
     def passed(self, entry: Entry, offer: Offer) -> None:
         """The competing task of a line was picked."""
         self.running += 1
@@ -122,3 +139,6 @@ class _Line:
 
     def take(self) -> Entry:
         return heappop(self._heap)[2]
+
+    def place_of(self, entry: Entry) -> int | None:
+        return place_in(self._heap, entry)

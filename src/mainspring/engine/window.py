@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from mainspring.domain.rows import StreamKey, TaskRow
+from mainspring.domain.rows import StreamKey, TaskRow, stream_of
 from mainspring.engine.entry import Entry
 
 
@@ -100,6 +100,16 @@ class Window:
         room.entries.add(row.id)
         tenant.entries.add(row.id)
         return entry
+
+    def crowded(self, row: TaskRow) -> bool:
+        """Whether tasks like this one had to be turned away."""
+        rooms = (
+            self._rooms.get(stream_of(row)),
+            self._rooms.get(StreamKey(row.partition, row.tenant_id)),
+        )
+        return any(
+            room is not None and (room.loading or room.turned_away is not None) for room in rooms
+        )
 
     def remove(self, entry: Entry) -> None:
         """Let a task go; that may make its stream, or its tenant, hungry."""

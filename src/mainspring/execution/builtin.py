@@ -63,7 +63,8 @@ class BuiltInExecutor:
         return capability.startswith(f"handler:{BUILT_IN_HANDLERS}")
 
     def start(self, assignments: Sequence[Assignment]) -> None:
-        now = self._clock.now()
+        # The clock may lag a little; the claim's own times are the database's and already past.
+        now = max(self._clock.now(), *(assignment.picked for assignment in assignments))
         done = []
         for assignment in assignments:
             if assignment.spec.target.name == NOOP:
@@ -96,7 +97,7 @@ class BuiltInExecutor:
 
     def _conclude(self, assignment: Assignment, started: float, task: asyncio.Task[None]) -> None:
         del self._tries[assignment.id, assignment.fence]
-        finished = self._clock.now()
+        finished = max(started, self._clock.now())
         if task.cancelled():
             outcome = Outcome.RELEASED if self._releasing else Outcome.CANCELLED
             report = Report(assignment, outcome, started, finished)

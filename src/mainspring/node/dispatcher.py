@@ -9,6 +9,7 @@ import structlog
 from mainspring import crash
 from mainspring.config import Config
 from mainspring.domain.execution import Assignment
+from mainspring.domain.rows import TaskRow
 from mainspring.engine.entry import Entry
 from mainspring.engine.leases import Held, Running
 from mainspring.errors import StoreUnavailable
@@ -56,6 +57,14 @@ class Dispatcher:
     def add_executor(self, executor: Executor) -> None:
         self._executors.append(executor)
 
+    @property
+    def free_slots(self) -> int:
+        return self._config.slots - self._state.engine.held - self._claiming
+
+    def can_run(self, row: TaskRow) -> bool:
+        """Whether something here can run a task."""
+        return self._accepts(row.queue, row.capability)
+
     def close(self) -> None:
         """Start nothing any more; leases that are held are kept alive all the same."""
         self._closed = True
@@ -89,8 +98,8 @@ class Dispatcher:
     def _start_claims(self, now: float) -> None:
         engine = self._state.engine
         while self._claims_in_flight < _CLAIMS_IN_FLIGHT and not self._closed:
-            free = self._config.slots - engine.held - self._claiming
-            picked = engine.pick(now, min(free, self._config.claim_batch), self._accepts)
+            free = min(self.free_slots, self._config.claim_batch)
+            picked = engine.pick(now, free, self._accepts)
             if not picked:
                 return
             self._claims_in_flight += 1
@@ -194,7 +203,7 @@ class Dispatcher:
     async def _lose(self, ended: Sequence[Running]) -> None:
         refs = [TaskRef(task.tenant_id, task.id, task.fence) for task in ended]
         lost = await self._until_answered(lambda: self._store.lose(refs))
-        self._metrics.lost_leases.inc(len(lost.rows) + len(lost.gone))
+        self._metrics.executions.labels("lost").inc(len(lost.rows) + len(lost.gone))
         found = {row.id for row in lost.rows} | set(lost.gone)
         others = [(task.tenant_id, task.id) for task in ended if task.id not in found]
         seen = await self._until_answered(lambda: self._store.look_at(others))

@@ -49,7 +49,12 @@ class Housekeeper:
     async def _tidy(self) -> None:
         made = await self._house.make_partitions(self._config.partitions_ahead)
         retired = await self._house.retire_partitions(self._config.retention_days, self._archive)
+        await self._house.clear_defaults(self._config.retention_days)
         await self._house.forget_expired()
+        await self._house.forget_old_keys(self._config.retention_days)
+        cleared = await self._house.clear_departed()
+        if cleared:
+            log.info("cleared departed tenants", action="house.cleared", rows=cleared)
         if made or retired:
             log.info("kept house", action="house.tidied", made=len(made), retired=len(retired))
         oldest = await self._house.oldest_transaction()

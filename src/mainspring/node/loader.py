@@ -6,6 +6,7 @@ net under it all, a slow rotating reload of every partition.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Collection, Sequence
 
 import structlog
@@ -162,6 +163,9 @@ class Loader:
             return
         try:
             seen = await self._store.take_wakes(tenure)
+            if seen.rows:
+                # A task may have been moved here because its tenant got a limit: know it first.
+                await self._refresh_limits()
         except StoreUnavailable:
             # The rows may be deleted all the same, and what they said with them: look at all.
             self._to_load.update(tenure.partitions & self._state.engine.partitions)
@@ -169,9 +173,6 @@ class Loader:
         if not (seen.rows or seen.gone):
             return
         crash.reach("wake.consumed")
-        if seen.rows:
-            # A task may have been moved here because its tenant got a limit: know it first.
-            await self._refresh_limits()
         now = self._state.clock.now()
         self._dispatcher.cancel(self._state.engine.saw(seen.rows, now))
         self._dispatcher.cancel(self._state.engine.gone(seen.gone, now))
@@ -210,14 +211,16 @@ class Loader:
 
     async def _refill_streams(self) -> None:
         engine = self._state.engine
-        for refill in engine.refills():
-            try:
-                rows = await self._load(refill)
-            except BaseException:
+        wanted = deque(engine.refills())
+        try:
+            while wanted:
+                rows = await self._load(wanted[0])
+                engine.refilled(wanted.popleft(), rows, self._state.clock.now())
+                self._state.poke()
+        finally:
+            # One that failed must not make the others wait for an answer for ever.
+            for refill in wanted:
                 engine.not_refilled(refill)
-                raise
-            engine.refilled(refill, rows, self._state.clock.now())
-            self._state.poke()
 
     async def _load(self, refill: Refill) -> list[TaskRow]:
         if refill.stream.queue is None:

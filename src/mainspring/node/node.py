@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import structlog
 
 from mainspring.config import Config
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
+from mainspring.engine.explain import Situation
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import Supervisor
 from mainspring.node.dispatcher import Dispatcher
@@ -106,6 +108,11 @@ class Node:
 
     def hint_others(self, partitions: Collection[int]) -> None:
         self._signals.wake_owners(partitions)
+
+    def explain(self, row: TaskRow) -> Situation:
+        around = self._state.engine.situation(row, self._state.clock.now())
+        slots = self._dispatcher.free_slots if around.owned else None
+        return replace(around, can_run=self._dispatcher.can_run(row), free_slots=slots)
 
     def ready(self) -> bool:
         """Joined, and everything that is ours is loaded."""

@@ -119,7 +119,10 @@ class Recorder:
         for finish in finishes:
             assignment = finish.report.assignment
             self._state.engine.ended(assignment.id, assignment.fence, now)
-        self._count(f.report for f in finishes if f.report.assignment.id in accepted)
+        done = [finish for finish in finishes if finish.report.assignment.id in accepted]
+        self._count(finish.report for finish in done)
+        for state, count in Counter(finish.state.value for finish in done).items():
+            self._metrics.tasks_finished.labels(state).inc(count)
         self._metrics.fenced_outcomes.inc(len(finishes) - len(accepted))
 
     async def _record_retries(self, retries: Sequence[Retry]) -> list[Finish]:
@@ -178,7 +181,7 @@ class Recorder:
 
     def _count(self, reports: Iterable[Report]) -> None:
         for outcome, count in Counter(report.outcome.value for report in reports).items():
-            self._metrics.tasks_finished.labels(outcome).inc(count)
+            self._metrics.executions.labels(outcome).inc(count)
 
     async def _pause(self) -> None:
         self._metrics.database_errors.inc()

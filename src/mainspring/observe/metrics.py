@@ -30,13 +30,26 @@ class Metrics:
             "http_request_seconds", "Time to answer a request", _SECONDS, ["route"]
         )
 
+        self.connections_refused = Counter(
+            "mainspring_connections_refused",
+            "Connections ended at the door, before a request was served",
+            ["reason"],
+            registry=self.registry,
+        )
+
     def _count_tasks(self) -> None:
         self.tasks_created = self._counter("tasks_created", "Tasks created through this node")
         self.tasks_claimed = self._counter("tasks_claimed", "Tasks claimed by this node")
+        self.executions = Counter(
+            "mainspring_executions",
+            "Tries that ended, by outcome",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.tasks_finished = Counter(
             "mainspring_tasks_finished",
-            "Tries recorded, by outcome",
-            ["outcome"],
+            "Tasks that ended in this node's hands, by final state",
+            ["state"],
             registry=self.registry,
         )
         self.start_delay = self._histogram("start_delay_seconds", "From due to started", _SECONDS)
@@ -49,7 +62,6 @@ class Metrics:
         self.fenced_outcomes = self._counter(
             "fenced_outcomes", "Outcomes refused because a newer try exists"
         )
-        self.lost_leases = self._counter("lost_leases", "Leases that ran out without a report")
 
         self._count_schedules()
 

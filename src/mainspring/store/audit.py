@@ -68,6 +68,4 @@ async def write_entry(
     **detail: Any,
 ) -> None:
     """Note a change, in its own transaction."""
-    await connection.execute(
-        SQL["write_entry"], tenant_id, actor, action, subject, detail or None
-    )
+    await connection.execute(SQL["write_entry"], tenant_id, actor, action, subject, detail or None)

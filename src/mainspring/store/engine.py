@@ -54,7 +54,7 @@ class Seen:
 
 
 class EngineStore:
-    """Every call is one statement, so one transaction and one round trip."""
+    """Every call is one transaction; but for one they are one statement and one round trip."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -115,10 +115,18 @@ class EngineStore:
         return [_assignment(row) for row in rows]
 
     async def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Assignment]:
-        """After a claim whose answer was lost: what we got."""
-        tenants, ids, _ = _columns(picks)
-        rows = await self._database.fetch(SQL["claimed_by"], tenants, ids, worker)
-        return [_assignment(row) for row in rows]
+        """After a claim whose answer was lost: what we got. What we did not get, that claim will
+        not get any more, however late it arrives."""
+        tenants, ids, revs = _columns(picks)
+
+        async def work(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
+            await connection.execute(SQL["void_claim"], tenants, ids, revs)
+            rows: Sequence[asyncpg.Record] = await connection.fetch(
+                SQL["claimed_by"], tenants, ids, worker
+            )
+            return rows
+
+        return [_assignment(row) for row in await self._database.transact(work)]
 
     async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
         """Keep leases, guarded by fence. What is not in the answer is no longer held."""

@@ -1,7 +1,7 @@
 """Deciding on occurrences: ledger lines, tasks and the schedule's next time in one transaction.
 
-The caller holds the schedules' rows. What to do is said by `domain.misfire`; here it is gathered what
-that needs to know (what is due, what is unfinished), and written what it says.
+The caller holds the schedules' rows. What to do is said by `domain.misfire`; here it is gathered
+what that needs to know (what is due, what is unfinished), and written what it says.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.misfire import Decision, Ruling, Verdict
 from mainspring.domain.placement import Tenure
 from mainspring.domain.schedule import Backlog, Definition, Span
-from mainspring.domain.template import expand, has_placeholders
+from mainspring.domain.template import Values, expand, has_placeholders
 from mainspring.store import queries
 from mainspring.store.database import sparse
 from mainspring.store.schedule_rows import Entry, StoredSchedule
@@ -244,9 +244,9 @@ def _due(
     table, first = schedule.timetable, schedule.next
     assert first is not None
     following = table.next(first)
-    if (following is None or following > now) and first <= now and not table.excludes(now):
-        if not table.excludes(first):
-            return Backlog((), (), (first,), now), following
+    alone = first <= now and (following is None or following > now)
+    if alone and not (table.excludes(first) or table.excludes(now)):
+        return Backlog((), (), (first,), now), following
     cut = now - definition.misfire.window
     backlog = table.backlog(schedule.decided_to, now, most=misfire.wanted(definition), cut=cut)
     return backlog, table.next(backlog.until)
@@ -265,7 +265,7 @@ def _payload(schedule: StoredSchedule, nominal: float, number: int) -> bytes:
     if not has_placeholders(payload):
         return payload
     at = datetime.fromtimestamp(nominal, UTC).isoformat().replace("+00:00", "Z")
-    values = {"scheduled_at": at, "occurrence": number, "schedule_id": str(schedule.id)}
+    values: Values = {"scheduled_at": at, "occurrence": number, "schedule_id": str(schedule.id)}
     return expand(payload, values)
 
 

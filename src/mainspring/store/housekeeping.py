@@ -8,8 +8,9 @@ import asyncpg
 
 from mainspring.store import queries
 from mainspring.store.database import Database
+from mainspring.store.tenants import Tenants
 
-SQL = queries.load("housekeeping") | queries.load("cluster")
+SQL = queries.load("housekeeping") | queries.load("cluster") | queries.load("keys")
 
 PARTITIONED = ("task_history", "executions", "occurrences")
 ArchiveHook = Callable[[str], Awaitable[None]]
@@ -65,10 +66,38 @@ class Housekeeping:
                 retired.append(row["name"])
         return retired
 
+    async def clear_defaults(self, keep_days: int) -> None:
+        """What landed in a default partition, because nobody kept house, goes row by row."""
+        oldest = await self._today() - timedelta(keep_days)
+
+        async def work(connection: asyncpg.Connection) -> None:
+            await connection.execute(SQL["allow_clearing"])
+            for table in PARTITIONED:
+                await connection.execute(
+                    f"DELETE FROM {table}_default WHERE finished_at < $1::date", oldest
+                )
+
+        await self._database.transact(work)
+
     async def forget_expired(self, batch: int = 10_000) -> None:
-        """Idempotency keys past their time, and nodes that are long gone."""
+        """Idempotency keys and effects past their time, and nodes that are long gone."""
         await self._database.fetch(SQL["forget_expired_keys"], batch)
+        await self._database.fetch(SQL["forget_expired_effects"], batch)
         await self._database.fetch(SQL["forget_dead_nodes"])
+
+    async def forget_old_keys(self, keep_days: int) -> None:
+        """API keys that were revoked or ran out so many days ago."""
+        await self._database.fetch(SQL["forget_old_keys"], keep_days)
+
+    async def clear_departed(self, rounds: int = 100) -> int:
+        """What tenants that are gone left behind, in small steps; answers how many rows went."""
+        tenants, cleared = Tenants(self._database), 0
+        for _ in range(rounds):
+            gone = await tenants.clear()
+            if not gone:
+                break
+            cleared += gone
+        return cleared
 
     async def oldest_transaction(self) -> tuple[int, float, str] | None:
         """Who holds the oldest snapshot: (pid, age in seconds, application)."""

@@ -153,6 +153,7 @@ async def insert_key(
         expiry.at,
         expiry.after,
     )
+    assert row is not None
     return StoredKey(*row)
 
 

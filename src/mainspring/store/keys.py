@@ -5,8 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
+import asyncpg
+
 from mainspring.domain.tenant import ApiKey, TenantLimits
 from mainspring.store import queries
+from mainspring.store.audit import INSTALLATION, write_entry
 from mainspring.store.database import Database
 
 SQL = queries.load("keys")
@@ -58,16 +61,27 @@ class Keys:
         await self._database.fetch(SQL["touch_keys"], list(used), list(used.values()))
 
     async def add(self, key: NewKey) -> None:
-        await self._database.fetch(
-            SQL["add_key"],
-            key.id,
-            key.tenant_id,
-            hash_secret(key.secret),
-            key.name,
-            sorted(key.scopes),
-            key.operator,
-            key.prefix,
-        )
+        await self._database.fetch(SQL["add_key"], *_columns(key))
+
+    async def add_operator(self, key: NewKey, actor: str) -> None:
+        """An operator's key, with a note of it."""
+
+        async def work(connection: asyncpg.Connection) -> None:
+            await connection.execute(SQL["add_key"], *_columns(key))
+            await write_entry(connection, INSTALLATION, actor, "key.created", key.id, name=key.name)
+
+        await self._database.transact(work)
+
+    async def revoke_operator(self, key: str, actor: str) -> bool:
+        """End an operator's key, named by its id or by its secret."""
+
+        async def work(connection: asyncpg.Connection) -> bool:
+            ended = await connection.fetchval(SQL["revoke_operator"], key, hash_secret(key))
+            if ended is not None:
+                await write_entry(connection, INSTALLATION, actor, "key.revoked", ended)
+            return ended is not None
+
+        return await self._database.transact(work)
 
     async def ensure_tenant(self, name: str) -> int:
         """The tenant of that name, made where it is missing."""
@@ -77,9 +91,13 @@ class Keys:
 
     async def set_limits(self, tenant_id: int, limits: TenantLimits) -> None:
         """Change a tenant's weight and limits and move its tasks to the partitions that follow."""
-        await self._database.fetch(
-            SQL["set_limits"], tenant_id, limits.weight, limits.max_running, limits.spread
-        )
+
+        async def work(connection: asyncpg.Connection) -> None:
+            await connection.execute(SQL["hold_tenant"], tenant_id)
+            values = (limits.weight, limits.max_running, limits.spread)
+            await connection.execute(SQL["set_limits"], tenant_id, *values)
+
+        await self._database.transact(work)
 
     async def limits(self) -> dict[int, TenantLimits]:
         rows = await self._database.fetch(SQL["all_limits"])
@@ -87,3 +105,9 @@ class Keys:
             row["id"]: TenantLimits(row["weight"], row["max_running"], row["spread"])
             for row in rows
         }
+
+
+def _columns(key: NewKey) -> tuple[object, ...]:
+    secret_hash = hash_secret(key.secret)
+    scopes = sorted(key.scopes)
+    return key.id, key.tenant_id, secret_hash, key.name, scopes, key.operator, key.prefix

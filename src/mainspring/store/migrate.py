@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import resources
+from ssl import SSLContext
 
 import asyncpg
 
@@ -49,9 +50,11 @@ def available() -> list[Migration]:
     return sorted(found, key=lambda migration: migration.version)
 
 
-async def migrate(url: str) -> list[Migration]:
+async def migrate(url: str, tls: SSLContext | None = None) -> list[Migration]:
     """Bring the database to this version's schema; answers the steps that were applied."""
-    connection = await connect(DatabaseOptions(url, statement_timeout=3600))
+    connection = await connect(
+        DatabaseOptions(url, statement_timeout=3600, prepared=False, tls=tls)
+    )
     try:
         if connection.get_server_version() < (15,):
             raise MigrationError("PostgreSQL 15 or newer is needed")
@@ -69,9 +72,9 @@ async def migrate(url: str) -> list[Migration]:
     return applied
 
 
-async def pending(url: str) -> list[Migration]:
+async def pending(url: str, tls: SSLContext | None = None) -> list[Migration]:
     """The steps that `migrate` would apply."""
-    connection = await connect(DatabaseOptions(url))
+    connection = await connect(DatabaseOptions(url, prepared=False, tls=tls))
     try:
         if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
             return available()

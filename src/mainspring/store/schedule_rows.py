@@ -79,7 +79,8 @@ class StoredSchedule:
         return max(0.0, self.now - self.next - self.offset)
 
 
-class Occurrence(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Occurrence:
     """A line of the ledger, as it is read."""
 
     nominal_at: datetime

@@ -116,7 +116,7 @@ class Schedules:
         row = await self._database.fetch_row(SQL["get_schedule"], tenant_id, schedule_id)
         return StoredSchedule(*row) if row else None
 
-    async def list(
+    async def page(
         self,
         tenant_id: int,
         *,

@@ -61,8 +61,7 @@ class Keyed:
     ttl: float
 
 
-@dataclass(frozen=True, slots=True)
-class Creation:
+class Creation(NamedTuple):
     """One caller's tasks: all of them are inserted or none."""
 
     tenant_id: int

@@ -1,7 +1,7 @@
 """Tenants, as operators see them: made, listed, limited, and let go."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import asyncpg
@@ -116,7 +116,12 @@ class Tenants:
                     max_running=limits.max_running,
                     spread=limits.spread,
                 )
-            return StoredTenant(*await connection.fetchrow(SQL["get_tenant"], tenant_id))
+            return replace(
+                tenant,
+                weight=limits.weight,
+                max_running=limits.max_running,
+                spread=limits.spread,
+            )
 
         return await self._database.transact(work)
 

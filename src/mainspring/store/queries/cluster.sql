@@ -84,6 +84,10 @@ DELETE FROM nodes n WHERE n.state <> 'active'
   AND n.heartbeat_at < clock_timestamp() - interval '1 hour'
   AND NOT EXISTS (SELECT FROM partitions p WHERE p.owner = n.id);
 
+-- name: forget_expired_effects
+DELETE FROM effects
+WHERE ctid = ANY (ARRAY(SELECT ctid FROM effects WHERE expires_at < clock_timestamp() LIMIT $1));
+
 -- name: forget_expired_keys
 DELETE FROM idempotency_keys
 WHERE ctid = ANY (ARRAY(

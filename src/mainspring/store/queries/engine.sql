@@ -20,8 +20,16 @@ RETURNING t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
     extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload;
 
+-- name: void_claim
+-- After a claim whose answer was lost: it may still be on its way. This waits for it if it has
+-- begun, and else makes its revs stale, so that it changes nothing when it arrives.
+UPDATE tasks t SET rev = t.rev + 1
+FROM unnest($1::integer[], $2::uuid[], $3::integer[]) AS pick (tenant_id, id, rev)
+WHERE t.tenant_id = pick.tenant_id AND t.id = pick.id AND t.rev = pick.rev
+  AND t.state = 'scheduled';
+
 -- name: claimed_by
--- After a claim whose answer was lost: which of these did we get?
+-- After that: which of these did we get?
 SELECT tenant_id, id, fence, partition, attempts, failures,
     extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM picked_at)::float8 AS picked,
     extract(epoch FROM lease_until)::float8 AS lease_until, spec, payload

@@ -52,6 +52,10 @@ FROM api_keys WHERE tenant_id = $1 AND seq < $2 ORDER BY seq DESC LIMIT $3;
 UPDATE api_keys SET revoked_at = clock_timestamp()
 WHERE tenant_id = $1 AND id = $2 AND revoked_at IS NULL RETURNING id;
 
+-- name: revoke_operator
+UPDATE api_keys SET revoked_at = clock_timestamp()
+WHERE operator AND (id = $1 OR secret_hash = $2) AND revoked_at IS NULL RETURNING id;
+
 -- name: lock_live_key
 -- A key that may be replaced, and for how long it was made.
 SELECT id, name, scopes, operator, extract(epoch FROM expires_at - created_at)::float8 AS lifetime
@@ -80,14 +84,18 @@ SELECT id FROM made UNION ALL SELECT id FROM tenants WHERE name = $1 LIMIT 1;
 -- name: all_limits
 SELECT id, weight, max_running, spread FROM tenants;
 
+-- name: hold_tenant
+-- Waits for inserts in flight, which hold the tenant's row. A statement of its own, before
+-- set_limits: that one must see what those inserts wrote, and a statement sees only what was
+-- committed when it began.
+SELECT id FROM tenants WHERE id = $1 FOR UPDATE;
+
 -- name: set_limits
--- FOR UPDATE waits for inserts in flight, which hold the tenant's row: none lands in an old place.
--- Both the old and the new owner of a moved task are told.
-WITH tenant AS MATERIALIZED (
-    SELECT id FROM tenants WHERE id = $1 FOR UPDATE
-), changed AS (
+-- To be run with the tenant's row held: then no task lands, or stays, in an old place. Both the old
+-- and the new owner of a moved task are told.
+WITH changed AS (
     UPDATE tenants t SET weight = $2, max_running = $3, spread = $4
-    FROM tenant WHERE t.id = tenant.id RETURNING t.id
+    WHERE t.id = $1 RETURNING t.id
 ), moving AS MATERIALIZED (
     SELECT t.tenant_id, t.id, t.partition AS old,
         partition_of(t.tenant_id, coalesce(t.schedule_id, t.id), t.concurrency_key, $4) AS new

@@ -1,0 +1,38 @@
+"""Changes of many tasks at once."""
+
+import msgspec
+from starlette.responses import Response
+
+from mainspring.api.bulk_wire import CancelIn, CancelledOut, task_filter
+from mainspring.api.decoding import decode_as
+from mainspring.api.parameters import flag
+from mainspring.api.ports import NodePort
+from mainspring.api.routing import Call, json_response
+from mainspring.store.bulk import BulkChanges, Cancelled
+
+_CANCEL = msgspec.json.Decoder(CancelIn)
+
+
+class TaskBulk:
+    """POST /v1/tasks/cancel."""
+
+    def __init__(self, bulk: BulkChanges, node: NodePort) -> None:
+        self._bulk = bulk
+        self._node = node
+
+    async def cancel(self, call: Call) -> Response:
+        where = task_filter(decode_as(_CANCEL, await call.body()).filter)
+        if flag(call.request.query_params, "dry_run"):
+            total = await self._bulk.count_cancellable(call.tenant_id, where)
+        else:
+            total = Cancelled()
+            async for done in self._bulk.cancel(call.tenant_id, where, call.actor):
+                total += done
+                self._tell(done)
+        return json_response(CancelledOut(total.ended, total.asked))
+
+    def _tell(self, done: Cancelled) -> None:
+        if done.partitions:
+            self._node.changed()
+        if elsewhere := done.partitions - self._node.tenure().partitions:
+            self._node.hint_others(elsewhere)

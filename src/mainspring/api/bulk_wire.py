@@ -1,0 +1,199 @@
+"""The shapes of requests about many tasks, dead letters and effects, and of the answers to them."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from msgspec import Meta, Raw, Struct, field
+
+from mainspring.api.views import TaskOut
+from mainspring.api.wire import DAY, Delay, Instant, Labels
+from mainspring.domain.task import TaskState
+from mainspring.errors import InvalidRequest, Problem
+from mainspring.store.dead_letters import LetterFilter, Resolution
+from mainspring.store.tasks import TaskFilter
+
+MOST_REPLAYED = 10_000
+LONGEST_EFFECT = 366 * DAY
+
+Text = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00]*$")]
+LabelPair = Annotated[str, Meta(max_length=601, pattern=r"^[^\x00:]+:[^\x00]*$")]
+EffectKey = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*(?!\n)$")]
+
+
+class TaskFilterIn(Struct, forbid_unknown_fields=True):
+    """Which tasks are meant. What is not named is not looked at; labels may come in two forms."""
+
+    state: TaskState | None = None
+    queue: Text | None = None
+    name: Text | None = None
+    label: LabelPair | list[LabelPair] | None = None
+    labels: Labels | None = None
+    due_after: Instant | None = None
+    due_before: Instant | None = None
+
+
+class LetterFilterIn(Struct, forbid_unknown_fields=True):
+    """Which dead letters are meant; only unresolved ones can be replayed."""
+
+    name: Text | None = None
+    queue: Text | None = None
+    label: LabelPair | list[LabelPair] | None = None
+    labels: Labels | None = None
+    fingerprint: Text | None = None
+    died_after: Instant | None = None
+    died_before: Instant | None = None
+    resolved: bool | None = None
+
+
+class CancelIn(Struct, forbid_unknown_fields=True):
+    """Cancel all that match; an empty filter, which means all, has to be written out."""
+
+    filter: TaskFilterIn
+
+
+class CancelledOut(Struct):
+    """How many tasks ended, and how many running ones were asked to stop."""
+
+    cancelled: int
+    cancel_requested: int
+
+
+class ReplayIn(Struct, forbid_unknown_fields=True):
+    """Replay what matches, oldest first."""
+
+    filter: LetterFilterIn
+    first: Annotated[int, Meta(ge=1, le=MOST_REPLAYED)] = MOST_REPLAYED
+    stop_on_failure_rate: Annotated[float, Meta(ge=0, le=1)] | None = None
+
+
+class ReplayedOut(Struct):
+    """The new tasks, and whether the replay ended before all that matched were replayed."""
+
+    replayed: int
+    ids: list[UUID]
+    stopped: bool = False
+    stopped_because: Literal["failure_rate", "time"] | None = None
+
+
+class AttemptOut(Struct):
+    """One try of a task that died."""
+
+    attempt: int
+    outcome: str
+    error: dict[str, Any] | None
+    finished_at: datetime
+
+
+class DeadLetterOut(Struct):
+    """A task that failed for good, and what was done about it."""
+
+    id: UUID
+    task: TaskOut
+    attempts: list[AttemptOut]
+    final_error: dict[str, str] | None
+    reason: str
+    fingerprint: str
+    resolution: Resolution | None
+    resolved_at: datetime | None
+    replayed_as: UUID | None
+    died_at: datetime
+
+
+class DeadLetterPage(Struct):
+    """Some dead letters, newest first, and where the list goes on."""
+
+    items: list[DeadLetterOut]
+    next_cursor: str | None
+
+
+class DeadLetterGroupOut(Struct):
+    """Dead letters that died of the same thing."""
+
+    fingerprint: str
+    error: dict[str, str] | None
+    count: int
+    first_at: datetime
+    last_at: datetime
+    example_id: UUID
+
+
+class DeadLetterGroups(Struct):
+    """What went wrong, the most frequent first."""
+
+    items: list[DeadLetterGroupOut]
+
+
+def _null() -> Raw:
+    return Raw(b"null")
+
+
+class EffectIn(Struct, forbid_unknown_fields=True):
+    """Something that shall be done once; `answer` is what came of it."""
+
+    key: EffectKey
+    answer: Raw = field(default_factory=_null)
+    ttl: Delay | None = None
+
+
+class EffectOut(Struct):
+    """Whether this call was the first to tell of the effect, and what the first one told."""
+
+    key: str
+    first: bool
+    answer: Raw
+    created_at: datetime
+
+
+def task_filter(given: TaskFilterIn) -> TaskFilter:
+    """The filter as the store knows it; everything that is wrong is reported together."""
+    problems: list[Problem] = []
+    found = TaskFilter(
+        state=given.state,
+        queue=given.queue,
+        name=given.name,
+        labels=_labels(given, problems),
+        due_after=_instant(given.due_after, "due_after", problems),
+        due_before=_instant(given.due_before, "due_before", problems),
+    )
+    _raise_if(problems)
+    return found
+
+
+def letter_filter(given: LetterFilterIn) -> LetterFilter:
+    """The filter as the store knows it; everything that is wrong is reported together."""
+    problems: list[Problem] = []
+    if given.resolved:
+        problems.append(Problem("/filter/resolved", "only unresolved ones can be replayed"))
+    found = LetterFilter(
+        name=given.name,
+        queue=given.queue,
+        labels=_labels(given, problems),
+        fingerprint=given.fingerprint,
+        died_after=_instant(given.died_after, "died_after", problems),
+        died_before=_instant(given.died_before, "died_before", problems),
+        resolved=False,
+    )
+    _raise_if(problems)
+    return found
+
+
+def _labels(given: TaskFilterIn | LetterFilterIn, problems: list[Problem]) -> dict[str, str] | None:
+    labels = dict(given.labels or {})
+    for pair in [given.label] if isinstance(given.label, str) else given.label or []:
+        name, _, value = pair.partition(":")
+        if labels.setdefault(name, value) != value:
+            problems.append(Problem("/filter/label", f"asks for two values of {name!r} at once"))
+    return labels or None
+
+
+def _instant(given: datetime | None, name: str, problems: list[Problem]) -> datetime | None:
+    if given is not None and not 1 < given.year < 9999:
+        problems.append(Problem(f"/filter/{name}", "is out of range"))
+        return None
+    return given
+
+
+def _raise_if(problems: list[Problem]) -> None:
+    if problems:
+        raise InvalidRequest("the filter does not make sense", problems)

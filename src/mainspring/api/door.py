@@ -1,0 +1,250 @@
+"""The door: what a connection may ask of us before anybody looks at what it wants.
+
+The HTTP server has no bounds of its own on headers, on how long a request takes to arrive, or on
+how long an answer takes to be taken. Everything here costs next to nothing while a request arrives
+in one piece, as nearly all do.
+"""
+
+import asyncio
+import ssl
+from asyncio import TimerHandle, Transport
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import httptools
+import uvicorn
+from starlette.responses import Response
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from mainspring.api.middleware import CORK
+from mainspring.api.problems import Crowded, HeadTooLarge, TooSlow, answer_to
+from mainspring.errors import MalformedRequest, RequestError
+from mainspring.observe.metrics import Metrics
+
+_STANDING_ROOM = 256
+"""So many connections beyond the limit are told so; more are closed without a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoorLimits:
+    """What a connection may ask of us."""
+
+    connections: int
+    headers: int
+    head: int
+    patience: float
+
+
+class DoorConfig(uvicorn.Config):
+    """The server's settings, and the door's."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: DoorLimits,
+        metrics: Metrics,
+        *,
+        keep_alive: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        super().__init__(
+            app,
+            loop="none",
+            http=Door,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=max(1, round(keep_alive)),
+            timeout_graceful_shutdown=5,
+            ssl_context_factory=None if tls is None else lambda _config, _default: tls,
+        )
+        self.limits = limits
+        self.metrics = metrics
+
+
+class DoorServer(uvicorn.Server):
+    """The server without its own handling of signals: the process stops in our order."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+class Door(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(
+        self,
+        config: DoorConfig,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = config.limits
+        self._metrics = config.metrics
+        self._crowded = False
+        self._in_head = False
+        self._in_message = False
+        self._head_size = 0
+        self._arriving: TimerHandle | None = None
+        self._leaving: TimerHandle | None = None
+        self._refusal: RequestError | None = None
+
+    # How a connection begins and ends ----------------------------------------------------------
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        super().connection_made(cast("Transport", Cork(transport)))
+        beyond = len(self.connections) - self._limits.connections
+        self._crowded = beyond > 0
+        if beyond > _STANDING_ROOM:
+            self._metrics.connections_refused.labels(Crowded.code).inc()
+            transport.abort()
+        else:
+            self._expect_more()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect_nothing()
+        self._stop_leaving()
+        super().connection_lost(exc)
+
+    # What arrives ------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        in_head_before = self._in_head
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # we know no other protocol: the request is served as if it had not asked
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or MalformedRequest("this is not a valid HTTP request"))
+            return
+        if in_head_before and self._in_head:
+            self._head_size += len(data)
+            if self._head_size > self._limits.head:
+                self._refuse(_head_too_large(self._limits))
+                return
+        if self._in_message:
+            self._expect_more()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        cast("dict[str, Any]", self.scope)[CORK] = self.transport
+        self._in_head = self._in_message = True
+        self._head_size = 0
+
+    def on_headers_complete(self) -> None:
+        """Raising here makes the parser stop: nothing of the request reaches the application."""
+        self._in_head = False
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if len(self.headers) > self._limits.headers or size > self._limits.head:
+            self._refusal = _head_too_large(self._limits)
+            raise self._refusal
+        if self._crowded:
+            self._refusal = Crowded(f"{self._limits.connections} connections are open already")
+            raise self._refusal
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_message = False
+        self._expect_nothing()
+
+    # What leaves -------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._leaving is None:
+            self._leaving = self.loop.call_later(self._limits.patience, self._never_left)
+
+    def resume_writing(self) -> None:
+        self._stop_leaving()
+        super().resume_writing()
+
+    # Patience ----------------------------------------------------------------------------------
+
+    def _expect_more(self) -> None:
+        """A request must arrive whole within this time, however slowly it drips."""
+        if self._arriving is None:
+            self._arriving = self.loop.call_later(self._limits.patience, self._never_arrived)
+
+    def _expect_nothing(self) -> None:
+        if self._arriving is not None:
+            self._arriving.cancel()
+            self._arriving = None
+
+    def _never_arrived(self) -> None:
+        self._arriving = None
+        if self._in_message:
+            self._refuse(TooSlow(f"it took more than {self._limits.patience:g} s"))
+        else:
+            self.transport.close()
+
+    def _stop_leaving(self) -> None:
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+
+    def _never_left(self) -> None:
+        self._leaving = None
+        self._metrics.connections_refused.labels("answer-not-taken").inc()
+        self.transport.abort()
+
+    def _refuse(self, error: RequestError) -> None:
+        """Say why, unless an answer is under way already, and close."""
+        if self.transport.is_closing():
+            return
+        self._metrics.connections_refused.labels(error.code).inc()
+        answering = self.cycle is not None and self.cycle.response_started
+        if not answering or self.cycle.response_complete:
+            self.transport.write(_bytes_of(answer_to(error, path="*", request_id="none")))
+        self.transport.close()
+
+
+class Cork:
+    """A transport that can hold bytes back, so that an answer's head and body leave together."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._held: list[bytes] | None = None
+        self._write = transport.write
+        self.is_closing = transport.is_closing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._held is None:
+            self._write(data)
+        else:
+            self._held.append(data)
+
+    def hold(self) -> None:
+        self._held = []
+
+    def let_go(self) -> None:
+        held, self._held = self._held, None
+        if held:
+            self._transport.writelines(held)
+
+    def close(self) -> None:
+        """What is held was written before the end, so it leaves before the end."""
+        self.let_go()
+        self._transport.close()
+
+
+def _head_too_large(limits: DoorLimits) -> HeadTooLarge:
+    return HeadTooLarge(f"at most {limits.headers} headers, {limits.head} bytes in all")
+
+
+def _bytes_of(response: Response) -> bytes:
+    headers = [(n, v) for n, v in response.raw_headers if n != b"connection"]
+    headers.append((b"connection", b"close"))
+    head = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+    return STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body)

@@ -1,0 +1,74 @@
+"""The cluster, for operators, and the audit log, for a tenant's admins: both only to read."""
+
+from collections.abc import Sequence
+
+from starlette.responses import Response
+
+from mainspring.api.admin_wire import (
+    AuditEntryOut,
+    AuditPage,
+    ClusterOut,
+    NodeOut,
+    PartitionOut,
+)
+from mainspring.api.parameters import number_cursor, page_query
+from mainspring.api.routing import Call, OperatorCall, json_response
+from mainspring.domain.placement import PARTITIONS
+from mainspring.store.audit import AuditFilter, AuditLog
+from mainspring.store.cluster import NodeRecord, Topology
+
+AUDIT_FILTERS = ("action", "actor", "subject")
+
+
+class ClusterResource:
+    """/v1/cluster."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+
+    async def show(self, _call: OperatorCall) -> Response:
+        nodes, partitions = await self._topology.nodes(), await self._topology.partitions()
+        return json_response(
+            ClusterOut(
+                nodes=[_node_out(node) for node in nodes],
+                partitions=[PartitionOut(p.partition, p.owner, p.epoch) for p in partitions],
+                unowned=sum(p.owner is None for p in partitions),
+                skew=_skew(nodes),
+            )
+        )
+
+
+class AuditResource:
+    """/v1/audit."""
+
+    def __init__(self, audit: AuditLog) -> None:
+        self._audit = audit
+
+    async def page(self, call: Call) -> Response:
+        query = page_query(call.request.query_params, AUDIT_FILTERS)
+        found = await self._audit.list(
+            call.tenant_id, AuditFilter(**query.where), before=query.before, limit=query.limit
+        )
+        items = [AuditEntryOut(e.id, e.at, e.actor, e.action, e.subject, e.detail) for e in found]
+        cursor = number_cursor(found, query.limit, found[-1].id if found else None)
+        return json_response(AuditPage(items, cursor))
+
+
+def _node_out(node: NodeRecord) -> NodeOut:
+    return NodeOut(
+        node.id,
+        node.name,
+        node.url,
+        node.version,
+        node.state,
+        node.epoch,
+        node.started_at,
+        round(max(0.0, node.silent), 3),
+        node.owned,
+    )
+
+
+def _skew(nodes: Sequence[NodeRecord]) -> float:
+    """The largest share over a fair one, among the living."""
+    shares = [node.owned for node in nodes if node.state == "active"]
+    return round(max(shares) * len(shares) / PARTITIONS, 3) if shares else 0.0

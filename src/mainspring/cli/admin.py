@@ -1,0 +1,128 @@
+"""`mainspring tenants`, `mainspring keys` and `mainspring operator-key`."""
+
+from typing import Annotated
+
+import typer
+
+from mainspring import wiring
+from mainspring.cli.client import ApiClient, part
+from mainspring.cli.output import Format, Output, show, show_one
+from mainspring.cli.running import load_config, reporting, run
+
+tenants = typer.Typer(help="Tenants, with an operator's key.", no_args_is_help=True)
+keys = typer.Typer(help="Keys of a tenant, with an admin's key.", no_args_is_help=True)
+operator_key = typer.Typer(help="Operators' keys, in the database.", no_args_is_help=True)
+
+_Name = Annotated[str, typer.Argument(help="Its name.")]
+_KeyName = Annotated[str | None, typer.Option(help="A name for people.")]
+
+
+@tenants.command("create")
+def create_tenant(
+    name: _Name,
+    weight: Annotated[int | None, typer.Option(help="Its share against others' (1).")] = None,
+    max_running: Annotated[int | None, typer.Option(help="Most tasks at once.")] = None,
+    spread: Annotated[int | None, typer.Option(help="Partitions that share the limit.")] = None,
+    output: Output = Format.table,
+) -> None:
+    """Make a tenant, and show its first key this once."""
+    wanted = {"name": name, "weight": weight, "max_running": max_running, "spread": spread}
+    body = {field: value for field, value in wanted.items() if value is not None}
+    with reporting():
+        show_one(_client().call("POST", "/v1/tenants", body), output)
+
+
+@tenants.command("list")
+def list_tenants(output: Output = Format.table) -> None:
+    """All tenants, newest first."""
+    columns = ("id", "name", "weight", "max_running", "spread", "created_at")
+    with reporting():
+        show(_client().every("/v1/tenants", limit=1000), columns, output)
+
+
+@tenants.command("delete")
+def delete_tenant(
+    tenant: Annotated[str, typer.Argument(help="Its id.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Let a tenant go, with everything it owns."""
+    if not yes:
+        typer.confirm(f"Delete tenant {tenant} and all it owns?", abort=True)
+    with reporting():
+        _client().call("DELETE", f"/v1/tenants/{part(tenant)}")
+
+
+@keys.command("create")
+def create_key(
+    scope: Annotated[list[str], typer.Option(help="read, write, work or admin; may be repeated.")],
+    name: _KeyName = None,
+    expires_in: Annotated[
+        str | None, typer.Option(help="Seconds, or ISO 8601 like P30D; without it: never.")
+    ] = None,
+    output: Output = Format.table,
+) -> None:
+    """Make a key, and show it this once."""
+    body: dict[str, object] = {"scopes": scope}
+    if name is not None:
+        body["name"] = name
+    if expires_in is not None:
+        body["expires_in"] = float(expires_in) if expires_in.isdecimal() else expires_in
+    with reporting():
+        show_one(_client().call("POST", "/v1/keys", body), output)
+
+
+@keys.command("list")
+def list_keys(output: Output = Format.table) -> None:
+    """All keys, newest first, those that have ended too."""
+    columns = ("id", "prefix", "name", "scopes", "expires_at", "last_used_at", "revoked_at")
+    with reporting():
+        show(_client().every("/v1/keys", limit=1000), columns, output)
+
+
+@keys.command("revoke")
+def revoke_key(key: Annotated[str, typer.Argument(help="Its id.")]) -> None:
+    """End a key now."""
+    with reporting():
+        _client().call("DELETE", f"/v1/keys/{part(key)}")
+
+
+@keys.command("rotate")
+def rotate_key(
+    key: Annotated[str, typer.Argument(help="Its id.")],
+    grace: Annotated[
+        float | None, typer.Option(help="Seconds that the old key stays valid (a day).")
+    ] = None,
+    output: Output = Format.table,
+) -> None:
+    """Make a key in place of another, and show it this once."""
+    body = {} if grace is None else {"grace": grace}
+    with reporting():
+        show_one(_client().call("POST", f"/v1/keys/{part(key)}/rotate", body), output)
+
+
+@operator_key.command("create")
+def create_operator_key(name: _KeyName = None) -> None:
+    """Make an operator's key in the database that DATABASE_URL names, and print it this once."""
+    config = load_config()
+
+    async def work() -> None:
+        typer.echo(await wiring.create_operator_key(config, name))
+
+    run(work)
+
+
+@operator_key.command("revoke")
+def revoke_operator_key(key: Annotated[str, typer.Argument(help="Its id or the key.")]) -> None:
+    """End an operator's key, in the database that DATABASE_URL names."""
+    config = load_config()
+
+    async def work() -> None:
+        if not await wiring.revoke_operator_key(config, key):
+            typer.echo("mainspring: there is no such operator's key", err=True)
+            raise typer.Exit(1)
+
+    run(work)
+
+
+def _client() -> ApiClient:
+    return ApiClient(load_config())

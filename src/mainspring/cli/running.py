@@ -1,0 +1,40 @@
+"""What every command does: read the settings, run, and say what went wrong in one line each."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+import uvloop
+
+from mainspring.config import Config, load
+from mainspring.errors import ConfigError, MainspringError
+
+
+def load_config(**overrides: Any) -> Config:
+    """The settings, or all that is wrong with them and exit status 2."""
+    try:
+        return load(**overrides)
+    except ConfigError as error:
+        for problem in error.problems:
+            typer.echo(f"mainspring: {problem}", err=True)
+        raise typer.Exit(2) from None
+
+
+@contextmanager
+def reporting() -> Iterator[None]:
+    """An error of ours becomes a line and exit status 1."""
+    try:
+        yield
+    except MainspringError as error:
+        typer.echo(f"mainspring: {error}", err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run to the end on an event loop of its own."""
+    with reporting(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work())

@@ -1,0 +1,82 @@
+"""First answers, kept for who asks again: under idempotency keys, and in the effect log."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from mainspring.store import queries
+from mainspring.store.database import Database
+from mainspring.store.tasks import Answer
+
+SQL = queries.load("answers")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The right to serve the first request under a key; `token` tells it from a later one."""
+
+    tenant_id: int
+    key: str
+    token: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Something that was done once, and what came of it. `first`: it was told just now."""
+
+    answer: bytes
+    created_at: datetime
+    first: bool
+
+
+class Answers:
+    """What was answered under idempotency keys."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def find(self, tenant_id: int, key: str) -> Answer | None:
+        """What the first caller under this key was told; status 0 while it is being served."""
+        row = await self._database.fetch_row(SQL["find_answer"], tenant_id, key)
+        return Answer(*row) if row else None
+
+    async def take_turn(self, turn: Turn, body_hash: bytes, lease: float) -> bool:
+        """Become the one who serves this key, for at most `lease` seconds; False: somebody is,
+        or was."""
+        row = await self._database.fetch_row(
+            SQL["take_turn"], turn.tenant_id, turn.key, body_hash, turn.token, lease
+        )
+        return row is not None
+
+    async def keep(self, turn: Turn, answer: Answer, ttl: float) -> None:
+        """End a turn with an answer. Nothing happens if it ran out: then it is another's."""
+        await self._database.fetch(
+            SQL["keep_answer"],
+            turn.tenant_id,
+            turn.key,
+            turn.token,
+            answer.status,
+            answer.body,
+            answer.headers,
+            ttl,
+        )
+
+    async def give_up(self, turn: Turn) -> None:
+        """End a turn without an answer: the next request under the key is served afresh."""
+        await self._database.fetch(SQL["give_up_turn"], turn.tenant_id, turn.key, turn.token)
+
+
+class Effects:
+    """The effect log of every tenant."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def note(self, tenant_id: int, key: str, answer: bytes, ttl: float) -> Effect:
+        """Tell of an effect. Of all who tell of the same one, exactly one is the first."""
+        while True:
+            row = await self._database.fetch_row(SQL["note_effect"], tenant_id, key, answer, ttl)
+            if row is not None:
+                return Effect(row["answer"], row["created_at"], first=True)
+            row = await self._database.fetch_row(SQL["find_effect"], tenant_id, key)
+            if row is not None:  # else it ran out between the two: then we may be the first
+                return Effect(row["answer"], row["created_at"], first=False)

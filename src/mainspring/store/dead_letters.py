@@ -1,0 +1,267 @@
+"""Dead letters: read, grouped by what went wrong, replayed, archived, purged."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+import asyncpg
+
+from mainspring.domain.placement import Tenure
+from mainspring.store import queries
+from mainspring.store.audit import write_entry
+from mainspring.store.database import Database
+from mainspring.store.tasks import Creation, NewTask, StoredTask, creation_arguments
+
+SQL = queries.load("dead_letters")
+CREATE_TASKS = queries.load("tasks")["create_tasks"]
+
+HEAVIEST_PAGE = 16 * 2**20
+"""Bytes of payload after which a page ends."""
+
+Resolution = Literal["replayed", "archived"]
+
+_LAST_ID = UUID(int=2**128 - 1)
+_MOST_GROUPED = 100_000
+_TASK_COLUMNS = 27
+# An owner that is told by a wake row hears of a replay whose answer was lost on the way, too.
+_NOBODY = Tenure(UUID(int=0), 0, frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class LetterFilter:
+    """Which dead letters are meant; None means any."""
+
+    name: str | None = None
+    queue: str | None = None
+    labels: dict[str, str] | None = None
+    fingerprint: str | None = None
+    died_after: datetime | None = None
+    died_before: datetime | None = None
+    resolved: bool | None = None
+
+    @property
+    def texts(self) -> tuple[object, ...]:
+        return (
+            self.name, self.queue, self.labels, self.fingerprint, self.died_after, self.died_before
+        )  # fmt: skip
+
+    @property
+    def kinds(self) -> tuple[bool, bool]:
+        """Whether unresolved and resolved letters are wanted."""
+        return self.resolved is not True, self.resolved is not False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLetter:
+    """A dead letter as it was found."""
+
+    task: StoredTask
+    reason: str
+    fingerprint: str
+    attempts: list[dict[str, Any]]
+    resolution: Resolution | None
+    resolved_at: datetime | None
+    replayed_as: UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class LetterPage:
+    """Some letters, newest first, and where to go on (None at the end)."""
+
+    letters: list[StoredLetter]
+    next_before: UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class LetterGroup:
+    """Letters that died of the same thing."""
+
+    fingerprint: str
+    error: dict[str, str] | None
+    count: int
+    first_at: datetime
+    last_at: datetime
+    example_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What became of a letter: `task` is the new task, unless the letter had one before."""
+
+    task_id: UUID
+    task: NewTask | None = None
+    partition: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Ids that match, oldest first, and where to go on (None at the end)."""
+
+    ids: list[UUID]
+    next_after: UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """How replayed tasks fared so far."""
+
+    failed: int
+    others: int
+
+
+class DeadLetters:
+    """The store's face for people who look after dead letters."""
+
+    def __init__(self, database: Database, *, near: float, scan: int = 1000) -> None:
+        self._database = database
+        self._near = near
+        self._scan = scan
+
+    async def get(self, tenant_id: int, letter_id: UUID) -> StoredLetter | None:
+        found = await self._database.fetch(SQL["read_letters"], tenant_id, [letter_id], True)
+        return _letter(found[0]) if found else None
+
+    async def list(
+        self,
+        tenant_id: int,
+        where: LetterFilter,
+        *,
+        before: UUID | None,
+        limit: int,
+        payloads: bool,
+    ) -> LetterPage:
+        """A page of letters older than `before`; it may be short and still have a next one."""
+        rows = await self._database.fetch(
+            SQL["find_letters"],
+            tenant_id,
+            before or _LAST_ID,
+            self._scan,
+            *where.kinds,
+            *where.texts,
+            limit,
+            HEAVIEST_PAGE if payloads else 2**62,
+        )
+        ids = [row["id"] for row in rows if row["id"] is not None]
+        _, scanned, edge, found = rows[0]
+        letters = await self._database.fetch(SQL["read_letters"], tenant_id, ids, payloads)
+        if ids and (len(ids) == limit or len(ids) < found):
+            next_before = ids[-1]
+        else:
+            next_before = edge if scanned == self._scan else None
+        return LetterPage([_letter(row) for row in letters], next_before)
+
+    async def groups(
+        self, tenant_id: int, where: LetterFilter, *, limit: int
+    ) -> Sequence[LetterGroup]:
+        """What went wrong, the most frequent first."""
+        rows = await self._database.fetch(
+            SQL["group_letters"], tenant_id, limit, _MOST_GROUPED, *where.kinds, *where.texts
+        )
+        return [LetterGroup(*row) for row in rows]
+
+    async def unresolved(
+        self, tenant_id: int, where: LetterFilter, *, after: UUID | None, upto: UUID, limit: int
+    ) -> Matches:
+        """Letters to replay, oldest first; few or none may come and there still be more. `upto`
+        keeps out replays that died again meanwhile."""
+        rows = await self._database.fetch(
+            SQL["find_unresolved"],
+            tenant_id,
+            after or UUID(int=0),
+            max(self._scan, limit),
+            *where.texts,
+            limit,
+            upto,
+        )
+        ids = [row["id"] for row in rows if row["id"] is not None]
+        _, scanned, edge = rows[0]
+        if len(ids) == limit:
+            return Matches(ids, ids[-1])
+        return Matches(ids, edge if scanned == max(self._scan, limit) else None)
+
+    async def replay(
+        self,
+        tenant_id: int,
+        ids: Sequence[UUID],
+        make: Callable[[StoredLetter], NewTask],
+        actor: str,
+    ) -> dict[UUID, Replay]:
+        """Make a new task of each letter that has none yet, all in one transaction.
+
+        Answers letter → what it became. Letters that do not exist are not in the answer.
+        """
+
+        async def work(connection: asyncpg.Connection) -> dict[UUID, Replay]:
+            locked = await connection.fetch(SQL["lock_letters"], tenant_id, list(ids))
+            replays = {
+                row["id"]: Replay(row["replayed_as"]) for row in locked if row["replayed_as"]
+            }
+            fresh = [row["id"] for row in locked if row["id"] not in replays]
+            return replays | await self._replay_locked(connection, tenant_id, fresh, make, actor)
+
+        return await self._database.transact(work)
+
+    async def outcomes(self, tenant_id: int, task_ids: Sequence[UUID]) -> Outcomes:
+        """How these tasks fare; one that failed and will be tried again counts as failed."""
+        row = await self._database.fetch_row(
+            SQL["count_outcomes"], tenant_id, list(task_ids), min(task_ids)
+        )
+        assert row is not None
+        return Outcomes(row["failing"] + row["failed"], row["others"])
+
+    async def archive(self, tenant_id: int, letter_id: UUID, actor: str) -> None:
+        """Put a letter away; one that is resolved, or not there, stays as it is."""
+
+        async def work(connection: asyncpg.Connection) -> None:
+            if await connection.fetchrow(SQL["archive_letter"], tenant_id, letter_id):
+                await write_entry(
+                    connection, tenant_id, actor, "dead_letter.archived", str(letter_id)
+                )
+
+        await self._database.transact(work)
+
+    async def purge(self, tenant_id: int, letter_id: UUID, actor: str) -> bool:
+        """Remove a letter; its task stays in history. False: there is no such letter."""
+
+        async def work(connection: asyncpg.Connection) -> bool:
+            if await connection.fetchrow(SQL["purge_letter"], tenant_id, letter_id) is None:
+                return False
+            await write_entry(connection, tenant_id, actor, "dead_letter.purged", str(letter_id))
+            return True
+
+        return await self._database.transact(work)
+
+    async def _replay_locked(
+        self,
+        connection: asyncpg.Connection,
+        tenant_id: int,
+        ids: Sequence[UUID],
+        make: Callable[[StoredLetter], NewTask],
+        actor: str,
+    ) -> dict[UUID, Replay]:
+        if not ids:
+            return {}
+        rows = await connection.fetch(SQL["read_letters"], tenant_id, ids, True)
+        made = {row["id"]: make(_letter(row)) for row in reversed(rows)}
+        tasks = list(made.values())
+        created = await connection.fetch(
+            CREATE_TASKS,
+            *creation_arguments([Creation(tenant_id, tasks)], _NOBODY, self._near),
+        )
+        partitions = {row["id"]: row["partition"] for row in created}
+        if len(partitions) < len(tasks):
+            return {}  # the tenant is gone, and with it everything that it may do
+        await connection.execute(
+            SQL["mark_replayed"], tenant_id, list(made), [task.id for task in tasks], actor
+        )
+        return {
+            letter_id: Replay(task.id, task, partitions[task.id])
+            for letter_id, task in zip(made, tasks, strict=True)
+        }
+
+
+def _letter(row: asyncpg.Record) -> StoredLetter:
+    values = tuple(row)
+    return StoredLetter(StoredTask(*values[:_TASK_COLUMNS]), *values[_TASK_COLUMNS:])

@@ -1,0 +1,54 @@
+"""What decides about a task's start, as the database tells it: for `explain`."""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from mainspring.domain.rows import TaskRow
+from mainspring.store import queries
+from mainspring.store.database import Database
+
+SQL = queries.load("explaining")
+
+_FIELDS = len(TaskRow._fields)
+_SCAN = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingTask:
+    """An unfinished task, with the share of its tenant's limit that its partition has."""
+
+    row: TaskRow
+    attempts: int
+    tenant_limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """What runs in a task's partition of its own tenant, and under its own key."""
+
+    running: int
+    under_key: int
+
+
+class Explaining:
+    """The store's face for `explain`."""
+
+    def __init__(self, database: Database, *, scan: int = _SCAN) -> None:
+        self._database = database
+        self._scan = scan
+
+    async def waiting(self, tenant_id: int, task_id: UUID) -> WaitingTask | None:
+        """The task, while it is unfinished."""
+        row = await self._database.fetch_row(SQL["waiting_task"], tenant_id, task_id)
+        if row is None:
+            return None
+        values = tuple(row)
+        return WaitingTask(TaskRow(*values[:_FIELDS]), *values[_FIELDS:])
+
+    async def crowd(self, row: TaskRow) -> Crowd:
+        """What runs around a task; behind a long backlog the count ends early."""
+        found = await self._database.fetch_row(
+            SQL["crowd"], row.partition, row.tenant_id, row.concurrency_key, self._scan
+        )
+        assert found is not None
+        return Crowd(*found)

@@ -1,0 +1,37 @@
+"""TLS contexts: for those who call us, and for the database that we call."""
+
+import ssl
+
+from mainspring.config import Config
+from mainspring.errors import ConfigError
+
+
+def server_context(config: Config) -> ssl.SSLContext | None:
+    """How we prove who we are, and what we ask of clients; None: plain HTTP."""
+    if config.tls_certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(config.tls_certificate, config.tls_key, _no_password)
+        if config.tls_client_ca is not None:
+            context.load_verify_locations(config.tls_client_ca)
+            required = config.tls_client_required
+            context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+    except (OSError, ssl.SSLError) as problem:
+        raise ConfigError([f"tls_certificate, tls_key or tls_client_ca: {problem}"]) from problem
+    return context
+
+
+def database_context(config: Config) -> ssl.SSLContext | None:
+    """What we ask of the database: a certificate of these authorities for the name we called."""
+    if config.database_ca is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=config.database_ca)
+    except (OSError, ssl.SSLError) as problem:
+        raise ConfigError([f"database_ca: {problem}"]) from problem
+
+
+def _no_password() -> str:
+    raise ConfigError(["tls_key is encrypted: give a key without a password"])

@@ -1,0 +1,155 @@
+"""`mainspring dev` from end to end: it says how to use it, and what it says works."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from support.process import START_WITHIN, MainspringProcess
+from support.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+
+class Dev:
+    """A running `mainspring dev`."""
+
+    def __init__(self, data: Path, log: Path, **environment: str) -> None:
+        arguments = ("dev", "--port", "0", "--data", str(data))
+        self.process = MainspringProcess(log, *arguments, environment=environment)
+        self._data = data
+
+    async def greeted(self) -> "Dev":
+        await eventually(self._has_greeted, within=START_WITHIN, what="it says that it runs")
+        return self
+
+    @property
+    def url(self) -> str:
+        return self._shown(r"API +(http://\S+)")
+
+    @property
+    def key(self) -> str:
+        return self._shown(r"API key +(\S+)")
+
+    @property
+    def curl_commands(self) -> list[str]:
+        """The examples it prints, with their continued lines."""
+        joined = self.process.said().replace("\\\n", " ")
+        return [line.strip() for line in joined.splitlines() if line.strip().startswith("curl")]
+
+    @property
+    def database_pid(self) -> int:
+        return int((self._data / "postgres" / "postmaster.pid").read_text().splitlines()[0])
+
+    def _shown(self, pattern: str) -> str:
+        found = re.search(pattern, self.process.said())
+        assert found is not None, self.process.said()
+        return found[1]
+
+    async def _has_greeted(self) -> bool:
+        said = self.process.said()
+        assert self.process.alive, said
+        return "Ctrl-C stops it" in said
+
+
+StartDev = Callable[..., Dev]
+
+
+@pytest.fixture
+def data() -> Iterator[Path]:
+    """A directory that is not there yet."""
+    with tempfile.TemporaryDirectory(prefix="mainspring-tests-") as directory:
+        # Under root the server may have to run as another user, who must get through to it.
+        Path(directory).chmod(0o711)
+        yield Path(directory, "data")
+
+
+@pytest.fixture
+async def start_dev(data: Path, tmp_path: Path) -> AsyncIterator[StartDev]:
+    """Starts it on one data directory, again and again; at the end nothing is left running."""
+    started: list[Dev] = []
+
+    def start(**environment: str) -> Dev:
+        started.append(Dev(data, tmp_path / f"dev-{len(started)}.log", **environment))
+        return started[-1]
+
+    yield start
+    for dev in started:
+        if dev.process.alive:
+            dev.process.signal(signal.SIGTERM)
+            await dev.process.ended(within=30)
+        print(dev.process.said())
+
+
+async def test_the_printed_commands_work(start_dev: StartDev) -> None:
+    dev = await start_dev().greeted()
+    create, read = dev.curl_commands
+    made = await shell(create)
+    assert made["state"] == "scheduled"
+    assert [task["id"] for task in (await shell(read))["items"]] == [made["id"]]
+
+
+async def test_it_stops_cleanly_and_keeps_key_and_data(start_dev: StartDev) -> None:
+    first = await start_dev().greeted()
+    made = await shell(first.curl_commands[0])
+    server = first.database_pid
+    first.process.signal(signal.SIGTERM)
+    assert await first.process.ended(within=20) == 0
+    assert not is_running(server)
+    second = await start_dev().greeted()
+    assert second.key == first.key
+    server = second.database_pid
+    assert [task["id"] for task in (await shell(second.curl_commands[1]))["items"]] == [made["id"]]
+    second.process.signal(signal.SIGINT)
+    assert await second.process.ended(within=20) == 0
+    assert not is_running(server)
+
+
+async def test_the_key_can_be_chosen(start_dev: StartDev) -> None:
+    dev = await start_dev(MAINSPRING_API_KEY="ms_chosen_by_the_user").greeted()
+    assert dev.key == "ms_chosen_by_the_user"
+    assert (await shell(dev.curl_commands[1]))["items"] == []
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+async def test_it_starts_again_after_kill_9(start_dev: StartDev, *, whole_group: bool) -> None:
+    first = await start_dev().greeted()
+    made = await shell(first.curl_commands[0])
+    if whole_group:
+        os.killpg(first.process.pid, signal.SIGKILL)
+        os.kill(first.database_pid, signal.SIGKILL)
+    first.process.kill()
+    second = await start_dev().greeted()
+    assert [task["id"] for task in (await shell(second.curl_commands[1]))["items"]] == [made["id"]]
+
+
+async def test_a_directory_has_one_owner_at_a_time(start_dev: StartDev) -> None:
+    first = await start_dev().greeted()
+    second = start_dev()
+    assert await second.process.ended(within=20) == 1
+    assert "is in use by another Mainspring" in second.process.said()
+    assert (await shell(first.curl_commands[1]))["items"] == []
+
+
+async def shell(command: str) -> Any:
+    """What a command answers, run as a user would."""
+    done = await asyncio.to_thread(
+        subprocess.run, ["bash", "-c", command], capture_output=True, timeout=20, check=True
+    )
+    return msgspec.json.decode(done.stdout)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""One suite per port, run against everything that claims to be one."""

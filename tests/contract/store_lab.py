@@ -1,0 +1,343 @@
+"""One interface to two stores, PostgreSQL and the simulation's, and shorthands for the tests."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from random import Random
+from typing import Protocol, cast
+from uuid import UUID, uuid4
+
+import asyncpg
+import msgspec
+
+from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
+from mainspring.domain.ids import TaskIds
+from mainspring.domain.placement import PARTITIONS, Tenure
+from mainspring.domain.rows import TaskRow
+from mainspring.domain.settlement import DeathCause, Finish, Retry
+from mainspring.domain.task import Target, TaskSpec, TaskState
+from mainspring.domain.tenant import TenantLimits
+from mainspring.store.cluster import Cluster
+from mainspring.store.database import Database
+from mainspring.store.engine import EngineStore, TaskRef
+from mainspring.store.keys import Keys
+from mainspring.store.tasks import Change, Creation, Keyed, LockedTask, NewTask, Tasks
+from simulation.remote import (
+    DirectLink,
+    RemoteConnection,
+    RemoteEngineStore,
+    RemoteKeys,
+    RemoteTasks,
+)
+from simulation.store import MemoryStore
+
+NEAR = 30.0
+SPEC = msgspec.json.encode(TaskSpec(Target("handler", name="work")))
+EVERYWHERE = frozenset(range(PARTITIONS))
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a task ended, as far as both stores tell."""
+
+    state: str
+    rev: int
+    fence: int
+    failures: int
+
+
+class Inspector(Protocol):
+    """What the stores' own interfaces do not show."""
+
+    async def add_tenant(self, limits: TenantLimits) -> int: ...
+
+    async def wakes(self) -> list[tuple[int, UUID]]: ...
+
+    async def end_of(self, task_id: UUID) -> End | None: ...
+
+    async def tries_of(self, task_id: UUID) -> list[tuple[int, str]]: ...
+
+    async def dead_letter(self, task_id: UUID) -> tuple[str, list[str]] | None: ...
+
+    async def owner(self, partition: int) -> tuple[UUID | None, int]: ...
+
+    async def node(self, node_id: UUID) -> tuple[int, str]: ...
+
+    async def answer_under(self, tenant: int, key: str) -> bytes: ...
+
+
+class MemoryInspector:
+    """Looks into the simulation's tables."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._tables = store.tables
+        self._tenants = count(1)
+
+    async def add_tenant(self, limits: TenantLimits) -> int:
+        tenant = next(self._tenants)
+        self._tables.tenants[tenant] = limits
+        return tenant
+
+    async def wakes(self) -> list[tuple[int, UUID]]:
+        return sorted((partition, task) for partition, _, task in self._tables.wakes)
+
+    async def end_of(self, task_id: UUID) -> End | None:
+        found = self._tables.history.get(task_id)
+        return End(found.state, found.rev, found.fence, found.failures) if found else None
+
+    async def tries_of(self, task_id: UUID) -> list[tuple[int, str]]:
+        return [(e.fence, e.outcome) for e in self._tables.executions if e.id == task_id]
+
+    async def dead_letter(self, task_id: UUID) -> tuple[str, list[str]] | None:
+        found = self._tables.dead_letters.get(task_id)
+        return (found.reason, list(found.attempts)) if found else None
+
+    async def owner(self, partition: int) -> tuple[UUID | None, int]:
+        row = self._tables.partitions[partition]
+        return row.owner, row.epoch
+
+    async def node(self, node_id: UUID) -> tuple[int, str]:
+        row = self._tables.nodes[node_id]
+        return row.epoch, row.state
+
+    async def answer_under(self, tenant: int, key: str) -> bytes:
+        return self._tables.idempotency[tenant, key].answer
+
+
+class PostgresInspector:
+    """Looks into the real tables."""
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self._connection = connection
+
+    async def add_tenant(self, limits: TenantLimits) -> int:
+        tenant: int = await self._connection.fetchval(
+            "INSERT INTO tenants (name, weight, max_running, spread) VALUES ($1, $2, $3, $4) "
+            "RETURNING id",
+            str(uuid4()),
+            limits.weight,
+            limits.max_running,
+            limits.spread,
+        )
+        return tenant
+
+    async def wakes(self) -> list[tuple[int, UUID]]:
+        rows = await self._connection.fetch("SELECT partition, task_id FROM wakes")
+        return sorted((row["partition"], row["task_id"]) for row in rows)
+
+    async def end_of(self, task_id: UUID) -> End | None:
+        row = await self._connection.fetchrow(
+            "SELECT state, rev, fence, failures FROM task_history WHERE id = $1", task_id
+        )
+        return End(*row) if row else None
+
+    async def tries_of(self, task_id: UUID) -> list[tuple[int, str]]:
+        rows = await self._connection.fetch(
+            "SELECT fence, outcome FROM executions WHERE task_id = $1 ORDER BY fence", task_id
+        )
+        return [(row["fence"], row["outcome"]) for row in rows]
+
+    async def dead_letter(self, task_id: UUID) -> tuple[str, list[str]] | None:
+        row = await self._connection.fetchrow(
+            "SELECT reason, ARRAY(SELECT a->>'outcome' FROM jsonb_array_elements(attempts) a) "
+            "FROM dead_letters WHERE id = $1",
+            task_id,
+        )
+        return (row[0], row[1]) if row else None
+
+    async def owner(self, partition: int) -> tuple[UUID | None, int]:
+        row = await self._connection.fetchrow(
+            "SELECT owner, epoch FROM partitions WHERE partition = $1", partition
+        )
+        assert row is not None
+        return row["owner"], row["epoch"]
+
+    async def node(self, node_id: UUID) -> tuple[int, str]:
+        row = await self._connection.fetchrow(
+            "SELECT epoch, state FROM nodes WHERE id = $1", node_id
+        )
+        assert row is not None
+        return row["epoch"], row["state"]
+
+    async def answer_under(self, tenant: int, key: str) -> bytes:
+        answer: bytes = await self._connection.fetchval(
+            "SELECT answer FROM idempotency_keys WHERE tenant_id = $1 AND key = $2", tenant, key
+        )
+        return answer
+
+
+@dataclass
+class Lab:
+    """A store under test and what the tests need to speak with it briefly."""
+
+    engine: EngineStore
+    tasks: Tasks
+    keys: Keys
+    cluster: Cluster
+    inspect: Inspector
+    ids: TaskIds = field(default_factory=lambda: TaskIds(Random(1)))
+    worker: str = "node:test"
+
+    async def tenant(self, *, max_running: int | None = None, spread: int = 1) -> int:
+        return await self.inspect.add_tenant(TenantLimits(1, max_running, spread))
+
+    async def join(self, partitions: frozenset[int] = EVERYWHERE) -> Tenure:
+        """A living node with a right to act."""
+        node_id = uuid4()
+        epoch = await self.cluster.join(node_id, "test", None, "0")
+        return Tenure(node_id, epoch, partitions)
+
+    async def create(
+        self,
+        tenant: int,
+        *,
+        tenure: Tenure | None = None,
+        due: float = -1.0,
+        expires: float | None = None,
+        key: str | None = None,
+        priority: int = 5,
+        queue: str = "default",
+    ) -> TaskRow:
+        """Insert a task that is due this many seconds from now, and read it."""
+        new = self.new(tenant, due=due, expires=expires, key=key, priority=priority, queue=queue)
+        await self.tasks.create([Creation(tenant, [new])], tenure or NOBODY)
+        return await self.row(tenant, new.id)
+
+    def new(
+        self,
+        tenant: int,
+        *,
+        due: float = -1.0,
+        expires: float | None = None,
+        key: str | None = None,
+        priority: int = 5,
+        queue: str = "default",
+    ) -> NewTask:
+        now = round(time.time(), 6)
+        return NewTask(
+            tenant_id=tenant,
+            id=self.ids.make(now),
+            created=now,
+            run=now + due,
+            due=round(now + due, 6),
+            expires=None if expires is None else round(now + expires, 6),
+            concurrency_key=key,
+            concurrency_limit=None if key is None else 1,
+            priority=priority,
+            queue=queue,
+            capability="handler:work",
+            name=None,
+            labels=None,
+            spec=SPEC,
+            payload=b"{}",
+        )
+
+    async def create_keyed(self, tenant: int, *, ttl: float) -> UUID | None:
+        """Insert a task under the one idempotency key "k"; None when the key was taken."""
+        new = self.new(tenant)
+        keyed = Keyed("k", b"hash", str(new.id).encode(), ttl)
+        made = await self.tasks.create([Creation(tenant, [new], keyed)], NOBODY)
+        return new.id if new.id in made else None
+
+    async def row(self, tenant: int, task_id: UUID) -> TaskRow:
+        seen = await self.engine.look_at([(tenant, task_id)])
+        return seen.rows[0]
+
+    async def is_unfinished(self, row: TaskRow) -> bool:
+        return bool((await self.engine.look_at([(row.tenant_id, row.id)])).rows)
+
+    async def claim(
+        self, tenure: Tenure, row: TaskRow, *, rev: int | None = None, lease: float = 60.0
+    ) -> Assignment | None:
+        ref = TaskRef(row.tenant_id, row.id, row.rev if rev is None else rev)
+        claimed = await self.engine.claim(tenure, [ref], worker=self.worker, lease=lease)
+        return claimed[0] if claimed else None
+
+    async def running(
+        self, tenure: Tenure, tenant: int, *, lease: float = 60.0, key: str | None = None
+    ) -> Assignment:
+        """A task that was created and claimed."""
+        row = await self.create(tenant, tenure=tenure, key=key)
+        assignment = await self.claim(tenure, row, lease=lease)
+        assert assignment is not None
+        return assignment
+
+    async def ask_to_cancel(self, assignment: Assignment) -> None:
+        await self.move(assignment.tenant_id, assignment.id, "running", cancel=True)
+
+    async def move(
+        self, tenant: int, task_id: UUID, state: str, *, cancel: bool = False
+    ) -> bool | None:
+        """Change a task's state, as the API does."""
+
+        def decide(locked: LockedTask) -> Change | bool:
+            return replace(Change.of(locked), state=state, cancel_requested=cancel)
+
+        return await self.tasks.change(tenant, task_id, decide)
+
+    async def stock(
+        self, partitions: Sequence[int], *, after: float = 0.0, until: float = 1e10, cap: int = 100
+    ) -> list[TaskRow]:
+        return await self.engine.take_stock(partitions, after=after, until=until, cap=cap)
+
+
+NOBODY = Tenure(UUID(int=0), 0, frozenset())
+"""Who writes without owning anything."""
+
+
+def finish(
+    assignment: Assignment,
+    *,
+    fence: int | None = None,
+    outcome: Outcome = Outcome.SUCCEEDED,
+    state: TaskState = TaskState.COMPLETED,
+    dead_because: DeathCause | None = None,
+) -> Finish:
+    return Finish(_report(assignment, outcome, fence), state, dead_because)
+
+
+def retry(
+    assignment: Assignment,
+    *,
+    fence: int | None = None,
+    outcome: Outcome = Outcome.FAILED,
+    delay: float | None = 5.0,
+) -> Retry:
+    return Retry(_report(assignment, outcome, fence), delay)
+
+
+def held(assignment: Assignment, *, fence: int | None = None) -> TaskRef:
+    return TaskRef(assignment.tenant_id, assignment.id, fence or assignment.fence)
+
+
+def _report(assignment: Assignment, outcome: Outcome, fence: int | None) -> Report:
+    if fence is not None:
+        assignment = assignment._replace(fence=fence)
+    now = time.time()
+    failed = outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
+    error = TaskError("test", "it failed") if failed else None
+    return Report(assignment, outcome, now, now, error=error)
+
+
+def memory_lab() -> Lab:
+    store = MemoryStore(time.time, range(PARTITIONS), near=NEAR)
+    link = DirectLink()
+    connection = cast(asyncpg.Connection, RemoteConnection(store, link))
+    return Lab(
+        RemoteEngineStore(store, link),
+        RemoteTasks(store, link),
+        RemoteKeys(store, link),
+        Cluster(connection),
+        MemoryInspector(store),
+    )
+
+
+def postgres_lab(database: Database, connection: asyncpg.Connection) -> Lab:
+    return Lab(
+        EngineStore(database),
+        Tasks(database, near=NEAR),
+        Keys(database),
+        Cluster(connection),
+        PostgresInspector(connection),
+    )

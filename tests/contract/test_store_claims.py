@@ -1,0 +1,196 @@
+"""Claims and leases: what each predicate of these statements is for."""
+
+from contract.store_lab import Lab, finish, held, retry
+from mainspring.store.engine import TaskRef
+
+
+async def test_a_due_task_is_claimed_once(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+    assignment = await lab.claim(tenure, row)
+    assert assignment is not None
+    assert (assignment.fence, assignment.attempt, assignment.payload) == (1, 1, b"{}")
+    assert await lab.claim(tenure, row) is None
+    now = await lab.row(tenant, row.id)
+    assert (now.state, now.rev, now.fence) == ("running", row.rev + 1, 1)
+
+
+async def test_a_claim_names_the_rev_it_saw(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+    assert await lab.claim(tenure, row, rev=row.rev + 1) is None
+    assert await lab.claim(tenure, row) is not None
+
+
+async def test_a_claim_names_the_tenant(lab: Lab) -> None:
+    tenure, tenant, stranger = await lab.join(), await lab.tenant(), await lab.tenant()
+    row = await lab.create(tenant)
+    assert await lab.claim(tenure, row._replace(tenant_id=stranger)) is None
+
+
+async def test_only_a_scheduled_task_is_claimed(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+    await lab.move(tenant, row.id, "paused")
+    assert await lab.claim(tenure, row, rev=row.rev + 1) is None
+    await lab.move(tenant, row.id, "scheduled")
+    assert await lab.claim(tenure, row, rev=row.rev + 2) is not None
+
+
+async def test_a_running_task_is_not_claimed_again(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+    assert await lab.claim(tenure, row) is not None
+    assert await lab.claim(tenure, row, rev=row.rev + 1) is None
+
+
+async def test_no_task_is_claimed_before_it_is_due(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    assert await lab.claim(tenure, await lab.create(tenant, due=30.0)) is None
+
+
+async def test_no_task_is_claimed_after_its_expiry(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    assert await lab.claim(tenure, await lab.create(tenant, due=-9.0, expires=-1.0)) is None
+    assert await lab.claim(tenure, await lab.create(tenant, expires=60.0)) is not None
+
+
+async def test_a_node_with_an_old_epoch_claims_nothing(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+    assert await lab.cluster.hand_over(tenure, {}) == tenure.epoch + 1
+    assert await lab.claim(tenure, row) is None
+
+
+async def test_a_node_nobody_knows_claims_nothing(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+    stranger = (await lab.join()).node_id
+    await lab.cluster.hand_over(await lab.join(), {})
+    assert await lab.claim(type(tenure)(stranger, 99, tenure.partitions), row) is None
+
+
+async def test_a_lost_answer_is_read_again(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    mine, waiting = await lab.create(tenant), await lab.create(tenant)
+    await lab.claim(tenure, mine)
+    refs = [TaskRef(tenant, row.id, row.rev) for row in (mine, waiting)]
+    found = await lab.engine.claimed_by(refs, worker=lab.worker)
+    assert [assignment.id for assignment in found] == [mine.id]
+    assert found[0].fence == 1
+    assert await lab.engine.claimed_by(refs, worker="node:other") == []
+
+
+async def test_a_claim_that_comes_late_comes_to_nothing(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+    ref = TaskRef(tenant, row.id, row.rev)
+    assert await lab.engine.claimed_by([ref], worker=lab.worker) == []
+    assert await lab.claim(tenure, row) is None
+    now = await lab.row(tenant, row.id)
+    assert now.state == "scheduled"
+    assert await lab.claim(tenure, now) is not None
+
+
+async def test_reading_a_lost_answer_leaves_other_changes_alone(lab: Lab) -> None:
+    tenant = await lab.tenant()
+    row = await lab.create(tenant)
+    await lab.move(tenant, row.id, "paused")
+    for rev in (row.rev, row.rev + 1):
+        await lab.engine.claimed_by([TaskRef(tenant, row.id, rev)], worker=lab.worker)
+    assert (await lab.row(tenant, row.id)).rev == row.rev + 1
+    await lab.move(tenant, row.id, "scheduled")
+    await lab.engine.claimed_by([TaskRef(tenant, row.id, row.rev)], worker=lab.worker)
+    assert (await lab.row(tenant, row.id)).rev == row.rev + 2
+
+
+async def test_a_lease_is_extended(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    task = await lab.running(tenure, tenant, lease=1.0)
+    (extended,) = await lab.engine.extend([held(task)], lease=60.0)
+    assert extended.lease_end > task.lease_end + 50
+    assert not extended.cancel_requested
+    await lab.ask_to_cancel(task)
+    (extended,) = await lab.engine.extend([held(task)], lease=60.0)
+    assert extended.cancel_requested
+
+
+async def test_only_the_current_try_is_extended(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    task = await lab.running(tenure, tenant)
+    assert await lab.engine.extend([held(task, fence=7)], lease=60.0) == []
+    await lab.engine.retry(tenure, [retry(task)])
+    assert await lab.engine.extend([held(task)], lease=60.0) == []
+
+
+async def test_a_lease_that_ran_out_is_lost(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    task = await lab.running(tenure, tenant, lease=-1.0)
+    seen = await lab.engine.lose([held(task)])
+    assert [(row.id, row.state, row.fence) for row in seen.rows] == [(task.id, "scheduled", 1)]
+    assert seen.gone == []
+    assert seen.rows[0].due == task.due
+    assert await lab.inspect.tries_of(task.id) == [(1, "lost")]
+
+
+async def test_a_lease_that_holds_is_not_lost(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    task = await lab.running(tenure, tenant, lease=60.0)
+    seen = await lab.engine.lose([held(task)])
+    assert (seen.rows, seen.gone) == ([], [])
+
+
+async def test_only_the_current_try_is_lost(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    task = await lab.running(tenure, tenant, lease=-1.0)
+    seen = await lab.engine.lose([held(task, fence=7)])
+    assert (seen.rows, seen.gone) == ([], [])
+    assert await lab.engine.finish(tenure, [finish(task)]) == {task.id}
+    seen = await lab.engine.lose([held(task)])
+    assert (seen.rows, seen.gone) == ([], [])
+
+
+async def test_a_lost_task_that_was_asked_to_cancel_is_cancelled(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    task = await lab.running(tenure, tenant, lease=-1.0)
+    await lab.ask_to_cancel(task)
+    seen = await lab.engine.lose([held(task)])
+    assert (seen.rows, seen.gone) == ([], [task.id])
+    end = await lab.inspect.end_of(task.id)
+    assert end is not None
+    assert end.state == "cancelled"
+
+
+async def test_expiry_ends_what_did_not_start(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    late = await lab.create(tenant, due=-9.0, expires=-1.0)
+    parked = await lab.create(tenant, due=-9.0, expires=-1.0)
+    await lab.move(tenant, parked.id, "paused")
+    early = await lab.create(tenant, expires=60.0)
+    assert set(await lab.engine.expire(tenure)) == {late.id, parked.id}
+    assert await lab.is_unfinished(early)
+    end = await lab.inspect.end_of(late.id)
+    assert end is not None
+    assert (end.state, end.rev) == ("expired", late.rev + 1)
+
+
+async def test_expiry_spares_what_runs(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    running, waiting = [await lab.create(tenant, expires=0.2) for _ in range(2)]
+    assert await lab.claim(tenure, running) is not None
+    while not (ended := await lab.engine.expire(tenure)):
+        continue
+    while waiting.id not in ended:
+        ended += await lab.engine.expire(tenure)
+    assert ended == [waiting.id]
+    assert await lab.is_unfinished(running)
+
+
+async def test_expiry_is_the_owners_business(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant, due=-9.0, expires=-1.0)
+    elsewhere = await lab.join(frozenset({(row.partition + 1) % 256}))
+    assert await lab.engine.expire(elsewhere) == []
+    await lab.cluster.hand_over(tenure, {})
+    assert await lab.engine.expire(tenure) == []
+    assert await lab.is_unfinished(row)

@@ -1,0 +1,179 @@
+"""Reading: what an owner finds in its partitions, and what it is told of."""
+
+import pytest
+
+from contract.store_lab import Lab, finish
+from mainspring.domain.placement import Tenure
+from mainspring.domain.rows import StreamKey, TaskRow
+
+
+def stream_of(row: TaskRow) -> StreamKey:
+    return StreamKey(
+        row.partition, row.tenant_id, row.queue, row.capability, row.concurrency_key, row.priority
+    )
+
+
+async def test_stock_holds_what_is_due_in_the_stretch(lab: Lab) -> None:
+    tenant = await lab.tenant()
+    early, near, far = [await lab.create(tenant, due=due) for due in (-50.0, 10.0, 100.0)]
+    found = await lab.stock([early.partition], after=early.due, until=near.due)
+    assert found == [near]
+    found = await lab.stock([early.partition], after=0.0, until=far.due)
+    assert {row.id for row in found} == {early.id, near.id, far.id}
+
+
+async def test_stock_is_of_the_partitions_asked_for(lab: Lab) -> None:
+    row = await lab.create(await lab.tenant())
+    assert await lab.stock([(row.partition + 1) % 256]) == []
+
+
+async def test_stock_is_capped_per_stream_earliest_first(lab: Lab) -> None:
+    tenant = await lab.tenant()
+    rows = [await lab.create(tenant, due=due) for due in (-1.0, -3.0, -2.0)]
+    urgent = await lab.create(tenant, priority=9)
+    mail = await lab.create(tenant, queue="mail")
+    keyed = await lab.create(tenant, key="red")
+    found = await lab.stock([rows[0].partition], cap=2)
+    first_two = {rows[1].id, rows[2].id}
+    assert {row.id for row in found} == first_two | {urgent.id, mail.id, keyed.id}
+
+
+async def test_stock_holds_everything_that_runs(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    running = [await lab.running(tenure, tenant) for _ in range(3)]
+    waiting = await lab.create(tenant)
+    found = await lab.stock([waiting.partition], cap=1)
+    assert {row.id for row in found} == {task.id for task in running} | {waiting.id}
+    assert {row.state for row in found} == {"running", "scheduled"}
+
+
+async def test_stock_leaves_out_what_is_parked(lab: Lab) -> None:
+    tenant = await lab.tenant()
+    row = await lab.create(tenant)
+    await lab.move(tenant, row.id, "paused")
+    assert await lab.stock([row.partition]) == []
+
+
+async def test_more_of_a_stream(lab: Lab) -> None:
+    tenant = await lab.tenant()
+    rows = [await lab.create(tenant, due=due) for due in (-5.0, -4.0, -3.0, -2.0, 90.0)]
+    found = await lab.engine.load_more(
+        stream_of(rows[0]), since=rows[1].due, until=rows[3].due, known=[rows[2].id], limit=5
+    )
+    assert found == [rows[1], rows[3]]
+    found = await lab.engine.load_more(
+        stream_of(rows[0]), since=rows[1].due, until=rows[3].due, known=[], limit=2
+    )
+    assert found == rows[1:3]
+
+
+@pytest.mark.parametrize("other", ["queue", "key", "priority", "tenant"])
+async def test_more_of_a_stream_is_of_that_stream_only(lab: Lab, other: str) -> None:
+    tenant = await lab.tenant()
+    row = await lab.create(tenant, key="red")
+    match other:
+        case "queue":
+            await lab.create(tenant, key="red", queue="mail")
+        case "key":
+            await lab.create(tenant)
+        case "priority":
+            await lab.create(tenant, key="red", priority=9)
+        case "tenant":
+            stranger = stream_of(row)._replace(tenant_id=await lab.tenant())
+            assert await _everything(lab, stranger, row) == []
+    assert await _everything(lab, stream_of(row), row) == [row]
+
+
+async def test_more_of_a_stream_without_a_key(lab: Lab) -> None:
+    tenant = await lab.tenant()
+    row = await lab.create(tenant)
+    await lab.create(tenant, key="red")
+    assert await _everything(lab, stream_of(row), row) == [row]
+
+
+async def test_more_holds_neither_what_runs_nor_what_is_parked(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant, due=-9.0)
+    parked = await lab.create(tenant)
+    await lab.move(tenant, parked.id, "paused")
+    assert await lab.claim(tenure, row) is not None
+    assert await _everything(lab, stream_of(row), row) == []
+
+
+async def _everything(lab: Lab, stream: StreamKey, first: TaskRow) -> list[TaskRow]:
+    return await lab.engine.load_more(stream, since=first.due, until=1e10, known=[], limit=9)
+
+
+async def test_looking_tells_the_unfinished_from_the_gone(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row, task = await lab.create(tenant), await lab.running(tenure, tenant)
+    await lab.engine.finish(tenure, [finish(task)])
+    seen = await lab.engine.look_at([(tenant, row.id), (tenant, task.id)])
+    assert (seen.rows, seen.gone) == ([row], [task.id])
+
+
+async def test_looking_names_the_tenant(lab: Lab) -> None:
+    row = await lab.create(await lab.tenant())
+    seen = await lab.engine.look_at([(await lab.tenant(), row.id)])
+    assert (seen.rows, seen.gone) == ([], [row.id])
+
+
+# Wake rows -------------------------------------------------------------------------------------
+
+
+async def test_a_near_task_wakes_its_owner(lab: Lab) -> None:
+    row = await lab.create(await lab.tenant(), tenure=await lab.join(frozenset()))
+    assert await lab.inspect.wakes() == [(row.partition, row.id)]
+
+
+async def test_a_task_of_ones_own_partition_wakes_nobody(lab: Lab) -> None:
+    await lab.create(await lab.tenant(), tenure=await lab.join())
+    assert await lab.inspect.wakes() == []
+
+
+async def test_a_far_task_wakes_nobody(lab: Lab) -> None:
+    await lab.create(await lab.tenant(), tenure=await lab.join(frozenset()), due=100.0)
+    assert await lab.inspect.wakes() == []
+
+
+async def test_a_replaced_node_cannot_keep_a_task_to_itself(lab: Lab) -> None:
+    tenure = await lab.join()
+    await lab.cluster.hand_over(tenure, {})
+    row = await lab.create(await lab.tenant(), tenure=tenure)
+    assert await lab.inspect.wakes() == [(row.partition, row.id)]
+
+
+@pytest.mark.parametrize("state", ["paused", "cancelled"])
+async def test_every_change_wakes_the_owner(lab: Lab, state: str) -> None:
+    tenant = await lab.tenant()
+    row = await lab.create(tenant, tenure=await lab.join())
+    assert await lab.move(tenant, row.id, state) is True
+    assert await lab.inspect.wakes() == [(row.partition, row.id)]
+
+
+async def test_wakes_are_taken_once(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+    gone = await lab.create(tenant)
+    await lab.move(tenant, gone.id, "cancelled")
+    seen = await lab.engine.take_wakes(tenure)
+    assert (seen.rows, seen.gone) == ([row], [gone.id])
+    seen = await lab.engine.take_wakes(tenure)
+    assert (seen.rows, seen.gone) == ([], [])
+
+
+async def test_wakes_of_other_partitions_stay(lab: Lab) -> None:
+    row = await lab.create(await lab.tenant())
+    tenure = await lab.join(frozenset({(row.partition + 1) % 256}))
+    assert (await lab.engine.take_wakes(tenure)).rows == []
+    assert await lab.inspect.wakes() == [(row.partition, row.id)]
+
+
+async def test_a_replaced_node_takes_no_wakes(lab: Lab) -> None:
+    tenure = await lab.join()
+    row = await lab.create(await lab.tenant())
+    await lab.cluster.hand_over(tenure, {})
+    assert (await lab.engine.take_wakes(tenure)).rows == []
+    unknown = Tenure((await lab.join()).node_id, 99, tenure.partitions)
+    assert (await lab.engine.take_wakes(unknown)).rows == []
+    assert await lab.inspect.wakes() == [(row.partition, row.id)]

@@ -1,0 +1,261 @@
+"""A walk over every route there is: who gets in, and what another tenant's ids are worth.
+
+The routes come from the application itself, so that a new one is walked too. One with an id in its
+path needs a maker here: something of the right kind that belongs to the other tenant.
+"""
+
+import asyncio
+import logging
+from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from io import StringIO
+from random import Random
+from typing import Any, cast
+from uuid import UUID, uuid4
+
+import pytest
+import structlog
+from starlette.types import ASGIApp
+
+from mainspring.api.app import ApiDependencies, paths_of
+from mainspring.api.routing import ForAll, ForOperators, ForTenants, Operation
+from mainspring.clock import ManualClock
+from mainspring.config import Config
+from mainspring.domain.ids import TaskIds
+from mainspring.observe.logging import set_up_logging
+from mainspring.observe.metrics import Metrics
+from support.api import SCOPES, Office, opened_office
+from support.asgi import Answer, AsgiClient
+
+NOOP = {"target": {"type": "handler", "name": "mainspring.noop"}, "delay": 3600}
+STREAMS_AFTER = 2.0
+"""An answer that has not ended by then is a stream: whoever gets one was let in."""
+
+
+def routes() -> Iterator[tuple[str, str, Operation]]:
+    nothing = cast("Any", None)
+    deps = ApiDependencies(
+        config=Config(),
+        clock=ManualClock(0),
+        tasks=nothing,
+        keys=nothing,
+        ids=TaskIds(Random(1)),
+        rng=Random(1),
+        node=nothing,
+        metrics=Metrics(),
+        database=nothing,
+    )
+    for path, operations in paths_of(deps).items():
+        for method, operation in operations.items():
+            yield method, path, operation
+
+
+ROUTES = list(routes())
+FOR_TENANTS = [route for route in ROUTES if isinstance(route[2], ForTenants)]
+WITH_IDS = [route for route in FOR_TENANTS if "{" in route[1]]
+
+
+def name_of(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+@pytest.fixture
+async def office(database_url: str) -> AsyncIterator[Office]:
+    async with opened_office(database_url, Config()) as opened:
+        yield opened
+
+
+# --- things that belong to the other tenant ------------------------------------------------------
+
+
+async def a_task(office: Office) -> str:
+    answer = await office.rival.post("/v1/tasks", NOOP)
+    return str(answer.json()["id"])
+
+
+async def a_dead_letter(office: Office) -> str:
+    letter = uuid4()
+    await office.database.fetch(
+        "INSERT INTO dead_letters (id, tenant_id, died_at, reason, queue, priority, attempts, spec,"
+        " payload) VALUES ($1, $2, now(), 'exhausted', 'default', 5, '[]', $3, '{}')",
+        letter,
+        office.tenants["b"],
+        b'{"target":{"type":"handler","name":"mainspring.noop"}}',
+    )
+    return str(letter)
+
+
+async def a_key(office: Office) -> str:
+    answer = await office.rival.post("/v1/keys", {"scopes": ["read"]})
+    return str(answer.json()["id"])
+
+
+MAKERS: Mapping[str, Callable[[Office], Awaitable[str]]] = {
+    "/v1/tasks/{id}": a_task,
+    "/v1/dead-letters/{id}": a_dead_letter,
+    "/v1/keys/{id}": a_key,
+}
+UNKNOWN = {"/v1/keys/{id}": "0123456789"}
+"""An id that could be one but is not; a UUID where nothing else is said."""
+
+BODIES: Mapping[tuple[str, str], object] = {}
+"""What a route needs to be sent before it looks for the id in its path; `{}` else."""
+
+
+def kind_of(path: str) -> str:
+    """The part of a path that names the thing: up to its first id."""
+    return path[: path.index("}") + 1]
+
+
+# --- the walks ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "path", "operation"), ROUTES, ids=name_of)
+async def test_every_route_asks_for_the_right_key(
+    office: Office, method: str, path: str, operation: Operation
+) -> None:
+    """Nobody gets in without a key, with a wrong one, or with a key of another scope."""
+    url = path.replace("{id}", str(UUID(int=7)))
+    for key in (None, "nobody's"):
+        answer = await knock(office.client(key), method, url)
+        if isinstance(operation, ForAll):
+            assert answer is None or answer.status < 400, answer
+        else:
+            assert answer is not None
+            assert answer.status == 401, answer
+    for key in (*(f"a:{scope}" for scope in SCOPES), "operator"):
+        answer = await knock(office.client(key), method, url)
+        status = 200 if answer is None else answer.status
+        assert status < 500, answer
+        assert (status == 403) is not may(key, operation), (key, answer)
+        assert status != 401
+
+
+def may(key: str, operation: Operation) -> bool:
+    match operation:
+        case ForTenants():
+            return key.removeprefix("a:") in (operation.scope, operation.or_scope)
+        case ForOperators():
+            return key == "operator"
+        case ForAll():
+            return True
+
+
+@pytest.mark.parametrize(("method", "path", "operation"), WITH_IDS, ids=name_of)
+async def test_anothers_id_is_worth_as_much_as_an_unknown_one(
+    office: Office, method: str, path: str, operation: Operation
+) -> None:
+    """The same 404, word for word: not even that a thing exists is told."""
+    kind = kind_of(path)
+    assert kind in MAKERS, f"add a maker for {kind} to this test"
+    theirs = await MAKERS[kind](office)
+    unknown = UNKNOWN.get(kind, str(uuid4()))
+    body = BODIES.get((method, path), {})
+    refused = await office.admin.call(method, path.replace("{id}", theirs), body)
+    missing = await office.admin.call(method, path.replace("{id}", unknown), body)
+    assert refused.status == missing.status == 404, (refused.body, missing.body)
+    assert told(refused, theirs) == told(missing, unknown)
+    if ("GET", kind) in {(method, path) for method, path, _ in ROUTES}:
+        unharmed = await office.rival.get(kind.replace("{id}", theirs))
+        assert unharmed.status == 200, "the owner still has it"
+
+
+def told(answer: Answer, thing: str) -> tuple[dict[str, str], str]:
+    """An answer without what must differ."""
+    headers = {
+        k: v for k, v in answer.headers.items() if k not in ("x-request-id", "content-length")
+    }
+    document = answer.json()
+    document.pop("request_id")
+    return headers, str(document).replace(thing, "<id>")
+
+
+async def knock(client: AsgiClient, method: str, url: str) -> Answer | None:
+    """Send a request; None when the answer goes on and on."""
+    try:
+        async with asyncio.timeout(STREAMS_AFTER):
+            return await client.call(method, url, {})
+    except TimeoutError:
+        return None
+
+
+# --- secrets -----------------------------------------------------------------------------------
+
+
+class Broken:
+    """A pool that fails in a way nobody expects: the worst case for a log."""
+
+    def acquire(self, **_options: object) -> object:
+        raise RuntimeError("the pool is broken")
+
+
+@pytest.fixture
+def logged() -> Iterator[StringIO]:
+    """Everything that is logged, as in production, at the most talkative level."""
+    stream = StringIO()
+    set_up_logging("debug", "json", stream)
+    handler = logging.StreamHandler(stream)
+    logging.getLogger().addHandler(handler)
+    yield stream
+    logging.getLogger().removeHandler(handler)
+    structlog.reset_defaults()
+
+
+async def test_secrets_are_told_once_and_nowhere_else(
+    office: Office, logged: StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys are made in every way there is, then used on every route, also while the store fails."""
+    secrets = await canaries(office)
+    heard = ""
+    for failing in (False, True):
+        if failing:
+            monkeypatch.setattr(office.database, "_pool", Broken())
+        for secret in secrets:
+            for method, path, _ in ROUTES:
+                for client in (office.client(secret), Mistaken(office.app, secret)):
+                    url = path.replace("{id}", str(UUID(int=7)))
+                    answer = await knock(client, method, url)
+                    heard += "" if answer is None else f"{answer.headers}{answer.body!r}"
+    monkeypatch.undo()
+    places = {
+        "an answer": heard,
+        "the log": logged.getvalue(),
+        "the metrics": office.deps.metrics.exposition().decode(),
+        "the database": await everything_stored(office),
+    }
+    for place, text in places.items():
+        assert text, f"{place} was looked at"
+        for secret in secrets:
+            for form in (secret, secret.encode().hex(), b64encode(secret.encode()).decode()):
+                assert form not in text, f"a key is told by {place}"
+
+
+async def canaries(office: Office) -> list[str]:
+    """A new key of each origin, each with an answer that is kept for who asks again."""
+    created = await office.admin.post("/v1/keys", {"scopes": list(SCOPES)}, Idempotency_Key="1")
+    rotated = await office.admin.post(
+        f"/v1/keys/{created.json()['id']}/rotate", Idempotency_Key="2"
+    )
+    tenant = await office.operator.post("/v1/tenants", {"name": "canary"}, Idempotency_Key="3")
+    answers = (created, rotated, tenant)
+    assert [answer.status for answer in answers] == [201, 201, 201]
+    return [answer.json()["api_key"] for answer in answers]
+
+
+class Mistaken(AsgiClient):
+    """A caller who sends a key in the wrong form."""
+
+    def __init__(self, app: ASGIApp, secret: str) -> None:
+        super().__init__(app)
+        self._headers = {"authorization": f"Basic {secret}", "x-api-key": secret}
+
+
+async def everything_stored(office: Office) -> str:
+    tables = await office.database.fetch(
+        "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
+    )
+    text = ""
+    for table in tables:
+        rows = await office.database.fetch(f"SELECT t::text AS row FROM {table['tablename']} t")
+        text += "".join(row["row"] for row in rows)
+    return text

@@ -1,0 +1,105 @@
+"""The commands around a server, run as processes: what they print and how they exit."""
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from mainspring import __version__
+from mainspring.store import doctor
+from mainspring.store.database import DatabaseOptions
+from support.process import run
+
+
+@pytest.fixture
+async def empty_database(pg_server: str) -> AsyncIterator[str]:
+    """A database without a schema."""
+    await _execute(pg_server, "CREATE DATABASE cli_empty")
+    yield urlsplit(pg_server)._replace(path="/cli_empty").geturl()
+    await _execute(pg_server, "DROP DATABASE cli_empty WITH (FORCE)")
+
+
+async def test_version() -> None:
+    done = await mainspring("--version")
+    assert (done.returncode, done.stdout) == (0, f"mainspring {__version__}\n")
+
+
+async def test_migrate_and_then_again(empty_database: str) -> None:
+    first = await mainspring("migrate", DATABASE_URL=empty_database)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("applied 0001 ")
+    second = await mainspring("migrate", DATABASE_URL=empty_database)
+    assert second.stdout == "nothing to do: the schema is up to date\n"
+
+
+async def test_a_server_refuses_a_database_without_schema(empty_database: str) -> None:
+    done = await mainspring("server", DATABASE_URL=empty_database, MAINSPRING_PORT="0")
+    assert done.returncode == 1
+    assert "run `mainspring migrate` first" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_a_server_without_database_says_what_to_set() -> None:
+    done = await mainspring("server")
+    assert done.returncode != 0
+    assert "DATABASE_URL" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_a_database_that_cannot_be_reached(tmp_path: Path) -> None:
+    url = f"postgresql://nobody@/none?host={tmp_path}&port=5432"
+    for command in ("migrate", "doctor", "server"):
+        done = await mainspring(command, DATABASE_URL=url, MAINSPRING_PORT="0")
+        assert done.returncode == 1
+        assert "cannot be reached" in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr
+
+
+async def test_all_problems_of_the_settings_are_told_together() -> None:
+    done = await mainspring(
+        "server", MAINSPRING_LEASE="soon", MAINSPRING_PORT="99999", MAINSPRING_LOG_LEVEL="loud"
+    )
+    assert done.returncode == 2
+    for setting in ("lease", "port", "log_level"):
+        assert setting in done.stderr
+
+
+async def test_a_port_that_is_taken(database_url: str) -> None:
+    taken = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
+    port = taken.sockets[0].getsockname()[1]
+    done = await mainspring("server", DATABASE_URL=database_url, MAINSPRING_PORT=str(port))
+    taken.close()
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1 port {port}" in done.stderr
+
+
+async def test_the_doctor_finds_a_well_set_up_database_healthy(database_url: str) -> None:
+    # The tests' server has small buffers: the one thing there is to find.
+    findings = await doctor.examine(DatabaseOptions(database_url), pooler=False)
+    wanting = {finding.subject for finding in findings if not finding.ok}
+    assert wanting <= {"shared_buffers", "clock"}
+    looked_at = {finding.subject for finding in findings}
+    assert {"server", "schema", "fsync", "long transactions", "pooler"} <= looked_at
+
+
+async def test_the_doctor_sees_a_missing_schema_and_bad_settings(empty_database: str) -> None:
+    await _execute(empty_database, "ALTER DATABASE cli_empty SET synchronous_commit = off")
+    done = await mainspring("doctor", DATABASE_URL=empty_database)
+    assert done.returncode == 1
+    assert "look  schema: there is none: run `mainspring migrate`" in done.stdout
+    assert "look  synchronous_commit: off: must not be off" in done.stdout
+    assert "ok    fsync: on" in done.stdout
+
+
+async def mainspring(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return await asyncio.to_thread(run, *arguments, environment=environment)
+
+
+async def _execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute(statement)
+    await connection.close()

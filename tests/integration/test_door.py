@@ -1,0 +1,331 @@
+"""The door: what becomes of connections that ask too much, take too long, or come in crowds."""
+
+import asyncio
+import socket
+from asyncio import StreamReader, StreamWriter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from mainspring.api.door import DoorConfig, DoorLimits, DoorServer
+from mainspring.observe.metrics import Metrics
+from support.waiting import eventually
+
+LIMITS = DoorLimits(connections=100, headers=20, head=4096, patience=0.3)
+PATIENT = replace(LIMITS, patience=30)
+SOON = 10.0
+
+
+@dataclass
+class Inside:
+    """An application that remembers what reached it and answers as it is told."""
+
+    answer: bytes = b"hello"
+    read_body: bool = True
+    bodies: list[bytes] = field(default_factory=list)
+    gone: int = 0
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        if self.read_body and not await self._read(receive):
+            return
+        length = str(len(self.answer)).encode()
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]}
+        )
+        await send({"type": "http.response.body", "body": self.answer})
+
+    async def _read(self, receive: Receive) -> bool:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.gone += 1
+                return False
+            body, more = body + message["body"], message["more_body"]
+        self.bodies.append(body)
+        return True
+
+
+@dataclass
+class House:
+    """A server with a door."""
+
+    inside: Inside
+    metrics: Metrics
+    port: int
+    visitors: list["Visitor"] = field(default_factory=list)
+
+    async def visit(self) -> "Visitor":
+        visitor = Visitor(*await asyncio.open_connection("127.0.0.1", self.port))
+        self.visitors.append(visitor)
+        return visitor
+
+    def refused(self, reason: str) -> float:
+        return (
+            self.metrics.registry.get_sample_value(
+                "mainspring_connections_refused_total", {"reason": reason}
+            )
+            or 0.0
+        )
+
+
+@dataclass
+class Visitor:
+    """One connection, byte by byte."""
+
+    reader: StreamReader
+    writer: StreamWriter
+
+    def say(self, text: bytes) -> None:
+        self.writer.write(text)
+
+    async def hear(self) -> tuple[int, dict[str, str], bytes]:
+        """One whole answer."""
+        async with asyncio.timeout(SOON):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+            status, *lines = head.strip().split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in lines)
+            body = await self.reader.readexactly(int(headers["content-length"]))
+        return int(status.split()[1]), headers, body
+
+    async def hear_the_end(self) -> bytes:
+        """All there is to hear until the door is shut."""
+        async with asyncio.timeout(SOON):
+            with suppress(ConnectionError):
+                return await self.reader.read()
+            return b""
+
+    async def leave(self) -> None:
+        self.writer.close()
+        with suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+    async def drip(self, text: bytes) -> None:
+        """Send a byte now and then, until the door is shut."""
+        with suppress(ConnectionError):
+            while not self.writer.is_closing():
+                self.say(text)
+                await self.writer.drain()
+                await asyncio.sleep(0.02)
+
+    async def refusal(self, status: int, code: str) -> dict[str, str]:
+        """The problem that is told before the door is shut."""
+        found, headers, body = await self.hear()
+        assert found == status, body
+        assert headers["content-type"] == "application/problem+json"
+        assert headers["connection"] == "close"
+        assert msgspec.json.decode(body)["type"] == f"urn:mainspring:problem:{code}"
+        assert await self.hear_the_end() == b""
+        return headers
+
+
+@asynccontextmanager
+async def opened_house(
+    limits: DoorLimits = LIMITS, inside: Inside | None = None, keep_alive: float = 75
+) -> AsyncIterator[House]:
+    inside, metrics = inside or Inside(), Metrics()
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = DoorServer(DoorConfig(inside, limits, metrics, keep_alive=keep_alive))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    house = House(inside, metrics, listening.getsockname()[1])
+    try:
+        yield house
+    finally:
+        for visitor in house.visitors:
+            await visitor.leave()
+        server.should_exit = True
+        await serving
+
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+
+
+# --- the usual ---------------------------------------------------------------------------------
+
+
+async def test_good_visitors_notice_nothing() -> None:
+    async with opened_house() as house:
+        visitor = await house.visit()
+        for _ in range(3):
+            visitor.say(GET)
+            assert (await visitor.hear())[::2] == (200, b"hello")
+        visitor.say(GET * 3)
+        assert [(await visitor.hear())[0] for _ in range(3)] == [200] * 3
+        visitor.say(POST % 200_000)
+        for _ in range(4):
+            visitor.say(b"x" * 50_000)
+            await visitor.writer.drain()
+        assert (await visitor.hear())[0] == 200
+        assert house.inside.bodies[-1] == b"x" * 200_000
+
+
+async def test_patience_is_for_each_request_anew() -> None:
+    """A connection that is used for longer than the limit is not cut off."""
+    async with opened_house(replace(LIMITS, patience=0.2)) as house:
+        visitor = await house.visit()
+        for _ in range(4):
+            visitor.say(GET[:10])
+            await asyncio.sleep(0.08)
+            visitor.say(GET[10:])
+            assert (await visitor.hear())[0] == 200
+
+
+async def test_an_offer_of_another_protocol_is_passed_over() -> None:
+    async with opened_house() as house:
+        visitor = await house.visit()
+        visitor.say(GET[:-2] + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+        assert (await visitor.hear())[0] == 200
+
+
+async def test_an_idle_connection_is_closed() -> None:
+    async with opened_house(PATIENT, keep_alive=1) as house:
+        visitor = await house.visit()
+        visitor.say(GET)
+        assert (await visitor.hear())[0] == 200
+        assert await visitor.hear_the_end() == b""
+
+
+# --- too much ----------------------------------------------------------------------------------
+
+
+async def test_too_many_headers() -> None:
+    async with opened_house(PATIENT) as house:
+        visitor = await house.visit()
+        visitor.say(GET[:-2] + b"".join(b"x%d: y\r\n" % n for n in range(20)) + b"\r\n")
+        await visitor.refusal(431, "head-too-large")
+        assert house.inside.bodies == []
+        assert house.refused("head-too-large") == 1
+
+
+async def test_as_many_headers_as_allowed() -> None:
+    async with opened_house(PATIENT) as house:
+        visitor = await house.visit()
+        visitor.say(GET[:-2] + b"".join(b"x%d: y\r\n" % n for n in range(19)) + b"\r\n")
+        assert (await visitor.hear())[0] == 200
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        GET[:-2] + b"x: " + b"y" * 5000 + b"\r\n\r\n",
+        b"GET /?" + b"y" * 5000 + GET[5:],
+        GET[:-2] + b"y" * 5000 + b": x\r\n\r\n",
+    ],
+)
+async def test_a_large_head(head: bytes) -> None:
+    async with opened_house(PATIENT) as house:
+        visitor = await house.visit()
+        visitor.say(head)
+        await visitor.refusal(431, "head-too-large")
+
+
+@pytest.mark.parametrize("start", [GET[:-2] + b"x: ", b"GET /", GET[:-2]])
+async def test_a_head_without_an_end(start: bytes) -> None:
+    """It is refused while it comes: memory is bounded however long it would go on."""
+    async with opened_house(PATIENT) as house:
+        visitor = await house.visit()
+        visitor.say(start)
+        dripping = asyncio.create_task(visitor.drip(b"y" * 2000))
+        await visitor.refusal(431, "head-too-large")
+        dripping.cancel()
+
+
+async def test_nonsense_is_a_problem_too() -> None:
+    for nonsense in (
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+        b"HELO\r\n\r\n",
+        b"GET \xff HTTP/1.1\r\n\r\n",
+    ):
+        async with opened_house(PATIENT) as house:
+            visitor = await house.visit()
+            visitor.say(nonsense)
+            await visitor.refusal(400, "malformed-request")
+
+
+# --- too slow ----------------------------------------------------------------------------------
+
+
+async def test_a_body_that_does_not_come() -> None:
+    async with opened_house() as house:
+        visitor = await house.visit()
+        visitor.say(POST % 1000 + b"some")
+        await visitor.refusal(408, "too-slow")
+        await eventually(lambda: _is(house.inside.gone == 1), within=SOON, what="it hears the end")
+        assert house.inside.bodies == []
+
+
+@pytest.mark.parametrize("start", [GET[:-2], POST % 1_000_000, GET + POST % 1_000_000])
+async def test_dripping_does_not_help(start: bytes) -> None:
+    """The time is for the whole request, not for its next byte."""
+    async with opened_house() as house:
+        visitor = await house.visit()
+        visitor.say(start)
+        if start.startswith(GET):
+            assert (await visitor.hear())[0] == 200
+        dripping = asyncio.create_task(visitor.drip(b"x"))
+        await visitor.refusal(408, "too-slow")
+        dripping.cancel()
+
+
+async def test_a_visitor_who_says_nothing() -> None:
+    async with opened_house() as house:
+        visitor = await house.visit()
+        assert await visitor.hear_the_end() == b""
+
+
+async def test_a_body_after_the_answer_must_end_too() -> None:
+    async with opened_house(inside=Inside(read_body=False)) as house:
+        visitor = await house.visit()
+        visitor.say(POST % 1_000_000)
+        assert (await visitor.hear())[0] == 200
+        dripping = asyncio.create_task(visitor.drip(b"x"))
+        await visitor.refusal(408, "too-slow")
+        dripping.cancel()
+
+
+async def test_an_answer_that_is_not_taken() -> None:
+    async with opened_house(inside=Inside(answer=b"x" * 50_000_000)) as house:
+        visitor = await house.visit()
+        visitor.say(GET)
+        await eventually(
+            lambda: _is(house.refused("answer-not-taken") == 1),
+            within=SOON,
+            what="the connection is given up",
+        )
+
+
+# --- too many ----------------------------------------------------------------------------------
+
+
+async def test_a_crowd() -> None:
+    async with opened_house(replace(PATIENT, connections=2)) as house:
+        early = [await house.visit() for _ in range(2)]
+        for visitor in early:
+            visitor.say(GET)
+            assert (await visitor.hear())[0] == 200
+        late = await house.visit()
+        late.say(GET)
+        headers = await late.refusal(503, "crowded")
+        assert headers["retry-after"] == "1"
+        for visitor in early:
+            visitor.say(GET)
+            assert (await visitor.hear())[0] == 200, "who is in stays in"
+        await early[0].leave()
+        await eventually(lambda: _gets_in(house), within=SOON, what="there is room again")
+
+
+async def _gets_in(house: House) -> bool:
+    visitor = await house.visit()
+    visitor.say(GET)
+    status, _, _ = await visitor.hear()
+    await visitor.leave()
+    return status == 200
+
+
+async def _is(truth: bool) -> bool:
+    return truth

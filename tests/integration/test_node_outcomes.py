@@ -1,0 +1,147 @@
+"""Outcomes race lease ends and takeovers in the store: exactly one counts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from random import Random
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from mainspring.domain.placement import PARTITIONS
+from mainspring.domain.tenant import TenantLimits
+from mainspring.store.cluster import Cluster
+from mainspring.store.database import Database, DatabaseOptions, connect
+from mainspring.store.engine import TaskRef
+from mainspring.store.keys import Keys
+from support.evidence import Evidence
+from support.store import StoreWorld, success
+from support.waiting import eventually
+
+RACES = 60
+
+_SCHEDULED = "SELECT count(*) FROM tasks WHERE state = 'scheduled'"
+
+
+@pytest.fixture
+async def world(database_url: str) -> AsyncIterator[StoreWorld]:
+    database = Database(DatabaseOptions(database_url))
+    await database.open()
+    made = StoreWorld(database)
+    await made.open()
+    yield made
+    await database.close()
+
+
+async def test_completion_races_the_end_of_the_lease(world: StoreWorld) -> None:
+    """Each try ends once: as a success, or as lost and then scheduled again."""
+    assignments = await world.claim(await world.due_tasks(RACES), lease=0.0)
+    shuffled = Random(3).sample(assignments, RACES)
+    batches = [shuffled[start : start + 10] for start in range(0, RACES, 10)]
+    finished, lost = await asyncio.gather(
+        asyncio.gather(*(world.engine.finish(world.tenure, map(success, b)) for b in batches)),
+        asyncio.gather(
+            *(
+                world.engine.lose(TaskRef(a.tenant_id, a.id, a.fence) for a in batch)
+                for batch in reversed(batches)
+            )
+        ),
+    )
+    accepted = {task for answer in finished for task in answer}
+    again = {row.id for seen in lost for row in seen.rows}
+    assert accepted.isdisjoint(again)
+    assert accepted | again == {a.id for a in assignments}
+    evidence = Evidence(world.database)
+    assert await evidence.value("SELECT count(*) FROM executions") == RACES
+    assert await evidence.value("SELECT count(*) FROM tasks WHERE state = 'scheduled'") == len(
+        again
+    )
+    await evidence.sound(accepted)
+
+
+async def test_a_stale_outcome_changes_nothing(world: StoreWorld) -> None:
+    """A try that was lost and taken by another is over, whatever its old holder says."""
+    ids = await world.due_tasks(3)
+    stale = await world.claim(ids, lease=0.0, worker="node:old")
+    refs = [TaskRef(a.tenant_id, a.id, a.fence) for a in stale]
+    assert len((await world.engine.lose(refs)).rows) == 3
+    current = await world.claim(ids, lease=60, worker="node:new")
+    assert await world.engine.finish(world.tenure, map(success, stale)) == set()
+    assert await world.engine.extend(refs, lease=60) == []
+    assert await world.engine.finish(world.tenure, map(success, current)) == set(ids)
+    await Evidence(world.database).sound(ids)
+
+
+async def test_a_lease_that_was_extended_is_not_lost(world: StoreWorld) -> None:
+    held = await world.claim(await world.due_tasks(1), lease=0.0)
+    refs = [TaskRef(a.tenant_id, a.id, a.fence) for a in held]
+    assert len(await world.engine.extend(refs, lease=60)) == 1
+    seen = await world.engine.lose(refs)
+    assert (seen.rows, seen.gone) == ([], [])
+
+
+async def test_two_nodes_want_the_same_partitions(database_url: str) -> None:
+    """Each partition goes to one of them, and every change of hands raises its epoch."""
+    connections = [await connect(DatabaseOptions(database_url)) for _ in range(2)]
+    clusters = [Cluster(connection) for connection in connections]
+    nodes = [uuid4(), uuid4()]
+    for cluster, node in zip(clusters, nodes, strict=True):
+        await cluster.join(node, "racer", None, "0")
+    every = range(PARTITIONS)
+    won = await asyncio.gather(
+        *(c.take_over(node, 1, every) for c, node in zip(clusters, nodes, strict=True))
+    )
+    assert set(won[0]).isdisjoint(won[1])
+    assert set(won[0]) | set(won[1]) == set(every)
+    before = await epochs(connections[0])
+    assert await clusters[0].declare_dead(nodes[1], ttl=0.0)
+    assert await clusters[1].beat(nodes[1], 1) is None, "the dead are told"
+    assert await clusters[1].take_over(nodes[1], 1, every) == [], "the dead take nothing"
+    assert set(await clusters[0].take_over(nodes[0], 1, every)) == set(won[1])
+    after = await epochs(connections[0])
+    assert all(after[p] == before[p] + (p in won[1]) for p in every)
+    for connection in connections:
+        await connection.close()
+
+
+async def test_a_dead_nodes_claim_changes_nothing(world: StoreWorld) -> None:
+    ids = await world.due_tasks(2)
+    await world.database.fetch("UPDATE nodes SET epoch = epoch + 1, state = 'dead'")
+    assert await world.claim(ids, lease=60) == []
+    assert await Evidence(world.database).value(_SCHEDULED) == 2
+
+
+async def test_a_task_inserted_during_a_change_of_limits_moves_too(
+    world: StoreWorld, database_url: str
+) -> None:
+    """An insert in flight while the tenant's spread changes must not lie in an old place."""
+    keys = Keys(world.database)
+    writer = await connect(DatabaseOptions(database_url))
+    async with writer.transaction():
+        await writer.execute("SELECT FROM tenants FOR KEY SHARE")
+        await writer.execute(
+            "INSERT INTO tasks (id, created_at, run_at, due_at, tenant_id, partition, priority,"
+            " queue, capability, spec, payload) SELECT gen_random_uuid(), now(), now(), now(), $1,"
+            " p, 5, 'default', 'http', '', '' FROM generate_series(0, 255) AS p",
+            world.tenant_id,
+        )
+        limits = TenantLimits(max_running=1, spread=1)
+        change = asyncio.create_task(keys.set_limits(world.tenant_id, limits))
+        await eventually(lambda: somebody_waits(world), within=5, what="the change waits")
+    await change
+    await writer.close()
+    evidence = Evidence(world.database)
+    assert await evidence.value("SELECT count(DISTINCT partition) FROM tasks") == 1
+
+
+async def somebody_waits(world: StoreWorld) -> bool:
+    waiting = await Evidence(world.database).value(
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    return waiting > 0
+
+
+async def epochs(connection: asyncpg.Connection) -> dict[int, int]:
+    rows = await connection.fetch("SELECT partition, epoch FROM partitions")
+    return {row["partition"]: row["epoch"] for row in rows}

@@ -1,0 +1,119 @@
+"""Migrations: once each, in order, by one at a time, and never changed afterwards."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import count
+from unittest import mock
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from mainspring.errors import MigrationError
+from mainspring.store import migrate as migrations
+from mainspring.store.migrate import Migration, available, migrate, pending
+
+_numbers = count(1)
+
+_SCHEMA = """
+SELECT 'column', c.table_name || '.' || c.column_name,
+    concat_ws(' ', c.data_type, c.is_nullable, c.column_default)
+FROM information_schema.columns c WHERE c.table_schema = 'public'
+UNION ALL SELECT 'index', indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'
+UNION ALL SELECT 'constraint', conname, pg_get_constraintdef(oid) FROM pg_constraint
+WHERE connamespace = 'public'::regnamespace
+UNION ALL SELECT 'trigger', tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal
+UNION ALL SELECT 'function', proname, prosrc FROM pg_proc
+WHERE pronamespace = 'public'::regnamespace
+UNION ALL SELECT 'view', viewname, definition FROM pg_views WHERE schemaname = 'public'
+ORDER BY 1, 2, 3
+"""
+
+
+@pytest.fixture
+async def empty_url(pg_server: str) -> AsyncIterator[str]:
+    """A database without any schema."""
+    name = f"migration_{next(_numbers)}"
+    server = await asyncpg.connect(pg_server)
+    await server.execute(f"CREATE DATABASE {name}")
+    yield urlsplit(pg_server)._replace(path=f"/{name}").geturl()
+    await server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    await server.close()
+
+
+async def fetch(url: str, sql: str) -> list[tuple[object, ...]]:
+    connection = await asyncpg.connect(url)
+    try:
+        return [tuple(row) for row in await connection.fetch(sql)]
+    finally:
+        await connection.close()
+
+
+def known(*steps: Migration) -> "mock._patch[mock.MagicMock]":
+    """As if this version of Mainspring knew these steps."""
+    return mock.patch.object(migrations, "available", return_value=list(steps))
+
+
+def test_steps_are_numbered_without_gaps_and_say_the_way_back() -> None:
+    steps = available()
+    assert [step.version for step in steps] == list(range(1, len(steps) + 1))
+    assert all("Way back" in step.sql for step in steps)
+
+
+async def test_from_empty_comes_the_whole_schema(empty_url: str) -> None:
+    assert await pending(empty_url) == available()
+    assert await migrate(empty_url) == available()
+    assert await pending(empty_url) == []
+    tables = await fetch(empty_url, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+    wanted = {"tasks", "task_history", "executions", "dead_letters", "nodes", "partitions", "wakes"}
+    assert wanted <= {name for (name,) in tables}
+    assert await fetch(empty_url, "SELECT count(*) FROM partitions") == [(256,)]
+
+
+async def test_the_second_time_changes_nothing(empty_url: str) -> None:
+    await migrate(empty_url)
+    before = await fetch(empty_url, _SCHEMA)
+    ledger = await fetch(empty_url, "SELECT * FROM schema_migrations")
+    assert await migrate(empty_url) == []
+    assert await fetch(empty_url, _SCHEMA) == before
+    assert await fetch(empty_url, "SELECT * FROM schema_migrations") == ledger
+
+
+async def test_every_older_version_becomes_the_same_schema(
+    empty_url: str, database_url: str
+) -> None:
+    wanted = await fetch(database_url, _SCHEMA)
+    for version in range(1, len(available()) + 1):
+        with known(*available()[:version]):
+            await migrate(empty_url)
+    assert await fetch(empty_url, _SCHEMA) == wanted
+
+
+async def test_several_nodes_may_migrate_at_once(empty_url: str) -> None:
+    applied = await asyncio.gather(*(migrate(empty_url) for _ in range(4)))
+    assert sorted(len(steps) for steps in applied) == [0, 0, 0, len(available())]
+
+
+async def test_a_step_that_was_changed_afterwards_is_refused(empty_url: str) -> None:
+    await migrate(empty_url)
+    first, *rest = available()
+    changed = Migration(first.version, first.name, first.sql + "-- changed")
+    with known(changed, *rest), pytest.raises(MigrationError, match="was changed after"):
+        await migrate(empty_url)
+
+
+async def test_a_newer_schema_is_tolerated(empty_url: str) -> None:
+    newer = Migration(9999, "later", "CREATE TABLE later (id integer)")
+    with known(*available(), newer):
+        assert len(await migrate(empty_url)) == len(available()) + 1
+    assert await pending(empty_url) == []
+    assert await migrate(empty_url) == []
+
+
+async def test_a_step_that_fails_leaves_nothing_behind(empty_url: str) -> None:
+    bad = Migration(1, "bad", "CREATE TABLE half (id integer); SELECT 1 / 0")
+    with known(bad), pytest.raises(asyncpg.DivisionByZeroError):
+        await migrate(empty_url)
+    assert await fetch(empty_url, "SELECT to_regclass('half'), to_regclass('tasks')") == [
+        (None, None)
+    ]

@@ -1,0 +1,114 @@
+"""The API in this process, over a real database, with a node that does nothing."""
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from random import Random
+from uuid import UUID
+
+from starlette.types import ASGIApp
+
+from mainspring.api.app import ApiDependencies, build_app
+from mainspring.api.key_activity import KeyActivity
+from mainspring.clock import ManualClock
+from mainspring.config import Config
+from mainspring.domain.ids import TaskIds
+from mainspring.domain.placement import Tenure
+from mainspring.domain.rows import TaskRow
+from mainspring.engine.explain import Situation
+from mainspring.observe.metrics import Metrics
+from mainspring.store.database import Database, DatabaseOptions
+from mainspring.store.keys import Keys, NewKey
+from mainspring.store.tasks import Tasks
+from support.asgi import AsgiClient
+
+SCOPES = ("read", "write", "work", "admin")
+
+
+class QuietNode:
+    """A node that owns everything and does nothing."""
+
+    def tenure(self) -> Tenure:
+        return Tenure(UUID(int=1), 1, frozenset(range(256)))
+
+    def created(self, rows: Sequence[TaskRow]) -> None:
+        pass
+
+    def changed(self) -> None:
+        pass
+
+    def hint_others(self, partitions: Collection[int]) -> None:
+        pass
+
+    def explain(self, row: TaskRow) -> Situation:
+        return Situation()
+
+    def ready(self) -> bool:
+        return True
+
+
+@dataclass
+class Office:
+    """The application, two tenants with a key for each scope, and an operator."""
+
+    deps: ApiDependencies
+    app: ASGIApp
+    tenants: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def database(self) -> Database:
+        return self.deps.database
+
+    def client(self, key: str | None) -> AsgiClient:
+        return AsgiClient(self.app, key)
+
+    @property
+    def admin(self) -> AsgiClient:
+        """All scopes of tenant `a`."""
+        return self.client("a:all")
+
+    @property
+    def rival(self) -> AsgiClient:
+        """All scopes of tenant `b`."""
+        return self.client("b:all")
+
+    @property
+    def operator(self) -> AsgiClient:
+        return self.client("operator")
+
+    def another_node(self) -> "Office":
+        """A second application over the same database, which shares no memory with the first."""
+        deps = replace(self.deps, ids=TaskIds(Random(5)), activity=KeyActivity(), metrics=Metrics())
+        return Office(deps, build_app(deps), self.tenants)
+
+
+@asynccontextmanager
+async def opened_office(database_url: str, config: Config) -> AsyncIterator[Office]:
+    database = Database(DatabaseOptions(database_url, connections=5))
+    await database.open()
+    row = await database.fetch_row("SELECT extract(epoch FROM clock_timestamp())::float8 AS now")
+    assert row is not None
+    keys = Keys(database)
+    deps = ApiDependencies(
+        config=config,
+        clock=ManualClock(row["now"]),
+        tasks=Tasks(database, near=config.near),
+        keys=keys,
+        ids=TaskIds(Random(1)),
+        rng=Random(2),
+        node=QuietNode(),
+        metrics=Metrics(),
+        database=database,
+    )
+    office = Office(deps, build_app(deps))
+    for name in ("a", "b"):
+        tenant_id = office.tenants[name] = await keys.ensure_tenant(name)
+        await keys.add(NewKey(f"{name}-all", f"{name}:all", tenant_id, frozenset(SCOPES)))
+        for scope in SCOPES:
+            secret = f"{name}:{scope}"
+            await keys.add(NewKey(f"{name}-{scope}", secret, tenant_id, frozenset({scope})))
+    await keys.add(NewKey("operator", "operator", None, frozenset(), operator=True))
+    try:
+        yield office
+    finally:
+        await database.close()

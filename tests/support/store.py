@@ -1,0 +1,82 @@
+"""A database with nodes and tasks in it, for tests that speak to the store itself."""
+
+from collections.abc import Sequence
+from random import Random
+from uuid import UUID, uuid4
+
+import msgspec
+
+from mainspring.domain.execution import Assignment, Outcome, Report
+from mainspring.domain.ids import TaskIds
+from mainspring.domain.placement import PARTITIONS, Tenure
+from mainspring.domain.settlement import Finish
+from mainspring.domain.task import Target, TaskSpec, TaskState
+from mainspring.store.database import Database
+from mainspring.store.engine import EngineStore, TaskRef
+from mainspring.store.keys import Keys
+from mainspring.store.tasks import Creation, NewTask, Tasks
+
+SPEC = TaskSpec(Target("handler", name="mainspring.noop"))
+
+
+class StoreWorld:
+    """One tenant, one node that owns everything, and tasks that are due."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.engine = EngineStore(database)
+        self.tenure = Tenure(uuid4(), 1, frozenset(range(PARTITIONS)))
+        self._ids = TaskIds(Random(7))
+
+    async def open(self) -> None:
+        self.tenant_id = await Keys(self.database).ensure_tenant("acme")
+        await self.database.fetch(
+            "INSERT INTO nodes (id, name, version) VALUES ($1, 'one', '0')", self.tenure.node_id
+        )
+
+    async def now(self) -> float:
+        row = await self.database.fetch_row(
+            "SELECT extract(epoch FROM clock_timestamp())::float8 AS now"
+        )
+        assert row is not None
+        return float(row["now"])
+
+    async def due_tasks(self, count: int) -> list[UUID]:
+        """Insert tasks that may start at once."""
+        now = await self.now()
+        tasks = [self._task(now) for _ in range(count)]
+        await Tasks(self.database, near=30).create([Creation(self.tenant_id, tasks)], self.tenure)
+        return [task.id for task in tasks]
+
+    async def claim(
+        self, ids: Sequence[UUID], *, lease: float, worker: str = "node:one"
+    ) -> list[Assignment]:
+        """Lease tasks at their present rev."""
+        seen = await self.engine.look_at([(self.tenant_id, task_id) for task_id in ids])
+        picks = [TaskRef(row.tenant_id, row.id, row.rev) for row in seen.rows]
+        return await self.engine.claim(self.tenure, picks, worker=worker, lease=lease)
+
+    def _task(self, now: float) -> NewTask:
+        return NewTask(
+            tenant_id=self.tenant_id,
+            id=self._ids.make(now),
+            created=now,
+            run=now,
+            due=now,
+            expires=None,
+            concurrency_key=None,
+            concurrency_limit=None,
+            priority=5,
+            queue="default",
+            capability=SPEC.target.capability,
+            name=None,
+            labels=None,
+            spec=msgspec.json.encode(SPEC),
+            payload=b"{}",
+        )
+
+
+def success(assignment: Assignment) -> Finish:
+    """The outcome of a try that went well."""
+    moment = assignment.picked
+    return Finish(Report(assignment, Outcome.SUCCEEDED, moment, moment), TaskState.COMPLETED)

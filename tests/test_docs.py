@@ -1,0 +1,290 @@
+"""The documents tell the truth: their commands are run, their answers compared, their names found.
+
+A block that cannot be run says why, in a comment right before it: `<!-- not run: the reason -->`.
+One that is meant to fail says how: `<!-- exit status: 1 -->`. A block of JSON or text right after a
+command shows its output; ids, times and measured numbers may differ.
+"""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+import typer
+from typer.core import TyperGroup
+
+from mainspring import crash
+from mainspring.cli.main import app
+from mainspring.config import Config, load
+from mainspring.execution.builtin import HANDLERS, NOOP
+from mainspring.store import queries
+from support.docs import (
+    DOCUMENTS,
+    GENERATED,
+    ROOT,
+    Block,
+    anchors,
+    blocks,
+    exposed_name,
+    links,
+    metrics,
+    regenerated,
+    shape,
+)
+from support.process import MainspringProcess
+from support.waiting import eventually
+
+README = ROOT / "README.md"
+OPERATIONS = ROOT / "docs" / "operations.md"
+CONFIGURATION = ROOT / "docs" / "configuration.md"
+
+RUNNABLE = {"bash", "sh", "python"}
+CHECKED = RUNNABLE | {"json", "text", "toml"}
+RUN_HERE = {README, OPERATIONS, CONFIGURATION}
+SOURCE = ROOT / "src" / "mainspring"
+
+SETTINGS = {field.name: field for field in fields(Config)}
+# Read by callers, and by the configuration itself: no settings.
+OTHER_VARIABLES = {"MAINSPRING_URL", "MAINSPRING_CONFIG"}
+
+
+# --- blocks are run ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+async def test_the_tour_in_the_readme(tmp_path: Path) -> None:
+    ports = free_ports(README)
+    server = MainspringProcess(
+        tmp_path / "dev.log",
+        *("dev", "--port", str(ports["7070"]), "--data", str(tmp_path / ".dev" / "data")),
+        environment={},
+    )
+    try:
+
+        async def listens() -> bool:
+            assert server.alive, server.said()
+            return "Mainspring is running." in server.said()
+
+        await eventually(listens, within=30, what="mainspring dev is running")
+        await run_blocks(README, tmp_path, ports, {})
+    finally:
+        server.kill()
+
+
+@pytest.mark.slow
+async def test_the_commands_for_operators(pg_server: str, tmp_path: Path) -> None:
+    connection = await asyncpg.connect(pg_server)
+    await connection.execute("CREATE DATABASE docs")
+    try:
+        url = urlsplit(pg_server)._replace(path="/docs").geturl()
+        await run_blocks(OPERATIONS, tmp_path, free_ports(OPERATIONS), {"DATABASE_URL": url})
+    finally:
+        await connection.execute("DROP DATABASE docs WITH (FORCE)")
+        await connection.close()
+
+
+async def test_the_commands_about_settings(tmp_path: Path) -> None:
+    await run_blocks(CONFIGURATION, tmp_path, {}, {})
+
+
+def test_every_block_is_run_or_checked_or_says_why_not() -> None:
+    for document in DOCUMENTS:
+        for block in blocks(document):
+            assert block.language in CHECKED, f"{block.where}: nobody checks {block.language!r}"
+            assert block.not_run != "", f"{block.where}: why is it not run?"
+            if block.language in RUNNABLE and block.not_run is None:
+                assert document in RUN_HERE, f"{block.where}: no test runs this document"
+
+
+def test_what_shows_no_output_is_valid(tmp_path: Path) -> None:
+    for document in DOCUMENTS:
+        for block in blocks(document):
+            if block.language == "json" and block.follows is None:
+                json.loads(block.text)
+            elif block.language == "toml":
+                assert tomllib.loads(block.text), f"{block.where} is empty"
+                file = tmp_path / "mainspring.toml"
+                file.write_text(block.text)
+                load({"MAINSPRING_CONFIG": str(file)})
+
+
+async def run_blocks(
+    document: Path, directory: Path, ports: Mapping[str, int], environment: Mapping[str, str]
+) -> None:
+    """Run a document's blocks in order, in one shell, and compare what they say."""
+    all_blocks = blocks(document)
+    results = directory / "results"
+    results.mkdir()
+    script = "\n".join(lines_of_script(all_blocks, results))
+    for port, free in ports.items():
+        script = script.replace(port, str(free))
+    await asyncio.to_thread(run_shell, script, directory, environment)
+    for index, block in enumerate(all_blocks):
+        if runs(block):
+            status = int((results / f"{index}.status").read_text())
+            said = (results / f"{index}.out").read_text()
+            assert status == block.exit_status, f"{block.where} ended with {status}:\n{said}"
+        elif block.follows is not None and runs(all_blocks[block.follows]):
+            said = (results / f"{block.follows}.out").read_text()
+            assert shape(said) == shape(block.text), f"{block.where} shows something else:\n{said}"
+
+
+def runs(block: Block) -> bool:
+    return block.language in RUNNABLE and block.not_run is None
+
+
+def lines_of_script(all_blocks: Iterable[Block], results: Path) -> Iterator[str]:
+    """All blocks as one script, so that functions and variables carry over."""
+    yield "trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT"
+    for index, block in enumerate(all_blocks):
+        if runs(block):
+            python = block.language == "python"
+            text = f"python - <<'PYTHON'\n{block.text}PYTHON\n" if python else block.text
+            yield f"{{\n{text}}} >{results}/{index}.out 2>&1; echo $? >{results}/{index}.status"
+
+
+def run_shell(script: str, directory: Path, environment: Mapping[str, str]) -> None:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("MAINSPRING_")}
+    inherited.pop("DATABASE_URL", None)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    # Should the test run itself be killed, what the script started must not stay behind.
+    setpriv = shutil.which("setpriv")
+    guard = [setpriv, "--pdeathsig", "TERM"] if setpriv else []
+    subprocess.run(
+        [*guard, "bash", "-c", script],
+        cwd=directory,
+        env={**inherited, **environment, "PATH": path},
+        stdin=subprocess.DEVNULL,
+        timeout=90,
+        check=False,
+    )
+
+
+def free_ports(document: Path) -> dict[str, int]:
+    """A free port for each that the document names (7070, 7071, …)."""
+    named = sorted(set(re.findall(r"\b707\d\b", document.read_text())))
+    sockets = {port: socket.socket() for port in named}
+    for listening in sockets.values():
+        listening.bind(("127.0.0.1", 0))
+    found = {port: int(listening.getsockname()[1]) for port, listening in sockets.items()}
+    for listening in sockets.values():
+        listening.close()
+    return found
+
+
+# --- names exist ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+class TestNames:
+    """What a document names, the product has."""
+
+    def test_links(self, document: Path) -> None:
+        for target in links(document):
+            if urlsplit(target).scheme:
+                continue
+            file, _, anchor = target.partition("#")
+            linked = (document.parent / file).resolve() if file else document
+            assert linked.exists(), f"{target} does not exist"
+            if anchor:
+                assert anchor in anchors(linked), f"{target}: there is no such heading"
+
+    def test_files(self, document: Path) -> None:
+        for path in re.findall(r"`([a-z_]+(?:/[a-z_]+)*(?:\.py|/))`", document.read_text()):
+            assert (SOURCE / path).exists() or (ROOT / path).exists() or path == "dist/", path
+
+    def test_settings(self, document: Path) -> None:
+        for variable in re.findall(r"MAINSPRING_[A-Z_]+", document.read_text()):
+            if variable not in OTHER_VARIABLES:
+                name = variable.removeprefix("MAINSPRING_").removesuffix("_FILE").lower()
+                assert name in SETTINGS, f"{variable} is no setting"
+
+    def test_defaults(self, document: Path) -> None:
+        """A setting with a value after it, such as `lease` (15 s), names the default."""
+        pattern = r"`([a-z_]+)`\s\((\d+(?:\.\d+)?)(?: (s|ms))?[);]"
+        for name, value, unit in re.findall(pattern, document.read_text()):
+            assert name in SETTINGS, f"{name} is no setting"
+            said = float(value) / (1000 if unit == "ms" else 1)
+            assert said == SETTINGS[name].default, f"{name} is {SETTINGS[name].default}"
+
+    def test_metrics(self, document: Path) -> None:
+        known = {exposed_name(metric) for metric in metrics()}
+        for name in re.findall(r"\bmainspring_[a-z_]+", document.read_text()):
+            assert re.sub("_(bucket|count|sum)$", "", name) in known, f"{name} is no metric"
+
+    def test_verbs(self, document: Path) -> None:
+        for words in re.findall(
+            r"(?m)(?:^|`|&& )mainspring ([a-z][^`#|>)\n]*)", document.read_text()
+        ):
+            assert_command_exists(words.split())
+
+    def test_commands_of_the_checkout(self, document: Path) -> None:
+        usage = usage_of_dev()
+        for command, name in re.findall(r"\./dev ([a-z]+)(?: ([a-z]+))?", document.read_text()):
+            assert re.search(rf"(?m)^  {command}\b", usage), f"there is no `./dev {command}`"
+            if command == "bench" and name:
+                assert (ROOT / "benchmarks" / f"{name}.py").exists(), name
+
+    def test_handlers(self, document: Path) -> None:
+        known = {NOOP, *HANDLERS}
+        for name in re.findall(r'["`](mainspring\.[a-z_]+)["`]', document.read_text()):
+            assert name in known, f"there is no handler {name}"
+
+    def test_statements(self, document: Path) -> None:
+        files = {path.stem for path in (SOURCE / "store" / "queries").glob("*.sql")}
+        pattern = rf"`({'|'.join(sorted(files))})\.([a-z_]+)`"
+        for file, name in re.findall(pattern, document.read_text()):
+            assert name == "sql" or name in queries.load(file), f"there is no {file}.{name}"
+
+    def test_actions(self, document: Path) -> None:
+        known = set(crash.POINTS)
+        for path in SOURCE.rglob("*.py"):
+            known.update(re.findall(r'action="([a-z_.]+)"', path.read_text()))
+        # Files and statements are written alike; other tests look for those.
+        statements = {path.stem for path in (SOURCE / "store" / "queries").glob("*.sql")}
+        rooms = {name.partition(".")[0] for name in known if "." in name} - statements
+        pattern = rf"`((?:{'|'.join(sorted(rooms))})\.(?!py`)[a-z_]+)`"
+        for name in re.findall(pattern, document.read_text()):
+            assert name in known, f"{name} is neither an action nor a crash point"
+
+
+def assert_command_exists(words: list[str]) -> None:
+    command = typer.main.get_command(app)
+    while isinstance(command, TyperGroup):
+        verb = words.pop(0) if words else ""
+        assert verb in command.commands, f"{command.name} has no command {verb!r}"
+        command = command.commands[verb]
+    known = {option for parameter in command.params for option in parameter.opts}
+    named = {word.partition("=")[0] for word in words if word.startswith("-")}
+    assert named <= known, f"{command.name} does not know {named - known}"
+
+
+@cache
+def usage_of_dev() -> str:
+    return subprocess.check_output([ROOT / "dev", "help"], text=True)
+
+
+# --- tables are up to date --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_generated_tables_are_up_to_date(document: Path) -> None:
+    text = document.read_text()
+    assert text == regenerated(text), "run .venv/bin/python tests/support/docs.py"
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_every_table_has_a_place(name: str) -> None:
+    assert any(f"<!-- generated: {name} -->" in path.read_text() for path in DOCUMENTS)

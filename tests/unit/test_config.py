@@ -1,0 +1,121 @@
+"""Settings: where they come from, in which order, and all problems at once."""
+
+from pathlib import Path
+
+import pytest
+
+from mainspring.config import Config, load
+from mainspring.errors import ConfigError
+
+
+def problems(environ: dict[str, str]) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as refusal:
+        load(environ)
+    return refusal.value.problems
+
+
+def test_the_defaults_make_sense() -> None:
+    assert load({}) == Config()
+
+
+def test_the_environment_is_read_and_converted() -> None:
+    config = load(
+        {
+            "MAINSPRING_PORT": "8080",
+            "MAINSPRING_LEASE": "30",
+            "MAINSPRING_DATABASE_POOLER": "yes",
+            "MAINSPRING_HOST": "::1",
+        }
+    )
+    assert (config.port, config.lease, config.database_pooler, config.host) == (
+        8080, 30.0, True, "::1",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("true", True), ("1", True), ("YES", True), ("false", False), ("0", False), ("No", False)],
+)
+def test_truths(text: str, value: bool) -> None:
+    assert load({"MAINSPRING_DATABASE_POOLER": text}).database_pooler is value
+
+
+def test_files_hold_secrets(tmp_path: Path) -> None:
+    secret = tmp_path / "key"
+    secret.write_text("s3cret\n")
+    assert load({"MAINSPRING_API_KEY_FILE": str(secret)}).api_key == "s3cret"
+
+
+def test_the_toml_file_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "mainspring.toml"
+    file.write_text('port = 9000\nlease = 20\ndatabase_pooler = true\nnode_name = "a"\n')
+    config = load({"MAINSPRING_CONFIG": str(file)})
+    assert (config.port, config.lease, config.database_pooler, config.node_name) == (
+        9000, 20.0, True, "a",
+    )  # fmt: skip
+
+
+def test_what_is_nearer_wins(tmp_path: Path) -> None:
+    toml, file = tmp_path / "mainspring.toml", tmp_path / "port"
+    toml.write_text("port = 1001")
+    file.write_text("1002")
+    environ = {"MAINSPRING_CONFIG": str(toml)}
+    assert load(environ).port == 1001
+    environ["MAINSPRING_PORT_FILE"] = str(file)
+    assert load(environ).port == 1002
+    environ["MAINSPRING_PORT"] = "1003"
+    assert load(environ).port == 1003
+    assert load(environ, port=1004).port == 1004
+    assert load(environ, port=None).port == 1003
+
+
+def test_the_usual_variable_names_the_database() -> None:
+    environ = {"DATABASE_URL": "postgresql://usual"}
+    assert load(environ).database_url == "postgresql://usual"
+    environ["MAINSPRING_DATABASE_URL"] = "postgresql://ours"
+    assert load(environ).database_url == "postgresql://ours"
+
+
+def test_all_problems_are_reported_together(tmp_path: Path) -> None:
+    file = tmp_path / "mainspring.toml"
+    file.write_text('colour = "red"\nhost = 5\n')
+    found = problems(
+        {
+            "MAINSPRING_CONFIG": str(file),
+            "MAINSPRING_PORT": "seventy",
+            "MAINSPRING_DATABASE_POOLER": "perhaps",
+            "MAINSPRING_LEASE": "0.1",
+            "MAINSPRING_API_KEY_FILE": str(tmp_path / "missing"),
+            "MAINSPRING_LOG_LEVEL": "loud",
+            "MAINSPRING_LOG_FORMAT": "xml",
+        }
+    )
+    wanted = ("colour", "host", "port", "database_pooler", "lease", "API_KEY_FILE", "log_level")
+    for subject in (*wanted, "log_format"):
+        assert any(subject in problem for problem in found), subject
+    assert len(found) == 8
+
+
+@pytest.mark.parametrize("text", ["not toml at all", "port = 1\nport = 2"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "mainspring.toml"
+    file.write_text(text)
+    (problem,) = problems({"MAINSPRING_CONFIG": str(file)})
+    assert str(file) in problem
+    (problem,) = problems({"MAINSPRING_CONFIG": str(tmp_path / "missing.toml")})
+    assert "missing.toml" in problem
+
+
+@pytest.mark.parametrize(
+    ("environ", "subject"),
+    [
+        ({"MAINSPRING_NODE_TTL": "1", "MAINSPRING_HEARTBEAT": "0.5"}, "three heartbeats"),
+        ({"MAINSPRING_NODE_TTL": "20"}, "lease"),
+    ],
+)
+def test_settings_that_contradict_each_other(environ: dict[str, str], subject: str) -> None:
+    assert any(subject in problem for problem in problems(environ))
+
+
+def test_a_wake_reaches_well_beyond_what_is_loaded() -> None:
+    assert Config(look_ahead=10.0).near == 30.0

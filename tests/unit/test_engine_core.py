@@ -1,0 +1,274 @@
+"""The engine as its drivers use it: rows in, picks out, counts exact."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from mainspring.domain.rows import TaskRow
+from mainspring.domain.tenant import TenantLimits
+from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.entry import Entry
+from support.rows import assignment, row, task_id
+
+ONE_AT_A_TIME = TenantLimits(max_running=1, spread=1)
+
+
+def anything(_queue: str, _capability: str) -> bool:
+    return True
+
+
+def make_engine(
+    rows: Sequence[TaskRow] = (), *, limits: TenantLimits | None = None, cap: int = 8
+) -> Engine:
+    engine = Engine(EngineSettings(stream_cap=cap, tenant_cap=64))
+    engine.look_ahead_to(100.0)
+    engine.set_limits(dict.fromkeys((1, 2), limits or TenantLimits()), 0.0)
+    engine.own([0, 1], rows, 0.0)
+    return engine
+
+
+def pick(engine: Engine, now: float = 1.0, slots: int = 10) -> list[Entry]:
+    return engine.pick(now, slots, anything)
+
+
+def numbers(picked: Sequence[Entry]) -> list[int]:
+    return [entry.row.id.int for entry in picked]
+
+
+def start(engine: Engine, now: float = 1.0, slots: int = 10) -> list[Entry]:
+    """Pick, and let every claim succeed."""
+    picked = pick(engine, now, slots)
+    assert engine.claimed(picked, [assignment(entry.row) for entry in picked], now) == []
+    return picked
+
+
+def test_a_task_is_picked_when_it_is_due_and_not_before() -> None:
+    engine = make_engine([row(1, due=5.0)])
+    assert pick(engine, 4.9) == []
+    assert engine.next_wake() == 5.0
+    assert numbers(pick(engine, 5.0)) == [1]
+
+
+def test_a_picked_task_is_not_picked_again() -> None:
+    engine = make_engine([row(1)])
+    assert numbers(pick(engine)) == [1]
+    engine.saw([row(1), row(1, rev=2)], 1.0)
+    assert pick(engine) == []
+
+
+def test_no_more_are_picked_than_there_are_slots() -> None:
+    engine = make_engine([row(n) for n in range(5)])
+    assert len(pick(engine, slots=2)) == 2
+    assert pick(engine, slots=0) == []
+
+
+def test_what_is_not_ours_is_not_picked() -> None:
+    engine = make_engine([row(1, partition=7)])
+    assert pick(engine) == []
+
+
+def test_what_is_due_beyond_the_horizon_waits_in_the_database() -> None:
+    engine = make_engine([row(1, due=101.0)])
+    assert engine.waiting == 0
+
+
+def test_an_old_row_changes_nothing() -> None:
+    engine = make_engine([row(1, rev=3, due=5.0)])
+    engine.saw([row(1, rev=2, due=0.0)], 1.0)
+    assert pick(engine, 1.0) == []
+
+
+def test_a_newer_row_replaces_the_older() -> None:
+    engine = make_engine([row(1, rev=1, due=5.0)])
+    engine.saw([row(1, rev=2, due=0.0)], 1.0)
+    (entry,) = pick(engine)
+    assert entry.row.rev == 2
+
+
+@pytest.mark.parametrize("state", ["paused", "blocked"])
+def test_a_parked_task_is_forgotten(state: str) -> None:
+    engine = make_engine([row(1)])
+    engine.saw([row(1, rev=2, state=state)], 1.0)
+    assert pick(engine) == []
+
+
+def test_a_finished_task_is_forgotten() -> None:
+    engine = make_engine([row(1)])
+    assert engine.gone([task_id(1)], 1.0) == []
+    assert pick(engine) == []
+
+
+def test_an_expired_task_is_not_picked_and_takes_no_place() -> None:
+    engine = make_engine([row(1, expires=2.0), row(2, due=0.5)], limits=ONE_AT_A_TIME)
+    assert pick(engine, 3.0) == []
+    assert numbers(pick(engine, 3.0)) == [2]
+    assert engine.waiting == 1
+
+
+def test_what_was_refused_is_answered_and_counts_no_more() -> None:
+    engine = make_engine([row(1), row(2, due=0.5)], limits=ONE_AT_A_TIME)
+    picked = pick(engine)
+    assert engine.claimed(picked, [], 1.0) == [(1, task_id(1))]
+    assert numbers(pick(engine)) == [2]
+
+
+def test_what_was_refused_rests_until_it_may_be_asked_again() -> None:
+    engine = make_engine([row(1)])
+    picked = pick(engine)
+    engine.claimed(picked, [], 1.0)
+    engine.saw([row(1)], 1.0, not_before=1.5)
+    assert pick(engine, 1.4) == []
+    assert numbers(pick(engine, 1.5)) == [1]
+
+
+def test_what_is_running_is_counted_before_anything_starts() -> None:
+    running = row(1, state="running", fence=1, lease_end=15.0)
+    engine = make_engine([running, row(2)], limits=ONE_AT_A_TIME)
+    assert pick(engine) == []
+    engine.gone([task_id(1)], 1.0)
+    assert numbers(pick(engine)) == [2]
+
+
+def test_a_running_task_seen_twice_counts_once() -> None:
+    running = row(1, rev=2, state="running", fence=1, lease_end=15.0)
+    engine = make_engine([running, row(2)], limits=ONE_AT_A_TIME)
+    engine.saw([running, running._replace(rev=3)], 1.0)
+    assert engine.running == 1
+    engine.ended(task_id(1), 1, 1.0)
+    assert numbers(pick(engine)) == [2]
+
+
+def test_an_end_with_a_stale_fence_changes_nothing() -> None:
+    running = row(1, rev=4, state="running", fence=2, lease_end=15.0)
+    engine = make_engine([running, row(2)], limits=ONE_AT_A_TIME)
+    engine.ended(task_id(1), 1, 1.0)
+    assert pick(engine) == []
+
+
+def test_a_started_task_counts_until_it_ends() -> None:
+    engine = make_engine([row(1), row(2, due=0.5)], limits=ONE_AT_A_TIME)
+    assert numbers(start(engine)) == [1]
+    assert pick(engine) == []
+    engine.reported(task_id(1), 1)
+    assert pick(engine) == []
+    engine.ended(task_id(1), 1, 2.0)
+    assert numbers(pick(engine, 2.0)) == [2]
+
+
+def test_a_partition_given_away_is_not_acted_for() -> None:
+    engine = make_engine([row(1), row(2, partition=1)])
+    engine.disown([0], 1.0)
+    assert engine.partitions == {1}
+    assert numbers(pick(engine)) == [2]
+
+
+def test_what_runs_in_a_partition_given_away_stays_held() -> None:
+    engine = make_engine([row(1)])
+    start(engine)
+    engine.disown([0], 1.0)
+    assert (engine.running, engine.held) == (0, 1)
+    assert [held.id for held in engine.to_extend(6.0, 10)] == [task_id(1)]
+
+
+def test_a_claim_answered_after_the_partition_was_given_away() -> None:
+    engine = make_engine([row(1), row(2)], limits=ONE_AT_A_TIME)
+    picked = pick(engine)
+    engine.disown([0], 1.0)
+    engine.claimed(picked, [assignment(entry.row) for entry in picked], 1.0)
+    assert (engine.running, engine.held, engine.waiting) == (0, 1, 0)
+
+
+def test_a_claim_answered_after_its_partition_went_and_came_back() -> None:
+    """The partition was read again before the claim was written: it counts all the same."""
+    rows = [row(1), row(2, due=0.5)]
+    engine = make_engine(rows, limits=ONE_AT_A_TIME)
+    picked = pick(engine)
+    engine.disown([0], 1.0)
+    engine.own([0], rows, 1.0)
+    engine.claimed(picked, [assignment(entry.row) for entry in picked], 1.0)
+    assert engine.running == 1
+    assert pick(engine) == []
+    engine.ended(task_id(1), 1, 2.0)
+    assert numbers(pick(engine, 2.0)) == [2]
+
+
+def test_cancelling_reaches_our_executors_only() -> None:
+    engine = make_engine([row(1)])
+    start(engine)
+    asked = row(1, rev=3, state="running", fence=1, lease_end=15.0, cancel_requested=True)
+    assert [held.id for held in engine.saw([asked], 2.0)] == [task_id(1)]
+    engine.reported(task_id(1), 1)
+    assert engine.saw([asked], 2.0) == []
+
+
+def test_unknown_limits_hold_a_tenants_tasks() -> None:
+    engine = make_engine()
+    engine.saw([row(1, tenant=9)], 1.0)
+    assert pick(engine) == []
+    assert engine.limits_wanted
+    engine.set_limits({9: TenantLimits()}, 2.0)
+    assert not engine.limits_wanted
+    assert numbers(pick(engine, 2.0)) == [1]
+
+
+def test_a_limit_that_changes_counts_what_runs_and_what_is_being_claimed() -> None:
+    engine = make_engine([row(n, due=n / 10) for n in range(4)])
+    start(engine, slots=1)
+    pick(engine, slots=1)
+    engine.set_limits({1: TenantLimits(max_running=2, spread=1)}, 1.0)
+    assert pick(engine) == []
+    engine.set_limits({1: TenantLimits(max_running=3, spread=1)}, 1.0)
+    assert numbers(pick(engine)) == [2]
+
+
+def test_leases_of_others_are_watched() -> None:
+    engine = make_engine([row(1, state="running", fence=1, lease_end=15.0)])
+    assert engine.run_out(14.0) == []
+    assert [task.id for task in engine.run_out(15.1)] == [task_id(1)]
+    assert engine.run_out(15.2) == []
+    assert [task.id for task in engine.run_out(17.0)] == [task_id(1)]
+
+
+def test_an_extended_lease_is_not_lost() -> None:
+    engine = make_engine([row(1, state="running", fence=1, lease_end=15.0)])
+    engine.saw([row(1, state="running", fence=1, lease_end=30.0)], 10.0)
+    assert engine.run_out(20.0) == []
+    assert [task.id for task in engine.run_out(31.0)] == [task_id(1)]
+
+
+def test_the_window_is_refilled_as_it_drains() -> None:
+    rows = [row(n, due=n / 10) for n in range(12)]
+    engine = make_engine(rows[:9], cap=8)
+    assert engine.waiting == 8
+    seen: list[int] = []
+    while len(seen) < 12:
+        picked = start(engine, now=5.0, slots=3)
+        assert picked
+        seen += numbers(picked)
+        for entry in picked:
+            engine.reported(entry.row.id, 1)
+            engine.ended(entry.row.id, 1, 5.0)
+        for refill in engine.refills():
+            found = [
+                r for r in rows
+                if r.due >= refill.since and r.id not in refill.known and r.id.int not in seen
+            ]  # fmt: skip
+            engine.refilled(refill, found[: refill.limit], 5.0)
+    assert seen == list(range(12))
+
+
+def test_lateness_says_where_the_time_went() -> None:
+    engine = make_engine([row(1), row(2, due=0.0)], limits=ONE_AT_A_TIME)
+    first = start(engine, now=0.0)[0]
+    pick(engine, now=0.0)
+    engine.reported(first.row.id, 1)
+    engine.ended(first.row.id, 1, 4.0)
+    (second,) = start(engine, now=5.0)
+    assert engine.lateness(second, 5.0) == {"tenant_limit": 5.0}
+    assert engine.lateness(first, 0.0) == {}
+
+
+def test_lateness_before_we_owned_the_task_is_nobodys() -> None:
+    engine = make_engine([row(1, due=-50.0)])
+    (entry,) = start(engine, now=0.0)
+    assert engine.lateness(entry, 0.0) == {"unattributed": 50.0}
