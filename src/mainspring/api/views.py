@@ -127,7 +127,7 @@ def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
         name=task.name,
         state=task.state,
         cancel_requested=task.cancel_requested,
-        target=_target_out(spec.target),
+        target=target_out(spec.target),
         payload=Raw(task.payload) if with_payload else UNSET,
         run_at=task.run_at,
         due_at=task.due_at,
@@ -223,7 +223,8 @@ def spec_of(task: LockedTask) -> TaskSpec:
     return _decode_spec(task.spec)
 
 
-def _target_out(target: Target) -> TargetOut:
+def target_out(target: Target) -> TargetOut:
+    """A target, with the fields of its type only."""
     return TargetOut(
         target.type, target.url, target.method, target.headers, target.name, target.argv
     )
@@ -233,7 +234,7 @@ def _target_out(target: Target) -> TargetOut:
 def _shared_spec(spec: bytes) -> tuple[TaskSpec, TargetOut]:
     """Many tasks share a spec, and here they are only shown: it is read once for all of them."""
     decoded = _decode_spec(spec)
-    return decoded, _target_out(decoded.target)
+    return decoded, target_out(decoded.target)
 
 
 def _response_out(response: bytes | None) -> Raw | str | None:

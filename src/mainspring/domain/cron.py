@@ -44,6 +44,10 @@ class CronError(ValueError):
     """The expression makes no sense; the message says which part of it and why."""
 
 
+class NeverFires(CronError):
+    """It can be read, but no day of any year matches."""
+
+
 @dataclass(frozen=True, slots=True)
 class Days:
     """Which days of a month match."""
@@ -175,7 +179,7 @@ def parse(text: str) -> Cron:
         _days(day, weekday),
     )
     if not _can_match(cron):
-        raise CronError("never fires: no month has such a day")
+        raise NeverFires("never fires: no month has such a day")
     return cron
 
 

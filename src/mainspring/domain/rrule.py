@@ -38,6 +38,10 @@ class RuleError(ValueError):
     """The rule makes no sense, or never matches; the message says why."""
 
 
+class NeverFires(RuleError):
+    """It can be read, but nothing matches."""
+
+
 class Rule:
     """A rule with its beginning: the same questions as a cron expression answers."""
 
@@ -135,7 +139,7 @@ def parse(text: str, begin: datetime, zone_name: str) -> Rule:
     except (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError) as error:
         raise RuleError(f"is not understood: {error}") from None
     if never:
-        raise RuleError("never fires")
+        raise NeverFires("never fires")
     return rule
 
 

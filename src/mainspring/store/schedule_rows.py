@@ -40,6 +40,7 @@ class StoredSchedule:
     tenant_id: int
     id: UUID
     rev: int
+    edition: int
     partition: int
     state: str
     name: str

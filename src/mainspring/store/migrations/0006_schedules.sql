@@ -20,7 +20,9 @@ CREATE TABLE schedules (
     id          uuid NOT NULL,
     name        text NOT NULL CHECK (length(name) BETWEEN 1 AND 200),
     state       text NOT NULL DEFAULT 'active' CHECK (state IN ('active', 'paused', 'ended')),
+    -- `rev` rises with every decision and guards them; `edition` only when a person changes something.
     rev         integer NOT NULL DEFAULT 1,
+    edition     integer NOT NULL DEFAULT 1,
     -- Where it lives: by its id alone, so that a tenant's limits never move it.
     partition   smallint NOT NULL CHECK (partition BETWEEN 0 AND 255),
     timezone    text NOT NULL,

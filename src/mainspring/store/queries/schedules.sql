@@ -13,7 +13,7 @@ ON CONFLICT (tenant_id, name) DO NOTHING
 RETURNING partition;
 
 -- name: get_schedule
-SELECT s.tenant_id, s.id, s.rev, s.partition, s.state, s.name, s.definition, s.template,
+SELECT s.tenant_id, s.id, s.rev, s.edition, s.partition, s.state, s.name, s.definition, s.template,
     s.created_at, s.updated_at, extract(epoch FROM s.decided_to)::float8 AS decided_to,
     extract(epoch FROM s.next_at)::float8 AS next, extract(epoch FROM s.last_at)::float8 AS last,
     s.runs, CASE WHEN s.calendars = '{}' THEN NULL ELSE holidays(s.tenant_id, s.calendars) END,
@@ -21,7 +21,7 @@ SELECT s.tenant_id, s.id, s.rev, s.partition, s.state, s.name, s.definition, s.t
 FROM schedules s WHERE s.tenant_id = $1 AND s.id = $2;
 
 -- name: list_schedules
-SELECT s.tenant_id, s.id, s.rev, s.partition, s.state, s.name, s.definition, s.template,
+SELECT s.tenant_id, s.id, s.rev, s.edition, s.partition, s.state, s.name, s.definition, s.template,
     s.created_at, s.updated_at, extract(epoch FROM s.decided_to)::float8 AS decided_to,
     extract(epoch FROM s.next_at)::float8 AS next, extract(epoch FROM s.last_at)::float8 AS last,
     s.runs, CASE WHEN s.calendars = '{}' THEN NULL ELSE holidays(s.tenant_id, s.calendars) END,
@@ -33,7 +33,7 @@ ORDER BY s.id DESC LIMIT $5;
 
 -- name: lock_schedule
 -- Held until the transaction ends: a change is decided on what is here now.
-SELECT s.tenant_id, s.id, s.rev, s.partition, s.state, s.name, s.definition, s.template,
+SELECT s.tenant_id, s.id, s.rev, s.edition, s.partition, s.state, s.name, s.definition, s.template,
     s.created_at, s.updated_at, extract(epoch FROM s.decided_to)::float8 AS decided_to,
     extract(epoch FROM s.next_at)::float8 AS next, extract(epoch FROM s.last_at)::float8 AS last,
     s.runs, CASE WHEN s.calendars = '{}' THEN NULL ELSE holidays(s.tenant_id, s.calendars) END,
@@ -42,7 +42,7 @@ FROM schedules s WHERE s.tenant_id = $1 AND s.id = $2 FOR UPDATE;
 
 -- name: change_schedule
 UPDATE schedules
-SET rev = rev + 1, updated_at = clock_timestamp(), state = $4, name = $5, timezone = $6,
+SET rev = rev + 1, edition = edition + 1, updated_at = clock_timestamp(), state = $4, name = $5, timezone = $6,
     tzdata = $7, calendars = $8, definition = $9, template = $10, decided_to = to_timestamp($11),
     next_at = to_timestamp($12), wake_at = to_timestamp($13)
 WHERE tenant_id = $1 AND id = $2 AND rev = $3
@@ -83,7 +83,7 @@ ORDER BY wake_at LIMIT $3;
 WITH node AS MATERIALIZED (
     SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
 )
-SELECT s.tenant_id, s.id, s.rev, s.partition, s.state, s.name, s.definition, s.template,
+SELECT s.tenant_id, s.id, s.rev, s.edition, s.partition, s.state, s.name, s.definition, s.template,
     s.created_at, s.updated_at, extract(epoch FROM s.decided_to)::float8 AS decided_to,
     extract(epoch FROM s.next_at)::float8 AS next, extract(epoch FROM s.last_at)::float8 AS last,
     s.runs, CASE WHEN s.calendars = '{}' THEN NULL ELSE holidays(s.tenant_id, s.calendars) END,
@@ -180,7 +180,7 @@ WHERE partition = ANY ($1::smallint[]) AND state = 'active'
 
 -- name: lock_outdated
 -- Schedules whose next time was computed with an older tz database, a few at a time.
-SELECT s.tenant_id, s.id, s.rev, s.partition, s.state, s.name, s.definition, s.template,
+SELECT s.tenant_id, s.id, s.rev, s.edition, s.partition, s.state, s.name, s.definition, s.template,
     s.created_at, s.updated_at, extract(epoch FROM s.decided_to)::float8 AS decided_to,
     extract(epoch FROM s.next_at)::float8 AS next, extract(epoch FROM s.last_at)::float8 AS last,
     s.runs, CASE WHEN s.calendars = '{}' THEN NULL ELSE holidays(s.tenant_id, s.calendars) END,
