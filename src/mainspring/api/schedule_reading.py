@@ -111,7 +111,7 @@ class ScheduleReading:
             self._validator.template(wanted.task, definition, problems)
         if checked is None and problems and all("never fires" in p.detail for p in problems):
             # To show that is what a preview is for; saving it is refused.
-            told = [f"it never fires: {problem.detail}" for problem in problems]
+            told = [f"it {problem.detail}" for problem in problems]
             return json_response(PreviewOut([], told, "Never.", timezones.version()))
         raise_if(problems)
         assert checked is not None

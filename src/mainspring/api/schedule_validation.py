@@ -180,6 +180,10 @@ async def _define(
 
 def _time_problems(wanted: TimingIn) -> list[Problem]:
     problems = []
+    try:
+        zone(wanted.timezone)
+    except UnknownZone:
+        problems.append(Problem("/timezone", "is not a zone of the tz database"))
     start, end = wanted.start_at, wanted.end_at
     for name, moment in (("start_at", start), ("end_at", end)):
         if moment is not None and not 1970 <= moment.year < _LAST_YEAR:
@@ -198,17 +202,13 @@ def _time_problems(wanted: TimingIn) -> list[Problem]:
 
 
 async def _recurrence_problems(definition: Definition) -> list[Problem]:
-    try:
-        where = zone(definition.timezone)
-    except UnknownZone:
-        return [Problem("/timezone", "is not a zone of the tz database, such as Europe/Berlin")]
     if definition.cron is not None:
         try:
             cron.parse(definition.cron)
         except cron.CronError as error:
             return [Problem("/cron", str(error))]
     if definition.rrule is not None:
-        begin = where.wall(definition.anchor)
+        begin = zone(definition.timezone).wall(definition.anchor)
         try:
             # A rule that never matches is followed for centuries: the others shall not wait for it.
             await asyncio.to_thread(rrule.parse, definition.rrule, begin, definition.timezone)

@@ -194,6 +194,8 @@ def new_task_out(task: NewTask) -> TaskOut:
         sla_met=None,
         blame=None,
         lateness={},
+        schedule_id=task.schedule_id,
+        nominal_at=None if task.nominal is None else _instant(task.nominal),
         replay_of=task.replay_of,
     )
 
