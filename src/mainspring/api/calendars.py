@@ -12,7 +12,7 @@ from mainspring.api.parameters import schedule_query
 from mainspring.api.routing import Call, json_response
 from mainspring.api.schedule_wire import CalendarDates, CalendarIn, CalendarOut, CalendarPage
 from mainspring.api.task_changes import check_rev, if_match
-from mainspring.errors import Conflict, InvalidRequest, NotFound, PreconditionFailed, Problem
+from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem
 from mainspring.store.calendars import Calendars, StoredCalendar
 
 _CALENDAR = msgspec.json.Decoder(CalendarIn)
@@ -48,19 +48,17 @@ class CalendarResource:
         return _shown(calendar)
 
     async def put(self, call: Call) -> Response:
-        """Makes it where there is none."""
         name = _name_in(call)
+        if await self._calendars.get(call.tenant_id, name) is None:
+            raise _no_such_calendar(name)
         wanted = decode_as(_DATES, await call.body())
         revs = if_match(call.request)
-
-        def check(old: StoredCalendar | None) -> None:
-            if old is not None:
-                check_rev(revs, old.rev)
-            elif revs is not None:
-                raise PreconditionFailed("there is no such calendar yet")
-
-        dates = sorted(set(wanted.dates))
-        return _shown(await self._calendars.put(call.tenant_id, name, dates, check))
+        changed = await self._calendars.replace(
+            call.tenant_id, name, sorted(set(wanted.dates)), lambda old: check_rev(revs, old.rev)
+        )
+        if changed is None:
+            raise _no_such_calendar(name)
+        return _shown(changed)
 
     async def delete(self, call: Call) -> Response:
         name = _name_in(call)
@@ -82,7 +80,7 @@ def _shown(
 
 
 def _name_in(call: Call) -> str:
-    name: str = call.request.path_params["name"]
+    name: str = call.request.path_params["id"]
     if not _NAME.fullmatch(name):
         raise _no_such_calendar(name)
     return name

@@ -73,7 +73,7 @@ _THE_SCHEDULE = Reply(200, "The schedule as it is now.", ScheduleOut, [ETAG], li
 _Text = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
 _TIMES = Param("n", Annotated[int, Meta(ge=1, le=1000)], "How many times to show (10).")
 _PLACE = Param("cursor", str, "Where to go on: `next_cursor` of the page before.")
-_NAME = Param("name", CalendarName, "The calendar's name.", "path", required=True)
+_NAME = Param("id", CalendarName, "The calendar's name.", "path", required=True)
 
 LIST = Doc(
     id="listSchedules",
@@ -259,7 +259,7 @@ READ_CALENDAR = Doc(
 PUT_CALENDAR = Doc(
     id="putCalendar",
     tag=CALENDARS,
-    summary="Make or replace a calendar",
+    summary="Replace a calendar's dates",
     description="Counts for every schedule that names it, from its next decision on.",
     params=[_NAME, IF_MATCH],
     bodies=[Body(CalendarDates, examples={"one": {"dates": ["2026-12-25"]}})],

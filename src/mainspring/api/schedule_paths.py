@@ -54,7 +54,7 @@ def schedule_paths(
             "GET": ForTenants("read", dates.page, docs.LIST_CALENDARS),
             "POST": ForTenants("write", dates.create, docs.CREATE_CALENDAR),
         },
-        "/v1/calendars/{name}": {
+        "/v1/calendars/{id}": {
             "GET": ForTenants("read", dates.one, docs.READ_CALENDAR),
             "PUT": ForTenants("write", dates.put, docs.PUT_CALENDAR),
             "DELETE": ForTenants("write", dates.delete, docs.DELETE_CALENDAR),

@@ -173,8 +173,8 @@ class ScheduleChanges:
         return json_response(new_task_out(task), 201, headers)
 
     async def backfill(self, call: Call) -> Response:
+        schedule_id = (await existing_schedule(self._schedules, call)).id
         wanted = decode_as(_BACKFILL, await call.body())
-        schedule_id = schedule_id_in(call)
         first, last = wanted.from_.timestamp(), wanted.to.timestamp()
         if last < first:
             raise InvalidRequest("the range is empty", [Problem("/to", "is before from")])

@@ -35,21 +35,22 @@ class Calendars:
         row = await self._database.fetch_row(SQL["create_calendar"], tenant_id, name, list(dates))
         return StoredCalendar(*row) if row else None
 
-    async def put(
+    async def replace(
         self,
         tenant_id: int,
         name: str,
         dates: Sequence[date],
-        check: Callable[[StoredCalendar | None], None],
-    ) -> StoredCalendar:
-        """Make or replace a calendar, if `check` has nothing against the one that is there."""
+        check: Callable[[StoredCalendar], None],
+    ) -> StoredCalendar | None:
+        """Give a calendar other dates, if `check` has nothing against it. None: there is none."""
 
-        async def work(connection: asyncpg.Connection) -> StoredCalendar:
+        async def work(connection: asyncpg.Connection) -> StoredCalendar | None:
             old = await connection.fetchrow(SQL["lock_calendar"], tenant_id, name)
-            check(StoredCalendar(*old) if old else None)
-            row = await connection.fetchrow(SQL["put_calendar"], tenant_id, name, list(dates))
-            assert row is not None
-            return StoredCalendar(*row)
+            if old is None:
+                return None
+            check(StoredCalendar(*old))
+            row = await connection.fetchrow(SQL["change_calendar"], tenant_id, name, list(dates))
+            return StoredCalendar(*row) if row else None
 
         return await self._database.transact(work)
 

@@ -201,10 +201,9 @@ WHERE s.tenant_id = a.tenant_id AND s.id = a.id AND s.rev = a.rev;
 
 -- Calendars --------------------------------------------------------------------------------------
 
--- name: put_calendar
-INSERT INTO calendars AS c (tenant_id, name, dates) VALUES ($1, $2, $3::date[])
-ON CONFLICT (tenant_id, name) DO UPDATE
-    SET dates = excluded.dates, rev = c.rev + 1, updated_at = clock_timestamp()
+-- name: change_calendar
+UPDATE calendars SET dates = $3::date[], rev = rev + 1, updated_at = clock_timestamp()
+WHERE tenant_id = $1 AND name = $2
 RETURNING name, rev, dates, updated_at;
 
 -- name: create_calendar
