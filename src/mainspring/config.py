@@ -104,7 +104,7 @@ class Config:
         1000, "most outcomes recorded in one statement", least=1, most=10_000
     )
     schedule_batch: int = setting(
-        500, "most schedules decided on in one transaction", least=1, most=5000
+        1000, "most schedules decided on in one transaction", least=1, most=5000
     )
     overdue_after: float = setting(
         10.0, "seconds after which an undecided schedule counts as overdue", least=1

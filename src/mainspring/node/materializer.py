@@ -25,6 +25,7 @@ from mainspring.store.tasks import window_row
 log = structlog.get_logger()
 
 _AHEAD = 1.0
+_BATCHES = 10
 _RETRY_PAUSE = 0.25
 _WATCH_EVERY = 5.0
 # How long a schedule rests that could not be decided on: somebody is changing it at the moment, or
@@ -73,16 +74,17 @@ class Materializer:
             await self._retime(partitions)
         await self._watch()
         now = self._state.clock.now()
-        due = await self._schedules.due(
-            partitions, until=now + _AHEAD, limit=self._config.schedule_batch
-        )
+        batch = self._config.schedule_batch
+        due = await self._schedules.due(partitions, until=now + _AHEAD, limit=_BATCHES * batch)
         if not due:
             await self._rest(self._config.wake_poll)
         elif due[0].wake > now:
             # What comes in between is found by looking again, at the latest when the first is due.
             await self._rest(min(due[0].wake - self._state.clock.now(), self._config.wake_poll))
         else:
-            await self._decide([schedule for schedule in due if schedule.wake <= now])
+            ready = [schedule for schedule in due if schedule.wake <= now]
+            for start in range(0, len(ready), batch):
+                await self._decide(ready[start : start + batch])
 
     async def _decide(self, due: Sequence[Due]) -> None:
         crash.reach("schedule.before_commit")
