@@ -12,7 +12,6 @@ import structlog
 
 from mainspring import crash
 from mainspring.config import Config
-from mainspring.domain.placement import PARTITIONS
 from mainspring.errors import StoreUnavailable
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
@@ -123,9 +122,7 @@ class Materializer:
         if now < self._watch_at:
             return
         self._watch_at = now + _WATCH_EVERY
-        overdue, since = await self._schedules.overdue(
-            range(PARTITIONS), self._config.overdue_after
-        )
+        overdue, since = await self._schedules.overdue(self._config.overdue_after)
         self._metrics.schedules_overdue.set(overdue)
         if overdue:
             log.warning(

@@ -262,11 +262,9 @@ class Schedules:
 
         return await self._database.transact(work)
 
-    async def overdue(
-        self, partitions: Collection[int], seconds: float
-    ) -> tuple[int, datetime | None]:
+    async def overdue(self, seconds: float) -> tuple[int, datetime | None]:
         """How many are undecided for longer than that, and since when the first of them is."""
-        row = await self._database.fetch_row(SQL["overdue"], list(partitions), seconds)
+        row = await self._database.fetch_row(SQL["overdue"], seconds)
         assert row is not None
         return row["schedules"], row["since"]
 

@@ -53,7 +53,7 @@ CREATE TABLE schedules (
 -- What owners look at: however many schedules wait for later, one descent. Not by partition first:
 -- that would be a descent for each of them, four times a second.
 CREATE INDEX schedules_due ON schedules (wake_at) WHERE state = 'active';
-CREATE INDEX schedules_tzdata ON schedules (partition, tzdata);
+CREATE INDEX schedules_tzdata ON schedules (tzdata);
 
 -- The ledger: one line per decision, for one nominal time or a range of them. `pass` is 0 for the
 -- decision taken when the time came, 1 for a later backfill.
