@@ -107,3 +107,34 @@ async def test_a_slow_run_is_not_overlapped(cluster: Cluster) -> None:
     assert "skipped_overlap" in {line["decision"] for line in found["items"]}
     await stop(client, [skipping, queueing])
     await Ledger(cluster.evidence).sound()
+
+
+async def test_edits_while_it_fires_meet_the_old_or_the_new(cluster: Cluster) -> None:
+    """Two definitions that can be told apart: every second with one payload, every even second with
+    the other. A mix would show as the second payload at an odd second, a loss as a gap."""
+    tenant = await cluster.tenant()
+    client = (await cluster.start()).client(tenant)
+    often = {"cron": "* * * * * *", "task": noop(payload={"often": True})}
+    seldom = {"cron": "*/2 * * * * *", "task": noop(payload={"often": False})}
+    [schedule] = await make(client, 1, **often)
+    path = f"/v1/schedules/{schedule}"
+    for number in range(40):
+        answer = await client.call("PATCH", path, often if number % 2 else seldom)
+        assert answer.status == 200, answer.body
+        await asyncio.sleep(0.17)
+    await stop(client, [schedule])
+    mixed = await cluster.evidence.rows(
+        "SELECT nominal_at FROM (SELECT nominal_at, payload FROM tasks"
+        " UNION ALL SELECT nominal_at, payload FROM task_history) every"
+        " WHERE convert_from(payload, 'UTF8') LIKE '%false%'"
+        " AND extract(second FROM nominal_at)::integer % 2 = 1"
+    )
+    assert not mixed
+    even = await cluster.evidence.rows(
+        "SELECT second FROM generate_series("
+        " (SELECT min(nominal_at) FROM occurrences), (SELECT max(to_at) FROM occurrences),"
+        " interval '1 second') AS second"
+        " WHERE extract(second FROM second)::integer % 2 = 0 AND NOT EXISTS ("
+        " SELECT FROM occurrences o WHERE second BETWEEN o.nominal_at AND o.to_at)"
+    )
+    assert not even, "an even second is due by either definition"

@@ -414,3 +414,20 @@ async def test_what_stands_still_is_found(desk: Desk) -> None:
     assert count == 1
     assert since is not None
     assert (await desk.get(f"/{schedule['id']}"))["overdue"] is True
+
+
+async def test_a_receiver_that_is_gone_ends_the_schedule(desk: Desk) -> None:
+    schedule = await desk.make(cron="* * * * * *", overlap="allow", stop_on_410=True)
+    await desk.outage(schedule, 2)
+    [made] = (await desk.decide()).made
+    await desk.office.database.fetch(
+        "INSERT INTO executions (task_id, due_at, picked_at, finished_at, tenant_id, fence,"
+        " attempt, status_code, outcome, worker)"
+        " VALUES ($1, now(), now(), clock_timestamp(), $2, 1, 1, 410,"
+        " 'failed', 'w')",
+        made.task.id,
+        made.task.tenant_id,
+    )
+    await desk.outage(schedule, 2)
+    assert (await desk.decide()).made == []
+    assert (await desk.get(f"/{schedule['id']}"))["state"] == "ended"

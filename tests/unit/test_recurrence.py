@@ -241,7 +241,7 @@ def test_rules_equal_the_library_read_plainly(text: str) -> None:
     plain, rule = rrulestr(text, dtstart=begin), rrule.parse(text, begin, "UTC")
     for start in (begin - timedelta(days=9), begin, begin + timedelta(days=500, seconds=7)):
         expected = [wall for wall, _ in zip(plain.xafter(start), range(12), strict=False)]
-        found, wall = [], rule.next(start)
+        found, wall = list[datetime](), rule.next(start)
         while wall is not None and len(found) < 12:
             found.append(wall)
             wall = rule.next(wall)

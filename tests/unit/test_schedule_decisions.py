@@ -23,7 +23,7 @@ from mainspring.domain.schedule import (
     spread_of,
     timetable,
 )
-from mainspring.domain.template import expand
+from mainspring.domain.template import Values, expand
 from mainspring.domain.zones import DstPolicy
 from mainspring.store.firing import decide
 from mainspring.store.schedule_rows import StoredSchedule
@@ -296,7 +296,11 @@ def test_warnings_say_what_is_worth_knowing() -> None:
 
 
 def test_placeholders() -> None:
-    values = {"occurrence": 3, "scheduled_at": "2026-01-01T00:00:00Z", "schedule_id": "x"}
+    values: Values = {
+        "occurrence": 3,
+        "scheduled_at": "2026-01-01T00:00:00Z",
+        "schedule_id": "x",
+    }
     payload = rb'{"n": "{{occurrence}}", "s": "at {{ scheduled_at }}!", "{{occurrence}}": 1.50}'
     assert expand(payload, values) == (
         rb'{"n": 3, "s": "at 2026-01-01T00:00:00Z!", "{{occurrence}}": 1.50}'
