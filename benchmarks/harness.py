@@ -57,7 +57,7 @@ async def bench(**settings: object) -> AsyncIterator[Bench]:
     """A node process on a database of its own; settings as in MAINSPRING_…"""
     async with database() as (database_url, postgres_pid):
         tenant_id = await _make_key(database_url)
-        port = _free_port()
+        port = free_port()
         node = _start_node(database_url, port, settings)
         try:
             headers = {"Authorization": f"Bearer {API_KEY}"}
@@ -122,7 +122,7 @@ async def _ready(client: aiohttp.ClientSession) -> None:
             await asyncio.sleep(0.05)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -130,15 +130,21 @@ def _free_port() -> int:
 
 
 def _family(root: int) -> list[int]:
-    children = [
-        int(pid)
-        for task in Path(f"/proc/{root}/task").iterdir()
-        for pid in (task / "children").read_text().split()
-    ]
+    try:
+        children = [
+            int(pid)
+            for task in Path(f"/proc/{root}/task").iterdir()
+            for pid in (task / "children").read_text().split()
+        ]
+    except FileNotFoundError:  # it ended between being listed and being asked
+        return []
     return [root, *(pid for child in children for pid in _family(child))]
 
 
 def _own_seconds(pid: int) -> float:
     # Includes children that have ended and were waited for: backends come and go.
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except FileNotFoundError:  # it ended between being listed and being asked
+        return 0.0
     return sum(int(ticks) for ticks in fields[11:15]) / _TICKS

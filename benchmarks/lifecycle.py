@@ -59,7 +59,7 @@ async def _product(server: Bench, seconds: float) -> float:
 async def _feed(server: Bench, deadline: float) -> int:
     """A few producers, held back while the node is behind: the rate of the whole path counts."""
     body = msgspec.json.encode({"tasks": [_TASK] * _BATCH})
-    gauge = _Backlog(await asyncpg.connect(server.database_url))
+    gauge = Backlog(await asyncpg.connect(server.database_url))
     sent = 0
 
     async def produce() -> None:
@@ -78,7 +78,7 @@ async def _feed(server: Bench, deadline: float) -> int:
     return sent
 
 
-class _Backlog:
+class Backlog:
     """How many tasks are unfinished, looked at ten times a second."""
 
     def __init__(self, connection: "asyncpg.Connection[asyncpg.Record]") -> None:

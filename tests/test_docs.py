@@ -49,10 +49,11 @@ from support.waiting import eventually
 README = ROOT / "README.md"
 OPERATIONS = ROOT / "docs" / "operations.md"
 CONFIGURATION = ROOT / "docs" / "configuration.md"
+API = ROOT / "docs" / "api.md"
 
 RUNNABLE = {"bash", "sh", "python"}
 CHECKED = RUNNABLE | {"json", "text", "toml"}
-RUN_HERE = {README, OPERATIONS, CONFIGURATION}
+RUN_HERE = {README, OPERATIONS, CONFIGURATION, API}
 SOURCE = ROOT / "src" / "mainspring"
 
 SETTINGS = {field.name: field for field in fields(Config)}
@@ -79,6 +80,27 @@ async def test_the_tour_in_the_readme(tmp_path: Path) -> None:
 
         await eventually(listens, within=30, what="mainspring dev is running")
         await run_blocks(README, tmp_path, ports, {})
+    finally:
+        server.kill()
+
+
+@pytest.mark.slow
+async def test_the_tour_of_the_api(tmp_path: Path) -> None:
+    port, key = free_ports(API)["7070"], "ms_dev_docs"
+    server = MainspringProcess(
+        tmp_path / "dev.log",
+        *("dev", "--port", str(port), "--data", str(tmp_path / "data")),
+        environment={"MAINSPRING_API_KEY": key},
+    )
+    try:
+
+        async def listens() -> bool:
+            assert server.alive, server.said()
+            return "Mainspring is running." in server.said()
+
+        await eventually(listens, within=30, what="mainspring dev is running")
+        environment = {"MAINSPRING_URL": f"http://127.0.0.1:{port}", "MAINSPRING_API_KEY": key}
+        await run_blocks(API, tmp_path, {}, environment)
     finally:
         server.kill()
 

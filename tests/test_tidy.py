@@ -40,11 +40,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "execution": ADAPTER,
     "notify": ADAPTER,
     "node": JOINER,
-    "api": JOINER | {"node"},
+    "api": JOINER | {"node", "__init__"},
     "dashboard": {"errors"},
-    "cli": {"wiring", "config", "errors", "sdk", "observe", "__init__"},
+    "cli": {"wiring", "config", "errors", "clock", "sdk", "observe", "__init__"},
     "__main__": {"cli"},
-    "wiring": JOINER | {"node", "api", "dashboard", "tls"},
+    "wiring": JOINER | {"node", "api", "dashboard", "tls", "__init__"},
 }
 
 # The implementations one can choose between: outside their room only the wiring names them.

@@ -21,6 +21,11 @@ def monotonic() -> float:
     return time.monotonic()
 
 
+def wall_clock() -> float:
+    """This machine's own idea of the time: for talking to people, never for decisions."""
+    return time.time()
+
+
 class ManualClock:
     """A clock that stands still until it is moved: for tests and simulations."""
 

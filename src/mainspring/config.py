@@ -116,6 +116,30 @@ class Config:
     )
     grace: float = setting(20.0, "how long running tasks may finish after SIGTERM", least=0)
 
+    # Webhooks
+    http_transfers: int = setting(10_000, "requests the node has open at once", least=1)
+    http_per_tenant: int = setting(2_000, "of these, the most for one tenant", least=1)
+    http_per_host: int = setting(
+        256, "of these, the most of one tenant for one host and port", least=1
+    )
+    connect_timeout: float = setting(10.0, "how long connecting to a receiver may take", least=0.1)
+    max_response: int = setting(65536, "bytes of an answer that are kept", least=0, most=2**24)
+    read_limit: int = setting(
+        2**20, "bytes of an answer that are read before the connection is cut", least=1024
+    )
+    ca_file: str | None = setting(
+        None, "authorities that receivers' certificates are checked by; default: the machine's"
+    )
+    egress_allow: str = setting(
+        "", "addresses and networks (CIDR, with commas) that may be called though they are private"
+    )
+    egress_deny: str = setting("", "addresses and networks that may never be called")
+    egress_ports: str = setting("80,443,1024-65535", "ports that may be called")
+    secrets_key: str | None = setting(
+        None, "32 bytes in base64 or hex that seal secrets in the database"
+    )
+    secrets_keys_old: str = setting("", "earlier secrets_keys, with commas, until all is resealed")
+
     # Keeping house
     retention_days: int = setting(30, "days that history is kept", least=1)
     partitions_ahead: int = setting(7, "days for which history partitions exist ahead", least=1)

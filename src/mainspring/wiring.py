@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -21,7 +22,12 @@ from mainspring.domain.apikey import KeyText
 from mainspring.domain.ids import TaskIds
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import ConfigError, MigrationError
+from mainspring.execution import guard
 from mainspring.execution.builtin import BuiltInExecutor
+from mainspring.execution.http import HttpExecutor, HttpSettings
+from mainspring.execution.lanes import Caps
+from mainspring.execution.port import Executor
+from mainspring.execution.sender import SenderSettings
 from mainspring.lifecycle import Supervisor
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
@@ -44,7 +50,16 @@ from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.keys import Keys, NewKey, hash_secret
 from mainspring.store.migrate import Migration
 from mainspring.store.schedules import Schedules
+from mainspring.store.secrets import WebhookSecrets
 from mainspring.store.tasks import Tasks
+from mainspring.store.vault import Vault, parse_key
+
+_AUTHORITIES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
 
 
 def database_options(config: Config) -> DatabaseOptions:
@@ -73,6 +88,58 @@ async def migrate(config: Config) -> list[Migration]:
 async def examine(config: Config) -> list[Finding]:
     """What a doctor sees when looking at the database."""
     return await doctor.examine(database_options(config), pooler=config.database_pooler)
+
+
+def vault_of(config: Config) -> Vault:
+    """The keys that secrets are sealed with; what is wrong with one is said without showing it."""
+    old = [text for text in config.secrets_keys_old.split(",") if text.strip()]
+    try:
+        key = parse_key(config.secrets_key) if config.secrets_key else None
+        return Vault(key, tuple(map(parse_key, old)))
+    except ValueError as error:
+        raise ConfigError([f"secrets_key or secrets_keys_old {error}"]) from None
+
+
+def egress_of(config: Config) -> guard.Egress:
+    """The installation's rules for what webhooks may call."""
+    try:
+        allow = guard.parse_networks(config.egress_allow)
+        deny = guard.parse_networks(config.egress_deny)
+        return guard.Egress(allow, deny, config.egress_ports)
+    except ValueError as error:
+        raise ConfigError([f"egress_allow, egress_deny or egress_ports: {error}"]) from None
+
+
+def http_settings(config: Config) -> HttpSettings:
+    return HttpSettings(
+        Caps(config.http_transfers, config.http_per_tenant, config.http_per_host),
+        SenderSettings(
+            max_response=config.max_response,
+            read_limit=config.read_limit,
+            connect_timeout=config.connect_timeout,
+            idle_connections=config.http_per_tenant,
+            ca_file=config.ca_file or _machine_authorities(),
+        ),
+        egress_of(config),
+        f"Mainspring/{__version__}",
+    )
+
+
+def _machine_authorities() -> str | None:
+    """Where this machine keeps the authorities it trusts: the library we bring along may have been
+    built on one that keeps them elsewhere."""
+    found = ssl.get_default_verify_paths().cafile
+    return found or next((path for path in _AUTHORITIES if Path(path).exists()), None)
+
+
+async def reseal(config: Config) -> tuple[int, int]:
+    """Bring every secret under the present key; answers how many were moved, and how many wait."""
+    database = Database(database_options(config))
+    await database.open()
+    try:
+        return await WebhookSecrets(database, vault_of(config)).renew()
+    finally:
+        await database.close()
 
 
 def embedded_server(data: Path) -> EmbeddedServer:
@@ -151,16 +218,7 @@ class Server:
 
     def _build(self) -> None:
         config, metrics = self.config, self.metrics
-        settings = EngineSettings(
-            lease=config.lease,
-            aging_step=config.aging_step,
-            stream_cap=config.stream_cap,
-            tenant_cap=config.tenant_cap,
-        )
-        engine = Engine(settings)
-        metrics.window_entries.set_function(lambda: engine.waiting)
-        metrics.running.set_function(lambda: engine.running)
-        state = NodeState(engine, self._clock)
+        state = NodeState(self._engine(), self._clock)
         store = EngineStore(self._engine_database)
         rng = SystemRandom()
         signals = Signals(state, self._engine_database, self._listener())
@@ -178,7 +236,15 @@ class Server:
             __version__,
         )
         housekeeper = Housekeeper(config, state, Housekeeping(self._engine_database))
-        executors = [BuiltInExecutor(self._clock, recorder.report)]
+        vault = vault_of(config)
+        webhooks = HttpExecutor(
+            self._clock,
+            recorder.report,
+            http_settings(config),
+            WebhookSecrets(self._engine_database, vault),
+            vault.open_headers,
+        )
+        executors: list[Executor] = [BuiltInExecutor(self._clock, recorder.report), webhooks]
         self.node = Node(
             config,
             state,
@@ -203,8 +269,23 @@ class Server:
                 metrics=metrics,
                 database=self._api_database,
                 activity=self._activity,
+                vault=vault,
+                profile_changed=webhooks.forget,
             )
         )
+
+    def _engine(self) -> Engine:
+        config = self.config
+        settings = EngineSettings(
+            lease=config.lease,
+            aging_step=config.aging_step,
+            stream_cap=config.stream_cap,
+            tenant_cap=config.tenant_cap,
+        )
+        engine = Engine(settings)
+        self.metrics.window_entries.set_function(lambda: engine.waiting)
+        self.metrics.running.set_function(lambda: engine.running)
+        return engine
 
     def _materializer(self, state: NodeState, signals: Signals, rng: Random) -> Materializer:
         ids = TaskIds(Random(rng.getrandbits(64)))

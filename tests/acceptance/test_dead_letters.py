@@ -46,7 +46,7 @@ async def test_every_waiting_task_can_say_why(cluster: Cluster) -> None:
         async def is_told() -> bool:
             answer = await client.call("GET", f"/v1/tasks/{made['id']}/explain")
             told.update(answer.json())
-            return told["verdict"] == verdict
+            return bool(told["verdict"] == verdict)
 
         await eventually(is_told, within=10, what=f"the task is {verdict}")
         return told

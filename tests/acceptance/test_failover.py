@@ -14,6 +14,7 @@ from support.waiting import eventually
 pytestmark = pytest.mark.slow
 
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::float8 AS now"
+_RUNNING = "SELECT count(*) FROM tasks WHERE state = 'running' AND id = ANY ($1::uuid[])"
 _RUNNING_AT = (
     "SELECT count(*) FROM tasks t JOIN nodes n ON t.worker = 'node:' || n.id WHERE n.name = $1"
 )
@@ -101,10 +102,10 @@ async def freeze_the_owner(
 async def test_a_node_that_leaves_hands_over_at_once(cluster: Cluster) -> None:
     """SIGTERM: short work finishes, long work is released and runs elsewhere at once."""
     tenant = await cluster.tenant()
-    leaving, heir = await cluster.pair(grace=2)
-    short = await heir.client(tenant).batch([sleep(1.0)] * 20)
+    leaving, heir = await cluster.pair(grace=3)
+    short = await heir.client(tenant).batch([sleep(2.0)] * 20)
     long = await heir.client(tenant).batch([sleep(60)] * 20)
-    await running_at(cluster, leaving, at_least=10)
+    await all_running(cluster, short + long)
     leaving.terminate()
     await owns_everything(cluster, heir, within=1.0)
     assert await leaving.ended(within=10) == 0
@@ -168,6 +169,13 @@ async def running_at(cluster: Cluster, node: Node, *, at_least: int, within: flo
         return await cluster.evidence.value(_RUNNING_AT, node.name) >= at_least
 
     await eventually(enough, within=within, what=f"{at_least} tasks run at {node.name}")
+
+
+async def all_running(cluster: Cluster, ids: list[UUID]) -> None:
+    async def running() -> bool:
+        return await cluster.evidence.value(_RUNNING, ids) == len(ids)
+
+    await eventually(running, within=10, what="all tasks run")
 
 
 async def owns_everything(cluster: Cluster, node: Node, *, within: float = 10.0) -> None:

@@ -1,6 +1,9 @@
 """Claims and leases: what each predicate of these statements is for."""
 
+from uuid import uuid4
+
 from contract.store_lab import Lab, finish, held, retry
+from mainspring.domain.placement import Tenure
 from mainspring.store.engine import TaskRef
 
 
@@ -63,11 +66,11 @@ async def test_a_node_with_an_old_epoch_claims_nothing(lab: Lab) -> None:
 
 
 async def test_a_node_nobody_knows_claims_nothing(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
+    known, tenant = await lab.join(), await lab.tenant()
     row = await lab.create(tenant)
-    stranger = (await lab.join()).node_id
-    await lab.cluster.hand_over(await lab.join(), {})
-    assert await lab.claim(type(tenure)(stranger, 99, tenure.partitions), row) is None
+    stranger = Tenure(uuid4(), known.epoch, known.partitions)
+    assert await lab.claim(stranger, row) is None
+    assert await lab.claim(known, row) is not None
 
 
 async def test_a_lost_answer_is_read_again(lab: Lab) -> None:

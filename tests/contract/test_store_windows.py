@@ -1,5 +1,7 @@
 """Reading: what an owner finds in its partitions, and what it is told of."""
 
+from uuid import uuid4
+
 import pytest
 
 from contract.store_lab import Lab, finish
@@ -174,6 +176,6 @@ async def test_a_replaced_node_takes_no_wakes(lab: Lab) -> None:
     row = await lab.create(await lab.tenant())
     await lab.cluster.hand_over(tenure, {})
     assert (await lab.engine.take_wakes(tenure)).rows == []
-    unknown = Tenure((await lab.join()).node_id, 99, tenure.partitions)
+    unknown = Tenure(uuid4(), (await lab.join()).epoch, tenure.partitions)
     assert (await lab.engine.take_wakes(unknown)).rows == []
     assert await lab.inspect.wakes() == [(row.partition, row.id)]

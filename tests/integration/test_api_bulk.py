@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from mainspring.config import Config
 from mainspring.store import bulk
+from mainspring.store.tasks import TaskFilter
 from support.api import Office, opened_office
 from support.letters import INJECTIONS, Undertaker
 
@@ -64,7 +66,7 @@ async def test_only_what_matches(office: Office, tasks: Undertaker) -> None:
             name=f"n{n}", queue="q" if n % 2 else "default", labels={"n": str(n), "all": "1"},
             delay=3600 * n,
         )  # fmt: skip
-    counts = [
+    counts: list[tuple[dict[str, object], int]] = [
         ({"name": "n0"}, 1),
         ({"queue": "q"}, 3),
         ({"state": "scheduled"}, 6),
@@ -98,7 +100,7 @@ async def test_the_scan_goes_on_where_nothing_matches(office: Office, tasks: Und
     for n in range(9):
         await tasks.make(name="last" if n == 8 else "other")
     narrow = bulk.BulkChanges(office.database, scan=2)
-    where = bulk.TaskFilter(name="last")
+    where = TaskFilter(name="last")
     tenant = office.tenants["a"]
     assert (await narrow.count_cancellable(tenant, where)).ended == 1
     done = [step async for step in narrow.cancel(tenant, where, "me")]
@@ -112,12 +114,12 @@ async def test_a_cancel_that_races_a_start_misses_nothing(
     made = [await tasks.make() for _ in range(20)]
 
     async def start(task: dict[str, Any]) -> None:
-        try:
+        with suppress(ValueError):  # it may be cancelled before it can start
             await tasks.start(task["id"])
-        except ValueError:
-            pass  # cancelled before it could start
 
-    (cancelled, asked), *_ = await asyncio.gather(cancel(office), *(start(t) for t in made))
+    starts = asyncio.gather(*(start(task) for task in made))
+    cancelled, asked = await cancel(office)
+    await starts
     assert cancelled + asked == 20
     rows = await office.database.fetch("SELECT cancel_requested FROM tasks")
     assert [row["cancel_requested"] for row in rows] == [True] * asked

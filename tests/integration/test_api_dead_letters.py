@@ -16,6 +16,7 @@ from mainspring.domain.execution import TaskError
 from support.api import Office, opened_office
 from support.asgi import Answer
 from support.letters import INJECTIONS, NOOP, Undertaker
+from support.waiting import eventually
 
 URL = "/v1/dead-letters"
 
@@ -228,8 +229,11 @@ async def test_a_replay_stops_when_too_many_fail(
     for _ in range(6):
         await dead.bury()
     call = asyncio.create_task(replay(office, stop_on_failure_rate=0.5))
-    while await dead.count() < 2:
-        await asyncio.sleep(0.01)
+
+    async def begun() -> bool:
+        return await dead.count() == 2
+
+    await eventually(begun, within=5, what="the first step is done")
     for row in await office.database.fetch("SELECT id FROM tasks"):
         await dead.end(str(row["id"]), TaskError("failed", "still"))
     done = (await call).json()
@@ -282,7 +286,7 @@ async def test_what_cannot_be_replayed_is_told(office: Office, body: object, poi
     assert (answer.status, answer.pointers()) == (422, [pointer])
 
 
-# --- who may, and what must not get through --------------------------------------------------------
+# --- who may, and what must not get through ------------------------------------------------------
 
 
 async def test_another_tenants_letter_looks_like_none(office: Office, dead: Undertaker) -> None:
@@ -352,4 +356,4 @@ async def test_a_first_answer_is_kept_for_verbs_too(office: Office, dead: Undert
     assert (first.status, again.status, again.body) == (201, 201, first.body)
     assert again.headers["location"] == first.headers["location"]
     assert again.headers["idempotency-replayed"] == "true"
-    assert NOOP == again.json()["target"]
+    assert again.json()["target"] == NOOP

@@ -12,6 +12,7 @@ import pytest
 from mainspring.api.app import ApiDependencies, build_app
 from mainspring.clock import ManualClock
 from mainspring.config import Config
+from mainspring.domain.execution import Report
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
@@ -51,6 +52,9 @@ class ListeningNode:
 
     def explain(self, row: TaskRow) -> Situation:
         return Situation()
+
+    async def conclude(self, report: Report) -> bool:
+        return False
 
     def ready(self) -> bool:
         return self.is_ready

@@ -69,7 +69,7 @@ async def test_a_name_is_taken_once(office: Office) -> None:
         ({"name": "t", "max_running": 2**31}, "/max_running"),
         ({"name": "t", "spread": 257}, "/spread"),
         ({"name": "t", "max_running": 3, "spread": 4}, "/max_running"),
-        ({"name": "t", "id": 7}, ""),
+        ({"name": "t", "id": 7}, "/id"),
     ],
 )
 async def test_what_makes_no_sense_is_refused(

@@ -4,8 +4,8 @@ Liveness (nothing is stuck) is judged at the end, when the faults have stopped.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 from uuid import UUID
 
 from mainspring.domain.tenant import TenantLimits
@@ -13,8 +13,7 @@ from simulation.store import Finished, MemoryStore, Task
 from simulation.world import SimulationFailed
 
 
-@dataclass(frozen=True, slots=True)
-class _Past:
+class _Past(NamedTuple):
     """A task as it was after the transaction before."""
 
     rev: int
@@ -24,20 +23,21 @@ class _Past:
     partition: int
     cancel_requested: bool
 
-    @classmethod
-    def of(cls, task: Task) -> "_Past":
-        return cls(
-            task.rev, task.fence, task.state, task.due, task.partition, task.cancel_requested
-        )
+
+def _state_of(task: Task) -> tuple[int, int, str, float, int, bool]:
+    return task.rev, task.fence, task.state, task.due, task.partition, task.cancel_requested
 
 
 class Invariants:
     """Looks at the tables after every transaction and compares them with what they were."""
 
     def __init__(self, store: MemoryStore) -> None:
+        self._store = store
         self._tables = store.tables
         self._now = store.now
-        self._tasks: dict[UUID, _Past] = {}
+        self._tasks: dict[UUID, tuple[int, int, str, float, int, bool]] = {}
+        self._before: dict[UUID, tuple[int, int, str, float, int, bool]] = {}
+        self._created = 0
         self._history: dict[UUID, Finished] = {}
         self._executions = 0
         self._fences: set[tuple[UUID, int]] = set()
@@ -45,29 +45,35 @@ class Invariants:
         self._owners: dict[int, tuple[UUID | None, int]] = {}
         self._most: dict[int, int | None] = {}
         self._wakes: Counter[tuple[int, int, UUID]] = Counter()
-        self.acknowledged: set[UUID] = set()
         self.may_lose: Callable[[str], bool] = lambda _worker: True
-        self.late_tries: set[tuple[UUID, int]] = set()
 
     def check(self, statement: str) -> None:
         self._check_partitions()
         self._check_nodes()
         self._note_limits()
+        self._before.clear()
         for task in self._tables.tasks.values():
-            past = self._tasks.get(task.id)
+            past = task.past
+            if past is not None and past != _state_of(task):
+                self._before[task.id] = past
             if past is None:
                 self._require(task.id not in self._history, "a finished task came back", task.id)
-            elif _Past.of(task) != past:
-                self._check_change(task, past, statement)
-        self._check_history()
+                self._created += 1
+            elif past == _state_of(task):
+                continue
+            else:
+                self._check_change(task, _Past(*past), statement)
+            task.past = self._tasks[task.id] = _state_of(task)
+            if statement in ("create", "retry") and task.due <= self._now() + self._store.near:
+                self._check_told(task.partition, task.tenant_id, task.id)
+        self._check_history(statement)
         self._check_executions()
         self._check_wakes(statement)
         self._check_nothing_lost()
-        self._tasks = {task.id: _Past.of(task) for task in self._tables.tasks.values()}
 
-    def check_end(self, unfinishable: Collection[UUID]) -> None:
-        """Everything that could finish has finished, and nobody was forgotten."""
-        stuck = [t for t in self._tables.tasks.values() if t.id not in unfinishable]
+    def check_end(self) -> None:
+        """Everything could finish, and has."""
+        stuck = list(self._tables.tasks.values())
         if stuck:
             raise SimulationFailed(f"{len(stuck)} tasks are stuck, such as {stuck[0]}")
 
@@ -120,7 +126,7 @@ class Invariants:
 
     # What was recorded -----------------------------------------------------------------------
 
-    def _check_history(self) -> None:
+    def _check_history(self, statement: str) -> None:
         history = self._tables.history
         if len(history) == len(self._history):
             return
@@ -128,14 +134,16 @@ class Invariants:
             before = self._history.get(task_id)
             if before is None:
                 self._check_end_of(task_id, finished)
+                if statement == "finish" and task_id in self._tasks:
+                    self._check_told(self._tasks[task_id][4], finished.tenant_id, task_id)
                 self._history[task_id] = finished
             self._require(before in (None, finished), "history changed", finished)
         self._require(len(history) == len(self._history), "history was deleted", None)
 
     def _check_end_of(self, task_id: UUID, finished: Finished) -> None:
-        past = self._tasks.get(task_id)
-        if past is None:
+        if task_id not in self._tasks:
             return
+        past = _Past(*self._tasks[task_id])
         self._require(finished.rev > past.rev, "the end did not raise the rev", finished)
         self._require(finished.fence == past.fence, "ended by a stale try", finished)
         tried = finished.state in ("completed", "failed")
@@ -143,28 +151,36 @@ class Invariants:
         expired = finished.state == "expired"
         self._require(not expired or past.state != "running", "expired while running", finished)
 
+    def _was_running(self, task_id: UUID) -> int | None:
+        """The fence of the try that was running before this transaction."""
+        past = self._before.get(task_id) or self._tasks.get(task_id)
+        return past[1] if past is not None and past[2] == "running" else None
+
     def _check_executions(self) -> None:
         for execution in self._tables.executions[self._executions :]:
             name = (execution.id, execution.fence)
             self._require(name not in self._fences, "a try ended twice", execution)
             self._fences.add(name)
-            past = self._tasks.get(execution.id)
             self._require(
-                past is not None and (past.fence, past.state) == (execution.fence, "running"),
+                self._was_running(execution.id) == execution.fence == execution.told_by,
                 "a stale try was accepted",
                 execution,
             )
-            if execution.outcome == "lost" and name not in self.late_tries:
+            if execution.outcome == "lost":
                 self._require(self.may_lose(execution.worker), "a living try was lost", execution)
         self._executions = len(self._tables.executions)
 
     def _check_nothing_lost(self) -> None:
-        tables = self._tables
-        for task_id in self.acknowledged:
-            places = (task_id in tables.tasks) + (task_id in tables.history)
+        """Every task that was ever there is in exactly one place: history only grows, so it is
+        enough to count."""
+        there = len(self._tables.tasks) + len(self._tables.history)
+        self._require(there == self._created, f"{self._created} tasks are {there}", None)
+
+    def acknowledge(self, task_ids: Iterable[UUID]) -> None:
+        """A client was told that these are durable."""
+        for task_id in task_ids:
+            places = (task_id in self._tables.tasks) + (task_id in self._tables.history)
             self._require(places == 1, f"an acknowledged task is in {places} places", task_id)
-        both = len(tables.tasks.keys() & tables.history.keys())
-        self._require(both == 0, "a task is both finished and unfinished", None)
 
     # The cluster -----------------------------------------------------------------------------
 
@@ -191,6 +207,17 @@ class Invariants:
             missing = self._wakes - woken
             self._require(not missing, "a wake was lost", missing)
         self._wakes = woken
+
+    def _check_told(self, partition: int, tenant_id: int, task_id: UUID) -> None:
+        """Who writes is the owner by the tables and knows, or there is a wake for the owner."""
+        writer = self._store.writer
+        assert writer is not None
+        node = self._tables.nodes.get(writer.node_id)
+        valid = node is not None and node.epoch == writer.epoch
+        owner = self._tables.partitions[partition].owner
+        told = (partition, tenant_id, task_id) in self._tables.wakes
+        knows = valid and owner == writer.node_id
+        self._require(told or knows, "the owner was not told", task_id)
 
     def _require(self, holds: bool, broken: str, about: object) -> None:
         if not holds:

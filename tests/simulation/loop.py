@@ -73,7 +73,10 @@ class Process(asyncio.AbstractEventLoop):
         """Its memory is gone. What it still sends is nobody's: its link must be cut before."""
         self.dead = True
         for _ in range(50):
-            for task in asyncio.all_tasks(self):
+            pending = asyncio.all_tasks(self)
+            if not pending:
+                break
+            for task in pending:
                 task.cancel()
             self.turn()
         self._ready.clear()

@@ -193,7 +193,9 @@ class Chaos:
         del self._tries[assignment.id, assignment.fence]
         self._report([report])
         if self._rng.random() < self._world.weather.duplicate_report:
-            self._report([report])
+            # At once, or when the task may be running again.
+            delay = self._rng.choice((0.0, self._rng.uniform(0.0, 4.0)))
+            asyncio.get_running_loop().call_later(delay, self._report, [report])
 
     def _duration(self) -> float:
         """Mostly short, now and then longer than a lease; in calm weather there is only the rest

@@ -104,7 +104,7 @@ class Scenario:
                 if not self.store.tables.tasks:
                     break
                 self._resume_paused()
-        self.invariants.check_end(unfinishable=())
+        self.invariants.check_end()
 
     def _resume_paused(self) -> None:
         for task in self.store.tables.tasks.values():
@@ -206,7 +206,7 @@ class Scenario:
         except StoreUnavailable:
             return
         if created:
-            self.invariants.acknowledged.update(task.id for task in creation.tasks)
+            self.invariants.acknowledge(task.id for task in creation.tasks)
 
     def _new_task(self, tenant: int) -> NewTask:
         rng, now = self.rng, round(self.world.database_clock(), 6)

@@ -54,6 +54,8 @@ class Task:
     lease_until: float | None = None
     worker: str | None = None
     error: TaskError | None = None
+    past: tuple[int, int, str, float, int, bool] | None = field(default=None, repr=False)
+    """How a watcher saw it last."""
 
     def __str__(self) -> str:
         return f"{self.id} {self!r}"
@@ -106,7 +108,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """A row of `executions`."""
+    """A row of `executions`, and the fence of the try that this was told about."""
 
     tenant_id: int
     id: UUID
@@ -114,6 +116,7 @@ class Execution:
     attempt: int
     outcome: str
     worker: str
+    told_by: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +181,10 @@ class MemoryStore:
         committed: Callable[[str], None] = lambda _statement: None,
     ) -> None:
         self._clock = clock
-        self._near = near
+        self.near = near
         self.committed = committed
+        self.writer: Tenure | None = None
+        """Who wrote last, for those who check that the right ones are told."""
         self.tables = Tables(partitions={p: PartitionRow() for p in partitions})
 
     def now(self) -> float:
@@ -284,7 +289,7 @@ class MemoryStore:
             task = self._current_try(ref.tenant_id, ref.id, ref.guard)
             if task is None or task.lease_until is None or task.lease_until > now:
                 continue
-            self._write_execution(task, "lost")
+            self._write_execution(task, "lost", ref.guard)
             if task.cancel_requested:
                 self._end(task, "cancelled", now)
                 gone.append(task.id)
@@ -313,12 +318,13 @@ class MemoryStore:
 
     def finish(self, tenure: Tenure, finished: Iterable[Finish]) -> set[UUID]:
         accepted = set()
+        self.writer = tenure
         for finish in sorted(finished, key=_by_task):
             report = finish.report
             task = self._try_of(report)
             if task is None:
                 continue
-            self._write_execution(task, report.outcome.value)
+            self._write_execution(task, report.outcome.value, report.assignment.fence)
             if finish.dead_because is not None:
                 self._bury(task, finish.dead_because)
             task.failures += report.outcome.value in _FAILURES
@@ -330,12 +336,13 @@ class MemoryStore:
 
     def retry(self, tenure: Tenure, retries: Iterable[Retry]) -> list[TaskRow]:
         rows = []
+        self.writer = tenure
         for retry in sorted(retries, key=_by_task):
             report = retry.report
             task = self._try_of(report)
             if task is None or task.cancel_requested:
                 continue
-            self._write_execution(task, report.outcome.value)
+            self._write_execution(task, report.outcome.value, report.assignment.fence)
             task.failures += report.outcome.value in _FAILURES
             task.error = report.error
             if retry.delay is not None:
@@ -350,6 +357,7 @@ class MemoryStore:
 
     def create(self, creations: Sequence[Creation], tenure: Tenure) -> dict[UUID, int]:
         made = {}
+        self.writer = tenure
         for creation in creations:
             if creation.keyed is not None and not self._take_key(creation):
                 continue
@@ -360,7 +368,7 @@ class MemoryStore:
                 task = _fresh(new, limits.spread)
                 self.tables.tasks[new.id] = task
                 made[new.id] = task.partition
-                if task.due <= self.now() + self._near:
+                if task.due <= self.now() + self.near:
                     self._wake_unless_owned(task, tenure)
         self.committed("create")
         return made
@@ -510,10 +518,16 @@ class MemoryStore:
             task.tenant_id, task.id, task.rev + 1, task.fence, state, task.failures, finished
         )
 
-    def _write_execution(self, task: Task, outcome: str) -> None:
+    def _write_execution(self, task: Task, outcome: str, told_by: int) -> None:
         self.tables.executions.append(
             Execution(
-                task.tenant_id, task.id, task.fence, task.attempts, outcome, task.worker or ""
+                task.tenant_id,
+                task.id,
+                task.fence,
+                task.attempts,
+                outcome,
+                task.worker or "",
+                told_by,
             )
         )
 

@@ -43,10 +43,10 @@ class Weather:
 
         return cls(
             slow=rng.choice((0.002, 0.02, 0.2)),
-            request_lost=sometimes(0.02),
+            request_lost=sometimes(rng.choice((0.02, 0.1))),
             answer_lost=sometimes(0.05),
             late=sometimes(0.02, 0.3),
-            duplicate_report=sometimes(0.1),
+            duplicate_report=sometimes(0.2),
             hint_lost=rng.choice((0.0, 0.3, 1.0)),
             crash_rate=sometimes(0.08),
             pause_rate=sometimes(0.08),

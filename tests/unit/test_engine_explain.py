@@ -1,5 +1,6 @@
 """Why a task is not running: the same gates as on its way, told to a person."""
 
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -15,7 +16,7 @@ TENANT = 1
 FREE = Situation(owned=True, can_run=True, free_slots=3, tenant_running=0, key_running=0)
 
 
-def row(number: int = 1, **fields: object) -> TaskRow:
+def row(number: int = 1, **fields: Any) -> TaskRow:
     task = TaskRow(
         tenant_id=TENANT, id=UUID(int=number), rev=1, partition=0, state="scheduled",
         queue="default", capability="http", concurrency_key=None, concurrency_limit=None,

@@ -175,7 +175,7 @@ class WindowModel(RuleBasedStateMachine):
 
 
 TestWindowModel = WindowModel.TestCase
-TestWindowModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestWindowModel.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 def test_streams_are_known_by_all_that_makes_tasks_unlike() -> None:

@@ -20,16 +20,19 @@ from mainspring.api.admin_wire import (
     TenantPatch,
 )
 from mainspring.api.documentation import (
-    CURSOR,
     LIMIT,
     LOCATION,
+    NUMBER_CURSOR,
     REPLAYED,
     Body,
     Doc,
     Link,
     Param,
     Reply,
+    either,
+    span,
 )
+from mainspring.api.keys import LONGEST_GRACE, LONGEST_LIFE
 from mainspring.errors import Conflict
 
 KEYS = "Keys"
@@ -37,6 +40,11 @@ TENANTS = "Tenants"
 INSTALLATION = "Operations"
 
 _Text = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
+_EXPIRES_IN = {"expires_in": span(LONGEST_LIFE)}
+_GRACE = {"grace": span(LONGEST_GRACE, zero=True, null=False)}
+_EXPIRY = either("expires_at", "expires_in")
+_KEY_ID = Param("id", str, "The key's id.", "path", required=True)
+_TENANT_ID = Param("id", Annotated[int, Meta(ge=1)], "The tenant's id.", "path", required=True)
 _KEY_LINKS = {
     "read": Link("getKey", {"id": "$response.body#/id"}, "read it again"),
     "rotate": Link("rotateKey", {"id": "$response.body#/id"}, "replace it"),
@@ -62,6 +70,7 @@ CREATE_KEY = Doc(
                 "worker": {"name": "worker-7", "scopes": ["work"]},
                 "for a week": {"scopes": ["read"], "expires_in": "P7D"},
             },
+            rules={"KeyIn": {**_EXPIRY, "properties": _EXPIRES_IN}},
         )
     ],
     replies=[Reply(201, "The new key.", NewKeyOut, [LOCATION, REPLAYED], links=_KEY_LINKS)],
@@ -73,7 +82,7 @@ LIST_KEYS = Doc(
     tag=KEYS,
     summary="List keys",
     description="Newest first, those that have ended too, without secrets.",
-    params=[LIMIT, CURSOR],
+    params=[LIMIT, NUMBER_CURSOR],
     replies=[Reply(200, "A page of keys.", KeyPage)],
 )
 
@@ -82,6 +91,7 @@ READ_KEY = Doc(
     tag=KEYS,
     summary="Read a key",
     description="`last_used_at` is written down about once a minute.",
+    params=[_KEY_ID],
     replies=[Reply(200, "The key, without its secret.", KeyOut)],
 )
 
@@ -91,6 +101,7 @@ REVOKE_KEY = Doc(
     summary="Revoke a key",
     description="It is refused at once by this node and within five seconds by every other. "
     "Revoking a key again is harmless; revoking one's own is allowed.",
+    params=[_KEY_ID],
     replies=[Reply(204, "It has ended.")],
 )
 
@@ -101,7 +112,15 @@ ROTATE_KEY = Doc(
     description="Makes a new key with the same name and scopes. The old one stays valid for "
     "`grace` (a day, unless you say otherwise). The new one lives as long as the old one was made "
     "for, unless `expires_at` or `expires_in` says otherwise.",
-    bodies=[Body(RotationIn, examples={"an hour": {"grace": "PT1H"}}, required=False)],
+    params=[_KEY_ID],
+    bodies=[
+        Body(
+            RotationIn,
+            examples={"an hour": {"grace": "PT1H"}},
+            required=False,
+            rules={"RotationIn": {**_EXPIRY, "properties": {**_EXPIRES_IN, **_GRACE}}},
+        )
+    ],
     replies=[Reply(201, "The new key.", NewKeyOut, [LOCATION, REPLAYED], links=_KEY_LINKS)],
     problems=[Conflict],
 )
@@ -130,7 +149,7 @@ LIST_TENANTS = Doc(
     tag=TENANTS,
     summary="List tenants",
     description="Newest first.",
-    params=[LIMIT, CURSOR],
+    params=[LIMIT, NUMBER_CURSOR],
     replies=[Reply(200, "A page of tenants.", TenantPage)],
 )
 
@@ -138,6 +157,7 @@ READ_TENANT = Doc(
     id="getTenant",
     tag=TENANTS,
     summary="Read a tenant",
+    params=[_TENANT_ID],
     replies=[Reply(200, "The tenant.", TenantOut)],
 )
 
@@ -146,6 +166,7 @@ EDIT_TENANT = Doc(
     tag=TENANTS,
     summary="Change a tenant's weight and limits",
     description="Its tasks move to the partitions that follow from the new spread.",
+    params=[_TENANT_ID],
     bodies=[Body(TenantPatch, examples={"limit": {"max_running": 20}, "weight": {"weight": 3}})],
     replies=[Reply(200, "The tenant as it is now.", TenantOut)],
 )
@@ -156,6 +177,7 @@ DELETE_TENANT = Doc(
     summary="Let a tenant go",
     description="Only when it has no unfinished tasks. Its keys end at once; its history and all "
     "else it owned is removed within minutes. The audit log is kept.",
+    params=[_TENANT_ID],
     replies=[Reply(204, "It is gone.")],
     problems=[Conflict],
 )
@@ -186,7 +208,7 @@ AUDIT = Doc(
         Param("actor", _Text, "Only entries by this actor, like `key:1b7R…`."),
         Param("subject", _Text, "Only entries about this thing, by its id."),
         LIMIT,
-        CURSOR,
+        NUMBER_CURSOR,
     ],
     replies=[Reply(200, "A page of entries.", AuditPage)],
 )

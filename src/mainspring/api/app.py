@@ -1,15 +1,16 @@
 """The API as one ASGI application: every route, and what stands behind it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
 from starlette.types import ASGIApp
 
-from mainspring.api import bulk_docs, operation_docs, task_docs
+from mainspring.api import bulk_docs, operation_docs, secret_docs, task_docs
 from mainspring.api.admin_paths import admin_paths
 from mainspring.api.auth import Authenticator
 from mainspring.api.bulk import TaskBulk
+from mainspring.api.completion import Completion
 from mainspring.api.dead_letters import DeadLetterResource
 from mainspring.api.description import described
 from mainspring.api.effects import EffectLog
@@ -26,6 +27,7 @@ from mainspring.api.replaying import Replayer
 from mainspring.api.router import Router
 from mainspring.api.routing import ForAll, ForOperators, ForTenants, Operation, Resource
 from mainspring.api.schedule_paths import schedule_paths
+from mainspring.api.secrets import Secrets
 from mainspring.api.task_changes import TaskChanges
 from mainspring.api.task_creation import TaskCreation
 from mainspring.api.task_reading import TaskReading
@@ -44,7 +46,9 @@ from mainspring.store.explaining import Explaining
 from mainspring.store.firing import Firing
 from mainspring.store.keys import Keys
 from mainspring.store.schedules import Schedules
+from mainspring.store.secrets import WebhookSecrets
 from mainspring.store.tasks import Tasks
+from mainspring.store.vault import Vault
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class ApiDependencies:
     metrics: Metrics
     database: Database
     activity: KeyActivity = field(default_factory=KeyActivity)
+    vault: Vault = field(default_factory=Vault)
+    profile_changed: Callable[[int], None] = lambda _tenant: None
 
 
 def build_app(deps: ApiDependencies) -> ASGIApp:
@@ -83,10 +89,29 @@ def paths_of(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
         **_task_paths(deps),
         **_letter_paths(deps),
         **_schedule_paths(deps),
+        **_secret_paths(deps),
         **_admin_paths(deps),
         **_operation_paths(deps),
     }
     return {**paths, **described(paths)}
+
+
+def _secret_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
+    secrets = Secrets(WebhookSecrets(deps.database, deps.vault), deps.profile_changed)
+    return {
+        "/v1/secrets": {
+            "GET": ForTenants("admin", secrets.list, secret_docs.LIST),
+            "POST": ForTenants("admin", secrets.create, secret_docs.CREATE, secret=True),
+        },
+        "/v1/secrets/{id}": {"DELETE": ForTenants("admin", secrets.delete, secret_docs.DELETE)},
+        "/v1/secrets/{id}/rotate": {
+            "POST": ForTenants("admin", secrets.rotate, secret_docs.ROTATE, secret=True)
+        },
+        "/v1/tenants/{id}/egress": {
+            "GET": ForOperators(secrets.read_egress, secret_docs.READ_EGRESS),
+            "PUT": ForOperators(secrets.change_egress, secret_docs.CHANGE_EGRESS),
+        },
+    }
 
 
 def _admin_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
@@ -128,7 +153,7 @@ def _schedule_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]
         deps.ids,
         Schedules(deps.database, firing),
         Calendars(deps.database),
-        TaskValidator(deps.config, deps.clock, deps.ids, deps.rng),
+        TaskValidator(deps.config, deps.clock, deps.ids, deps.rng, deps.vault.seal_headers),
         deps.node,
     )
 
@@ -148,10 +173,12 @@ def _operation_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]
 
 def _task_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
     config, tasks, node, clock = deps.config, deps.tasks, deps.node, deps.clock
-    validator = TaskValidator(config, clock, deps.ids, deps.rng)
+    seal = deps.vault.seal_headers
+    validator = TaskValidator(config, clock, deps.ids, deps.rng, seal)
     ingest = Ingest(tasks, node, clock, deps.metrics, config.near)
     creation = TaskCreation(config, validator, ingest, _idempotency(deps))
     reading = TaskReading(tasks)
+    completion = Completion(tasks, node, clock)
     changes = TaskChanges(tasks, node, clock, TaskPatcher(validator, clock, config.max_payload))
     bulk = TaskBulk(BulkChanges(deps.database), node)
     explanation = TaskExplanation(tasks, Explaining(deps.database), node, clock)
@@ -177,4 +204,7 @@ def _task_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
         "/v1/tasks/{id}/pause": {"POST": ForTenants("write", changes.pause, task_docs.PAUSE)},
         "/v1/tasks/{id}/resume": {"POST": ForTenants("write", changes.resume, task_docs.RESUME)},
         "/v1/tasks/{id}/run": {"POST": ForTenants("write", changes.run, task_docs.RUN)},
+        "/v1/tasks/{id}/complete": {
+            "POST": ForTenants("work", completion.complete, secret_docs.COMPLETE)
+        },
     }

@@ -1,6 +1,7 @@
 """The operations on dead letters, on many tasks at once and on effects, in words and types."""
 
 from mainspring.api.bulk_wire import (
+    LONGEST_EFFECT,
     CancelIn,
     CancelledOut,
     DeadLetterGroups,
@@ -8,10 +9,8 @@ from mainspring.api.bulk_wire import (
     DeadLetterPage,
     EffectIn,
     EffectOut,
-    LabelPair,
     ReplayedOut,
     ReplayIn,
-    Text,
 )
 from mainspring.api.documentation import (
     CURSOR,
@@ -20,11 +19,14 @@ from mainspring.api.documentation import (
     LIMIT,
     LOCATION,
     REPLAYED,
+    AnyLabel,
+    AnyText,
     Body,
     Doc,
     Link,
     Param,
     Reply,
+    span,
 )
 from mainspring.api.explaining import ExplanationOut
 from mainspring.api.views import TaskOut
@@ -70,10 +72,10 @@ LIST = Doc(
     "most frequent first, among the newest 100,000.",
     params=[
         Param("resolved", bool, "Only resolved ones, or only unresolved ones."),
-        Param("name", Text, "Only letters of tasks of this name."),
-        Param("queue", Text, "Only letters of this queue."),
-        Param("label", list[LabelPair], "Only with this label, `name:value`; may be repeated."),
-        Param("fingerprint", Text, "Only letters that died of this kind of error."),
+        Param("name", AnyText, "Only letters of tasks of this name."),
+        Param("queue", AnyText, "Only letters of this queue."),
+        Param("label", list[AnyLabel], "Only with this label, `name:value`; may be repeated."),
+        Param("fingerprint", AnyText, "Only letters that died of this kind of error."),
         Param("died_after", Instant, "Only letters that died at or after this time."),
         Param("died_before", Instant, "Only letters that died before this time."),
         Param("group", bool, "Count by kind of error."),
@@ -144,6 +146,7 @@ REPLAY_MANY = Doc(
         Body(
             ReplayIn,
             examples={"careful": {"filter": {}, "first": 10, "stop_on_failure_rate": 0.5}},
+            rules={"LetterFilterIn": {"properties": {"resolved": {"enum": [False, None]}}}},
         )
     ],
     replies=[Reply(200, "The new tasks; with `dry_run` only how many.", ReplayedOut)],
@@ -156,7 +159,13 @@ EFFECT = Doc(
     description="Of all calls with the same key exactly one is answered with 201; the others get "
     "200 and the first one's answer, until `ttl` (7 days) has passed. A receiver that is called at "
     "least once can so have its effect once.",
-    bodies=[Body(EffectIn, examples={"mail": {"key": "welcome-mail/7", "answer": {"sent": True}}})],
+    bodies=[
+        Body(
+            EffectIn,
+            examples={"mail": {"key": "welcome-mail/7", "answer": {"sent": True}}},
+            rules={"EffectIn": {"properties": {"ttl": span(LONGEST_EFFECT)}}},
+        )
+    ],
     replies=[
         Reply(201, "This call was the first.", EffectOut, headers=[REPLAYED]),
         Reply(200, "Another call was; this is its answer.", EffectOut),

@@ -1,7 +1,7 @@
 """From bytes to typed requests: what cannot be read becomes a problem that says where.
 
-A body is decoded once as a whole. Only when a batch fails is it taken apart, so that every task
-that cannot be read is named and not only the first.
+A body is decoded once as a whole. Only when that fails is it taken apart, so that everything that
+is wrong with it is named and not only the first mistake.
 """
 
 import re
@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UnsetType
 
 from mainspring.api.duplicates import DuplicateNameError, check_unique_names
+from mainspring.api.shapes import all_problems
 from mainspring.api.wire import BatchIn, RawBatchIn, TaskIn, TaskPatch
 from mainspring.errors import InvalidRequest, MalformedRequest, Problem, RequestError
 
@@ -60,7 +61,7 @@ def decode_as(
 def decode_batch(body: bytes, *, most: int) -> list[TaskIn]:
     """The tasks of a JSON batch."""
     try:
-        tasks = _decode(_BATCH, body).tasks
+        tasks = _decode(_BATCH, body, look_closer=False).tasks
         _check_names(body, [task.payload for task in tasks])
     except InvalidRequest:
         # Where not even the list can be read, this raises the same problem again.
@@ -100,13 +101,17 @@ def pointer_of(path: str) -> str:
     return "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in known)
 
 
-def _decode(decoder: msgspec.json.Decoder[T], body: bytes, at: str = "") -> T:
+def _decode(
+    decoder: msgspec.json.Decoder[T], body: bytes, at: str = "", *, look_closer: bool = True
+) -> T:
     check_utf8(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
+        found = all_problems(decoder.type, body, _locate, MOST_PROBLEMS) if look_closer else []
+        problems = [Problem(at + one.pointer, one.detail) for one in found]
         raise InvalidRequest(
-            "the body does not have the right shape", [_locate(error, at)]
+            "the body does not have the right shape", problems or [_locate(error, at)]
         ) from None
     except (msgspec.DecodeError, UnicodeError) as error:
         raise MalformedRequest("the body is not valid JSON", [Problem(at, str(error))]) from None
@@ -143,7 +148,7 @@ def _decode_each(pieces: Sequence[bytes]) -> list[TaskIn]:
             if len(problems) >= MOST_PROBLEMS:
                 break
     if problems:
-        raise kind("some tasks of the batch cannot be read", problems)
+        raise kind("some tasks of the batch cannot be read", problems[:MOST_PROBLEMS])
     return tasks
 
 

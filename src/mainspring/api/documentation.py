@@ -106,6 +106,26 @@ REPLAYED = Header(
     Literal["true"],
 )
 
+
+def either(one: str, other: str) -> dict[str, object]:
+    """JSON Schema for two fields of which one may be given; a null is as good as nothing."""
+    given = {"not": {"type": "null"}}
+    return {"not": {"required": [one, other], "properties": {one: given, other: given}}}
+
+
+def span(most: float, *, zero: bool = False, null: bool = True) -> dict[str, object]:
+    """JSON Schema for a time span, in seconds or as an ISO 8601 duration."""
+    least = "minimum" if zero else "exclusiveMinimum"
+    forms: list[dict[str, object]] = [
+        {"type": "number", least: 0, "maximum": most},
+        {"type": "string", "format": "duration", "maxLength": 64},
+    ]
+    return {"anyOf": [*forms, {"type": "null"}] if null else forms}
+
+
+AnyText = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
+AnyLabel = Annotated[str, Meta(pattern=r"^[^\x00:]+:[^\x00]*$")]
+
 DRY_RUN = Param("dry_run", bool, "Answer what would happen, and change nothing.")
 IF_MATCH = Param(
     "If-Match",
@@ -125,5 +145,10 @@ LIMIT = Param("limit", Annotated[int, Meta(ge=1, le=1000)], "The most items on a
 CURSOR = Param(
     "cursor",
     Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{21}[AQgw]$")],
+    "Where to go on: `next_cursor` of the page before.",
+)
+NUMBER_CURSOR = Param(
+    "cursor",
+    Annotated[str, Meta(pattern=r"^A{10}[AB][A-Za-z0-9_-]{10}[AQgw]$")],
     "Where to go on: `next_cursor` of the page before.",
 )

@@ -62,9 +62,7 @@ _IDEMPOTENCY_KEY = Param(
 _RETRY_AFTER = Header("Retry-After", "Seconds to wait before the next try.", int)
 _REQUEST_ID = Header("X-Request-Id", "The id of this request: the caller's own, or a new one.")
 _RATE = (
-    Header(
-        "RateLimit-Limit", "Requests a second the tenant may make, if limited.", int
-    ),
+    Header("RateLimit-Limit", "Requests a second the tenant may make, if limited.", int),
     Header("RateLimit-Remaining", "How many it may make right now.", int),
     Header("RateLimit-Reset", "Seconds until it may make all of them again.", int),
 )

@@ -1,5 +1,6 @@
 """What a PATCH makes of a task: the same rules as for a new one, on the merged values."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -11,13 +12,12 @@ from mainspring.api.validation import (
     payload_problems,
     requirements_of,
     retry_of,
-    target_of,
     target_problems,
 )
 from mainspring.api.views import spec_of
-from mainspring.api.wire import TaskPatch
+from mainspring.api.wire import TargetIn, TaskPatch
 from mainspring.clock import Clock
-from mainspring.domain.task import TaskSpec
+from mainspring.domain.task import Target, TaskSpec
 from mainspring.errors import InvalidRequest, Problem
 from mainspring.store.tasks import Change, LockedTask
 
@@ -44,7 +44,7 @@ class TaskPatcher:
             problems.extend(payload_problems(bytes(patch.payload), self._max_payload))
         if patch.target is not UNSET:
             problems.extend(target_problems(patch.target))
-        spec = _merge_spec(spec_of(task), patch)
+        spec = _merge_spec(spec_of(task), patch, self._validator.target)
         change = replace(
             self._retimed(task, patch, spec, problems),
             priority=_given(patch.priority, task.priority),
@@ -81,10 +81,10 @@ class TaskPatcher:
         return replace(change, run=times.run, due=times.due, expires=times.expires)
 
 
-def _merge_spec(spec: TaskSpec, patch: TaskPatch) -> TaskSpec:
+def _merge_spec(spec: TaskSpec, patch: TaskPatch, target: Callable[[TargetIn], Target]) -> TaskSpec:
     return replace(
         spec,
-        target=spec.target if patch.target is UNSET else target_of(patch.target),
+        target=spec.target if patch.target is UNSET else target(patch.target),
         timeout=_given(patch.timeout, spec.timeout),
         sla=_given(patch.sla, spec.sla),
         jitter=_given(patch.jitter, spec.jitter),

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from mainspring.domain.execution import Report
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.explain import Situation
@@ -25,6 +26,11 @@ class NodePort(Protocol):
 
     def hint_others(self, partitions: Collection[int]) -> None:
         """The owners of these partitions have wake rows to look at: a hint that may get lost."""
+        ...
+
+    async def conclude(self, report: Report) -> bool:
+        """Record an outcome that came through the API; False when its try is not the current one.
+        This one waits for the database, and raises what the database raises."""
         ...
 
     def explain(self, row: TaskRow) -> Situation:

@@ -13,7 +13,7 @@ from mainspring.api.schedule_wire import (
     TemplateOut,
     UpcomingOut,
 )
-from mainspring.api.views import ConcurrencyOut, target_out
+from mainspring.api.views import ConcurrencyOut, retry_out, target_out
 from mainspring.domain.describe import describe
 from mainspring.domain.misfire import Decision
 from mainspring.domain.schedule import Timetable
@@ -111,7 +111,7 @@ def _template_out(template: Template) -> TemplateOut:
         template.priority,
         spec.timeout,
         spec.sla,
-        spec.retry,
+        retry_out(spec.retry),
         None if key is None or limit is None else ConcurrencyOut(key, limit),
         spec.requires,
         template.labels or {},

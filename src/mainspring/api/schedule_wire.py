@@ -6,7 +6,7 @@ from uuid import UUID
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from mainspring.api.views import ConcurrencyOut, TargetOut, Time
+from mainspring.api.views import ConcurrencyOut, RetryOut, TargetOut, Time
 from mainspring.api.wire import (
     DAY,
     DEFAULT_RETRY,
@@ -26,7 +26,6 @@ from mainspring.api.wire import (
     Timeout,
 )
 from mainspring.domain.misfire import Decision
-from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.schedule import MisfirePolicy, OverlapPolicy
 from mainspring.domain.task import Requirements
 from mainspring.domain.zones import GapPolicy, RepeatPolicy
@@ -162,7 +161,7 @@ class TemplateOut(Struct):
     priority: int
     timeout: float
     sla: float
-    retry: RetryPolicy
+    retry: RetryOut
     concurrency: ConcurrencyOut | None
     requires: Requirements | None
     labels: dict[str, str]

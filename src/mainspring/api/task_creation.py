@@ -69,7 +69,7 @@ class TaskCreation:
         task = self._validator.one(tenant_id, decode_task(body))
         answer = _encode(new_task_out(task))
         await self._insert(Creation(tenant_id, (task,)))
-        return raw_json(answer, 201, {"Location": f"/v1/tasks/{task.id}", "ETag": '"1"'})
+        return raw_json(answer, 201, {"Location": f"/v1/tasks/{_id_in(answer)}", "ETag": '"1"'})
 
     async def batch(self, call: Call) -> Response:
         body = await call.body()
@@ -85,9 +85,9 @@ class TaskCreation:
     async def _create(
         self, call: Call, body: bytes, prepare: Callable[[], Awaitable[Prepared]]
     ) -> Answered:
+        key = key_in(call.request)
         if call.request.scope["query_string"] and flag(call.request.query_params, "dry_run"):
             return Answered((await prepare())[1], 200, replayed=False)
-        key = key_in(call.request)
         if key is None:
             tasks, answer = await prepare()
             await self._insert(Creation(call.tenant_id, tasks))

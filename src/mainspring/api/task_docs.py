@@ -1,9 +1,8 @@
 """The operations on tasks, in words and types."""
 
-from typing import Annotated
 from uuid import UUID
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from mainspring.api.documentation import (
     CURSOR,
@@ -14,11 +13,14 @@ from mainspring.api.documentation import (
     LIMIT,
     LOCATION,
     REPLAYED,
+    AnyLabel,
+    AnyText,
     Body,
     Doc,
     Link,
     Param,
     Reply,
+    either,
 )
 from mainspring.api.views import ExecutionList, OutcomeOut, State, TaskOut, TaskPage
 from mainspring.api.wire import BatchIn, Instant, TaskIn, TaskPatch
@@ -46,13 +48,7 @@ _COMMAND_TASK = {
     "retry": {"max_attempts": 3},
 }
 
-# A null is as good as nothing, hence the look at the types.
-_ONE_TIME_ONLY = {
-    "not": {
-        "required": ["run_at", "delay"],
-        "properties": {"run_at": {"type": "string"}, "delay": {"type": ["number", "string"]}},
-    }
-}
+_ONE_TIME_ONLY = either("run_at", "delay")
 _TASK_RULES = {"TaskIn": _ONE_TIME_ONLY}
 _PATCH_RULES = {"TaskPatch": {**_ONE_TIME_ONLY, "properties": {"concurrency": None}}}
 _VERBS = ("cancel", "pause", "resume", "run")
@@ -64,8 +60,6 @@ _AFTERWARDS = {
     **{verb: Link(f"{verb}Task", {"id": "$response.body#/id"}) for verb in _VERBS},
 }
 _THE_TASK = Reply(200, "The task as it is now.", TaskOut, [ETAG], links=_AFTERWARDS)
-_Label = Annotated[str, Meta(pattern=r"^[^\x00:]+:[^\x00]*$")]
-_Text = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
 
 LIST = Doc(
     id="listTasks",
@@ -75,9 +69,9 @@ LIST = Doc(
     "may be short, or even empty, and still have a `next_cursor`: only its absence ends the list.",
     params=[
         Param("state", State, "Only tasks in this state."),
-        Param("queue", _Text, "Only tasks of this queue."),
-        Param("name", _Text, "Only tasks of this name."),
-        Param("label", list[_Label], "Only tasks with this label, `name:value`; may be repeated."),
+        Param("queue", AnyText, "Only tasks of this queue."),
+        Param("name", AnyText, "Only tasks of this name."),
+        Param("label", list[AnyLabel], "Only with this label, `name:value`; may be repeated."),
         Param("due_after", Instant, "Only tasks due at or after this time."),
         Param("due_before", Instant, "Only tasks due before this time."),
         Param("schedule_id", UUID, "Only tasks of this schedule."),

@@ -30,7 +30,11 @@ class TaskReading:
         return json_response(TaskPage(items, cursor))
 
     async def one(self, call: Call) -> Response:
-        return task_response(await existing_task(self._tasks, call.tenant_id, call.task_id))
+        task = await existing_task(self._tasks, call.tenant_id, call.task_id)
+        known = call.request.headers.get("if-none-match")
+        if known is not None and names_revision(known, task.rev):
+            return Response(status_code=304, headers={"ETag": f'"{task.rev}"'})
+        return task_response(task)
 
     async def executions(self, call: Call) -> Response:
         outcome = outcome_query(call.request.query_params)
@@ -46,6 +50,12 @@ async def existing_task(tasks: Tasks, tenant_id: int, task_id: UUID) -> StoredTa
     if task is None:
         raise no_such_task(task_id)
     return task
+
+
+def names_revision(header: str, rev: int) -> bool:
+    """Whether a list of entity tags has this revision; for reading, weak ones are good enough."""
+    tags = {tag.strip().removeprefix("W/") for tag in header.split(",")}
+    return "*" in tags or f'"{rev}"' in tags
 
 
 def task_response(task: StoredTask) -> Response:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from random import Random
 from typing import NoReturn
-from urllib.parse import urlsplit
 
 import msgspec
 
 from mainspring.api.decoding import MOST_PROBLEMS
+from mainspring.api.http_targets import Seal, has_secrets, http_problems, sealed_headers
 from mainspring.api.wire import (
     CommandTarget,
     Delay,
@@ -43,7 +43,6 @@ _TASKS_PER_TURN = 200
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_HOST = re.compile(r"[A-Za-z0-9_.~%:\[\]-]+")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -68,7 +67,10 @@ class Times:
 class TaskValidator:
     """Checks tasks and makes them ready to insert; reports everything that is wrong together."""
 
-    def __init__(self, config: Config, clock: Clock, ids: TaskIds, rng: Random) -> None:
+    def __init__(
+        self, config: Config, clock: Clock, ids: TaskIds, rng: Random, seal: Seal | None = None
+    ) -> None:
+        self._seal = seal
         self._config = config
         self._clock = clock
         self._ids = ids
@@ -144,14 +146,32 @@ class TaskValidator:
         try:
             found = self._specs.get(key)
         except TypeError:  # headers are a mapping, which has no hash
-            return _compile(task)
+            return self._compile(task)
         if found is None:
-            found = _compile(task)
-            if len(found.encoded) <= _LARGEST_CACHED:
+            found = self._compile(task)
+            # What holds a secret is not remembered, or its neighbours' ciphertext would tell.
+            if not has_secrets(task.target) and len(found.encoded) <= _LARGEST_CACHED:
                 if len(self._specs) >= _CACHED_SPECS:
                     self._specs.clear()
                 self._specs[key] = found
         return found
+
+    def target(self, target: TargetIn) -> Target:
+        """A target as it is stored, its secrets sealed."""
+        return target_of(target, self._seal)
+
+    def _compile(self, task: TaskIn) -> CompiledSpec:
+        problems = target_problems(task.target)
+        target = target_of(task.target, None if problems else self._seal)
+        spec = TaskSpec(
+            target,
+            task.timeout,
+            task.sla,
+            task.jitter,
+            retry_of(task.retry),
+            requirements_of(task.requires),
+        )
+        return CompiledSpec(_encode(spec), target.capability, problems)
 
     def times(
         self,
@@ -224,12 +244,16 @@ def nested_too_deeply(payload: bytes) -> bool:
     return True
 
 
-def target_of(target: TargetIn) -> Target:
-    """The target as the domain knows it."""
+def target_of(target: TargetIn, seal: Seal | None) -> Target:
+    """The target as the domain knows it; without a seal its secrets are left out."""
     match target:
         case HttpTarget():
             return Target(
-                "http", url=target.url, method=target.method, headers=target.headers or None
+                "http",
+                url=target.url,
+                method=target.method,
+                headers=target.headers or None,
+                secret=sealed_headers(target, seal) if seal and has_secrets(target) else None,
             )
         case HandlerTarget():
             return Target("handler", name=target.name)
@@ -239,7 +263,12 @@ def target_of(target: TargetIn) -> Target:
 
 def retry_of(retry: RetryIn) -> RetryPolicy:
     return RetryPolicy(
-        retry.max_attempts, retry.initial, retry.factor, retry.max_delay, retry.jitter
+        retry.max_attempts,
+        retry.initial,
+        retry.factor,
+        retry.max_delay,
+        retry.jitter,
+        None if retry.on is None else list(retry.on),
     )
 
 
@@ -251,37 +280,4 @@ def requirements_of(requires: RequiresIn | None) -> Requirements | None:
 
 def target_problems(target: TargetIn) -> tuple[Problem, ...]:
     """What the shapes alone cannot say about a target."""
-    if not isinstance(target, HttpTarget):
-        return ()
-    detail = _url_problem(target.url)
-    return (Problem("/target/url", detail),) if detail else ()
-
-
-def _compile(task: TaskIn) -> CompiledSpec:
-    target = target_of(task.target)
-    spec = TaskSpec(
-        target,
-        task.timeout,
-        task.sla,
-        task.jitter,
-        retry_of(task.retry),
-        requirements_of(task.requires),
-    )
-    return CompiledSpec(_encode(spec), target.capability, target_problems(task.target))
-
-
-def _url_problem(url: str) -> str | None:
-    if any(char <= " " or char == "\x7f" for char in url) or "\\" in url:
-        return "contains a space, a control character or a backslash"
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        return f"is not a URL: {error}"
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return "is not an absolute http or https URL with a host"
-    if "@" in parts.netloc:
-        return "contains a user name or password: use a header instead"
-    if not _HOST.fullmatch(parts.netloc) or port == 0:
-        return "has a host that is not valid (international names in their ASCII form, please)"
-    return None
+    return tuple(http_problems(target)) if isinstance(target, HttpTarget) else ()

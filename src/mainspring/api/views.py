@@ -15,6 +15,7 @@ from mainspring.domain.task import Requirements, Target, TaskSpec, TaskState
 from mainspring.store.tasks import LockedTask, NewTask, StoredExecution, StoredTask
 
 _decode_spec = msgspec.json.Decoder(TaskSpec).decode
+_BEARER = "Authorization"
 _decode_any = msgspec.json.Decoder().decode
 
 
@@ -33,6 +34,10 @@ ErrorOut = Annotated[
 Lateness = Annotated[dict[str, float], Meta(description="Seconds of waiting by cause.")]
 
 
+MASK = "***"
+"""What is shown in place of a secret."""
+
+
 class TargetOut(Struct, omit_defaults=True):
     """A target, with the fields of its type only."""
 
@@ -42,6 +47,19 @@ class TargetOut(Struct, omit_defaults=True):
     headers: dict[str, str] | None = None
     name: str | None = None
     argv: list[str] | None = None
+    auth: dict[str, str] | None = None
+    secret_headers: dict[str, str] | None = None
+
+
+class RetryOut(Struct, omit_defaults=True):
+    """How failed tries are repeated."""
+
+    max_attempts: int
+    initial: float
+    factor: float
+    max_delay: float
+    jitter: float
+    on: list[int | str] | None = None
 
 
 class ConcurrencyOut(Struct):
@@ -68,7 +86,7 @@ class TaskOut(Struct, kw_only=True):
     timeout: float
     sla: float
     jitter: float
-    retry: RetryPolicy
+    retry: RetryOut
     concurrency: ConcurrencyOut | None
     requires: Requirements | None
     labels: dict[str, str]
@@ -120,14 +138,14 @@ class ExecutionList(Struct):
 
 def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
     """A task as it was found."""
-    spec = _decode_spec(task.spec)
+    spec, target = _shared_spec(task.spec)
     key, limit = task.concurrency_key, task.concurrency_limit
     return TaskOut(
         id=task.id,
         name=task.name,
         state=task.state,
         cancel_requested=task.cancel_requested,
-        target=target_out(spec.target),
+        target=target,
         payload=Raw(task.payload) if with_payload else UNSET,
         run_at=task.run_at,
         due_at=task.due_at,
@@ -137,7 +155,7 @@ def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
         timeout=spec.timeout,
         sla=spec.sla,
         jitter=spec.jitter,
-        retry=spec.retry,
+        retry=retry_out(spec.retry),
         concurrency=None if key is None or limit is None else ConcurrencyOut(key, limit),
         requires=spec.requires,
         labels=task.labels or {},
@@ -179,7 +197,7 @@ def new_task_out(task: NewTask) -> TaskOut:
         timeout=spec.timeout,
         sla=spec.sla,
         jitter=spec.jitter,
-        retry=spec.retry,
+        retry=retry_out(spec.retry),
         concurrency=None if key is None or limit is None else ConcurrencyOut(key, limit),
         requires=spec.requires,
         labels=dict(task.labels or {}),
@@ -225,11 +243,22 @@ def spec_of(task: LockedTask) -> TaskSpec:
     return _decode_spec(task.spec)
 
 
+def retry_out(retry: RetryPolicy) -> RetryOut:
+    return RetryOut(
+        retry.max_attempts, retry.initial, retry.factor, retry.max_delay, retry.jitter, retry.on
+    )
+
+
 def target_out(target: Target) -> TargetOut:
-    """A target, with the fields of its type only."""
-    return TargetOut(
+    """A target, with the fields of its type only, and secrets masked."""
+    shown = TargetOut(
         target.type, target.url, target.method, target.headers, target.name, target.argv
     )
+    if target.secret is not None:
+        names = [n for n in target.secret.names if not (target.secret.bearer and n == _BEARER)]
+        shown.secret_headers = dict.fromkeys(names, MASK) or None
+        shown.auth = {"bearer": MASK} if target.secret.bearer else None
+    return shown
 
 
 @lru_cache(1024)

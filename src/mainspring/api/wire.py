@@ -40,12 +40,23 @@ Jitter = Annotated[float, Meta(ge=0, le=DAY)]
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"]
 
 
+Secret = Annotated[str, Meta(min_length=1, max_length=8192, pattern=r"^[\x21-\x7e]+(?!\n)$")]
+
+
+class AuthIn(Struct, frozen=True, forbid_unknown_fields=True):
+    """How to prove to the receiver who is calling. Kept encrypted, and never shown again."""
+
+    bearer: Secret
+
+
 class HttpTarget(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="http"):
     """Call a URL; the payload's bytes are the request's body."""
 
     url: Url
     method: Method = "POST"
     headers: Annotated[dict[HeaderName, HeaderValue], Meta(max_length=50)] | None = None
+    auth: AuthIn | None = None
+    secret_headers: Annotated[dict[HeaderName, HeaderValue], Meta(max_length=50)] | None = None
 
 
 class HandlerTarget(
@@ -75,6 +86,13 @@ class RetryIn(Struct, frozen=True, forbid_unknown_fields=True):
     factor: Annotated[float, Meta(ge=1, le=100)] = 3.0
     max_delay: Annotated[float, Meta(ge=0, le=30 * DAY)] = 3600.0
     jitter: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    on: (
+        Annotated[
+            tuple[Annotated[int, Meta(ge=300, le=599)] | Literal["timeout", "connection"], ...],
+            Meta(max_length=100),
+        ]
+        | None
+    ) = None
 
 
 class ConcurrencyIn(Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,7 +2,10 @@
 
 import asyncio
 import gc
+import resource
+import secrets
 import signal
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +17,14 @@ from mainspring.observe.logging import set_up_logging
 
 _DEV_SCOPES = frozenset({"read", "write", "work", "admin"})
 _DEV_GRACE = 2.0
+# In development the receivers are on this very machine.
+_DEV_EGRESS = "127.0.0.0/8,::1/128"
 
 
 async def serve(config: Config) -> None:
     """One node, until SIGTERM or Ctrl-C."""
     set_up_logging(config.log_level, config.log_format)
+    _allow_many_connections()
     server = wiring.Server(config)
     stop = _stop_signal()
     await server.start()
@@ -31,6 +37,7 @@ async def serve(config: Config) -> None:
 async def develop(config: Config, data: Path) -> None:
     """One node on a private PostgreSQL that lives and dies with it."""
     set_up_logging(config.log_level, config.log_format)
+    _allow_many_connections()
     stop = _stop_signal()
     database = wiring.embedded_server(data)
     try:
@@ -39,6 +46,8 @@ async def develop(config: Config, data: Path) -> None:
             config,
             database_url=url,
             grace=min(config.grace, _DEV_GRACE),
+            egress_allow=config.egress_allow or _DEV_EGRESS,
+            secrets_key=config.secrets_key or _dev_secrets_key(data),
             key_environment="dev",
         )
         await wiring.migrate(config)
@@ -62,6 +71,15 @@ def _calm_collector() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
+def _allow_many_connections() -> None:
+    """Every open webhook is a descriptor; the usual soft limit of 1,024 is for programs that still
+    use select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # some systems promise more than they give
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _stop_signal() -> asyncio.Event:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -82,6 +100,15 @@ async def _dev_key(server: wiring.Server, config: Config, data: Path) -> str:
         kept.write_text(secret)
     await wiring.add_development_key(server, secret, _DEV_SCOPES)
     return secret
+
+
+def _dev_secrets_key(data: Path) -> str:
+    """A key for sealing secrets that is made once and kept beside the data: in development only."""
+    kept = data / "secrets-key"
+    if not kept.exists():
+        kept.touch(mode=0o600)
+        kept.write_text(secrets.token_hex(32))
+    return kept.read_text().strip()
 
 
 def _welcome(url: str, key: str, data: Path) -> str:

@@ -54,3 +54,5 @@ class Report(NamedTuple):
     error: TaskError | None = None
     retryable: bool = True
     retry_after: float | None = None
+    status_code: int | None = None
+    response: bytes | None = None

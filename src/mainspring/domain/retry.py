@@ -13,6 +13,9 @@ class RetryPolicy:
     factor: float = 3.0
     max_delay: float = 3600.0
     jitter: float = 0.1
+    on: list[int | str] | None = None
+    """For http targets: the status codes, "timeout" and "connection", after which to try again;
+    None for the usual ones."""
 
 
 def backoff(policy: RetryPolicy, failures: int, rng: Random) -> float:

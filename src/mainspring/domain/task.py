@@ -39,6 +39,16 @@ PARKED = frozenset({TaskState.BLOCKED, TaskState.PAUSED})
 
 
 @dataclass(frozen=True, slots=True)
+class SealedHeaders:
+    """Headers that only the sender may read: their names, and their values as ciphertext."""
+
+    names: list[str]
+    sealed: str
+    bearer: bool = False
+    """Whether a bearer token is among them, under the name Authorization."""
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """What is called. Which fields are set depends on the type."""
 
@@ -48,6 +58,7 @@ class Target:
     headers: dict[str, str] | None = None
     name: str | None = None
     argv: list[str] | None = None
+    secret: SealedHeaders | None = None
 
     @property
     def capability(self) -> str:

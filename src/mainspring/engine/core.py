@@ -7,6 +7,7 @@ A row may reach the engine late, twice or out of order. Its rev decides: an olde
 What slips through does no harm, because a claim is checked against the database once more.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
@@ -20,6 +21,7 @@ from mainspring.engine.fair import Accepts, FairQueue
 from mainspring.engine.gates import expired
 from mainspring.engine.leases import Held, HeldLeases, Running, RunningTasks
 from mainspring.engine.ledger import Cause
+from mainspring.engine.room import Room
 from mainspring.engine.timer import Timer
 from mainspring.engine.window import Refill, Window
 
@@ -49,6 +51,8 @@ class Engine:
         self._queue = FairQueue()
         self._running = RunningTasks()
         self._held = HeldLeases(settings.lease)
+        self._claiming: Counter[int] = Counter()
+        """Tasks of each tenant that were picked and not yet leased: they will need slots, too."""
         self._horizon = 0.0
 
     # What is there ---------------------------------------------------------------------------
@@ -143,24 +147,36 @@ class Engine:
 
     # Starting --------------------------------------------------------------------------------
 
-    def pick(self, now: float, slots: int, accepts: Accepts) -> list[Entry]:
-        """Tasks to claim now, at most as many as there are slots. Answer with `claimed`."""
+    def pick(
+        self, now: float, slots: int, accepts: Accepts, *, free: int | None = None
+    ) -> list[Entry]:
+        """Tasks to claim now, at most as many as there are slots. Answer with `claimed`.
+
+        `free` is how many slots our own executors have left, when these are what is on offer: then
+        no tenant may take them all.
+        """
         for entry in self._timer.pop_due(now):
             if entry.phase is Phase.TIMED:
                 self._queue.push(entry, now)
         if slots <= 0:
             return []
-        picked = self._queue.pick(now, slots, accepts)
+        room = None if free is None else Room(free, self._held.by_tenant, self._claiming)
+        picked = self._queue.pick(now, slots, accepts, room)
         if any(expired(entry, now) for entry in picked):
             for entry in [entry for entry in picked if expired(entry, now)]:
                 self._unclaim(entry, now)
             picked = [entry for entry in picked if entry.phase is Phase.CLAIMING]
+        self._claiming.update(entry.row.tenant_id for entry in picked)
         return picked
 
     def claimed(
         self, picked: Sequence[Entry], assignments: Iterable[Assignment], now: float
     ) -> list[tuple[int, UUID]]:
         """What came of a claim. Answers the tasks that were not leased: look at those again."""
+        for tenant_id, count in Counter(entry.row.tenant_id for entry in picked).items():
+            self._claiming[tenant_id] -= count
+            if not self._claiming[tenant_id]:
+                del self._claiming[tenant_id]
         leased = {assignment.id: assignment for assignment in assignments}
         refused = []
         for entry in picked:

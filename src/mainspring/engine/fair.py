@@ -15,6 +15,7 @@ from mainspring.engine.entry import Entry, Phase
 from mainspring.engine.explain import Situation
 from mainspring.engine.gates import KeyGate, RunningGate, place_in
 from mainspring.engine.ledger import Bucket, Cause
+from mainspring.engine.room import Room
 
 UNKNOWN = TenantLimits(max_running=0)
 """Until a tenant's limits are known none of its tasks starts: they might be one too many."""
@@ -147,7 +148,9 @@ class FairQueue:
             gate.forget(entry, lambda e: self._offer(tenant, e, now))
             self._tidy(tenant, entry.row.concurrency_key)
 
-    def pick(self, now: float, slots: int, accepts: Accepts) -> list[Entry]:
+    def pick(
+        self, now: float, slots: int, accepts: Accepts, room: Room | None = None
+    ) -> list[Entry]:
         """The next tasks to start, at most `slots`; they count as running from here on."""
         order = [
             (tenant.share, tenant.served, tenant_id)
@@ -159,11 +162,14 @@ class FairQueue:
         while order and len(picked) < slots:
             tenant_id = order[0][2]
             tenant = self._tenants[tenant_id]
-            entry = self._take(tenant, now, accepts)
+            crowded = room is not None and not room.admits(tenant_id, tenant.limits.weight)
+            entry = None if crowded else self._take(tenant, now, accepts)
             if entry is None:
                 heappop(order)
                 continue
             picked.append(entry)
+            if room is not None:
+                room.take(tenant_id)
             self._served += 1
             tenant.served = self._served
             heapreplace(order, (tenant.share, tenant.served, tenant_id))

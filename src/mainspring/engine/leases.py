@@ -1,6 +1,6 @@
 """Running tasks: whom they count against, when their leases end, which leases are ours to keep."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from uuid import UUID
@@ -94,6 +94,8 @@ class HeldLeases:
         self._interval = lease / 3
         self._held: dict[UUID, Held] = {}
         self._turns: deque[tuple[float, Held]] = deque()
+        self.by_tenant: Counter[int] = Counter()
+        """How many each tenant has; tenants without any are left out."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -109,7 +111,11 @@ class HeldLeases:
         return [held for task_id in ids if (held := self._held.get(task_id)) is not None]
 
     def take(self, held: Held, now: float) -> None:
+        before = self._held.get(held.id)
+        if before is not None:
+            self.drop(before.id, before.fence)
         self._held[held.id] = held
+        self.by_tenant[held.tenant_id] += 1
         self._turns.append((now + self._interval, held))
 
     def drop(self, task_id: UUID, fence: int) -> None:
@@ -117,6 +123,9 @@ class HeldLeases:
         if held is not None and held.fence == fence:
             held.over = True
             del self._held[task_id]
+            self.by_tenant[held.tenant_id] -= 1
+            if not self.by_tenant[held.tenant_id]:
+                del self.by_tenant[held.tenant_id]
 
     def to_extend(self, now: float, limit: int) -> list[Held]:
         """Whose turn it is; each gets its next turn a third of a lease later."""

@@ -98,8 +98,9 @@ class Dispatcher:
     def _start_claims(self, now: float) -> None:
         engine = self._state.engine
         while self._claims_in_flight < _CLAIMS_IN_FLIGHT and not self._closed:
-            free = min(self.free_slots, self._config.claim_batch)
-            picked = engine.pick(now, free, self._accepts)
+            free = self.free_slots
+            batch = min(free, self._config.claim_batch)
+            picked = engine.pick(now, batch, self._accepts, free=free)
             if not picked:
                 return
             self._claims_in_flight += 1

@@ -197,6 +197,7 @@ class Membership:
         crash.reach("handover.committed")
         if epoch is not None:
             self._state.epoch = epoch
+            self._state.owners = {**self._state.owners, **gifts}
             log.info("handed partitions over", action="node.handed_over", partitions=len(gifts))
             await self._signals.cluster_changed()
 

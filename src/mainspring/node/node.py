@@ -7,9 +7,11 @@ from dataclasses import replace
 import structlog
 
 from mainspring.config import Config
+from mainspring.domain.execution import Report
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.explain import Situation
+from mainspring.engine.leases import Held
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import Supervisor
 from mainspring.node.dispatcher import Dispatcher
@@ -108,6 +110,16 @@ class Node:
 
     def hint_others(self, partitions: Collection[int]) -> None:
         self._signals.wake_owners(partitions)
+
+    async def conclude(self, report: Report) -> bool:
+        accepted = await self._recorder.record_now(report)
+        if accepted:
+            # If the try is ours, its executor waits for nothing any more; if not, its node finds
+            # out when it extends the lease.
+            assignment = report.assignment
+            held = Held(assignment.tenant_id, assignment.id, assignment.fence)
+            self._dispatcher.cancel([held])
+        return accepted
 
     def explain(self, row: TaskRow) -> Situation:
         around = self._state.engine.situation(row, self._state.clock.now())

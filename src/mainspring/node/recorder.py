@@ -65,6 +65,22 @@ class Recorder:
         self._queue.extend(reports)
         self._filled.set()
 
+    async def record_now(self, report: Report) -> bool:
+        """Record one report that did not come from an executor; whether it was accepted."""
+        assignment = report.assignment
+        lateness = self._lateness.get((assignment.id, assignment.fence))
+        match settle(report, lateness, blame(lateness or {}), self._rng):
+            case Finish() as finish:
+                accepted = bool(await self._record_finishes([finish]))
+            case Retry() as retry:
+                cancelled = await self._record_retries([retry])
+                # Not scheduled again: somebody asked to cancel, or the try is an old one.
+                accepted = not cancelled or bool(await self._record_finishes(cancelled))
+        if assignment.partition not in self._state.engine.partitions:
+            self._signals.wake_owners({assignment.partition})
+        self._state.poke()
+        return accepted
+
     async def run(self) -> None:
         async with asyncio.TaskGroup() as writers:
             for _ in range(_WRITES_IN_FLIGHT):
@@ -112,7 +128,7 @@ class Recorder:
             self._signals.wake_owners(foreign)
         self._state.poke()
 
-    async def _record_finishes(self, finishes: Sequence[Finish]) -> None:
+    async def _record_finishes(self, finishes: Sequence[Finish]) -> set[UUID]:
         accepted = await self._finish(finishes)
         crash.reach("record.committed")
         now = self._state.clock.now()
@@ -124,6 +140,7 @@ class Recorder:
         for state, count in Counter(finish.state.value for finish in done).items():
             self._metrics.tasks_finished.labels(state).inc(count)
         self._metrics.fenced_outcomes.inc(len(finishes) - len(accepted))
+        return accepted
 
     async def _record_retries(self, retries: Sequence[Retry]) -> list[Finish]:
         """Schedule tasks again; answers those that somebody asked to cancel: they are finished."""

@@ -112,7 +112,7 @@ class EngineStore:
         rows = await self._database.fetch(
             SQL["claim"], tenure.node_id, tenure.epoch, lease, worker, tenants, ids, revs
         )
-        return [_assignment(row) for row in rows]
+        return [assignment_of(row) for row in rows]
 
     async def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Assignment]:
         """After a claim whose answer was lost: what we got. What we did not get, that claim will
@@ -126,7 +126,7 @@ class EngineStore:
             )
             return rows
 
-        return [_assignment(row) for row in await self._database.transact(work)]
+        return [assignment_of(row) for row in await self._database.transact(work)]
 
     async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
         """Keep leases, guarded by fence. What is not in the answer is no longer held."""
@@ -168,6 +168,8 @@ class EngineStore:
             [f.sla_met for f in ordered],
             sparse([f.blame for f in ordered]),
             sparse([f.lateness for f in ordered]),
+            sparse([r.status_code for r in reports]),
+            sparse([r.response for r in reports]),
         )
         return {row["id"] for row in rows}
 
@@ -189,6 +191,8 @@ class EngineStore:
             [r.finished for r in reports],
             [r.error for r in reports],
             [r.delay for r in ordered],
+            sparse([r.status_code for r in reports]),
+            sparse([r.response for r in reports]),
         )
         return [TaskRow(*row) for row in rows]
 
@@ -203,7 +207,8 @@ def _columns(refs: Iterable[TaskRef]) -> tuple[list[int], list[UUID], list[int]]
     return [r.tenant_id for r in ordered], [r.id for r in ordered], [r.guard for r in ordered]
 
 
-def _assignment(row: asyncpg.Record) -> Assignment:
+def assignment_of(row: asyncpg.Record) -> Assignment:
+    """A leased task, as claims and their like return it."""
     tenant_id, task_id, fence, partition, attempts, failures, due, picked, end, spec, payload = row
     return Assignment(
         tenant_id, task_id, fence, partition, attempts, failures, due, picked, end,

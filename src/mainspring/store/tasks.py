@@ -8,11 +8,13 @@ from uuid import UUID
 
 import asyncpg
 
+from mainspring.domain.execution import Assignment
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.store import queries
 from mainspring.store.database import Database, sparse
+from mainspring.store.engine import assignment_of
 
 SQL = queries.load("tasks")
 T = TypeVar("T")
@@ -159,6 +161,9 @@ class TaskFilter:
     schedule_id: UUID | None = None
 
 
+_EVERYTHING = TaskFilter()
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """Some tasks, newest first, and where to go on (None at the end)."""
@@ -210,13 +215,15 @@ class Tasks:
 
         Payloads are empty unless asked for: a page of large ones need not cross the wire.
         """
+        # Without a filter every row that is looked at is shown: no need to look at more.
+        scan = limit if where == _EVERYTHING else self._scan
         unfinished = where.state is None or not TaskState(where.state).final
         finished = where.state is None or TaskState(where.state).final
         rows = await self._database.fetch(
             SQL["list_tasks"],
             tenant_id,
             before or UUID(int=2**128 - 1),
-            self._scan,
+            scan,
             unfinished,
             finished,
             where.state,
@@ -233,7 +240,7 @@ class Tasks:
         tasks = [StoredTask(*tuple(row)[:-2]) for row in rows if row["id"] is not None]
         if len(tasks) == limit:
             return Page(tasks, tasks[-1].id)
-        return Page(tasks, edge if scanned == self._scan else None)
+        return Page(tasks, edge if scanned == scan else None)
 
     async def executions(
         self, tenant_id: int, task_id: UUID, *, outcome: str | None, limit: int = 1000
@@ -242,6 +249,11 @@ class Tasks:
             SQL["list_executions"], tenant_id, task_id, outcome, limit
         )
         return [StoredExecution(*row) for row in rows]
+
+    async def running(self, tenant_id: int, task_id: UUID) -> Assignment | None:
+        """The present try of a task; None when it is not running."""
+        row = await self._database.fetch_row(SQL["running_task"], tenant_id, task_id)
+        return None if row is None else assignment_of(row)
 
     async def change(
         self, tenant_id: int, task_id: UUID, decide: Callable[[LockedTask], "Change | T"]

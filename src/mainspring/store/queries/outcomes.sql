@@ -10,15 +10,15 @@ WITH node AS MATERIALIZED (
 ), report AS (
     SELECT * FROM unnest($4::integer[], $5::uuid[], $6::integer[], $7::text[], $8::text[],
         $9::float8[], $10::float8[], $11::bytea[], $12::jsonb[], $13::text[], $14::boolean[],
-        $15::text[], $16::jsonb[])
+        $15::text[], $16::jsonb[], $17::integer[], $18::bytea[])
     AS r (tenant_id, id, fence, state, outcome, started, finished, result, error, dead_because,
-          sla_met, blame, lateness)
+          sla_met, blame, lateness, status_code, response)
 ), done AS (
     DELETE FROM tasks t USING report r
     WHERE t.tenant_id = r.tenant_id AND t.id = r.id AND t.fence = r.fence AND t.state = 'running'
     RETURNING t.*, r.state AS final_state, r.outcome, to_timestamp(r.started) AS started_at,
         to_timestamp(r.finished) AS finished_at, r.result, r.error AS final_error, r.dead_because,
-        r.sla_met, r.blame, r.lateness
+        r.sla_met, r.blame, r.lateness, r.status_code, r.response
 ), history AS (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, picked_at, started_at,
         finished_at, tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, sla_met,
@@ -32,9 +32,9 @@ WITH node AS MATERIALIZED (
     FROM done
 ), tries AS (
     INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
-        attempt, outcome, worker, error)
+        attempt, outcome, worker, error, status_code, response)
     SELECT id, due_at, picked_at, started_at, finished_at, tenant_id, fence, attempts, outcome,
-        worker, final_error
+        worker, final_error, status_code, response
     FROM done
 ), dead AS (
     INSERT INTO dead_letters (id, tenant_id, died_at, reason, name, queue, priority,
@@ -65,11 +65,11 @@ WITH node AS MATERIALIZED (
     SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
 ), report AS (
     SELECT * FROM unnest($4::integer[], $5::uuid[], $6::integer[], $7::text[], $8::float8[],
-        $9::float8[], $10::jsonb[], $11::float8[])
-    AS r (tenant_id, id, fence, outcome, started, finished, error, delay)
+        $9::float8[], $10::jsonb[], $11::float8[], $12::integer[], $13::bytea[])
+    AS r (tenant_id, id, fence, outcome, started, finished, error, delay, status_code, response)
 ), tried AS MATERIALIZED (
     SELECT t.tenant_id, t.id, t.fence, t.due_at, t.picked_at, t.attempts, t.worker, r.outcome,
-        r.started, r.finished, r.error, r.delay
+        r.started, r.finished, r.error, r.delay, r.status_code, r.response
     FROM tasks t JOIN report r ON t.tenant_id = r.tenant_id AND t.id = r.id AND t.fence = r.fence
     WHERE t.state = 'running' AND NOT t.cancel_requested
     FOR UPDATE OF t
@@ -84,9 +84,9 @@ WITH node AS MATERIALIZED (
     RETURNING t.*
 ), tries AS (
     INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
-        attempt, outcome, worker, error)
+        attempt, outcome, worker, error, status_code, response)
     SELECT id, due_at, picked_at, to_timestamp(started), to_timestamp(finished), tenant_id, fence,
-        attempts, outcome, worker, error
+        attempts, outcome, worker, error, status_code, response
     FROM tried
 ), woken AS (
     INSERT INTO wakes (partition, tenant_id, task_id)

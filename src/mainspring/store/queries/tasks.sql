@@ -80,6 +80,13 @@ SELECT id, created_at, run_at, due_at, expires_at, rev, fence, attempts, concurr
     spec, payload
 FROM tasks WHERE tenant_id = $1 AND id = $2 FOR UPDATE;
 
+-- name: running_task
+-- The present try of a running task, as its claim returned it.
+SELECT tenant_id, id, fence, partition, attempts, failures,
+    extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM picked_at)::float8 AS picked,
+    extract(epoch FROM lease_until)::float8 AS lease_until, spec, payload
+FROM tasks WHERE tenant_id = $1 AND id = $2 AND state = 'running';
+
 -- name: change_task
 -- Write a locked task back. Rev and state say what the change was decided on.
 UPDATE tasks
@@ -140,23 +147,27 @@ ORDER BY fence LIMIT $4;
 -- name: list_tasks
 -- A page, newest first, over unfinished ($4) and finished ($5) tasks. At most `scan` ($3) rows are
 -- looked at, so that a filter which nothing matches stays cheap; the row of `edge` says how far.
+-- The limits in the branches, which `scan` never exceeds, are for the planner: where it does not know
+-- a limit it expects to need a tenth of the table, and would sort a million rows to show fifty.
 WITH scanned AS MATERIALIZED (
     SELECT * FROM (
-        SELECT id, created_at, run_at, due_at, expires_at, picked_at, picked_at AS started_at,
+        (SELECT id, created_at, run_at, due_at, expires_at, picked_at, picked_at AS started_at,
             NULL::timestamptz AS finished_at, rev, fence, attempts, concurrency_limit, priority,
             cancel_requested, NULL::boolean AS sla_met, state, queue, concurrency_key, name,
             NULL::text AS blame, labels, error, NULL::jsonb AS lateness, spec,
             CASE WHEN $13::boolean THEN payload ELSE ''::bytea END AS payload,
             NULL::bytea AS result, replay_of, schedule_id, nominal_at
         FROM tasks WHERE tenant_id = $1 AND id < $2 AND $4
+        ORDER BY id DESC LIMIT 1000)
         UNION ALL
-        SELECT id, created_at, run_at, due_at, expires_at, picked_at, started_at,
+        (SELECT id, created_at, run_at, due_at, expires_at, picked_at, started_at,
             finished_at, rev, fence, attempts, concurrency_limit, priority,
             false, sla_met, state, queue, concurrency_key, name,
             blame, labels, error, lateness, spec,
             CASE WHEN $13::boolean THEN payload ELSE ''::bytea END AS payload,
             result, replay_of, schedule_id, nominal_at
         FROM task_history WHERE tenant_id = $1 AND id < $2 AND $5
+        ORDER BY id DESC LIMIT 1000)
     ) every ORDER BY id DESC LIMIT $3
 ), page AS (
     SELECT * FROM scanned

@@ -1,0 +1,71 @@
+"""The rules for http targets: what may be called, with which headers, and how secrets are kept."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from urllib.parse import urlsplit
+
+from mainspring.api.wire import HttpTarget, TargetIn
+from mainspring.domain.task import SealedHeaders
+from mainspring.errors import Problem
+from mainspring.execution.guard import host_problem
+from mainspring.execution.headers import name_problem
+
+Seal = Callable[[Mapping[str, str]], str]
+"""Makes ciphertext of headers."""
+
+_AUTHORITY = re.compile(r"[A-Za-z0-9_.~:\[\]-]+")
+
+
+def http_problems(target: HttpTarget) -> Iterator[Problem]:
+    """Everything that is wrong with an http target."""
+    detail = url_problem(target.url)
+    if detail:
+        yield Problem("/target/url", detail)
+    secret = target.secret_headers or {}
+    for field, headers in (("headers", target.headers or {}), ("secret_headers", secret)):
+        yield from _name_problems(f"/target/{field}", headers)
+    if target.auth is not None:
+        both = "authorization" in {name.lower() for name in (*secret, *(target.headers or ()))}
+        if both:
+            yield Problem("/target/auth", "cannot be given together with a header Authorization")
+
+
+def url_problem(url: str) -> str | None:
+    """What is wrong with a URL; None when it can be called, as far as its form goes."""
+    if any(char <= " " or char == "\x7f" for char in url) or "\\" in url:
+        return "contains a space, a control character or a backslash"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return f"is not a URL: {error}"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return "is not an absolute http or https URL with a host"
+    if "@" in parts.netloc:
+        return "contains a user name or password: use a header instead"
+    if not _AUTHORITY.fullmatch(parts.netloc) or port == 0:
+        return "has a host that is not valid (international names in their ASCII form, please)"
+    return host_problem(parts.hostname)
+
+
+def has_secrets(target: TargetIn) -> bool:
+    return isinstance(target, HttpTarget) and bool(target.auth or target.secret_headers)
+
+
+def sealed_headers(target: HttpTarget, seal: Seal) -> SealedHeaders:
+    """The secret headers of a target as they are stored."""
+    headers = dict(target.secret_headers or {})
+    if target.auth is not None:
+        headers["Authorization"] = f"Bearer {target.auth.bearer}"
+    return SealedHeaders(sorted(headers), seal(headers), target.auth is not None)
+
+
+def _name_problems(pointer: str, headers: Mapping[str, str]) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for name in headers:
+        detail = name_problem(name)
+        if name.lower() in seen:
+            detail = "is given twice"
+        seen.add(name.lower())
+        if detail:
+            yield Problem(f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}", detail)

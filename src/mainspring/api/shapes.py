@@ -1,0 +1,146 @@
+"""Everything that is wrong with a body's shape, and not only the first thing.
+
+The decoder stops at the first mistake, as it should where there is none. Only when it has found one
+is the body looked at again, part by part, so that a caller can mend it in one go.
+
+Decoders are made once and kept: making and dropping one for some unions of constrained texts
+crashes msgspec 0.22.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import msgspec
+from msgspec import NODEFAULT, Raw, Struct
+
+from mainspring.errors import Problem
+
+Locate = Callable[[msgspec.ValidationError, str], Problem]
+
+_encode = msgspec.json.Encoder().encode
+
+
+def all_problems(kind: Any, body: bytes, locate: Locate, most: int) -> list[Problem]:
+    """Every mistake in a body, up to `most`; empty when the body cannot be taken apart."""
+    try:
+        value = msgspec.json.decode(body)
+        return list(islice(_shape_of(kind).problems(value, "", locate), most))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return []
+
+
+class _Shape:
+    """A type, taken apart as far as that helps to find more than one mistake in a value of it."""
+
+    def __init__(self, kind: Any) -> None:
+        members = list(_members(kind))
+        self._anything_goes = Raw in members  # bytes that are kept as they came
+        self._decoder = msgspec.json.Decoder(kind)
+        self._structs = [m for m in members if isinstance(m, type) and issubclass(m, Struct)]
+        mapping = next((m for m in members if get_origin(m) is dict), None)
+        self._mapping = None if mapping is None else msgspec.json.Decoder(mapping)
+        sequence = next((m for m in members if get_origin(m) in (list, tuple)), None)
+        self._element = None if sequence is None else _Shape(get_args(sequence)[0])
+
+    def problems(self, value: object, at: str, locate: Locate) -> Iterator[Problem]:
+        """What is wrong with a value; its parts are looked at where the whole does not fit."""
+        if self._anything_goes:
+            return
+        error = _error(self._decoder, value)
+        if error is not None:
+            found = False
+            for problem in self._in_parts(value, at, locate):
+                found = True
+                yield problem
+            if not found:
+                yield locate(error, at)
+
+    def _in_parts(self, value: object, at: str, locate: Locate) -> Iterator[Problem]:
+        if isinstance(value, list) and self._element is not None:
+            for index, part in enumerate(value):
+                yield from self._element.problems(part, f"{at}/{index}", locate)
+        elif isinstance(value, dict):
+            struct = self._struct_for(value)
+            if struct is not None:
+                yield from _in_struct(struct, value, at, locate)
+            elif self._mapping is not None:
+                for name, part in value.items():
+                    error = _error(self._mapping, {name: part})
+                    if error is not None:
+                        yield Problem(_below(at, name), locate(error, at).detail)
+
+    def _struct_for(self, value: dict[str, object]) -> type[Struct] | None:
+        """The struct a value is meant to be: the only one there is, or the one its tag names."""
+        if len(self._structs) == 1:
+            return self._structs[0]
+        for struct in self._structs:
+            config = struct.__struct_config__
+            if config.tag_field is not None and value.get(config.tag_field) == config.tag:
+                return struct
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    shape: _Shape
+    required: bool
+
+
+_shape_of = cache(_Shape)
+
+
+@cache
+def _fields_of(struct: type[Struct]) -> tuple[_Field, ...]:
+    return tuple(
+        _Field(
+            field.encode_name,
+            _Shape(field.type),
+            field.default is NODEFAULT and field.default_factory is NODEFAULT,
+        )
+        for field in msgspec.structs.fields(struct)
+    )
+
+
+def _in_struct(
+    struct: type[Struct], value: dict[str, object], at: str, locate: Locate
+) -> Iterator[Problem]:
+    config, fields = struct.__struct_config__, _fields_of(struct)
+    for field in fields:
+        if field.name in value:
+            yield from field.shape.problems(value[field.name], _below(at, field.name), locate)
+        elif field.required:
+            yield Problem(at, f"Object missing required field `{field.name}`")
+    if config.forbid_unknown_fields:
+        known = {config.tag_field, *(field.name for field in fields)}
+        for name in value:
+            if name not in known:
+                yield Problem(_below(at, name), "is not a field that is known here")
+
+
+def _error(
+    decoder: "msgspec.json.Decoder[object]", value: object
+) -> msgspec.ValidationError | None:
+    try:
+        decoder.decode(_encode(value))
+    except msgspec.ValidationError as error:
+        return error
+    return None
+
+
+def _members(kind: Any) -> Iterator[Any]:
+    if get_origin(kind) is Annotated:
+        yield from _members(get_args(kind)[0])
+    elif get_origin(kind) in (Union, UnionType):
+        for member in get_args(kind):
+            yield from _members(member)
+    else:
+        yield kind
+
+
+def _below(at: str, name: str) -> str:
+    return f"{at}/{name[:100].replace('~', '~0').replace('/', '~1')}"

@@ -1,0 +1,30 @@
+"""The room that is left on a node: nobody takes the last slots alone.
+
+Fairness decides who goes next when a slot is free; it cannot help when none is, because a tenant of
+receivers that never answer took them all while nobody else was there. So a tenant may hold slots
+only as long as they are at most a few times those still free: one alone gets four fifths of the
+node, two get four ninths each, and whoever comes next finds room at once.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+_GENEROSITY = 4
+
+
+class Room:
+    """A count of free slots for one round of picking, and who holds the others."""
+
+    def __init__(self, free: int, *held: Mapping[int, int]) -> None:
+        self._free = free
+        self._held = held
+        self._taken: Counter[int] = Counter()
+
+    def admits(self, tenant_id: int, weight: int) -> bool:
+        """Whether this tenant may take one more."""
+        holds = self._taken[tenant_id] + sum(held.get(tenant_id, 0) for held in self._held)
+        return holds < _GENEROSITY * weight * self._free
+
+    def take(self, tenant_id: int) -> None:
+        self._taken[tenant_id] += 1
+        self._free -= 1

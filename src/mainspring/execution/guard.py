@@ -1,0 +1,213 @@
+"""The egress guard: which addresses and ports may be called. Pure; asked at every connect.
+
+A name proves nothing, because its owner decides what it resolves to and may change the answer
+between a check and the connection. So names are never judged: the address that is about to be
+dialled is, and again before a kept connection is used for another request.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+Network = IPv4Network | IPv6Network
+Address = IPv4Address | IPv6Address
+
+DEFAULT_PORTS = "80,443,1024-65535"
+"""The web's own ports and what programs may listen on without privileges: not SSH, mail or DNS."""
+
+_REMEMBERED = 10_000
+
+_FORBIDDEN_V4 = tuple(
+    (IPv4Network(network), why)
+    for network, why in (
+        ("0.0.0.0/8", "is on this network"),
+        ("10.0.0.0/8", "is private"),
+        ("100.64.0.0/10", "is shared by a carrier's customers"),
+        ("127.0.0.0/8", "is loopback"),
+        ("168.63.129.16/32", "belongs to a cloud's host"),
+        ("169.254.0.0/16", "is link-local"),
+        ("172.16.0.0/12", "is private"),
+        ("192.0.0.0/24", "is reserved for protocols"),
+        ("192.0.2.0/24", "is for documentation"),
+        ("192.88.99.0/24", "is a 6to4 relay"),
+        ("192.168.0.0/16", "is private"),
+        ("198.18.0.0/15", "is for benchmarks"),
+        ("198.51.100.0/24", "is for documentation"),
+        ("203.0.113.0/24", "is for documentation"),
+        ("224.0.0.0/4", "is multicast"),
+        ("240.0.0.0/4", "is reserved"),
+    )
+)
+_FORBIDDEN_V6 = tuple(
+    (IPv6Network(network), why)
+    for network, why in (
+        ("::/128", "is unspecified"),
+        ("::1/128", "is loopback"),
+        ("64:ff9b::/96", "is translated by NAT64"),
+        ("64:ff9b:1::/48", "is translated by NAT64"),
+        ("2001::/32", "is tunnelled by Teredo"),
+        ("2001::/23", "is reserved for protocols"),
+        ("2001:db8::/32", "is for documentation"),
+        ("2002::/16", "is tunnelled by 6to4"),
+        ("3fff::/20", "is for documentation"),
+        ("fc00::/7", "is private"),
+        ("fe80::/10", "is link-local"),
+        ("fec0::/10", "is site-local"),
+        ("ff00::/8", "is multicast"),
+    )
+)
+_GLOBAL_V6 = IPv6Network("2000::/3")
+_COMPATIBLE_V6 = IPv6Network("::/96")
+
+_NUMERIC = re.compile(r"0[xX][0-9A-Fa-f]*|[0-9]+")
+_LABEL = re.compile(r"[A-Za-z0-9_~-]{1,63}")
+
+
+class Origin(NamedTuple):
+    """Where a URL leads: what connections are counted by."""
+
+    host: str
+    port: int
+
+
+class Egress:
+    """The rules for one tenant: deny wins over allow, allow over what is forbidden by its kind."""
+
+    def __init__(
+        self, allow: Iterable[Network] = (), deny: Iterable[Network] = (), ports: str = ""
+    ) -> None:
+        self._allow = tuple(allow)
+        self._deny = tuple(deny)
+        self._ports = parse_ports(ports or DEFAULT_PORTS)
+        self._known: dict[tuple[str, int], str | None] = {}
+
+    def with_lists(self, allow: Iterable[str], deny: Iterable[str]) -> "Egress":
+        """The same rules with a tenant's own lists added."""
+        made = Egress(
+            (*self._allow, *map(ip_network, allow)), (*self._deny, *map(ip_network, deny))
+        )
+        made._ports = self._ports
+        return made
+
+    def refusal(self, address: str, port: int) -> str | None:
+        """Why this address may not be called; None when it may."""
+        try:
+            return self._known[address, port]
+        except KeyError:
+            pass
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        found = self._known[address, port] = self._judge(address, port)
+        return found
+
+    def port_refusal(self, port: int) -> str | None:
+        """Why this port may not be called; None when it may."""
+        if any(port in allowed for allowed in self._ports):
+            return None
+        return f"port {port} is not allowed"
+
+    def _judge(self, text: str, port: int) -> str | None:
+        try:
+            address = ip_address(text.partition("%")[0])
+        except ValueError:
+            return "what was to be dialled is not an address"
+        # The form on the wire and the address inside it are both looked up in the lists.
+        forms = {address, _unwrap(address)}
+        if any(_within(form, self._deny) for form in forms):
+            return f"{text} is on the deny-list"
+        if not any(_within(form, self._allow) for form in forms):
+            why = _forbidden(_unwrap(address))
+            if why is not None:
+                return f"{text} {why}"
+        return self.port_refusal(port)
+
+
+def parse_networks(text: str) -> tuple[Network, ...]:
+    """A list of addresses and networks, separated by commas; ValueError names the bad one."""
+    return tuple(ip_network(part.strip()) for part in text.split(",") if part.strip())
+
+
+def parse_ports(text: str) -> tuple[range, ...]:
+    """A list like "80,443,1024-65535"; ValueError names the bad part."""
+    ranges = []
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        low, dash, high = part.partition("-")
+        last = high if dash else low
+        if not (low.isdecimal() and last.isdecimal()):
+            raise ValueError(f"{part!r} is not a port or a range of ports")
+        ranges.append(range(int(low), int(last) + 1))
+    return tuple(ranges)
+
+
+@lru_cache(maxsize=4096)
+def origin_of(url: str) -> Origin:
+    """The host and port of a URL that was checked when its task was created."""
+    parts = urlsplit(url)
+    return Origin(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+
+
+@lru_cache(maxsize=4096)
+def host_problem(host: str) -> str | None:
+    """What is wrong with the way a host is written; None when there is just one way to read it.
+
+    Libraries disagree about 0177.1, 0x7f000001 and 2130706433: some dial 127.0.0.1. Whoever writes
+    an address so wants that disagreement, hence only the plain form is taken.
+    """
+    if ":" in host:
+        return _ipv6_problem(host)
+    if len(host) > 253:
+        return "has a host that is too long"
+    labels = host.removesuffix(".").split(".")
+    if not all(_LABEL.fullmatch(label) for label in labels):
+        return "has a host that is not valid (international names in their ASCII form, please)"
+    if _NUMERIC.fullmatch(labels[-1]):
+        try:
+            plain = str(IPv4Address(host))
+        except ValueError:
+            plain = None
+        if plain != host:
+            return "has an address that is not written as four plain decimal numbers"
+    return None
+
+
+def _ipv6_problem(host: str) -> str | None:
+    if "%" in host:
+        return "has an address with a zone, which means something on one machine only"
+    try:
+        IPv6Address(host)
+    except ValueError:
+        return "has an IPv6 address that is not valid"
+    return None
+
+
+def _unwrap(address: Address) -> Address:
+    """An IPv4 address in IPv6 clothes is judged as what it is."""
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is not None:
+            return address.ipv4_mapped
+        if address in _COMPATIBLE_V6 and int(address) > 1:
+            return IPv4Address(int(address))
+    return address
+
+
+def _within(address: Address, networks: Iterable[Network]) -> bool:
+    return any(address in network for network in networks)
+
+
+def _forbidden(address: Address) -> str | None:
+    if isinstance(address, IPv4Address):
+        return next((why for network, why in _FORBIDDEN_V4 if address in network), None)
+    for network, why in _FORBIDDEN_V6:
+        if address in network:
+            return why
+    return None if address in _GLOBAL_V6 else "is reserved"

@@ -1,0 +1,82 @@
+"""The headers of an outgoing webhook: ours, the user's, and which of these are refused. Pure."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from mainspring.domain.execution import Assignment
+from mainspring.domain.webhook import WebhookProfile
+from mainspring.execution.signing import signature
+
+# They steer the connection, not the message: two parties that read them differently can be made
+# to disagree about where one request ends and the next begins.
+_OF_THE_CONNECTION = frozenset(
+    {
+        *("connection", "content-length", "expect", "host", "http2-settings", "keep-alive"),
+        *("te", "trailer", "transfer-encoding", "upgrade"),
+    }
+)
+_OURS = frozenset({"traceparent", "x-idempotency-key"})
+_OUR_PREFIXES = ("webhook-", "x-mainspring-", "proxy-")
+
+
+def name_problem(name: str) -> str | None:
+    """Why a user may not set this header; None when it may be set."""
+    lower = name.lower()
+    if lower in _OF_THE_CONNECTION:
+        return "belongs to the connection and cannot be set"
+    if lower in _OURS or lower.startswith(_OUR_PREFIXES):
+        return "is set by Mainspring itself"
+    return None
+
+
+def build(
+    assignment: Assignment,
+    profile: WebhookProfile,
+    secret: Mapping[str, str],
+    now: float,
+    user_agent: str,
+) -> list[bytes]:
+    """All header lines of one try. Secret headers win over plain ones of the same name."""
+    theirs = {**(assignment.spec.target.headers or {}), **secret}
+    given = {name.lower() for name in theirs}
+    lines = [_line(name, value) for name, value in theirs.items()]
+    if "content-type" not in given:
+        lines.append(b"Content-Type: application/json")
+    if "user-agent" not in given:
+        lines.append(f"User-Agent: {user_agent}".encode("ascii"))
+    # Without a value libcurl leaves its own version of these out.
+    lines.append(b"Expect:")
+    if "accept" not in given:
+        lines.append(b"Accept: */*")
+    lines += _own(assignment, profile, int(now))
+    return lines
+
+
+def _own(assignment: Assignment, profile: WebhookProfile, timestamp: int) -> list[bytes]:
+    message_id, digits, fence = str(assignment.id), assignment.id.hex, assignment.fence
+    due = datetime.fromtimestamp(assignment.due, UTC).isoformat().replace("+00:00", "Z")
+    # One trace per task, one span per try: both follow from what the receiver is told anyway.
+    text = (
+        f"webhook-id: {message_id}\n"
+        f"webhook-timestamp: {timestamp}\n"
+        f"X-Idempotency-Key: {message_id}\n"
+        f"X-Mainspring-Attempt: {assignment.attempt}\n"
+        f"X-Mainspring-Scheduled-At: {due}\n"
+        f"X-Mainspring-Fence: {fence}\n"
+        f"traceparent: 00-{digits}-{digits[24:]}{fence & 0xFFFFFFFF:08x}-01"
+    )
+    if profile.keys:
+        signed = signature(profile.keys, message_id, timestamp, body_of(assignment))
+        text = f"{text}\nwebhook-signature: {signed}"
+    return text.encode("ascii").split(b"\n")
+
+
+def body_of(assignment: Assignment) -> bytes:
+    """The bytes that are sent, and signed: GET and HEAD have no body."""
+    return b"" if assignment.spec.target.method in ("GET", "HEAD") else assignment.payload
+
+
+def _line(name: str, value: str) -> bytes:
+    # libcurl reads "Name:" as "leave this header out" and "Name;" as "send it without a value".
+    text = f"{name}: {value}" if value.strip() else f"{name};"
+    return text.encode("latin-1")

@@ -1,0 +1,352 @@
+"""The http executor: webhooks from assignment to report, with a sender thread behind it.
+
+A try waits here for its tenant's profile and for its turn in the lanes, then goes to the sender.
+Its deadline counts from the moment it is sent, so that waiting for a turn costs nobody a failure.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+from uuid import UUID
+
+import structlog
+
+from mainspring.clock import Clock, monotonic
+from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
+from mainspring.domain.webhook import WebhookProfile
+from mainspring.errors import MainspringError, StoreUnavailable
+from mainspring.execution import answers, headers
+from mainspring.execution.guard import Egress, Origin, host_problem, origin_of
+from mainspring.execution.lanes import Caps, Lanes
+from mainspring.execution.port import ReportSink
+from mainspring.execution.sender import Key, Reply, Request, Sender, SenderSettings
+
+log = structlog.get_logger()
+
+_FRESH_FOR = 5.0
+_USABLE_FOR = 60.0
+_MOST_PROFILES = 10_000
+_RETRY_PAUSE = 0.25
+MASK = "***"
+
+
+class ProfileSource(Protocol):
+    """Where profiles come from; tenants that have none may be left out of the answer."""
+
+    async def profiles(self, tenant_ids: Sequence[int]) -> Mapping[int, WebhookProfile]: ...
+
+
+Unseal = Callable[[str], Mapping[str, str]]
+"""Turns the ciphertext in a target into headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """The executor's bounds and manners."""
+
+    caps: Caps
+    sender: SenderSettings
+    egress: Egress
+    user_agent: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A tenant's profile, when it was read, and the rules that follow from it."""
+
+    profile: WebhookProfile
+    egress: Egress
+    read_at: float
+
+
+@dataclass(slots=True, eq=False)
+class _Try:
+    """One assignment on its way."""
+
+    assignment: Assignment
+    origin: Origin
+    known: _Known | None = None
+    secret: Mapping[str, str] = field(default_factory=dict, repr=False)
+    started: float = 0.0
+    sent: bool = False
+    cancelled: bool = False
+    later: asyncio.TimerHandle | None = None
+    """Set while the receiver is at work and will report by itself."""
+
+    @property
+    def key(self) -> Key:
+        return self.assignment.id, self.assignment.fence
+
+
+class HttpExecutor:
+    """Sends webhooks. Everything but the sender itself runs on the event loop."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        report: ReportSink,
+        settings: HttpSettings,
+        source: ProfileSource,
+        unseal: Unseal,
+    ) -> None:
+        self._clock = clock
+        self._report = report
+        self._settings = settings
+        self._source = source
+        self._unseal = unseal
+        self._lanes: Lanes[_Try] = Lanes(settings.caps)
+        self._sender = Sender(settings.sender, self._deliver)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tries: dict[Key, _Try] = {}
+        self._known: dict[int, _Known] = {}
+        self._waiting: dict[int, list[_Try]] = {}
+        """Tries whose tenant's profile is being read."""
+        self._reading: set[asyncio.Task[None]] = set()
+        self._asked: set[int] = set()
+        self._releasing = False
+        self._idle = asyncio.Event()
+
+    def can_run(self, capability: str) -> bool:
+        return capability == "http"
+
+    def start(self, assignments: Sequence[Assignment]) -> None:
+        self._loop = self._loop or asyncio.get_running_loop()
+        failed = []
+        for assignment in assignments:
+            wrong = self._admit(assignment)
+            if wrong is not None:
+                failed.append(wrong)
+        if failed:
+            self._report(failed)
+        self._pump()
+
+    def cancel(self, task_id: UUID, fence: int) -> None:
+        waiting = self._tries.get((task_id, fence))
+        if waiting is None or waiting.cancelled:
+            return
+        waiting.cancelled = True
+        if waiting.sent and waiting.later is None:
+            self._sender.cancel(waiting.key)
+        else:
+            self._withdraw([waiting])
+
+    def forget(self, tenant_id: int) -> None:
+        """A tenant's profile was changed through this node: read it anew before the next try."""
+        known = self._known.get(tenant_id)
+        if known is not None:
+            self._known[tenant_id] = replace(known, read_at=monotonic() - _USABLE_FOR)
+
+    async def stop(self, grace: float) -> None:
+        self._withdraw([t for t in self._tries.values() if not t.sent], Outcome.RELEASED)
+        self._idle.clear()
+        if self._tries:
+            try:
+                async with asyncio.timeout(grace):
+                    await self._idle.wait()
+            except TimeoutError:
+                pass
+        self._releasing = True
+        for left in list(self._tries.values()):
+            self.cancel(*left.key)
+        await asyncio.to_thread(self._sender.stop)
+        await asyncio.sleep(0)  # let the sender's last replies in
+        for task in self._reading:
+            task.cancel()
+
+    # In --------------------------------------------------------------------------------------
+
+    def _admit(self, assignment: Assignment) -> Report | None:
+        """Take a try in; answers a report when it can never be sent."""
+        target = assignment.spec.target
+        origin = origin_of(target.url or "")
+        wrong = host_problem(origin.host)
+        if wrong is not None:
+            return self._failed(assignment, TaskError("egress-blocked", f"the URL {wrong}"))
+        made = _Try(assignment, origin)
+        if target.secret is not None:
+            try:
+                made.secret = self._unseal(target.secret.sealed)
+            except MainspringError as problem:
+                error = TaskError("secret-unreadable", str(problem))
+                return self._failed(assignment, error, retryable=True)
+        self._tries[made.key] = made
+        tenant_id = assignment.tenant_id
+        known = self._known.get(tenant_id)
+        age = _USABLE_FOR if known is None else monotonic() - known.read_at
+        if age >= _FRESH_FOR:
+            self._ask_for(tenant_id)
+        if age >= _USABLE_FOR:
+            self._waiting.setdefault(tenant_id, []).append(made)
+        else:
+            made.known = known
+            self._lanes.push(tenant_id, origin, made)
+        return None
+
+    def _failed(
+        self, assignment: Assignment, error: TaskError, *, retryable: bool = False
+    ) -> Report:
+        now = self._clock.now()
+        return Report(assignment, Outcome.FAILED, now, now, error=error, retryable=retryable)
+
+    def _ask_for(self, tenant_id: int) -> None:
+        if tenant_id not in self._asked:
+            self._asked.add(tenant_id)
+            task = asyncio.create_task(self._read_profile(tenant_id))
+            self._reading.add(task)
+            task.add_done_callback(self._reading.discard)
+
+    async def _read_profile(self, tenant_id: int) -> None:
+        """Until it is read: sending unsigned, or past a tenant's own rules, is no way out."""
+        while True:
+            asked_at = monotonic()
+            try:
+                found = await self._source.profiles([tenant_id])
+                profile = found.get(tenant_id, WebhookProfile())
+                egress = self._settings.egress.with_lists(profile.allow, profile.deny)
+            except (StoreUnavailable, MainspringError, ValueError) as problem:
+                log.warning("a webhook profile cannot be read", action="webhooks.no_profile",
+                            tenant=tenant_id, problem=type(problem).__name__)  # fmt: skip
+                await asyncio.sleep(_RETRY_PAUSE)
+                continue
+            break
+        if len(self._known) >= _MOST_PROFILES:
+            self._known.clear()
+        known = self._known[tenant_id] = _Known(profile, egress, asked_at)
+        self._asked.discard(tenant_id)
+        for waiting in self._waiting.pop(tenant_id, ()):
+            waiting.known = known
+            self._lanes.push(tenant_id, waiting.origin, waiting)
+        self._pump()
+
+    # Out -------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Send whatever has its turn."""
+        turn = self._lanes.take()
+        if turn:
+            now = self._clock.now()
+            self._sender.send([self._request(each, now) for each in turn])
+
+    def _request(self, each: _Try, now: float) -> Request:
+        assignment = each.assignment
+        # The newest, or else what was known when the try came in: never nothing.
+        known = self._known.get(assignment.tenant_id, each.known)
+        assert known is not None
+        target = assignment.spec.target
+        lines = headers.build(
+            assignment, known.profile, each.secret, now, self._settings.user_agent
+        )
+        each.started, each.sent = now, True
+        return Request(
+            each.key,
+            target.url or "",
+            target.method or "POST",
+            lines,
+            headers.body_of(assignment),
+            assignment.spec.timeout,
+            known.egress,
+            known.profile.tls,
+        )
+
+    # Back ------------------------------------------------------------------------------------
+
+    def _deliver(self, replies: Sequence[Reply]) -> None:
+        """On the sender's thread."""
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._replied, replies)
+
+    def _replied(self, replies: Sequence[Reply]) -> None:
+        now = self._clock.now()
+        reports = []
+        for reply in replies:
+            each = self._tries[reply.key]
+            self._lanes.ended(each.assignment.tenant_id, each.origin)
+            kept = answers.headers_of_interest(reply.headers)
+            if not each.cancelled and answers.completes_later(reply, kept):
+                self._expect_later(each, now)
+            else:
+                del self._tries[reply.key]
+                reports.append(self._conclude(each, reply, kept, now))
+        self._pump()
+        self._hand_in(reports)
+
+    def _conclude(self, each: _Try, reply: Reply, kept: dict[str, str], now: float) -> Report:
+        if reply.trouble == "cancelled":
+            if each.cancelled:
+                return self._ended(each, now)
+            reply = reply._replace(trouble="connection", message="the sender was restarted")
+        if each.secret:
+            reply, kept = _masked(reply, kept, each.secret)
+        on = each.assignment.spec.retry.on
+        verdict = answers.judge(reply, kept, on, now)
+        return Report(
+            each.assignment,
+            verdict.outcome,
+            each.started,
+            now,
+            result=answers.result_of(reply, kept),
+            error=verdict.error,
+            retryable=verdict.retryable,
+            retry_after=verdict.retry_after,
+            status_code=reply.status or None,
+            response=reply.body or None,
+        )
+
+    def _expect_later(self, each: _Try, now: float) -> None:
+        """The receiver took the work: the try goes on, without a connection, to its timeout."""
+        rest = each.started + each.assignment.spec.timeout - now
+        assert self._loop is not None
+        each.later = self._loop.call_later(max(0.0, rest), self._not_completed, each)
+
+    def _not_completed(self, each: _Try) -> None:
+        if self._tries.pop(each.key, None) is None:
+            return
+        timeout = each.assignment.spec.timeout
+        text = f"the receiver accepted the task but did not complete it within {timeout:g} s"
+        on = each.assignment.spec.retry.on
+        report = Report(
+            each.assignment,
+            Outcome.TIMED_OUT,
+            each.started,
+            self._clock.now(),
+            error=TaskError("timeout", text),
+            retryable=on is None or "timeout" in on,
+            status_code=202,
+        )
+        self._hand_in([report])
+
+    def _withdraw(self, tries: Sequence[_Try], outcome: Outcome | None = None) -> None:
+        """Take back tries that are not under way."""
+        now = self._clock.now()
+        for each in tries:
+            del self._tries[each.key]
+            tenant_id = each.assignment.tenant_id
+            if each.later is not None:
+                each.later.cancel()
+            elif not self._lanes.remove(tenant_id, each.origin, each):
+                self._waiting[tenant_id].remove(each)
+        self._hand_in([self._ended(each, now, outcome) for each in tries])
+
+    def _ended(self, each: _Try, now: float, outcome: Outcome | None = None) -> Report:
+        chosen = outcome or (Outcome.RELEASED if self._releasing else Outcome.CANCELLED)
+        return Report(each.assignment, chosen, each.started or now, now)
+
+    def _hand_in(self, reports: Sequence[Report]) -> None:
+        if reports:
+            self._report(reports)
+        if not self._tries:
+            self._idle.set()
+
+
+def _masked(
+    reply: Reply, kept: dict[str, str], secret: Mapping[str, str]
+) -> tuple[Reply, dict[str, str]]:
+    """A receiver that repeats what it was sent must not put a secret into our records."""
+    forms = {form for value in secret.values() for form in (value, value.removeprefix("Bearer "))}
+    body = reply.body
+    for form in sorted(filter(None, forms), key=len, reverse=True):
+        body = body.replace(form.encode("latin-1"), MASK.encode())
+        kept = {name: text.replace(form, MASK) for name, text in kept.items()}
+    return reply._replace(body=body), kept

@@ -1,0 +1,120 @@
+"""Lanes: who may be sent to next, so that a slow host holds up nobody but its own callers. Pure.
+
+Every (tenant, host) has a lane with a cap on what is in flight, every tenant a cap over its lanes,
+and the whole a cap over all. Tenants take turns, and inside a tenant its hosts do; a lane that is
+full simply drops out of the turn until something of it has ended.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from mainspring.execution.guard import Origin
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """The most requests in flight."""
+
+    total: int
+    tenant: int
+    host: int
+
+
+class _Lane(Generic[T]):
+    __slots__ = ("in_flight", "queued", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[T] = deque()
+        self.in_flight = 0
+        self.queued = False
+        """Whether it has a place in its tenant's turn."""
+
+
+class _Tenant(Generic[T]):
+    __slots__ = ("in_flight", "lanes", "queued", "turn")
+
+    def __init__(self) -> None:
+        self.lanes: dict[Origin, _Lane[T]] = {}
+        self.turn: deque[tuple[Origin, _Lane[T]]] = deque()
+        self.in_flight = 0
+        self.queued = False
+
+
+class Lanes(Generic[T]):
+    """Takes in what shall be sent and gives out what may be sent now."""
+
+    def __init__(self, caps: Caps) -> None:
+        self._caps = caps
+        self._tenants: dict[int, _Tenant[T]] = {}
+        self._turn: deque[tuple[int, _Tenant[T]]] = deque()
+        self._in_flight = 0
+
+    def push(self, tenant_id: int, origin: Origin, item: T) -> None:
+        """Something shall be sent."""
+        tenant = self._tenants.get(tenant_id)
+        if tenant is None:
+            tenant = self._tenants[tenant_id] = _Tenant()
+        lane = tenant.lanes.get(origin)
+        if lane is None:
+            lane = tenant.lanes[origin] = _Lane()
+        lane.waiting.append(item)
+        self._offer(tenant_id, tenant, origin, lane)
+
+    def take(self) -> list[T]:
+        """Everything that may be sent now, in turn; it counts as in flight until `ended`."""
+        taken: list[T] = []
+        while self._turn and self._in_flight < self._caps.total:
+            tenant_id, tenant = self._turn.popleft()
+            tenant.queued = False
+            origin, lane = tenant.turn.popleft()
+            lane.queued = False
+            taken.append(lane.waiting.popleft())
+            lane.in_flight += 1
+            tenant.in_flight += 1
+            self._in_flight += 1
+            self._offer(tenant_id, tenant, origin, lane)
+        return taken
+
+    def ended(self, tenant_id: int, origin: Origin) -> None:
+        """Something that was in flight is over."""
+        tenant = self._tenants[tenant_id]
+        lane = tenant.lanes[origin]
+        lane.in_flight -= 1
+        tenant.in_flight -= 1
+        self._in_flight -= 1
+        self._offer(tenant_id, tenant, origin, lane)
+        self._tidy(tenant_id, tenant, origin, lane)
+
+    def remove(self, tenant_id: int, origin: Origin, item: T) -> bool:
+        """Something that still waits shall not be sent after all; False when it does not wait."""
+        tenant = self._tenants.get(tenant_id)
+        lane = tenant.lanes.get(origin) if tenant else None
+        if tenant is None or lane is None or item not in lane.waiting:
+            return False
+        lane.waiting.remove(item)
+        if not lane.waiting and lane.queued:
+            tenant.turn.remove((origin, lane))
+            lane.queued = False
+            if not tenant.turn and tenant.queued:
+                self._turn.remove((tenant_id, tenant))
+                tenant.queued = False
+        self._tidy(tenant_id, tenant, origin, lane)
+        return True
+
+    def _offer(self, tenant_id: int, tenant: _Tenant[T], origin: Origin, lane: _Lane[T]) -> None:
+        """Give a lane, and then its tenant, a place in the turn if it has one to send and room."""
+        if lane.waiting and not lane.queued and lane.in_flight < self._caps.host:
+            lane.queued = True
+            tenant.turn.append((origin, lane))
+        if tenant.turn and not tenant.queued and tenant.in_flight < self._caps.tenant:
+            tenant.queued = True
+            self._turn.append((tenant_id, tenant))
+
+    def _tidy(self, tenant_id: int, tenant: _Tenant[T], origin: Origin, lane: _Lane[T]) -> None:
+        if not lane.waiting and not lane.in_flight:
+            del tenant.lanes[origin]
+            if not tenant.lanes:
+                del self._tenants[tenant_id]

@@ -1,0 +1,1 @@
+"""What users of Mainspring import: no server dependencies."""

@@ -1,0 +1,187 @@
+"""What holds for every operation of the API, tried on each that it concerns."""
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from uuid import uuid4
+
+import pytest
+
+from mainspring.api.app import paths_of
+from mainspring.api.routing import ForAll, ForTenants
+from mainspring.config import Config
+from mainspring.errors import StoreUnavailable
+from support.api import Office, opened_office
+from support.asgi import Answer, AsgiClient
+
+TASK = {"target": {"type": "handler", "name": "x"}, "delay": 3600}
+CONFIG = Config(requests_per_second=0)
+
+
+@pytest.fixture
+async def office(database_url: str) -> AsyncIterator[Office]:
+    async with opened_office(database_url, CONFIG) as opened:
+        yield opened
+
+
+def operations(office: Office) -> Iterator[tuple[str, str, AsgiClient]]:
+    """Every operation with a key: method, path with some id, and who may call it."""
+    for path, known in paths_of(office.deps).items():
+        for method, operation in known.items():
+            if not isinstance(operation, ForAll):
+                who = office.admin if isinstance(operation, ForTenants) else office.operator
+                yield method, re.sub(r"\{\w+\}", str(uuid4()), path), who
+
+
+def assert_problem(answer: Answer, status: int, code: str) -> None:
+    assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json")
+    document = answer.json()
+    assert document["type"] == f"urn:mainspring:problem:{code}"
+    assert (document["status"], document["request_id"]) == (status, answer.headers["x-request-id"])
+    assert document["title"]
+    assert document["detail"]
+
+
+async def test_unknown_paths_and_methods(office: Office) -> None:
+    for path in ("/", "/v1", "/v1/", "/v1/tasks/", "/v1/tasks//x", "/v1/tasks/a/b/c", "/V1/TASKS"):
+        assert_problem(await office.admin.get(path), 404, "not-found")
+    answer = await office.admin.call("PUT", "/v1/tasks")
+    assert_problem(answer, 405, "method-not-allowed")
+    assert answer.headers["allow"] == "GET, HEAD, POST"
+    for method in ("TRACE", "OPTIONS", "CONNECT", "ODD"):
+        assert (await office.admin.call(method, f"/v1/tasks/{uuid4()}")).status == 405
+
+
+async def test_no_operation_answers_without_a_key(office: Office) -> None:
+    for method, path, _ in operations(office):
+        for nobody in (office.client(None), office.client("wrong")):
+            answer = await nobody.call(method, path, b"{}")
+            assert_problem(answer, 401, "unauthenticated")
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+async def test_every_operation_refuses_forms_it_cannot_answer_in(office: Office) -> None:
+    for method, path, who in operations(office):
+        answer = await who.call(method, path, b"{}", headers={"accept": "image/png"})
+        assert_problem(answer, 406, "not-acceptable")
+    for accept in ("*/*", "application/*", "text/html, application/json;q=0.1", ""):
+        assert (await office.admin.get("/v1/tasks", accept=accept)).status == 200
+    for accept in ("application/json;q=0", "text/html", "application/json;q=0.0, text/*"):
+        assert (await office.admin.get("/v1/tasks", accept=accept)).status == 406
+
+
+async def test_every_operation_refuses_parameters_it_does_not_know(office: Office) -> None:
+    """`?dryrun=true` must not do what `?dry_run=true` would only have shown."""
+    for method, path, who in operations(office):
+        answer = await who.call(method, path + "?dryrun=true&a%2Fb=1", b"{}")
+        assert_problem(answer, 422, "invalid-request")
+        assert answer.pointers() == ["/query/dryrun", "/query/a~1b"]
+    twice = await office.admin.get("/v1/tasks?limit=1&limit=2&label=a:b&label=c:d")
+    assert twice.pointers() == ["/query/limit"]
+    flood = await office.admin.get("/v1/tasks?" + "&".join(f"x{n}=1" for n in range(1000)))
+    assert flood.status == 422
+
+
+async def test_all_mistakes_are_reported_together(office: Office) -> None:
+    body = {
+        "target": {"type": "http", "url": 7, "colour": "red"},
+        "priority": 99,
+        "labels": {"a:": "x", "ok": "fine", "b": 1},
+        "retry": {"max_attempts": 0},
+        "when": "now",
+    }
+    answer = await office.admin.post("/v1/tasks", body)
+    wrong = ["/target/url", "/target/colour", "/priority", "/retry/max_attempts"]
+    assert answer.pointers() == [*wrong, "/labels/a:", "/labels/b", "/when"]
+    answer = await office.admin.post("/v1/tasks/batch", {"tasks": [TASK, body, {}]})
+    assert "/tasks/1/priority" in answer.pointers()
+    assert "/tasks/2" in answer.pointers()
+    many = {"tasks": [{"target": 1, "name": 2}] * 200}
+    assert len((await office.admin.post("/v1/tasks/batch", many)).pointers()) == 100
+    sense = {**TASK, "run_at": "2027-01-01T00:00:00Z", "expires_at": "2020-01-01T00:00:00Z"}
+    assert (await office.admin.post("/v1/tasks", sense)).pointers() == ["/delay", "/expires_at"]
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    ["x", "%00", "AAAA", "A" * 22 + "==", "A" * 23, "é", "' OR 1=1 --", "B" * 22, "A" * 5000],
+)
+async def test_cursors_cannot_be_made_up(office: Office, cursor: str) -> None:
+    for path in ("/v1/tasks", "/v1/dead-letters", "/v1/keys", "/v1/audit"):
+        answer = await office.admin.get(f"{path}?cursor={cursor}")
+        assert (answer.status, answer.pointers()) == (422, ["/query/cursor"])
+
+
+async def test_revisions(office: Office) -> None:
+    created = await office.admin.post("/v1/tasks", TASK)
+    url, tag = created.headers["location"], created.headers["etag"]
+    same = await office.admin.get(url, if_none_match=f'"x", W/{tag}')
+    assert (same.status, same.body, same.headers["etag"]) == (304, b"", tag)
+    assert (await office.admin.get(url, if_none_match='"7"')).status == 200
+    changed = await office.admin.call("PATCH", url, {"priority": 1}, headers={"if-match": tag})
+    assert (changed.status, changed.headers["etag"] != tag) == (200, True)
+    stale = await office.admin.call("PATCH", url, {"priority": 2}, headers={"if-match": tag})
+    assert_problem(stale, 412, "precondition-failed")
+    assert (await office.admin.get(url, if_none_match=tag)).status == 200
+
+
+async def test_a_dry_run_changes_nothing(office: Office) -> None:
+    created = await office.admin.post("/v1/tasks", TASK)
+    url = created.headers["location"]
+    for method, path, body in [
+        ("POST", "/v1/tasks", TASK),
+        ("POST", "/v1/tasks/batch", {"tasks": [TASK]}),
+        ("POST", "/v1/tasks/cancel", {"filter": {}}),
+        ("PATCH", url, {"priority": 1}),
+    ]:
+        answer = await office.admin.call(method, path + "?dry_run=true", body)
+        assert answer.status == 200, (method, path, answer.body)
+        odd = await office.admin.call(method, path + "?dry_run=maybe", body)
+        assert (odd.status, odd.pointers()) == (422, ["/query/dry_run"])
+    assert len((await office.admin.get("/v1/tasks")).json()["items"]) == 1
+    assert (await office.admin.get(url)).json() == created.json()
+    bad_key = await office.admin.post("/v1/tasks?dry_run=true", TASK, idempotency_key="\x7f")
+    assert bad_key.pointers() == ["/headers/Idempotency-Key"]
+
+
+async def test_request_ids_are_echoed_or_made(office: Office) -> None:
+    for path in ("/v1/tasks", "/nowhere", "/healthz"):
+        assert (await office.admin.get(path, x_request_id="a-1")).headers["x-request-id"] == "a-1"
+        assert re.fullmatch("[0-9a-f]{32}", (await office.admin.get(path)).headers["x-request-id"])
+
+
+async def test_what_passes_by_itself_says_when(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(*_arguments: object, **_named: object) -> None:
+        raise StoreUnavailable("gone")
+
+    monkeypatch.setattr(office.deps.tasks, "list", lost)
+    answer = await office.admin.get("/v1/tasks")
+    assert_problem(answer, 503, "store-unavailable")
+    assert answer.headers["retry-after"] == "1"
+
+
+async def test_too_many_requests(database_url: str) -> None:
+    async with opened_office(database_url, Config(requests_per_second=1)) as office:
+        answers = [await office.admin.get("/v1/tasks") for _ in range(5)]
+        assert_problem(answers[-1], 429, "too-many-requests")
+        assert int(answers[-1].headers["retry-after"]) >= 1
+
+
+async def test_the_document_and_its_pages(office: Office) -> None:
+    anybody = office.client(None)
+    document = await anybody.get("/openapi.json")
+    assert (document.status, document.json()["openapi"]) == (200, "3.1.0")
+    tag = document.headers["etag"]
+    assert (await anybody.get("/openapi.json", if_none_match=tag)).status == 304
+    page = await anybody.get("/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+    assert "unsafe" not in policy
+    for asset in re.findall(r'(?:href|src)="(/docs/[^"]+)"', page.body.decode()):
+        answer = await anybody.get(asset)
+        assert answer.status == 200
+        assert not re.search(
+            rb"https?://|innerHTML|insertAdjacent|eval\(|localStorage", answer.body
+        )

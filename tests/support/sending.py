@@ -1,0 +1,28 @@
+"""A process that sends to the URLs it is given, one after another, and prints what came of each.
+
+Only 127.0.0.1 is allowed: an allowed place beside forbidden ones, without leaving the machine.
+"""
+
+import json
+import queue
+import sys
+from collections.abc import Sequence
+from uuid import UUID
+
+from mainspring.execution.guard import Egress, parse_networks
+from mainspring.execution.sender import Reply, Request, Sender, SenderSettings
+
+
+def main() -> None:
+    replies: queue.Queue[Sequence[Reply]] = queue.Queue()
+    sender = Sender(SenderSettings(dns_cache=0, connect_timeout=2), replies.put)
+    egress = Egress(parse_networks("127.0.0.1/32"))
+    for number, url in enumerate(sys.argv[1:]):
+        sender.send([Request((UUID(int=number), 1), url, "POST", [], b"{}", 5, egress)])
+        (reply,) = replies.get(timeout=10)
+        print(json.dumps([reply.status, reply.trouble, reply.message]))
+    sender.stop()
+
+
+if __name__ == "__main__":
+    main()

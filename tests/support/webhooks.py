@@ -1,0 +1,106 @@
+"""The http executor by itself: assignments in, reports out, no database."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import count
+from typing import Any
+from uuid import UUID
+
+from mainspring.clock import wall_clock
+from mainspring.domain.execution import Assignment, Report
+from mainspring.domain.retry import RetryPolicy
+from mainspring.domain.task import SealedHeaders, Target, TaskSpec
+from mainspring.domain.webhook import WebhookProfile
+from mainspring.execution.guard import Egress, parse_networks
+from mainspring.execution.http import HttpExecutor, HttpSettings
+from mainspring.execution.lanes import Caps
+from mainspring.execution.sender import SenderSettings
+
+LOOPBACK = Egress(parse_networks("127.0.0.0/8,::1/128"))
+SETTINGS = HttpSettings(Caps(1000, 500, 100), SenderSettings(), LOOPBACK, "Mainspring/test")
+
+_numbers = count(1)
+
+
+class WallClock:
+    """Good enough where nothing is compared with a database."""
+
+    def now(self) -> float:
+        return wall_clock()
+
+
+class Profiles:
+    """Profiles that tests write by hand."""
+
+    def __init__(self) -> None:
+        self.by_tenant: dict[int, WebhookProfile] = {}
+
+    async def profiles(self, tenant_ids: Sequence[int]) -> Mapping[int, WebhookProfile]:
+        return {t: self.by_tenant[t] for t in tenant_ids if t in self.by_tenant}
+
+
+def assignment(
+    url: str,
+    *,
+    tenant: int = 1,
+    method: str = "POST",
+    payload: bytes = b'{"n":1}',
+    timeout: float = 10.0,
+    headers: dict[str, str] | None = None,
+    on: list[int | str] | None = None,
+    secret: SealedHeaders | None = None,
+) -> Assignment:
+    now = wall_clock()
+    target = Target("http", url=url, method=method, headers=headers, secret=secret)
+    spec = TaskSpec(target, timeout, retry=RetryPolicy(on=on))
+    task_id = UUID(int=next(_numbers) << 64)
+    return Assignment(tenant, task_id, 3, 0, 2, 1, now, now, now + 15, spec, payload)
+
+
+class Deliveries:
+    """An executor and what it reported."""
+
+    def __init__(self, settings: HttpSettings, profiles: Profiles) -> None:
+        self.profiles = profiles
+        self.reports: dict[UUID, Report] = {}
+        self._came = asyncio.Condition()
+        self.executor = HttpExecutor(
+            WallClock(), self._report, settings, profiles, lambda sealed: {"X-Secret": sealed}
+        )
+
+    def _report(self, reports: Sequence[Report]) -> None:
+        for report in reports:
+            assert report.assignment.id not in self.reports, "reported twice"
+            self.reports[report.assignment.id] = report
+        self._wakes = asyncio.ensure_future(self._wake())
+
+    async def _wake(self) -> None:
+        async with self._came:
+            self._came.notify_all()
+
+    async def until_reported(self, *wanted: Assignment, within: float = 20.0) -> list[Report]:
+        async with asyncio.timeout(within), self._came:
+            await self._came.wait_for(lambda: all(w.id in self.reports for w in wanted))
+        return [self.reports[each.id] for each in wanted]
+
+    async def deliver(self, url: str, **fields: Any) -> Report:
+        wanted = assignment(url, **fields)
+        self.executor.start([wanted])
+        return (await self.until_reported(wanted))[0]
+
+
+@asynccontextmanager
+async def deliveries(
+    settings: HttpSettings = SETTINGS, profiles: Profiles | None = None
+) -> AsyncIterator[Deliveries]:
+    made = Deliveries(settings, profiles or Profiles())
+    try:
+        yield made
+    finally:
+        await made.executor.stop(0)
+
+
+def with_sender(**changes: Any) -> HttpSettings:
+    return replace(SETTINGS, sender=replace(SETTINGS.sender, **changes))

@@ -1,0 +1,57 @@
+"""Every mistake in a body is found, and looking for them is safe."""
+
+import gc
+
+import msgspec
+import pytest
+
+from mainspring.api.bulk_wire import CancelIn, ReplayIn
+from mainspring.api.decoding import decode_as, decode_patch, decode_task
+from mainspring.errors import InvalidRequest, RequestError
+
+
+def pointers(body: object, decode: object = decode_task) -> list[str]:
+    with pytest.raises(InvalidRequest) as caught:
+        decode(msgspec.json.encode(body))  # type: ignore[operator]
+    return [problem.pointer for problem in caught.value.problems]
+
+
+def test_each_part_is_looked_at() -> None:
+    assert pointers({}) == [""]
+    assert pointers([]) == [""]
+    assert pointers({"target": {}}) == ["/target"]
+    assert pointers({"target": {"type": "odd"}, "name": ""}) == ["/target/type", "/name"]
+    assert pointers({"target": {"type": "command", "argv": ["a", 1, "\x00"]}}) == [
+        "/target/argv/1",
+        "/target/argv/2",
+    ]
+    headers = {"a b": "1", "fine": "1", "c": 5}
+    assert pointers({"target": {"type": "http", "url": "u", "headers": headers}}) == [
+        "/target/headers/a b",
+        "/target/headers/c",
+    ]
+
+
+def test_names_are_escaped_and_cut() -> None:
+    assert pointers({"a/b~": 1, "priority": "x"}, decode_patch) == ["/priority", "/a~1b~0"]
+    assert len(pointers({"x" * 5000: 1}, decode_patch)[0]) == 101
+
+
+def test_payloads_are_not_looked_into() -> None:
+    assert pointers({"target": 5, "payload": {"target": 5}}) == ["/target"]
+
+
+def test_looking_closer_again_and_again_is_safe() -> None:
+    """Types that are made and dropped crash the decoder's library: see `shapes`."""
+    bodies = [
+        {"filter": {"label": 5, "name": []}, "first": 0},
+        {"filter": {"labels": {"a": 1}, "resolved": {}}},
+        {"filter": {"label": ["x", 5]}},
+    ]
+    for kind in (ReplayIn, CancelIn):
+        decoder: msgspec.json.Decoder[object] = msgspec.json.Decoder(kind)
+        for _ in range(300):
+            for body in bodies:
+                with pytest.raises(RequestError):
+                    decode_as(decoder, msgspec.json.encode(body))
+    gc.collect()
