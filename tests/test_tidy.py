@@ -66,6 +66,9 @@ PURE_LIBRARY = {
 # A generator that was given its seed repeats itself, the module's own functions do not; a UUID
 # is a value, but making one is not.
 PURE_NAMES = {"random.Random", "uuid.UUID"}
+# The one library the domain rests on: calendars of RFC 5545, a function of their arguments alone as
+# long as the caller gives the beginning, which the domain always does.
+PURE_PACKAGES = {"dateutil.rrule"}
 
 CLOCK_READS = {
     *(f"time.{name}{ns}" for name in ("time", "monotonic", "perf_counter") for ns in ("", "_ns")),
@@ -282,7 +285,7 @@ def room_of(name: str) -> str:
 def is_pure(target: str) -> bool:
     """Whether an imported name is ours (another rule's business) or on the list of pure ones."""
     parents = {target, target.rpartition(".")[0], target.partition(".")[0]}
-    return bool(parents & (PURE_LIBRARY | {"mainspring"})) or target in PURE_NAMES
+    return bool(parents & (PURE_LIBRARY | PURE_PACKAGES | {"mainspring"})) or target in PURE_NAMES
 
 
 def uses(names: set[str], allowed: set[str]) -> Iterator[str]:

@@ -103,6 +103,12 @@ class Config:
     record_batch: int = setting(
         1000, "most outcomes recorded in one statement", least=1, most=10_000
     )
+    schedule_batch: int = setting(
+        1000, "most schedules decided on in one transaction", least=1, most=5000
+    )
+    overdue_after: float = setting(
+        10.0, "seconds after which an undecided schedule counts as overdue", least=1
+    )
     wake_poll: float = setting(0.25, "how often changes by other nodes are looked for", least=0.01)
     reload_every: float = setting(60.0, "how often each partition is reloaded, as a net", least=1)
     aging_step: float = setting(

@@ -16,6 +16,8 @@ POINTS = {
     "report.received": "an executor is done, its outcome is not written",
     "record.committed": "outcomes are written, the engine does not know",
     "retry.committed": "a task was scheduled again, the engine does not know",
+    "schedule.before_commit": "schedules are due, nothing is decided",
+    "schedule.committed": "occurrences and their tasks are durable, the engine does not know",
     "wake.consumed": "wake rows are deleted, the engine has not seen them",
     "lease.extended": "leases were extended, the node does not know",
     "takeover.committed": "partitions are ours, nothing is loaded",

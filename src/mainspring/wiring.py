@@ -32,21 +32,24 @@ from mainspring.lifecycle import Supervisor
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.loader import Loader
+from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
 from mainspring.node.node import Node
 from mainspring.node.recorder import Recorder
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store import doctor
+from mainspring.store import doctor, timezones
 from mainspring.store import migrate as migrations
 from mainspring.store.database import Database, DatabaseOptions, connect
 from mainspring.store.doctor import Finding
 from mainspring.store.embedded import EmbeddedServer
 from mainspring.store.engine import EngineStore
+from mainspring.store.firing import Firing
 from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.keys import Keys, NewKey, hash_secret
 from mainspring.store.migrate import Migration
+from mainspring.store.schedules import Schedules
 from mainspring.store.secrets import WebhookSecrets
 from mainspring.store.tasks import Tasks
 from mainspring.store.vault import Vault, parse_key
@@ -149,6 +152,7 @@ class Server:
 
     def __init__(self, config: Config) -> None:
         _arm(config.crash_at)
+        timezones.use_pinned()
         self.config = config
         self.metrics = Metrics()
         self._api_database = Database(database_options(config))
@@ -214,16 +218,7 @@ class Server:
 
     def _build(self) -> None:
         config, metrics = self.config, self.metrics
-        settings = EngineSettings(
-            lease=config.lease,
-            aging_step=config.aging_step,
-            stream_cap=config.stream_cap,
-            tenant_cap=config.tenant_cap,
-        )
-        engine = Engine(settings)
-        metrics.window_entries.set_function(lambda: engine.waiting)
-        metrics.running.set_function(lambda: engine.running)
-        state = NodeState(engine, self._clock)
+        state = NodeState(self._engine(), self._clock)
         store = EngineStore(self._engine_database)
         rng = SystemRandom()
         signals = Signals(state, self._engine_database, self._listener())
@@ -251,7 +246,16 @@ class Server:
         )
         executors: list[Executor] = [BuiltInExecutor(self._clock, recorder.report), webhooks]
         self.node = Node(
-            config, state, membership, loader, dispatcher, recorder, signals, housekeeper, executors
+            config,
+            state,
+            membership,
+            loader,
+            dispatcher,
+            recorder,
+            signals,
+            housekeeper,
+            self._materializer(state, signals, rng),
+            executors,
         )
         self.app = build_app(
             ApiDependencies(
@@ -269,6 +273,25 @@ class Server:
                 profile_changed=webhooks.forget,
             )
         )
+
+    def _engine(self) -> Engine:
+        config = self.config
+        settings = EngineSettings(
+            lease=config.lease,
+            aging_step=config.aging_step,
+            stream_cap=config.stream_cap,
+            tenant_cap=config.tenant_cap,
+        )
+        engine = Engine(settings)
+        self.metrics.window_entries.set_function(lambda: engine.waiting)
+        self.metrics.running.set_function(lambda: engine.running)
+        return engine
+
+    def _materializer(self, state: NodeState, signals: Signals, rng: Random) -> Materializer:
+        ids = TaskIds(Random(rng.getrandbits(64)))
+        firing = Firing(ids, Random(rng.getrandbits(64)), near=self.config.near)
+        schedules = Schedules(self._engine_database, firing)
+        return Materializer(self.config, state, schedules, signals, self.metrics)
 
     def _own_connection(self) -> Callable[[], Awaitable[asyncpg.Connection]]:
         options = replace(

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from mainspring import crash
+from support.client import Client, noop
 from support.cluster import Cluster, Node, Tenant
 from support.traffic import Traffic, mixed
 from support.waiting import eventually
@@ -40,6 +41,7 @@ async def provocations(
     cluster: Cluster, tenant: Tenant, traffic: Traffic, steady: Node, doomed: Node
 ) -> AsyncIterator[None]:
     """Make the doomed node do everything a node does; after each step its life is looked at."""
+    await every_second(steady.client(tenant))
     await traffic.send(steady.client(tenant), 4 * mixed())
     await traffic.send(doomed.client(tenant), 4 * mixed())
     await quiet_or_dead(cluster, traffic, doomed)
@@ -51,6 +53,14 @@ async def provocations(
     newcomer.kill()  # leaves partitions to take over
     steady.kill()
     yield
+
+
+async def every_second(client: Client) -> None:
+    """Schedules enough that each node owns some."""
+    for number in range(8):
+        body = {"name": f"tick-{number}", "cron": "* * * * * *", "task": noop()}
+        answer = await client.post("/v1/schedules", body)
+        assert answer.status == 201, answer.body
 
 
 async def quiet_or_dead(cluster: Cluster, traffic: Traffic, doomed: Node) -> None:

@@ -100,13 +100,26 @@ async def a_secret(office: Office) -> str:
     return str(secret)
 
 
+async def a_schedule(office: Office) -> str:
+    schedule = {"name": "theirs", "cron": "0 0 * * *", "task": {"target": NOOP["target"]}}
+    answer = await office.rival.post("/v1/schedules", schedule)
+    return str(answer.json()["id"])
+
+
+async def a_calendar(office: Office) -> str:
+    answer = await office.rival.post("/v1/calendars", {"name": "theirs", "dates": []})
+    return str(answer.json()["name"])
+
+
 MAKERS: Mapping[str, Callable[[Office], Awaitable[str]]] = {
     "/v1/tasks/{id}": a_task,
     "/v1/dead-letters/{id}": a_dead_letter,
     "/v1/keys/{id}": a_key,
     "/v1/secrets/{id}": a_secret,
+    "/v1/schedules/{id}": a_schedule,
+    "/v1/calendars/{id}": a_calendar,
 }
-UNKNOWN = {"/v1/keys/{id}": "0123456789"}
+UNKNOWN = {"/v1/keys/{id}": "0123456789", "/v1/calendars/{id}": "nobodys"}
 """An id that could be one but is not; a UUID where nothing else is said."""
 
 BODIES: Mapping[tuple[str, str], object] = {

@@ -20,6 +20,7 @@ from mainspring.execution.port import ReportSink
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.loader import Loader
+from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
 from mainspring.node.node import Node
 from mainspring.node.recorder import Recorder
@@ -126,6 +127,16 @@ class LossySignals(Signals):
     def _tell(self, hint: Callable[[], None]) -> None:
         if self._world.rng.random() >= self._world.weather.hint_lost:
             self._world.later(self._world.delay(), hint)
+
+
+class _NoSchedules:
+    """Tasks come from the scenario here, and from nowhere else."""
+
+    async def run(self) -> None:
+        pass
+
+    def hint(self) -> None:
+        pass
 
 
 class _NoHousekeeping:
@@ -257,6 +268,7 @@ class SimNode:
             recorder,
             signals,
             cast(Housekeeper, _NoHousekeeping()),
+            cast(Materializer, _NoSchedules()),
             [Chaos(world, rng, self.clock, recorder.report)],
         )
         self.tasks = RemoteTasks(store, self.network)

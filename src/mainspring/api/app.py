@@ -26,6 +26,7 @@ from mainspring.api.rate_limits import RateLimits
 from mainspring.api.replaying import Replayer
 from mainspring.api.router import Router
 from mainspring.api.routing import ForAll, ForOperators, ForTenants, Operation, Resource
+from mainspring.api.schedule_paths import schedule_paths
 from mainspring.api.secrets import Secrets
 from mainspring.api.task_changes import TaskChanges
 from mainspring.api.task_creation import TaskCreation
@@ -38,10 +39,13 @@ from mainspring.observe.metrics import Metrics
 from mainspring.store.administration import Administration
 from mainspring.store.answers import Answers, Effects
 from mainspring.store.bulk import BulkChanges
+from mainspring.store.calendars import Calendars
 from mainspring.store.database import Database
 from mainspring.store.dead_letters import DeadLetters
 from mainspring.store.explaining import Explaining
+from mainspring.store.firing import Firing
 from mainspring.store.keys import Keys
+from mainspring.store.schedules import Schedules
 from mainspring.store.secrets import WebhookSecrets
 from mainspring.store.tasks import Tasks
 from mainspring.store.vault import Vault
@@ -84,6 +88,7 @@ def paths_of(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
     paths = {
         **_task_paths(deps),
         **_letter_paths(deps),
+        **_schedule_paths(deps),
         **_secret_paths(deps),
         **_admin_paths(deps),
         **_operation_paths(deps),
@@ -138,6 +143,19 @@ def _letter_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
             "POST": ForTenants("write", effects.note, bulk_docs.EFFECT, or_scope="work")
         },
     }
+
+
+def _schedule_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
+    firing = Firing(deps.ids, deps.rng, near=deps.config.near)
+    return schedule_paths(
+        deps.config,
+        deps.clock,
+        deps.ids,
+        Schedules(deps.database, firing),
+        Calendars(deps.database),
+        TaskValidator(deps.config, deps.clock, deps.ids, deps.rng, deps.vault.seal_headers),
+        deps.node,
+    )
 
 
 def _idempotency(deps: ApiDependencies) -> Idempotency:

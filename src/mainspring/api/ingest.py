@@ -18,10 +18,9 @@ from mainspring.api.ports import NodePort
 from mainspring.clock import Clock, monotonic
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
-from mainspring.domain.task import TaskState
 from mainspring.errors import InvalidRequest, StoreUnavailable
 from mainspring.observe.metrics import Metrics
-from mainspring.store.tasks import Creation, NewTask, Tasks
+from mainspring.store.tasks import Creation, Tasks, window_row
 
 _FLUSHES_AT_ONCE = 2
 _TASKS_PER_FLUSH = 1000
@@ -93,7 +92,7 @@ class Ingest:
                 if partition is None or task.due > until:
                     continue
                 if partition in tenure.partitions:
-                    ours.append(_row(task, partition))
+                    ours.append(window_row(task, partition))
                 else:
                     others.add(partition)
         if ours:
@@ -190,26 +189,6 @@ class _Lane:
                 break
             group.append(self._queue.popleft())
         return group
-
-
-def _row(task: NewTask, partition: int) -> TaskRow:
-    return TaskRow(
-        tenant_id=task.tenant_id,
-        id=task.id,
-        rev=1,
-        partition=partition,
-        state=TaskState.SCHEDULED,
-        queue=task.queue,
-        capability=task.capability,
-        concurrency_key=task.concurrency_key,
-        concurrency_limit=task.concurrency_limit,
-        priority=task.priority,
-        due=task.due,
-        expires=task.expires,
-        fence=0,
-        lease_end=None,
-        cancel_requested=False,
-    )
 
 
 def _resolve(waiting: _Waiting, inserted: bool) -> None:

@@ -19,7 +19,7 @@ from mainspring.store.tasks import TaskFilter
 MOST_ITEMS = 1000
 _DEFAULT_ITEMS = 50
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
-_FILTERS = {"state", "queue", "name", "label", "due_after", "due_before"}
+_FILTERS = {"state", "queue", "name", "label", "due_after", "due_before", "schedule_id"}
 _LETTER_FILTERS = {
     *("resolved", "name", "queue", "label", "fingerprint", "died_after", "died_before")
 }
@@ -45,6 +45,7 @@ def task_query(params: QueryParams) -> TaskQuery:
         labels=_labels(params, problems),
         due_after=_instant(params, "due_after", problems),
         due_before=_instant(params, "due_before", problems),
+        schedule_id=_uuid(params, "schedule_id", problems),
     )
     query = TaskQuery(
         where,
@@ -95,6 +96,30 @@ def letter_query(params: QueryParams) -> LetterQuery:
     )
     _raise_if(problems)
     return query
+
+
+class ScheduleQuery(msgspec.Struct, frozen=True):
+    """Which page of schedules, or of what belongs to one."""
+
+    before: UUID | None
+    limit: int
+    where: dict[str, str | None]
+
+
+def schedule_query(
+    params: QueryParams, choices: Mapping[str, Collection[str]], *, with_cursor: bool = True
+) -> ScheduleQuery:
+    """A page and its filters: a name, and words out of a few."""
+    problems: list[Problem] = []
+    where = {"name": _text(params, "name", problems)}
+    for name, words in choices.items():
+        where[name] = value = params.get(name)
+        if value is not None and value not in words:
+            problems.append(_problem(name, f"is none of {', '.join(words)}"))
+    before = _cursor(params, problems) if with_cursor else None
+    limit = _limit(params, problems)
+    _raise_if(problems)
+    return ScheduleQuery(before, limit, where)
 
 
 class PageQuery(msgspec.Struct, frozen=True):
@@ -208,6 +233,17 @@ def _instant(params: QueryParams, name: str, problems: list[Problem]) -> datetim
         problems.append(_problem(name, "is out of range"))
         return None
     return found
+
+
+def _uuid(params: QueryParams, name: str, problems: list[Problem]) -> UUID | None:
+    value = params.get(name)
+    if value is None:
+        return None
+    try:
+        return UUID(value)
+    except ValueError:
+        problems.append(_problem(name, "is not an id"))
+        return None
 
 
 def _limit(params: QueryParams, problems: list[Problem]) -> int:

@@ -59,11 +59,11 @@ class TaskChanges:
     async def edit(self, call: Call) -> Response:
         patch = decode_patch(await call.body())
         dry_run = flag(call.request.query_params, "dry_run")
-        wanted_revs = _if_match(call.request)
+        wanted_revs = if_match(call.request)
         task_id = call.task_id
 
         def decide(locked: LockedTask) -> Change | _Preview:
-            _check_rev(wanted_revs, locked.rev)
+            check_rev(wanted_revs, locked.rev)
             transitions.check_editable(_standing(locked))
             change = self._patcher.apply(locked, patch)
             return _Preview(change) if dry_run else change
@@ -71,7 +71,7 @@ class TaskChanges:
         decided = await self._decide(call.tenant_id, task_id, decide)
         task = await existing_task(self._tasks, call.tenant_id, task_id)
         if decided is None:
-            _check_rev(wanted_revs, task.rev)
+            check_rev(wanted_revs, task.rev)
             transitions.check_editable(_standing(task))
         if isinstance(decided, _Preview):
             task = _as_changed(task, decided.change)
@@ -135,7 +135,7 @@ def _moved(locked: LockedTask, move: Move) -> Change:
     )
 
 
-def _if_match(request: Request) -> frozenset[str] | None:
+def if_match(request: Request) -> frozenset[str] | None:
     """The revisions the caller is content with; None when any will do."""
     header = request.headers.get("if-match")
     if header is None or header.strip() == "*":
@@ -143,9 +143,10 @@ def _if_match(request: Request) -> frozenset[str] | None:
     return frozenset(tag.strip() for tag in header.split(","))
 
 
-def _check_rev(wanted: frozenset[str] | None, rev: int) -> None:
+def check_rev(wanted: frozenset[str] | None, rev: int) -> None:
+    """PreconditionFailed when the caller saw another revision."""
     if wanted is not None and f'"{rev}"' not in wanted:
-        raise PreconditionFailed(f'the task is at revision "{rev}" now')
+        raise PreconditionFailed(f'it is at revision "{rev}" now')
 
 
 def _as_changed(task: StoredTask, change: Change) -> StoredTask:

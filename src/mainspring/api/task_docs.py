@@ -75,6 +75,7 @@ LIST = Doc(
         Param("label", list[AnyLabel], "Only with this label, `name:value`; may be repeated."),
         Param("due_after", Instant, "Only tasks due at or after this time."),
         Param("due_before", Instant, "Only tasks due before this time."),
+        Param("schedule_id", UUID, "Only tasks of this schedule."),
         Param("payload", bool, "Show payloads as well."),
         LIMIT,
         CURSOR,

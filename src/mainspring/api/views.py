@@ -155,7 +155,7 @@ def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
         timeout=spec.timeout,
         sla=spec.sla,
         jitter=spec.jitter,
-        retry=_retry_out(spec.retry),
+        retry=retry_out(spec.retry),
         concurrency=None if key is None or limit is None else ConcurrencyOut(key, limit),
         requires=spec.requires,
         labels=task.labels or {},
@@ -170,6 +170,8 @@ def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
         sla_met=task.sla_met,
         blame=task.blame,
         lateness=task.lateness or {},
+        schedule_id=task.schedule_id,
+        nominal_at=task.nominal_at,
         replay_of=task.replay_of,
     )
 
@@ -195,7 +197,7 @@ def new_task_out(task: NewTask) -> TaskOut:
         timeout=spec.timeout,
         sla=spec.sla,
         jitter=spec.jitter,
-        retry=_retry_out(spec.retry),
+        retry=retry_out(spec.retry),
         concurrency=None if key is None or limit is None else ConcurrencyOut(key, limit),
         requires=spec.requires,
         labels=dict(task.labels or {}),
@@ -210,6 +212,8 @@ def new_task_out(task: NewTask) -> TaskOut:
         sla_met=None,
         blame=None,
         lateness={},
+        schedule_id=task.schedule_id,
+        nominal_at=None if task.nominal is None else _instant(task.nominal),
         replay_of=task.replay_of,
     )
 
@@ -239,13 +243,14 @@ def spec_of(task: LockedTask) -> TaskSpec:
     return _decode_spec(task.spec)
 
 
-def _retry_out(retry: RetryPolicy) -> RetryOut:
+def retry_out(retry: RetryPolicy) -> RetryOut:
     return RetryOut(
         retry.max_attempts, retry.initial, retry.factor, retry.max_delay, retry.jitter, retry.on
     )
 
 
-def _target_out(target: Target) -> TargetOut:
+def target_out(target: Target) -> TargetOut:
+    """A target, with the fields of its type only, and secrets masked."""
     shown = TargetOut(
         target.type, target.url, target.method, target.headers, target.name, target.argv
     )
@@ -260,7 +265,7 @@ def _target_out(target: Target) -> TargetOut:
 def _shared_spec(spec: bytes) -> tuple[TaskSpec, TargetOut]:
     """Many tasks share a spec, and here they are only shown: it is read once for all of them."""
     decoded = _decode_spec(spec)
-    return decoded, _target_out(decoded.target)
+    return decoded, target_out(decoded.target)
 
 
 def _response_out(response: bytes | None) -> Raw | str | None:

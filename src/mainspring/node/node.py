@@ -17,6 +17,7 @@ from mainspring.lifecycle import Supervisor
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.loader import Loader
+from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
 from mainspring.node.recorder import Recorder
 from mainspring.node.signals import Signals
@@ -38,6 +39,7 @@ class Node:
         recorder: Recorder,
         signals: Signals,
         housekeeper: Housekeeper,
+        materializer: Materializer,
         executors: Sequence[Executor],
     ) -> None:
         self._config = config
@@ -48,10 +50,11 @@ class Node:
         self._recorder = recorder
         self._signals = signals
         self._housekeeper = housekeeper
+        self._materializer = materializer
         self._executors = executors
         self._supervisor = Supervisor()
         self._joined = False
-        signals.when(woken=loader.hint, cluster_changed=membership.hint)
+        signals.when(woken=self.changed, cluster_changed=membership.hint)
         for executor in executors:
             dispatcher.add_executor(executor)
 
@@ -67,6 +70,7 @@ class Node:
             "dispatcher": self._dispatcher.run,
             "recorder": self._recorder.run,
             "housekeeper": self._housekeeper.run,
+            "materializer": self._materializer.run,
         }
         for name, loop in loops.items():
             self._supervisor.start(name, loop)
@@ -75,7 +79,7 @@ class Node:
         """Take no more work, hand partitions over at once, finish or release what is running."""
         self._joined = False
         self._dispatcher.close()
-        await self._supervisor.stop("membership", "loader", "housekeeper")
+        await self._supervisor.stop("membership", "loader", "housekeeper", "materializer")
         await self._membership.leave()
         await self._housekeeper.leave()
         await asyncio.gather(*(executor.stop(self._config.grace) for executor in self._executors))
@@ -102,6 +106,7 @@ class Node:
 
     def changed(self) -> None:
         self._loader.hint()
+        self._materializer.hint()
 
     def hint_others(self, partitions: Collection[int]) -> None:
         self._signals.wake_owners(partitions)

@@ -63,6 +63,22 @@ class Metrics:
             "fenced_outcomes", "Outcomes refused because a newer try exists"
         )
 
+        self._count_schedules()
+
+    def _count_schedules(self) -> None:
+        self.occurrences = Counter(
+            "mainspring_occurrences",
+            "Occurrences of schedules decided on, by decision",
+            ["decision"],
+            registry=self.registry,
+        )
+        self.decision_delay = self._histogram(
+            "schedule_decision_delay_seconds", "From a schedule's time to its decision", _SECONDS
+        )
+        self.schedules_overdue = self._gauge(
+            "schedules_overdue", "Schedules whose time has passed without a decision"
+        )
+
     def _count_the_node(self) -> None:
         self.partitions_owned = self._gauge("partitions_owned", "Partitions this node owns")
         self.window_entries = self._gauge("window_entries", "Tasks held in memory")

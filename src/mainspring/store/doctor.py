@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import asyncpg
 
 from mainspring import clock
+from mainspring.store import timezones
 from mainspring.store.database import DatabaseOptions, connect
 
 
@@ -69,6 +70,7 @@ async def examine(options: DatabaseOptions, *, pooler: bool) -> list[Finding]:
         return [
             _version(connection),
             await _schema(connection),
+            await _time_zones(connection),
             *[await _setting(connection, advice) for advice in _SETTINGS],
             await _old_transactions(connection),
             await _clock(connection),
@@ -90,6 +92,17 @@ async def _schema(connection: asyncpg.Connection) -> Finding:
         return Finding("schema", False, "there is none: run `mainspring migrate`")
     version = await connection.fetchval("SELECT max(version) FROM schema_migrations")
     return Finding("schema", True, f"version {version}")
+
+
+async def _time_zones(connection: asyncpg.Connection) -> Finding:
+    ours = timezones.version()
+    if await connection.fetchval("SELECT to_regclass('schedules')") is None:
+        return Finding("time zones", True, f"tz database {ours}")
+    newer = await connection.fetchval("SELECT max(tzdata) FROM schedules")
+    if newer is not None and newer > ours:
+        detail = f"{ours}, but schedules were computed with {newer}: upgrade this node"
+        return Finding("time zones", False, detail)
+    return Finding("time zones", True, f"tz database {ours}")
 
 
 async def _setting(connection: asyncpg.Connection, advice: _Advice) -> Finding:

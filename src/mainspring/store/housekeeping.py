@@ -12,7 +12,12 @@ from mainspring.store.tenants import Tenants
 
 SQL = queries.load("housekeeping") | queries.load("cluster") | queries.load("keys")
 
-PARTITIONED = ("task_history", "executions")
+PARTITIONED = {
+    "task_history": "finished_at",
+    "executions": "finished_at",
+    "occurrences": "nominal_at",
+}
+"""Tables that come in partitions of a day, and the column that says which."""
 ArchiveHook = Callable[[str], Awaitable[None]]
 """Called with the name of a detached table; when it returns, the table is dropped."""
 
@@ -72,9 +77,9 @@ class Housekeeping:
 
         async def work(connection: asyncpg.Connection) -> None:
             await connection.execute(SQL["allow_clearing"])
-            for table in PARTITIONED:
+            for table, column in PARTITIONED.items():
                 await connection.execute(
-                    f"DELETE FROM {table}_default WHERE finished_at < $1::date", oldest
+                    f"DELETE FROM {table}_default WHERE {column} < $1::date", oldest
                 )
 
         await self._database.transact(work)

@@ -1,6 +1,6 @@
 """Webhook secrets and settings in the store: sealed on the way in, opened for the sender alone."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -13,6 +13,7 @@ from mainspring.domain.webhook import KeyKind, SigningKey, TlsIdentity, WebhookP
 from mainspring.store import queries
 from mainspring.store.audit import write_entry
 from mainspring.store.database import Database
+from mainspring.store.schedule_rows import Template
 from mainspring.store.vault import CLIENT_KEY, SIGNING_SECRET, TARGET_HEADERS, Vault
 
 SQL = queries.load("secrets")
@@ -193,7 +194,8 @@ class WebhookSecrets:
                 )
                 moved += 1
         tasks, left = await self._renew_tasks()
-        return moved + tasks + await self._renew_letters(), left
+        moved += await self._renew_letters() + await self._renew_schedules()
+        return moved + tasks, left
 
     async def _renew_tasks(self) -> tuple[int, int]:
         moved = left = 0
@@ -217,18 +219,37 @@ class WebhookSecrets:
             moved += 1
         return moved
 
-    async def _stale_specs(self, statement: str) -> AsyncIterator[tuple[asyncpg.Record, bytes]]:
+    async def _renew_schedules(self) -> int:
+        moved = 0
+        async for row, fresh in self._stale_specs("sealed_schedules", self._renewed_template):
+            await self._database.fetch(
+                SQL["reseal_schedule"], row["tenant_id"], row["id"], row["spec"], fresh
+            )
+            moved += 1
+        return moved
+
+    async def _stale_specs(
+        self, statement: str, renewed: Callable[[bytes], bytes | None] | None = None
+    ) -> AsyncIterator[tuple[asyncpg.Record, bytes]]:
+        renewed = renewed or self._renewed_spec
         tenant_id, after = -1, _FIRST
         while True:
             rows = await self._database.fetch(SQL[statement], tenant_id, after, _PAGE)
             for row in rows:
                 if _SEALED in row["spec"]:
-                    fresh = self._renewed_spec(row["spec"])
+                    fresh = renewed(row["spec"])
                     if fresh is not None:
                         yield row, fresh
             if len(rows) < _PAGE:
                 return
             tenant_id, after = rows[-1]["tenant_id"], rows[-1]["id"]
+
+    def _renewed_template(self, encoded: bytes) -> bytes | None:
+        template = msgspec.json.decode(encoded, type=Template)
+        spec = self._renewed_spec(bytes(template.spec))
+        if spec is None:
+            return None
+        return msgspec.json.encode(msgspec.structs.replace(template, spec=msgspec.Raw(spec)))
 
     def _renewed_spec(self, encoded: bytes) -> bytes | None:
         secret = _decode_spec(encoded).target.secret

@@ -10,6 +10,7 @@ import asyncpg
 
 from mainspring.domain.execution import Assignment
 from mainspring.domain.placement import Tenure
+from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.store import queries
 from mainspring.store.database import Database, sparse
@@ -38,6 +39,8 @@ class NewTask(NamedTuple):
     spec: bytes
     payload: bytes
     replay_of: UUID | None = None
+    schedule_id: UUID | None = None
+    nominal: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ class StoredTask:
     payload: bytes
     result: bytes | None
     replay_of: UUID | None = None
+    schedule_id: UUID | None = None
+    nominal_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +158,7 @@ class TaskFilter:
     labels: dict[str, str] | None = None
     due_after: datetime | None = None
     due_before: datetime | None = None
+    schedule_id: UUID | None = None
 
 
 _EVERYTHING = TaskFilter()
@@ -228,6 +234,7 @@ class Tasks:
             where.due_before,
             limit,
             payloads,
+            where.schedule_id,
         )
         *_, scanned, edge = rows[0]
         tasks = [StoredTask(*tuple(row)[:-2]) for row in rows if row["id"] is not None]
@@ -358,6 +365,27 @@ class Change:
         )
 
 
+def window_row(task: NewTask, partition: int) -> TaskRow:
+    """A new task as its owner sees it, for telling the owner without asking the database."""
+    return TaskRow(
+        tenant_id=task.tenant_id,
+        id=task.id,
+        rev=1,
+        partition=partition,
+        state=TaskState.SCHEDULED,
+        queue=task.queue,
+        capability=task.capability,
+        concurrency_key=task.concurrency_key,
+        concurrency_limit=task.concurrency_limit,
+        priority=task.priority,
+        due=task.due,
+        expires=task.expires,
+        fence=0,
+        lease_end=None,
+        cancel_requested=False,
+    )
+
+
 def creation_arguments(
     creations: Sequence[Creation], tenure: Tenure, near: float
 ) -> tuple[object, ...]:
@@ -387,6 +415,8 @@ def creation_arguments(
         [entry.answer for _, entry in keyed],
         [entry.ttl for _, entry in keyed],
         sparse([task.replay_of for task, _key in rows]),
+        sparse([task.schedule_id for task, _key in rows]),
+        sparse([task.nominal for task, _key in rows]),
     )
 
 

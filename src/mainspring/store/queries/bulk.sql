@@ -47,10 +47,12 @@ WITH locked AS MATERIALIZED (
 ), history AS (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,
         tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
-        capability, concurrency_key, name, labels, error, spec, payload, replay_of)
+        capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
+        nominal_at)
     SELECT id, created_at, run_at, due_at, expires_at, clock_timestamp(),
         tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, 'cancelled', queue,
-        capability, concurrency_key, name, labels, error, spec, payload, replay_of
+        capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
+        nominal_at
     FROM ended
 ), asked AS (
     UPDATE tasks t SET cancel_requested = true, rev = t.rev + 1

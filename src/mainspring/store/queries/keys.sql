@@ -98,7 +98,7 @@ WITH changed AS (
     WHERE t.id = $1 RETURNING t.id
 ), moving AS MATERIALIZED (
     SELECT t.tenant_id, t.id, t.partition AS old,
-        partition_of(t.tenant_id, t.id, t.concurrency_key, $4) AS new
+        partition_of(t.tenant_id, coalesce(t.schedule_id, t.id), t.concurrency_key, $4) AS new
     FROM tasks t JOIN changed ON t.tenant_id = changed.id
     ORDER BY t.tenant_id, t.id FOR UPDATE OF t
 ), moved AS (

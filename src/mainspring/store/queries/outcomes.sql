@@ -23,12 +23,12 @@ WITH node AS MATERIALIZED (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, picked_at, started_at,
         finished_at, tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, sla_met,
         state, queue, capability, concurrency_key, name, blame, labels, error, lateness, spec,
-        payload, result, replay_of)
+        payload, result, replay_of, schedule_id, nominal_at)
     SELECT id, created_at, run_at, due_at, expires_at, picked_at, started_at,
         finished_at, tenant_id, rev + 1, fence, attempts,
         failures + (outcome IN ('failed', 'timed_out'))::integer, concurrency_limit, priority, sla_met,
         final_state, queue, capability, concurrency_key, name, blame, labels, final_error, lateness,
-        spec, payload, result, replay_of
+        spec, payload, result, replay_of, schedule_id, nominal_at
     FROM done
 ), tries AS (
     INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
@@ -126,10 +126,12 @@ WITH expired AS MATERIALIZED (
 ), history AS (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, picked_at, finished_at,
         tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
-        capability, concurrency_key, name, labels, error, spec, payload, replay_of)
+        capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
+        nominal_at)
     SELECT id, created_at, run_at, due_at, expires_at, picked_at, clock_timestamp(),
         tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, 'cancelled', queue,
-        capability, concurrency_key, name, labels, error, spec, payload, replay_of
+        capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
+        nominal_at
     FROM ended
 )
 SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
@@ -153,10 +155,12 @@ WITH node AS MATERIALIZED (
 ), history AS (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,
         tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
-        capability, concurrency_key, name, labels, error, spec, payload, replay_of)
+        capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
+        nominal_at)
     SELECT id, created_at, run_at, due_at, expires_at, clock_timestamp(),
         tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, 'expired', queue,
-        capability, concurrency_key, name, labels, error, spec, payload, replay_of
+        capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
+        nominal_at
     FROM ended
 )
 SELECT tenant_id, id FROM ended;

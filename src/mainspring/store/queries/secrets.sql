@@ -74,5 +74,13 @@ WHERE (tenant_id, id) > ($1::integer, $2::uuid) ORDER BY tenant_id, id LIMIT $3;
 -- name: reseal_letter
 UPDATE dead_letters SET spec = $4 WHERE tenant_id = $1 AND id = $2 AND spec = $3;
 
+-- name: sealed_schedules
+SELECT tenant_id, id, template AS spec FROM schedules
+WHERE (tenant_id, id) > ($1::integer, $2::uuid) ORDER BY tenant_id, id LIMIT $3;
+
+-- name: reseal_schedule
+UPDATE schedules SET template = $4, rev = rev + 1
+WHERE tenant_id = $1 AND id = $2 AND template = $3;
+
 -- name: wake
 INSERT INTO wakes (partition, tenant_id, task_id) VALUES ($1, $2, $3);

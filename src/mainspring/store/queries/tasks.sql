@@ -12,9 +12,11 @@ WITH node AS MATERIALIZED (
 ), input AS (
     SELECT * FROM unnest($5::integer[], $6::uuid[], $7::float8[], $8::float8[], $9::float8[],
         $10::float8[], $11::integer[], $12::smallint[], $13::text[], $14::text[], $15::text[],
-        $16::text[], $17::jsonb[], $18::bytea[], $19::bytea[], $20::text[], $26::uuid[])
+        $16::text[], $17::jsonb[], $18::bytea[], $19::bytea[], $20::text[], $26::uuid[],
+        $27::uuid[], $28::float8[])
     AS i (tenant_id, id, created, run, due, expires, concurrency_limit, priority, queue, capability,
-          concurrency_key, name, labels, spec, payload, idempotency_key, replay_of)
+          concurrency_key, name, labels, spec, payload, idempotency_key, replay_of,
+          schedule_id, nominal)
 ), keyed AS (
     INSERT INTO idempotency_keys (tenant_id, key, body_hash, status, answer, expires_at)
     SELECT k.tenant_id, k.key, k.body_hash, 201, k.answer, clock_timestamp() + k.ttl * interval '1 second'
@@ -28,12 +30,12 @@ WITH node AS MATERIALIZED (
 ), made AS (
     INSERT INTO tasks (id, created_at, run_at, due_at, expires_at, tenant_id, concurrency_limit,
         partition, priority, queue, capability, concurrency_key, name, labels, spec, payload,
-        replay_of)
+        replay_of, schedule_id, nominal_at)
     SELECT i.id, to_timestamp(i.created), to_timestamp(i.run), to_timestamp(i.due),
         to_timestamp(i.expires), i.tenant_id, i.concurrency_limit,
-        partition_of(i.tenant_id, i.id, i.concurrency_key, t.spread),
+        partition_of(i.tenant_id, coalesce(i.schedule_id, i.id), i.concurrency_key, t.spread),
         i.priority, i.queue, i.capability, i.concurrency_key, i.name, i.labels, i.spec, i.payload,
-        i.replay_of
+        i.replay_of, i.schedule_id, to_timestamp(i.nominal)
     FROM input i JOIN tenant t ON t.id = i.tenant_id
     WHERE i.idempotency_key IS NULL
        OR EXISTS (SELECT FROM keyed k WHERE k.tenant_id = i.tenant_id AND k.key = i.idempotency_key)
@@ -60,14 +62,14 @@ SELECT * FROM (
         NULL::timestamptz AS finished_at, rev, fence, attempts, concurrency_limit, priority,
         cancel_requested, NULL::boolean AS sla_met, state, queue, concurrency_key, name,
         NULL::text AS blame, labels, error, NULL::jsonb AS lateness, spec, payload,
-        NULL::bytea AS result, replay_of
+        NULL::bytea AS result, replay_of, schedule_id, nominal_at
     FROM tasks WHERE tenant_id = $1 AND id = $2
     UNION ALL
     SELECT id, created_at, run_at, due_at, expires_at, picked_at, started_at,
         finished_at, rev, fence, attempts, concurrency_limit, priority,
         false, sla_met, state, queue, concurrency_key, name,
         blame, labels, error, lateness, spec, payload,
-        result, replay_of
+        result, replay_of, schedule_id, nominal_at
     FROM task_history WHERE tenant_id = $1 AND id = $2 AND finished_at >= time_of($2)
 ) found LIMIT 1;
 
@@ -103,10 +105,12 @@ WITH ended AS (
 )
 INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,
     tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
-    capability, concurrency_key, name, labels, error, spec, payload, replay_of)
+    capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
+    nominal_at)
 SELECT id, created_at, run_at, due_at, expires_at, clock_timestamp(),
     tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, $4, queue,
-    capability, concurrency_key, name, labels, error, spec, payload, replay_of
+    capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
+    nominal_at
 FROM ended
 RETURNING id;
 
@@ -152,7 +156,7 @@ WITH scanned AS MATERIALIZED (
             cancel_requested, NULL::boolean AS sla_met, state, queue, concurrency_key, name,
             NULL::text AS blame, labels, error, NULL::jsonb AS lateness, spec,
             CASE WHEN $13::boolean THEN payload ELSE ''::bytea END AS payload,
-            NULL::bytea AS result, replay_of
+            NULL::bytea AS result, replay_of, schedule_id, nominal_at
         FROM tasks WHERE tenant_id = $1 AND id < $2 AND $4
         ORDER BY id DESC LIMIT 1000)
         UNION ALL
@@ -161,7 +165,7 @@ WITH scanned AS MATERIALIZED (
             false, sla_met, state, queue, concurrency_key, name,
             blame, labels, error, lateness, spec,
             CASE WHEN $13::boolean THEN payload ELSE ''::bytea END AS payload,
-            result, replay_of
+            result, replay_of, schedule_id, nominal_at
         FROM task_history WHERE tenant_id = $1 AND id < $2 AND $5
         ORDER BY id DESC LIMIT 1000)
     ) every ORDER BY id DESC LIMIT $3
@@ -173,6 +177,7 @@ WITH scanned AS MATERIALIZED (
       AND ($9::jsonb IS NULL OR labels @> $9)
       AND ($10::timestamptz IS NULL OR due_at >= $10)
       AND ($11::timestamptz IS NULL OR due_at < $11)
+      AND ($14::uuid IS NULL OR schedule_id = $14)
     ORDER BY id DESC LIMIT $12
 ), edge AS (
     SELECT count(*) AS scanned, (SELECT id FROM scanned ORDER BY id LIMIT 1) AS edge FROM scanned

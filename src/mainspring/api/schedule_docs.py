@@ -1,0 +1,278 @@
+"""The operations on schedules and calendars, in words and types."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from mainspring.api.documentation import (
+    CURSOR,
+    DRY_RUN,
+    ETAG,
+    IF_MATCH,
+    LIMIT,
+    LOCATION,
+    REPLAYED,
+    Body,
+    Doc,
+    Link,
+    Param,
+    Reply,
+)
+from mainspring.api.schedule_wire import (
+    BackfilledOut,
+    BackfillIn,
+    CalendarDates,
+    CalendarIn,
+    CalendarName,
+    CalendarOut,
+    CalendarPage,
+    OccurrencePage,
+    PreviewIn,
+    PreviewOut,
+    ScheduleIn,
+    ScheduleOut,
+    SchedulePage,
+    SchedulePatch,
+    StateName,
+    Upcoming,
+)
+from mainspring.api.views import TaskOut
+from mainspring.api.wire import Instant
+from mainspring.domain.misfire import Decision
+from mainspring.errors import Conflict, PreconditionFailed
+
+TAG = "Schedules"
+CALENDARS = "Calendars"
+
+_REPORT = {
+    "name": "daily-report",
+    "cron": "0 8 * * MON-FRI",
+    "timezone": "Europe/Berlin",
+    "task": {"target": {"type": "http", "url": "https://api.example.com/report"}},
+}
+_HEARTBEAT = {
+    "name": "heartbeat",
+    "interval": "PT30S",
+    "task": {"target": {"type": "handler", "name": "mainspring.noop"}},
+}
+_PAYDAY = {
+    "name": "payday",
+    "rrule": "FREQ=MONTHLY;BYDAY=MO,TU,WE,TH,FR;BYSETPOS=-1",
+    "task": {"target": {"type": "handler", "name": "pay"}},
+}
+_VERBS = ("pause", "resume", "run")
+_AFTERWARDS = {
+    "read": Link("getSchedule", {"id": "$response.body#/id"}, "read it again"),
+    "upcoming": Link("upcomingTimes", {"id": "$response.body#/id"}, "its next times"),
+    "occurrences": Link("listOccurrences", {"id": "$response.body#/id"}, "what was decided"),
+    "edit": Link("editSchedule", {"id": "$response.body#/id"}, "change it"),
+    "delete": Link("deleteSchedule", {"id": "$response.body#/id"}, "remove it"),
+    **{verb: Link(f"{verb}Schedule", {"id": "$response.body#/id"}) for verb in _VERBS},
+}
+_THE_SCHEDULE = Reply(200, "The schedule as it is now.", ScheduleOut, [ETAG], links=_AFTERWARDS)
+_Text = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
+_TIMES = Param("n", Annotated[int, Meta(ge=1, le=1000)], "How many times to show (10).")
+_PLACE = Param("cursor", str, "Where to go on: `next_cursor` of the page before.")
+_NAME = Param("id", CalendarName, "The calendar's name.", "path", required=True)
+
+LIST = Doc(
+    id="listSchedules",
+    tag=TAG,
+    summary="List schedules",
+    description="Newest first.",
+    params=[
+        Param("state", StateName, "Only schedules in this state."),
+        Param("name", _Text, "Only the schedule of this name."),
+        LIMIT,
+        CURSOR,
+    ],
+    replies=[Reply(200, "A page of schedules.", SchedulePage)],
+)
+
+CREATE = Doc(
+    id="createSchedule",
+    tag=TAG,
+    summary="Create a schedule",
+    description="Exactly one of `cron`, `interval` and `rrule` is needed. An expression that can "
+    "never fire is refused. Strings in the task's payload may contain `{{scheduled_at}}`, "
+    "`{{occurrence}}` and `{{schedule_id}}`; `\\{{` escapes.",
+    params=[DRY_RUN],
+    bodies=[Body(ScheduleIn, examples={"cron": _REPORT, "interval": _HEARTBEAT, "rrule": _PAYDAY})],
+    replies=[
+        Reply(201, "The new schedule.", ScheduleOut, [LOCATION, ETAG, REPLAYED], links=_AFTERWARDS),
+        Reply(200, "With `dry_run`: the schedule as it would be, and its fire times.", ScheduleOut),
+    ],
+    problems=[Conflict],
+)
+
+PREVIEW = Doc(
+    id="previewSchedule",
+    tag=TAG,
+    summary="Preview a schedule",
+    description="The next times of a schedule that is not saved, what is worth knowing about them, "
+    "and the same in plain English.",
+    params=[_TIMES, Param("after", Instant, "Show times after this one, instead of after now.")],
+    bodies=[
+        Body(PreviewIn, examples={"nightly": {"cron": "30 2 * * *", "timezone": "Europe/Rome"}})
+    ],
+    replies=[Reply(200, "What it would do.", PreviewOut)],
+)
+
+READ = Doc(id="getSchedule", tag=TAG, summary="Read a schedule", replies=[_THE_SCHEDULE])
+
+REPLACE = Doc(
+    id="replaceSchedule",
+    tag=TAG,
+    summary="Replace a schedule",
+    description="What came due before is decided by the old definition, all else by the new one. "
+    "With `dry_run` the answer shows how the fire times would change.",
+    params=[DRY_RUN, IF_MATCH],
+    bodies=[Body(ScheduleIn, examples={"cron": _REPORT})],
+    replies=[_THE_SCHEDULE],
+    problems=[Conflict, PreconditionFailed],
+)
+
+EDIT = Doc(
+    id="editSchedule",
+    tag=TAG,
+    summary="Change a schedule",
+    description="A field that is given replaces the old value whole. With `dry_run` the answer "
+    "shows how the fire times would change.",
+    params=[DRY_RUN, IF_MATCH],
+    bodies=[Body(SchedulePatch, examples={"later": {"cron": "0 9 * * MON-FRI"}})],
+    replies=[_THE_SCHEDULE],
+    problems=[Conflict, PreconditionFailed],
+)
+
+DELETE = Doc(
+    id="deleteSchedule",
+    tag=TAG,
+    summary="Delete a schedule",
+    description="With its occurrences. Tasks that it made stay as they are.",
+    params=[IF_MATCH],
+    replies=[Reply(204, "It is gone.")],
+    problems=[PreconditionFailed],
+)
+
+PAUSE = Doc(
+    id="pauseSchedule",
+    tag=TAG,
+    summary="Pause a schedule",
+    description="Times that pass meanwhile are recorded as `skipped_paused`. Calling twice is "
+    "harmless.",
+    params=[IF_MATCH],
+    replies=[_THE_SCHEDULE],
+    problems=[Conflict, PreconditionFailed],
+)
+
+RESUME = Doc(
+    id="resumeSchedule",
+    tag=TAG,
+    summary="Resume a paused schedule",
+    description="It goes on with the next time to come. Calling twice is harmless.",
+    params=[IF_MATCH],
+    replies=[_THE_SCHEDULE],
+    problems=[Conflict, PreconditionFailed],
+)
+
+RUN = Doc(
+    id="runSchedule",
+    tag=TAG,
+    summary="Run a schedule's task now",
+    description="Beside the timetable: nothing else of the schedule changes.",
+    replies=[Reply(201, "The new task.", TaskOut, [LOCATION, ETAG, REPLAYED])],
+)
+
+BACKFILL = Doc(
+    id="backfillSchedule",
+    tag=TAG,
+    summary="Make up for a stretch of the past",
+    description="Makes a task for each occurrence from `from` to `to` that never had one, at most "
+    "10000. At most `max_running` of them run at once. Excluded dates stay excluded.",
+    bodies=[
+        Body(
+            BackfillIn,
+            examples={
+                "a day": {
+                    "from": "2026-03-01T00:00:00Z",
+                    "to": "2026-03-02T00:00:00Z",
+                    "max_running": 2,
+                }
+            },
+        )
+    ],
+    replies=[Reply(201, "The new tasks.", BackfilledOut, [REPLAYED])],
+)
+
+UPCOMING = Doc(
+    id="upcomingTimes",
+    tag=TAG,
+    summary="Show a schedule's next times",
+    params=[_TIMES],
+    replies=[Reply(200, "The next times that are not excluded.", Upcoming)],
+)
+
+OCCURRENCES = Doc(
+    id="listOccurrences",
+    tag=TAG,
+    summary="List what was decided",
+    description="Newest first. One line per decision; occurrences in a row that were not run share "
+    "one, with `to_at` and `count`.",
+    params=[
+        Param("decision", Decision, "Only these decisions."),
+        LIMIT,
+        _PLACE,
+    ],
+    replies=[Reply(200, "A page of the ledger.", OccurrencePage)],
+)
+
+LIST_CALENDARS = Doc(
+    id="listCalendars",
+    tag=CALENDARS,
+    summary="List calendars",
+    params=[LIMIT, _PLACE],
+    replies=[Reply(200, "A page of calendars, by name.", CalendarPage)],
+)
+
+CREATE_CALENDAR = Doc(
+    id="createCalendar",
+    tag=CALENDARS,
+    summary="Create a calendar",
+    bodies=[
+        Body(
+            CalendarIn,
+            examples={"holidays": {"name": "holidays-de", "dates": ["2026-12-25", "2026-12-26"]}},
+        )
+    ],
+    replies=[Reply(201, "The new calendar.", CalendarOut, [LOCATION, ETAG, REPLAYED])],
+    problems=[Conflict],
+)
+
+READ_CALENDAR = Doc(
+    id="getCalendar",
+    tag=CALENDARS,
+    summary="Read a calendar",
+    params=[_NAME],
+    replies=[Reply(200, "The calendar.", CalendarOut, [ETAG])],
+)
+
+PUT_CALENDAR = Doc(
+    id="putCalendar",
+    tag=CALENDARS,
+    summary="Replace a calendar's dates",
+    description="Counts for every schedule that names it, from its next decision on.",
+    params=[_NAME, IF_MATCH],
+    bodies=[Body(CalendarDates, examples={"one": {"dates": ["2026-12-25"]}})],
+    replies=[Reply(200, "The calendar as it is now.", CalendarOut, [ETAG])],
+    problems=[PreconditionFailed],
+)
+
+DELETE_CALENDAR = Doc(
+    id="deleteCalendar",
+    tag=CALENDARS,
+    summary="Delete a calendar",
+    description="While no schedule names it.",
+    params=[_NAME],
+    replies=[Reply(204, "It is gone.")],
+    problems=[Conflict],
+)

@@ -1,0 +1,118 @@
+"""Schedules as callers read them."""
+
+from datetime import UTC, datetime
+
+from msgspec import Raw
+
+from mainspring.api.schedule_wire import (
+    DstIn,
+    FireTimes,
+    MisfireIn,
+    OccurrenceOut,
+    ScheduleOut,
+    TemplateOut,
+    UpcomingOut,
+)
+from mainspring.api.views import ConcurrencyOut, retry_out, target_out
+from mainspring.domain.describe import describe
+from mainspring.domain.misfire import Decision
+from mainspring.domain.schedule import Timetable
+from mainspring.store.schedule_rows import Occurrence, StoredSchedule, Template
+
+_COMPARED = 100
+
+
+def schedule_out(schedule: StoredSchedule, overdue_after: float) -> ScheduleOut:
+    """A schedule as it was found."""
+    definition = schedule.definition
+    following = None
+    if schedule.state == "active" and schedule.next is not None:
+        following = schedule.timetable.next_run(max(schedule.decided_to, schedule.next - 1e-6))
+    return ScheduleOut(
+        id=schedule.id,
+        name=schedule.name,
+        state=schedule.state,  # type: ignore[arg-type]
+        cron=definition.cron,
+        interval=definition.interval,
+        rrule=definition.rrule,
+        timezone=definition.timezone,
+        start_at=instant_or_none(definition.start_at),
+        end_at=instant_or_none(definition.end_at),
+        max_runs=definition.max_runs,
+        jitter=definition.jitter,
+        spread=definition.spread,
+        misfire=MisfireIn(
+            definition.misfire.policy, definition.misfire.window, definition.misfire.cap
+        ),
+        overlap=definition.overlap,
+        max_running=definition.max_running,
+        dst=DstIn(definition.dst.gap, definition.dst.repeat),
+        exclude=list(definition.exclude),
+        calendars=list(definition.calendars),
+        stop_on_410=definition.stop_on_410,
+        task=_template_out(schedule.template),
+        description=describe(definition),
+        next_run_at=instant_or_none(following),
+        next_due_at=instant_or_none(None if following is None else following + schedule.offset),
+        last_run_at=instant_or_none(schedule.last),
+        runs=schedule.runs,
+        overdue=schedule.overdue > overdue_after,
+        created_at=schedule.created_at,
+        updated_at=schedule.updated_at,
+    )
+
+
+def occurrence_out(line: Occurrence) -> OccurrenceOut:
+    return OccurrenceOut(
+        line.nominal_at,
+        line.to_at,
+        Decision(line.decision),
+        line.reason,
+        line.task_id,
+        line.count,
+        line.decided_at,
+    )
+
+
+def upcoming_out(nominal: float, offset: float) -> UpcomingOut:
+    return UpcomingOut(instant(nominal), instant(nominal + offset))
+
+
+def compared(old: Timetable | None, new: Timetable | None, now: float) -> FireTimes:
+    """How the next fire times differ; beyond the last that both know nothing is said."""
+    before = old.upcoming(now, _COMPARED) if old else []
+    after = new.upcoming(now, _COMPARED) if new else []
+    full = [times[-1] for times in (before, after) if len(times) == _COMPARED]
+    horizon = min(full, default=float("inf"))
+    was, will = ({t for t in times if t <= horizon} for times in (before, after))
+    return FireTimes(
+        [instant(t) for t in sorted(will - was)],
+        [instant(t) for t in sorted(was - will)],
+        len(was & will),
+    )
+
+
+def instant(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def instant_or_none(seconds: float | None) -> datetime | None:
+    return None if seconds is None else instant(seconds)
+
+
+def _template_out(template: Template) -> TemplateOut:
+    spec = template.decoded_spec
+    key, limit = template.concurrency_key, template.concurrency_limit
+    return TemplateOut(
+        target_out(spec.target),
+        Raw(bytes(template.payload)),
+        template.name,
+        template.queue,
+        template.priority,
+        spec.timeout,
+        spec.sla,
+        retry_out(spec.retry),
+        None if key is None or limit is None else ConcurrencyOut(key, limit),
+        spec.requires,
+        template.labels or {},
+    )

@@ -1,0 +1,307 @@
+"""Making and changing schedules: create, replace, edit, delete, pause, resume, run now, backfill.
+
+Every change is decided on the locked row, after what was due before has been decided by the old
+definition: an edit while a schedule fires meets the old or the new one, never a mix.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import UNSET
+from starlette.responses import Response
+
+from mainspring.api.decoding import decode_as
+from mainspring.api.parameters import flag
+from mainspring.api.ports import NodePort
+from mainspring.api.routing import Call, json_response
+from mainspring.api.schedule_reading import (
+    ScheduleReading,
+    existing_schedule,
+    no_such_schedule,
+    schedule_id_in,
+)
+from mainspring.api.schedule_validation import (
+    Checked,
+    ScheduleValidator,
+    check_key,
+    kept_anchor,
+    merged,
+    never_fires,
+    raise_if,
+)
+from mainspring.api.schedule_views import compared, schedule_out
+from mainspring.api.schedule_wire import BackfilledOut, BackfillIn, ScheduleIn, SchedulePatch
+from mainspring.api.task_changes import check_rev, if_match
+from mainspring.api.views import new_task_out
+from mainspring.clock import Clock
+from mainspring.config import Config
+from mainspring.domain.ids import TaskIds
+from mainspring.errors import Conflict, InvalidRequest, Problem
+from mainspring.store.firing import Settled
+from mainspring.store.schedule_rows import StoredSchedule, Template
+from mainspring.store.schedules import NameTaken, ScheduleChange, Schedules
+from mainspring.store.tasks import window_row
+
+_SCHEDULE = msgspec.json.Decoder(ScheduleIn)
+_PATCH = msgspec.json.Decoder(SchedulePatch)
+_BACKFILL = msgspec.json.Decoder(BackfillIn)
+_encode = msgspec.json.Encoder().encode
+MOST_BACKFILLED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a schedule shall be."""
+
+    name: str
+    checked: Checked
+    template: Template
+
+
+class ScheduleChanges:
+    """POST, PUT, PATCH, DELETE and the verbs of /v1/schedules."""
+
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        ids: TaskIds,
+        schedules: Schedules,
+        validator: ScheduleValidator,
+        reading: ScheduleReading,
+        node: NodePort,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._ids = ids
+        self._schedules = schedules
+        self._validator = validator
+        self._reading = reading
+        self._node = node
+
+    async def create(self, call: Call) -> Response:
+        now = self._clock.now()
+        wanted = await self._whole(call, now)
+        schedule_id = self._ids.make(now)
+        definition, table = wanted.checked.definition, wanted.checked.timetable
+        following = table.next(now)
+        if flag(call.request.query_params, "dry_run"):
+            moment = datetime.fromtimestamp(now, UTC)
+            unsaved = StoredSchedule(
+                call.tenant_id, schedule_id, 1, 1, 0, "active", wanted.name, _encode(definition),
+                _encode(wanted.template), moment, moment, now, following, None, 0,
+                list(wanted.checked.holidays), now,
+            )  # fmt: skip
+            shown = schedule_out(unsaved, self._config.overdue_after)
+            shown.fire_times = compared(None, table, now)
+            return json_response(shown)
+        partition = await self._schedules.create(
+            call.tenant_id,
+            schedule_id,
+            wanted.name,
+            definition,
+            wanted.template,
+            now=now,
+            next_at=following,
+        )
+        if partition is None:
+            raise _taken(wanted.name)
+        self._announce(Settled(), partition)
+        made = await self._schedules.get(call.tenant_id, schedule_id)
+        if made is None:
+            raise no_such_schedule(str(schedule_id))
+        response = self._reading.response(made)
+        response.status_code = 201
+        response.headers["Location"] = f"/v1/schedules/{schedule_id}"
+        return response
+
+    async def replace(self, call: Call) -> Response:
+        old = await existing_schedule(self._schedules, call)
+        check_rev(if_match(call.request), old.edition)
+        return await self._become(call, old, await self._whole(call, self._clock.now(), old))
+
+    async def edit(self, call: Call) -> Response:
+        patch = decode_as(
+            _PATCH, await call.body(), lambda p: [] if p.task is UNSET else [p.task.payload]
+        )
+        old = await existing_schedule(self._schedules, call)
+        check_rev(if_match(call.request), old.edition)
+        now = self._clock.now()
+        problems: list[Problem] = []
+        timing = merged(old.definition, patch)
+        checked = await self._validator.timing(
+            call.tenant_id, timing, now, problems, anchor=kept_anchor(old.definition, timing)
+        )
+        template = old.template
+        if patch.task is not UNSET:
+            definition = checked.definition if checked else None
+            template = self._validator.template(patch.task, definition, problems)
+        elif checked is not None:
+            problems += check_key(checked.definition, template)
+        if checked is not None:
+            problems += never_fires(checked, now)
+        raise_if(problems)
+        assert checked is not None
+        name = old.name if patch.name is UNSET else patch.name
+        return await self._become(call, old, _Wanted(name, checked, template))
+
+    async def delete(self, call: Call) -> Response:
+        schedule_id = schedule_id_in(call)
+        revs = if_match(call.request)
+        if not await self._schedules.delete(
+            call.tenant_id, schedule_id, call.actor, lambda s: check_rev(revs, s.edition)
+        ):
+            raise no_such_schedule(str(schedule_id))
+        return Response(status_code=204)
+
+    async def pause(self, call: Call) -> Response:
+        return await self._change(call, _paused)
+
+    async def resume(self, call: Call) -> Response:
+        return await self._change(call, _resumed)
+
+    async def run(self, call: Call) -> Response:
+        schedule_id = schedule_id_in(call)
+        settled = await self._schedules.run_now(call.tenant_id, schedule_id, self._node.tenure())
+        if settled is None:
+            raise no_such_schedule(str(schedule_id))
+        self._announce(settled)
+        task = settled.made[0].task
+        headers = {"Location": f"/v1/tasks/{task.id}", "ETag": '"1"'}
+        return json_response(new_task_out(task), 201, headers)
+
+    async def backfill(self, call: Call) -> Response:
+        schedule_id = (await existing_schedule(self._schedules, call)).id
+        wanted = decode_as(_BACKFILL, await call.body())
+        first, last = wanted.from_.timestamp(), wanted.to.timestamp()
+        if last < first:
+            raise InvalidRequest("the range is empty", [Problem("/to", "is before from")])
+
+        def choose(schedule: StoredSchedule) -> list[float]:
+            until = min(last, schedule.now - schedule.offset)
+            table = schedule.timetable
+            times = table.upcoming(first - 1e-6, MOST_BACKFILLED + 1)
+            chosen = [at for at in times if at <= until]
+            if len(chosen) > MOST_BACKFILLED:
+                detail = f"more than {MOST_BACKFILLED} occurrences lie in this range"
+                raise InvalidRequest("the range is too long", [Problem("/to", detail)])
+            return chosen
+
+        settled = await self._schedules.backfill(
+            call.tenant_id, schedule_id, self._node.tenure(), choose, wanted.max_running
+        )
+        if settled is None:
+            raise no_such_schedule(str(schedule_id))
+        self._announce(settled)
+        ids = [made.task.id for made in settled.made]
+        return json_response(BackfilledOut(len(ids), ids), 201)
+
+    # Details ----------------------------------------------------------------------------------
+
+    async def _whole(self, call: Call, now: float, old: StoredSchedule | None = None) -> _Wanted:
+        """The schedule that a body describes completely."""
+        wanted = decode_as(_SCHEDULE, await call.body(), lambda w: [w.task.payload])
+        problems: list[Problem] = []
+        anchor = kept_anchor(old.definition, wanted) if old else None
+        checked = await self._validator.timing(call.tenant_id, wanted, now, problems, anchor=anchor)
+        definition = checked.definition if checked else None
+        template = self._validator.template(wanted.task, definition, problems)
+        if checked is not None:
+            problems += never_fires(checked, now)
+        raise_if(problems)
+        assert checked is not None
+        return _Wanted(wanted.name, checked, template)
+
+    async def _become(self, call: Call, old: StoredSchedule, wanted: _Wanted) -> Response:
+        table = wanted.checked.timetable
+        if flag(call.request.query_params, "dry_run"):
+            preview = _previewed(old, wanted)
+            shown = schedule_out(preview, self._config.overdue_after)
+            shown.fire_times = compared(old.timetable, table, old.now)
+            return json_response(shown)
+
+        def change(locked: StoredSchedule) -> ScheduleChange:
+            after = max(locked.now - locked.offset, locked.decided_to)
+            following = table.next(after)
+            state = "paused" if locked.state == "paused" else "active"
+            return replace(
+                ScheduleChange.of(locked),
+                state="ended" if following is None else state,
+                name=wanted.name,
+                definition=wanted.checked.definition,
+                template=wanted.template,
+                decided_to=after,
+                next=following,
+            )
+
+        try:
+            return await self._change(call, change)
+        except NameTaken:
+            raise _taken(wanted.name) from None
+
+    async def _change(
+        self, call: Call, decide: Callable[[StoredSchedule], ScheduleChange | None]
+    ) -> Response:
+        schedule_id = schedule_id_in(call)
+        revs = if_match(call.request)
+
+        def checked(locked: StoredSchedule) -> ScheduleChange | None:
+            check_rev(revs, locked.edition)
+            return decide(locked)
+
+        changed = await self._schedules.change(
+            call.tenant_id, schedule_id, self._node.tenure(), checked
+        )
+        if changed is None:
+            raise no_such_schedule(str(schedule_id))
+        self._announce(changed.settled, changed.schedule.partition)
+        return self._reading.response(changed.schedule)
+
+    def _announce(self, settled: Settled, partition: int | None = None) -> None:
+        """Tell the owners of new tasks, of cancelled ones and of the schedule itself."""
+        ours = self._node.tenure().partitions
+        self._node.created(
+            [window_row(m.task, m.partition) for m in settled.made if m.partition in ours]
+        )
+        concerned = {made.partition for made in settled.made} | settled.cancelled_in
+        if partition is not None:
+            concerned.add(partition)
+        self._node.changed()
+        if elsewhere := concerned - ours:
+            self._node.hint_others(elsewhere)
+
+
+def _paused(schedule: StoredSchedule) -> ScheduleChange | None:
+    if schedule.state == "paused":
+        return None
+    if schedule.state == "ended":
+        raise Conflict("a schedule that has ended cannot be paused")
+    return replace(ScheduleChange.of(schedule), state="paused")
+
+
+def _resumed(schedule: StoredSchedule) -> ScheduleChange | None:
+    if schedule.state == "active":
+        return None
+    if schedule.state == "ended":
+        raise Conflict("a schedule that has ended cannot be resumed")
+    return replace(ScheduleChange.of(schedule), state="active")
+
+
+def _previewed(old: StoredSchedule, wanted: _Wanted) -> StoredSchedule:
+    definition = wanted.checked.definition
+    after = max(old.now, old.decided_to)
+    return replace(
+        old,
+        name=wanted.name,
+        definition_bytes=_encode(definition),
+        template_bytes=_encode(wanted.template),
+        holidays=list(wanted.checked.holidays),
+        decided_to=after,
+        next=wanted.checked.timetable.next(after),
+    )
+
+
+def _taken(name: str) -> Conflict:
+    return Conflict(f"there is a schedule {name!r} already")

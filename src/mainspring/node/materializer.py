@@ -1,0 +1,152 @@
+"""The materializer: turns occurrences of schedules into tasks at their time.
+
+It asks the database for what is due soon, and decides when the time has come; it remembers nothing
+that matters. Whether a schedule is still ours, still due and still the same is checked where it
+counts, in the transaction that decides.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from mainspring import crash
+from mainspring.config import Config
+from mainspring.errors import StoreUnavailable
+from mainspring.node.signals import Signals
+from mainspring.node.state import NodeState
+from mainspring.observe.metrics import Metrics
+from mainspring.store import timezones
+from mainspring.store.firing import Settled
+from mainspring.store.schedules import Due, Schedules
+from mainspring.store.tasks import window_row
+
+log = structlog.get_logger()
+
+_AHEAD = 1.0
+_BATCHES = 10
+_RETRY_PAUSE = 0.25
+_WATCH_EVERY = 5.0
+# How long a schedule rests that could not be decided on: somebody is changing it at the moment, or
+# it is not due yet by the database's clock.
+_REST = 0.02
+_RETIME_CHUNK = 1000
+
+
+class Materializer:
+    """One loop: look, wait for the time, decide."""
+
+    def __init__(
+        self,
+        config: Config,
+        state: NodeState,
+        schedules: Schedules,
+        signals: Signals,
+        metrics: Metrics,
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._schedules = schedules
+        self._signals = signals
+        self._metrics = metrics
+        self._hinted = asyncio.Event()
+        self._watch_at = 0.0
+        self._retimed: frozenset[int] = frozenset()
+
+    def hint(self) -> None:
+        """Somebody changed something: look now."""
+        self._hinted.set()
+
+    async def run(self) -> None:
+        while True:
+            self._hinted.clear()
+            try:
+                await self._turn()
+            except StoreUnavailable as problem:
+                self._metrics.database_errors.inc()
+                log.warning("deciding failed", action="schedule.failed", problem=str(problem))
+                await asyncio.sleep(_RETRY_PAUSE)
+
+    async def _turn(self) -> None:
+        partitions = self._state.engine.partitions
+        if partitions - self._retimed:
+            await self._retime(partitions)
+        await self._watch()
+        now = self._state.clock.now()
+        batch = self._config.schedule_batch
+        due = await self._schedules.due(partitions, until=now + _AHEAD, limit=_BATCHES * batch)
+        if not due:
+            await self._rest(self._config.wake_poll)
+        elif due[0].wake > now:
+            # What comes in between is found by looking again, at the latest when the first is due.
+            await self._rest(min(due[0].wake - self._state.clock.now(), self._config.wake_poll))
+        else:
+            ready = [schedule for schedule in due if schedule.wake <= now]
+            for start in range(0, len(ready), batch):
+                await self._decide(ready[start : start + batch])
+
+    async def _decide(self, due: Sequence[Due]) -> None:
+        crash.reach("schedule.before_commit")
+        tenure = self._state.tenure()
+        settled = await self._schedules.fire(tenure, due)
+        crash.reach("schedule.committed")
+        now = self._state.clock.now()
+        self._tell(settled, now)
+        for decision, count in settled.counts.items():
+            self._metrics.occurrences.labels(decision).inc(count)
+        self._metrics.tasks_created.inc(len(settled.made))
+        self._metrics.decision_delay.observe(max(0.0, now - due[0].wake))
+        if not settled.decided:
+            await asyncio.sleep(_REST)
+
+    def _tell(self, settled: Settled, now: float) -> None:
+        """The engine hears of its own tasks; for others there are wake rows, and a hint."""
+        near = now + self._config.near
+        ours = self._state.engine.partitions
+        mine = [
+            window_row(made.task, made.partition)
+            for made in settled.made
+            if made.partition in ours and made.task.due <= near
+        ]
+        self._state.engine.saw(mine, now)
+        self._state.poke()
+        elsewhere = {made.partition for made in settled.made} | settled.cancelled_in
+        if settled.cancelled_in & ours:
+            self._state.load_wanted.set()
+        if elsewhere - ours:
+            self._signals.wake_owners(elsewhere - ours)
+
+    async def _watch(self) -> None:
+        """Say so when schedules stand still, whoever should have decided on them."""
+        now = self._state.clock.now()
+        if now < self._watch_at:
+            return
+        self._watch_at = now + _WATCH_EVERY
+        overdue, since = await self._schedules.overdue(self._config.overdue_after)
+        self._metrics.schedules_overdue.set(overdue)
+        if overdue:
+            log.warning(
+                "schedules are overdue",
+                action="schedule.overdue",
+                schedules=overdue,
+                since=since.isoformat() if since else None,
+            )
+
+    async def _retime(self, partitions: frozenset[int]) -> None:
+        """After a change of the tz database the future is computed anew, once per partition."""
+        fresh = partitions - self._retimed
+        while count := await self._schedules.retime(fresh, limit=_RETIME_CHUNK):
+            log.info(
+                "computed next times anew",
+                action="schedule.retimed",
+                schedules=count,
+                tzdata=timezones.version(),
+            )
+        self._retimed = partitions
+
+    async def _rest(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._hinted.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,433 @@
+"""Schedules over the API and a real database, decided on by a node that is called by hand."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from random import Random
+from time import perf_counter
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from mainspring.config import Config
+from mainspring.domain.ids import TaskIds
+from mainspring.domain.placement import PARTITIONS, Tenure
+from mainspring.store import timezones
+from mainspring.store.firing import Firing, Settled
+from mainspring.store.schedules import Schedules
+from support.api import Office, opened_office
+from support.asgi import Answer
+
+URL = "/v1/schedules"
+NOOP = {"target": {"type": "handler", "name": "mainspring.noop"}}
+
+
+@dataclass
+class Desk:
+    """The API of tenant a, and the owner of every partition."""
+
+    office: Office
+    schedules: Schedules
+    tenure: Tenure
+    names: int = field(default=0)
+
+    async def make(self, **fields: Any) -> dict[str, Any]:
+        self.names += 1
+        answer = await self.post("", {"name": f"s{self.names}", "task": NOOP, **fields})
+        assert answer.status == 201, answer.body
+        made: dict[str, Any] = answer.json()
+        return made
+
+    async def post(self, path: str, body: object = b"") -> Answer:
+        return await self.office.admin.post(URL + path, body)
+
+    async def get(self, path: str) -> Any:
+        answer = await self.office.admin.get(URL + path)
+        assert answer.status == 200, answer.body
+        return answer.json()
+
+    async def patch(self, path: str, body: object, **headers: str) -> Answer:
+        return await self.office.admin.call("PATCH", URL + path, body, headers=headers)
+
+    async def ledger(self, schedule: dict[str, Any]) -> list[tuple[str, int]]:
+        """Decisions and how many occurrences they are about, oldest first."""
+        found = await self.get(f"/{schedule['id']}/occurrences?limit=1000")
+        return [(line["decision"], line["count"]) for line in reversed(found["items"])]
+
+    async def outage(self, schedule: dict[str, Any], seconds: float) -> None:
+        """Leave a schedule as an outage leaves it: nothing was decided for so long."""
+        await self.office.database.fetch(
+            "UPDATE schedules SET decided_to = clock_timestamp() - $2 * interval '1 second',"
+            " next_at = date_trunc('minute', clock_timestamp()) - $2 * interval '1 second',"
+            " wake_at = clock_timestamp() - $2 * interval '1 second' WHERE id = $1",
+            UUID(schedule["id"]),
+            seconds,
+        )
+
+    async def decide(self) -> Settled:
+        """Everything that is due now."""
+        due = await self.schedules.due(range(PARTITIONS), until=4e9, limit=1000)
+        return await self.schedules.fire(self.tenure, due)
+
+    async def tasks(self, schedule: dict[str, Any]) -> list[dict[str, Any]]:
+        answer = await self.office.admin.get(f"/v1/tasks?schedule_id={schedule['id']}&limit=1000")
+        found: list[dict[str, Any]] = answer.json()["items"]
+        return found[::-1]
+
+    async def finish(self, count: int | None = None) -> None:
+        """Let the oldest unfinished tasks end."""
+        await self.office.database.fetch(
+            "DELETE FROM tasks WHERE id IN (SELECT id FROM tasks ORDER BY id LIMIT $1)", count
+        )
+
+
+@pytest.fixture
+async def desk(database_url: str) -> AsyncIterator[Desk]:
+    timezones.use_pinned()
+    async with opened_office(database_url, Config()) as office:
+        node = uuid4()
+        await office.database.fetch(
+            "INSERT INTO nodes (id, name, version) VALUES ($1, 'one', '0')", node
+        )
+        now = await office.database.fetch("SELECT extract(epoch FROM clock_timestamp())::float8")
+        firing = Firing(TaskIds(Random(5)), Random(5), near=30)
+        tenure = Tenure(node, 1, frozenset(range(PARTITIONS)))
+        assert now
+        yield Desk(office, Schedules(office.database, firing), tenure)
+
+
+# --- what it says -------------------------------------------------------------------------------
+
+
+async def test_a_schedule_reads_as_it_was_written(desk: Desk) -> None:
+    fields = {
+        "cron": "0 8 * * MON-FRI",
+        "timezone": "Europe/Berlin",
+        "end_at": "2037-12-31T00:00:00Z",
+        "misfire": {"policy": "all", "window": 60.0, "cap": 7},
+        "overlap": "queue",
+        "max_running": 2,
+        "dst": {"gap": "skip", "repeat": "both"},
+        "exclude": ["2026-12-25"],
+    }
+    made = await desk.make(**fields)
+    assert {name: made[name] for name in fields} == fields
+    assert made["description"] == "At 08:00, Monday through Friday, Europe/Berlin time."
+    assert made["state"] == "active"
+    assert made["runs"] == 0
+    read = await desk.get(f"/{made['id']}")
+    assert read == made
+    listed = await desk.get("?limit=1")
+    assert listed["items"] == [made]
+    upcoming = await desk.get(f"/{made['id']}/upcoming?n=3")
+    assert upcoming["times"][0] == made["next_run_at"]
+    assert len(upcoming["times"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointer"),
+    [
+        ({"cron": "0 0 31 2 *"}, "/cron"),
+        ({"cron": "nonsense"}, "/cron"),
+        ({}, "/cron"),
+        ({"cron": "* * * * *", "interval": 60}, "/interval"),
+        ({"interval": 0.5}, "/interval"),
+        ({"rrule": "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=30"}, "/rrule"),
+        ({"cron": "* * * * *", "timezone": "Mars/Base"}, "/timezone"),
+        ({"cron": "* * * * *", "end_at": "2020-01-01T00:00:00Z"}, "/end_at"),
+        ({"cron": "* * * * *", "calendars": ["missing"]}, "/calendars/0"),
+        ({"cron": "* * * * *", "exclude": ["2026-02-30"]}, "/exclude/0"),
+        ({"cron": "* * * * *", "overlap": "sometimes"}, "/overlap"),
+        (
+            {
+                "cron": "* * * * *",
+                "overlap": "queue",
+                "task": {**NOOP, "concurrency": {"key": "k"}},
+            },
+            "/task/concurrency",
+        ),
+        (
+            {"cron": "* * * * *", "task": {"target": {"type": "http", "url": "nowhere"}}},
+            "/task/target/url",
+        ),
+    ],
+)
+async def test_nonsense_is_a_422_that_says_where(
+    desk: Desk, fields: dict[str, Any], pointer: str
+) -> None:
+    answer = await desk.post("", {"name": "bad", "task": NOOP, **fields})
+    assert answer.status == 422, answer.body
+    assert pointer in answer.pointers()
+    assert (await desk.get(""))["items"] == []
+
+
+async def test_what_never_fires_is_refused_at_once(desk: Desk) -> None:
+    body = {"name": "never", "cron": "0 0 31 2 *", "task": NOOP}
+    await desk.post("", body)  # the first request opens connections
+    took = []
+    for _ in range(5):
+        began = perf_counter()
+        assert (await desk.post("", body)).status == 422
+        took.append(perf_counter() - began)
+    assert min(took) < 0.01
+
+
+async def test_names_are_unique(desk: Desk) -> None:
+    await desk.make(name="one", interval=60)
+    taken = await desk.post("", {"name": "one", "interval": 60, "task": NOOP})
+    assert taken.status == 409
+    other = await desk.make(name="two", interval=60)
+    assert (await desk.patch(f"/{other['id']}", {"name": "one"})).status == 409
+
+
+async def test_a_preview_shows_times_and_warnings(desk: Desk) -> None:
+    body = {
+        "cron": "30 2 * * *",
+        "timezone": "Europe/Berlin",
+        "start_at": "2037-03-28T00:00:00Z",
+    }
+    shown = (await desk.post("/preview?n=3&after=2037-03-01T00:00:00Z", body)).json()
+    assert shown["times"] == [
+        "2037-03-28T01:30:00Z",
+        "2037-03-29T01:00:00Z",
+        "2037-03-30T00:30:00Z",
+    ]
+    assert any("does not exist" in warning for warning in shown["warnings"])
+    assert shown["tzdata"] == timezones.version()
+    never = (await desk.post("/preview", {"cron": "0 0 31 2 *"})).json()
+    assert never["times"] == []
+    assert "never fires" in never["warnings"][0]
+
+
+async def test_dry_runs_change_nothing_and_show_the_difference(desk: Desk) -> None:
+    unsaved = await desk.post("?dry_run=true", {"name": "x", "interval": 60, "task": NOOP})
+    assert unsaved.status == 200
+    assert len(unsaved.json()["fire_times"]["added"]) == 100
+    assert (await desk.get(""))["items"] == []
+    made = await desk.make(cron="0 * * * *")
+    answer = await desk.patch(f"/{made['id']}?dry_run=true", {"cron": "0,30 * * * *"})
+    shown = answer.json()["fire_times"]
+    assert shown["removed"] == []
+    assert shown["kept"] == 50
+    assert len(shown["added"]) == 50
+    assert (await desk.get(f"/{made['id']}"))["cron"] == "0 * * * *"
+
+
+async def test_edits_respect_if_match(desk: Desk) -> None:
+    made = await desk.make(interval=60)
+    path = f"/{made['id']}"
+    assert (await desk.patch(path, {"interval": 90}, if_match='"2"')).status == 412
+    edited = await desk.patch(path, {"interval": 90}, if_match='"1"')
+    assert edited.status == 200
+    assert edited.headers["etag"] == '"2"'
+    assert edited.json()["interval"] == 90
+    to_cron = (await desk.patch(path, {"cron": "@daily"})).json()
+    assert (to_cron["cron"], to_cron["interval"]) == ("@daily", None)
+    body = {"name": "new", "rrule": "FREQ=DAILY", "task": NOOP}
+    put = await desk.office.admin.call("PUT", URL + path, body)
+    assert (put.json()["rrule"], put.json()["cron"], put.json()["name"]) == (
+        "FREQ=DAILY",
+        None,
+        "new",
+    )
+
+
+async def test_calendars_exclude_dates(desk: Desk) -> None:
+    today = datetime.now(UTC).date().isoformat()
+    office = desk.office.admin
+    made = await office.post("/v1/calendars", {"name": "h", "dates": [today]})
+    assert made.status == 201
+    assert (await office.post("/v1/calendars", {"name": "h", "dates": []})).status == 409
+    schedule = await desk.make(cron="* * * * * *", calendars=["h"], timezone="UTC")
+    assert schedule["next_run_at"][:10] > today
+    await desk.outage(schedule, 10)
+    await desk.decide()
+    decisions = {decision for decision, _ in await desk.ledger(schedule)}
+    assert decisions <= {"skipped_excluded", "skipped_misfire", "coalesced"}
+    assert "skipped_excluded" in decisions
+    assert (await office.call("DELETE", "/v1/calendars/h")).status == 409
+    put = await office.call("PUT", "/v1/calendars/h", {"dates": ["2020-01-01"]})
+    assert put.json()["dates"] == ["2020-01-01"]
+    assert (await office.get("/v1/calendars")).json()["items"][0]["name"] == "h"
+    await office.call("DELETE", f"{URL}/{schedule['id']}")
+    assert (await office.call("DELETE", "/v1/calendars/h")).status == 204
+
+
+# --- what it does -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "fired"), [("skip", range(2)), ("latest", range(1, 2)), ("all", range(119, 122))]
+)
+async def test_two_hours_of_outage(desk: Desk, policy: str, fired: range) -> None:
+    schedule = await desk.make(
+        cron="* * * * *",
+        overlap="allow",
+        misfire={"policy": policy, "window": 8000, "cap": 500},
+    )
+    await desk.outage(schedule, 7200)
+    settled = await desk.decide()
+    assert len(settled.made) in fired
+    tasks = await desk.tasks(schedule)
+    nominal = [task["nominal_at"] for task in tasks]
+    assert nominal == sorted(set(nominal)), "in order, each once"
+    assert sum(count for _, count in await desk.ledger(schedule)) in range(119, 122)
+    assert (await desk.decide()).decided == 0, "all is decided"
+    read = await desk.get(f"/{schedule['id']}")
+    assert read["runs"] == len(tasks)
+    assert read["last_run_at"] == (nominal[-1] if nominal else None)
+
+
+async def test_overlap_policies_with_a_slow_run(desk: Desk) -> None:
+    made = {
+        policy: await desk.make(cron="* * * * * *", overlap=policy, max_running=1)
+        for policy in ("allow", "skip", "queue", "cancel_running")
+    }
+    for _ in range(3):
+        for schedule in made.values():
+            await desk.office.database.fetch(
+                "UPDATE schedules SET decided_to = date_trunc('second', clock_timestamp())"
+                " - interval '0.5 seconds', next_at = date_trunc('second', clock_timestamp()),"
+                " wake_at = date_trunc('second', clock_timestamp()) WHERE id = $1",
+                UUID(schedule["id"]),
+            )
+        settled = await desk.decide()
+        assert settled.decided == 4
+        await desk.office.database.fetch("SELECT pg_sleep(1)")
+    ledgers = {policy: await desk.ledger(schedule) for policy, schedule in made.items()}
+    assert [d for d, _ in ledgers["allow"]] == ["fired"] * 3
+    assert [d for d, _ in ledgers["skip"]] == ["fired"] + ["skipped_overlap"] * 2
+    assert [d for d, _ in ledgers["queue"]] == ["fired"] * 3
+    assert [d for d, _ in ledgers["cancel_running"]] == ["fired"] * 3
+    states = [task["state"] for task in await desk.tasks(made["cancel_running"])]
+    assert states == ["cancelled", "cancelled", "scheduled"]
+    queued = await desk.tasks(made["queue"])
+    assert {task["concurrency"]["limit"] for task in queued} == {1}
+
+
+async def test_pausing_leaves_a_line_for_what_passed(desk: Desk) -> None:
+    schedule = await desk.make(cron="* * * * * *", overlap="allow")
+    paused = await desk.post(f"/{schedule['id']}/pause")
+    assert paused.json()["state"] == "paused"
+    assert paused.json()["next_run_at"] is None
+    assert (await desk.post(f"/{schedule['id']}/pause")).status == 200, "twice is harmless"
+    await desk.outage(schedule, 60)
+    assert (await desk.decide()).decided == 0
+    resumed = await desk.post(f"/{schedule['id']}/resume")
+    assert resumed.json()["state"] == "active"
+    assert ("skipped_paused", 60) in await desk.ledger(schedule)
+
+
+async def test_an_edit_settles_what_was_due_by_the_old_definition(desk: Desk) -> None:
+    schedule = await desk.make(
+        cron="* * * * *", overlap="allow", misfire={"policy": "all", "window": 8000, "cap": 500}
+    )
+    await desk.outage(schedule, 600)
+    edited = await desk.patch(f"/{schedule['id']}", {"cron": "0 0 1 1 *"})
+    assert edited.status == 200
+    tasks = await desk.tasks(schedule)
+    assert len(tasks) in range(9, 12), "what had come due is run"
+    assert all(task["nominal_at"].endswith(":00Z") for task in tasks)
+    assert edited.json()["next_run_at"].endswith("-01-01T00:00:00Z")
+
+
+async def test_a_deleted_schedule_fires_no_more(desk: Desk) -> None:
+    schedule = await desk.make(cron="* * * * * *")
+    await desk.outage(schedule, 10)
+    due = await desk.schedules.due(range(PARTITIONS), until=4e9, limit=10)
+    gone = await desk.office.admin.call("DELETE", f"{URL}/{schedule['id']}")
+    assert gone.status == 204
+    assert (await desk.schedules.fire(desk.tenure, due)).made == []
+    assert await desk.tasks(schedule) == []
+
+
+async def test_a_node_of_an_older_epoch_decides_nothing(desk: Desk) -> None:
+    schedule = await desk.make(cron="* * * * * *")
+    await desk.outage(schedule, 10)
+    due = await desk.schedules.due(range(PARTITIONS), until=4e9, limit=10)
+    await desk.office.database.fetch("UPDATE nodes SET epoch = epoch + 1")
+    assert (await desk.schedules.fire(desk.tenure, due)).decided == 0
+    assert await desk.ledger(schedule) == []
+
+
+async def test_run_now_is_beside_the_timetable(desk: Desk) -> None:
+    schedule = await desk.make(
+        interval=3600, task={**NOOP, "payload": {"id": "{{schedule_id}}", "n": "{{occurrence}}"}}
+    )
+    answer = await desk.post(f"/{schedule['id']}/run")
+    assert answer.status == 201
+    task = answer.json()
+    assert task["schedule_id"] == schedule["id"]
+    assert task["payload"] == {"id": schedule["id"], "n": 1}
+    assert await desk.ledger(schedule) == []
+    assert (await desk.get(f"/{schedule['id']}"))["next_run_at"] == schedule["next_run_at"]
+
+
+async def test_a_backfill_makes_up_for_what_never_ran(desk: Desk) -> None:
+    schedule = await desk.make(cron="0 0 * * *", exclude=["2026-03-03"])
+    body = {"from": "2026-03-01T00:00:00Z", "to": "2026-03-05T00:00:00Z", "max_running": 2}
+    answer = await desk.post(f"/{schedule['id']}/backfill", body)
+    assert answer.status == 201, answer.body
+    assert answer.json()["count"] == 4
+    tasks = await desk.tasks(schedule)
+    assert [task["nominal_at"][:10] for task in tasks] == [
+        f"2026-03-0{day}" for day in (1, 2, 4, 5)
+    ]
+    assert {task["concurrency"]["limit"] for task in tasks} == {2}
+    again = await desk.post(f"/{schedule['id']}/backfill", body)
+    assert again.json()["count"] == 0, "what ran does not run again"
+    assert await desk.ledger(schedule) == [("backfilled", 1)] * 4
+    wrong = {"from": "2026-03-05T00:00:00Z", "to": "2026-03-01T00:00:00Z"}
+    assert (await desk.post(f"/{schedule['id']}/backfill", wrong)).pointers() == ["/to"]
+
+
+async def test_spread_shows_both_times(desk: Desk) -> None:
+    schedule = await desk.make(cron="0 0 * * *", spread=600)
+    upcoming = await desk.get(f"/{schedule['id']}/upcoming?n=2")
+    nominal, due = (
+        [datetime.fromisoformat(item[name]).timestamp() for item in upcoming["items"]]
+        for name in ("nominal_at", "due_at")
+    )
+    shares = {later - at for later, at in zip(due, nominal, strict=True)}
+    assert len(shares) == 1, "always the same for one schedule"
+    assert 0 < shares.pop() < 600
+
+
+async def test_a_new_tz_database_moves_the_future_only(desk: Desk) -> None:
+    schedule = await desk.make(cron="0 12 * * *", timezone="Europe/Berlin")
+    await desk.office.database.fetch(
+        "UPDATE schedules SET tzdata = '1999a', next_at = next_at + interval '3 hours',"
+        " wake_at = wake_at + interval '3 hours'"
+    )
+    assert await desk.schedules.retime(range(PARTITIONS), limit=10) == 1
+    assert await desk.schedules.retime(range(PARTITIONS), limit=10) == 0
+    read = await desk.get(f"/{schedule['id']}")
+    assert read["next_run_at"] == schedule["next_run_at"]
+
+
+async def test_what_stands_still_is_found(desk: Desk) -> None:
+    schedule = await desk.make(cron="* * * * *")
+    assert await desk.schedules.overdue(10) == (0, None)
+    await desk.outage(schedule, 300)
+    count, since = await desk.schedules.overdue(10)
+    assert count == 1
+    assert since is not None
+    assert (await desk.get(f"/{schedule['id']}"))["overdue"] is True
+
+
+async def test_a_receiver_that_is_gone_ends_the_schedule(desk: Desk) -> None:
+    schedule = await desk.make(cron="* * * * * *", overlap="allow", stop_on_410=True)
+    await desk.outage(schedule, 2)
+    [made] = (await desk.decide()).made
+    await desk.office.database.fetch(
+        "INSERT INTO executions (task_id, due_at, picked_at, finished_at, tenant_id, fence,"
+        " attempt, status_code, outcome, worker)"
+        " VALUES ($1, now(), now(), clock_timestamp(), $2, 1, 1, 410,"
+        " 'failed', 'w')",
+        made.task.id,
+        made.task.tenant_id,
+    )
+    await desk.outage(schedule, 2)
+    assert (await desk.decide()).made == []
+    assert (await desk.get(f"/{schedule['id']}"))["state"] == "ended"

@@ -1,0 +1,263 @@
+"""When schedules fire: against a scan of every minute, and the cases that people remember."""
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from time import perf_counter
+from typing import get_args
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mainspring.domain import cron, rrule
+from mainspring.domain.recurrence import Interval, ZonedRecurrence
+from mainspring.domain.zones import DstPolicy, GapPolicy, RepeatPolicy, UnknownZone, zone
+from support.calendars import Fields, scan
+
+ZONES = [
+    "Europe/Berlin",
+    "America/New_York",
+    "America/Santiago",
+    "Australia/Lord_Howe",
+    "Pacific/Apia",
+    "Africa/Casablanca",
+    "Asia/Kathmandu",
+]
+POLICIES = [DstPolicy(g, r) for g in get_args(GapPolicy) for r in get_args(RepeatPolicy)]
+
+
+def some(least: int, most: int) -> st.SearchStrategy[frozenset[int] | None]:
+    return st.none() | st.frozensets(st.integers(least, most), min_size=1, max_size=4)
+
+
+FIELDS = st.builds(
+    Fields,
+    minute=some(0, 59),
+    # Hours in which clocks change come up more often than their share.
+    hour=st.none() | st.frozensets(st.integers(0, 3) | st.integers(0, 23), min_size=1, max_size=4),
+    day=some(1, 28),
+    month=some(1, 12),
+    weekday=some(0, 6),
+)
+STARTS = st.integers(1_704_067_200, 1_982_880_000).map(lambda at: datetime.fromtimestamp(at, UTC))
+
+
+def series(text: str, where: str, policy: DstPolicy = POLICIES[0]) -> ZonedRecurrence:
+    return ZonedRecurrence(cron.parse(text), zone(where), policy)
+
+
+def changes_of(where: str) -> list[datetime]:
+    """When the offset changes, with the minutes just before: the interesting starts."""
+    begin, end = datetime(2024, 1, 1, tzinfo=UTC), datetime(2033, 1, 1, tzinfo=UTC)
+    found = zone(where).changes(begin.timestamp(), end.timestamp())
+    return [datetime.fromtimestamp(change.at, UTC) for change in found]
+
+
+NEAR_CHANGES = st.sampled_from(
+    [(where, at) for where in ZONES for at in changes_of(where)]
+).flatmap(
+    lambda found: st.tuples(
+        st.just(found[0]),
+        st.integers(-26 * 60, 120).map(lambda minutes: found[1] + timedelta(minutes=minutes)),
+    )
+)
+ANYWHERE = st.tuples(st.sampled_from(ZONES), STARTS)
+
+
+@settings(max_examples=150, deadline=None)
+@given(fields=FIELDS, place=NEAR_CHANGES | ANYWHERE, policy=st.sampled_from(POLICIES))
+@example(
+    Fields(frozenset({30}), frozenset({2}), None, None, None),
+    ("Europe/Berlin", datetime(2026, 3, 28, tzinfo=UTC)),
+    DstPolicy("shift", "first"),
+)
+def test_times_equal_a_scan_of_every_minute(
+    fields: Fields, place: tuple[str, datetime], policy: DstPolicy
+) -> None:
+    where, start = place
+    days = 4
+    expected = list(scan(fields, where, start, days, gap=policy.gap, repeat=policy.repeat))
+    found = series(fields.text, where, policy)
+    begin = start.timestamp()
+    end = (start.replace(second=0, microsecond=0) + timedelta(days=days)).timestamp()
+    at, walked = begin, list[float]()
+    while (after := found.next(at)) is not None and after <= end:
+        assert after > at, "next() strictly rises"
+        walked.append(after)
+        at = after
+    assert walked == [moment.timestamp() for moment in expected]
+    assert found.count(begin, end) == len(walked)
+    assert found.recent(begin, end, 3) == walked[-3:]
+
+
+@settings(max_examples=30, deadline=None)
+@given(fields=FIELDS, place=ANYWHERE)
+def test_far_times_are_right_too(fields: Fields, place: tuple[str, datetime]) -> None:
+    where, start = place
+    after = series(fields.text, where).next(start.timestamp())
+    assert after is not None
+    days = min(40, int((after - start.timestamp()) // 86400) + 1)
+    first = next(scan(fields, where, start, days, gap="shift", repeat="first"), None)
+    assert first is None or first.timestamp() == after
+    assert first is not None or after > start.timestamp() + (days - 1) * 86400
+
+
+@pytest.mark.parametrize(
+    ("text", "times"),
+    [
+        ("0 0 L * *", ["2026-01-31", "2026-02-28", "2026-03-31"]),
+        ("0 0 L-2 * *", ["2026-01-29", "2026-02-26", "2026-03-29"]),
+        ("0 0 LW * *", ["2026-01-30", "2026-02-27", "2026-03-31"]),
+        ("0 0 1W * *", ["2026-02-02", "2026-03-02", "2026-04-01"]),
+        ("0 0 31W * *", ["2026-01-30", "2026-03-31", "2026-05-29"]),
+        ("0 0 * * FRI#2", ["2026-01-09", "2026-02-13", "2026-03-13"]),
+        ("0 0 * * 5L", ["2026-01-30", "2026-02-27", "2026-03-27"]),
+        ("0 0 29 2 *", ["2028-02-29", "2032-02-29", "2036-02-29"]),
+        ("0 0 13 * FRI", ["2026-01-02", "2026-01-09", "2026-01-13"]),
+        ("0 0 1 JAN-mar ?", ["2026-02-01", "2026-03-01", "2027-01-01"]),
+        ("@yearly", ["2027-01-01", "2028-01-01", "2029-01-01"]),
+        ("0 0 * * SAT-SUN", ["2026-01-03", "2026-01-04", "2026-01-10"]),
+    ],
+)
+def test_special_days(text: str, times: list[str]) -> None:
+    wall: datetime | None = datetime(2026, 1, 1)  # noqa: DTZ001
+    found = []
+    for _ in times:
+        assert wall is not None
+        wall = cron.parse(text).next(wall)
+        found.append(f"{wall:%Y-%m-%d}")
+    assert found == times
+
+
+def test_29_february_skips_the_year_2100() -> None:
+    wall = cron.parse("0 0 29 2 *").next(datetime(2096, 3, 1))  # noqa: DTZ001
+    assert wall == datetime(2104, 2, 29)  # noqa: DTZ001
+
+
+def test_six_fields_begin_with_seconds() -> None:
+    wall = cron.parse("*/20 30 8 * * *").next(datetime(2026, 1, 1, 8, 30, 20))  # noqa: DTZ001
+    assert wall == datetime(2026, 1, 1, 8, 30, 40)  # noqa: DTZ001
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("0 0 31 2 *", "0 0 30 2 *", "0 0 31 4,6,9,11 *", "0 0 31W 2 *"),
+        *("60 * * * *", "* 24 * * *", "* * 0 * *", "* * * 13 *", "* * * * 8", "* * * *"),
+        *("*/0 * * * *", "5-1 * * * *", "a * * * *", "* * * * MON#6", ", * * * *", "@never", ""),
+        *("1-2-3 * * * *", "* * L-31 * *", "* * * * L", "٣ * * * *", "0 " * 2000),
+    ],
+)
+def test_nonsense_is_refused_at_once(text: str) -> None:
+    began = perf_counter()
+    with pytest.raises(cron.CronError):
+        cron.parse(text)
+    assert perf_counter() - began < 0.01
+
+
+@pytest.mark.parametrize(
+    ("where", "text", "policy", "times"),
+    [
+        # The spring gap: 02:30 does not exist.
+        ("Europe/Berlin", "30 2 29 3 *", DstPolicy(), ["2026-03-29T01:00"]),
+        ("America/New_York", "30 2 8 3 *", DstPolicy(), ["2026-03-08T07:00"]),
+        ("Australia/Lord_Howe", "15 2 4 10 *", DstPolicy(), ["2026-10-03T15:30"]),
+        ("America/Santiago", "30 0 6 9 *", DstPolicy(), ["2026-09-06T04:00"]),
+        ("Europe/Berlin", "30 2 29 3 *", DstPolicy(gap="skip"), ["2027-03-29T00:30"]),
+        # The autumn repeat: 02:30 comes twice.
+        ("Europe/Berlin", "30 2 25 10 *", DstPolicy(), ["2026-10-25T00:30"]),
+        ("Europe/Berlin", "30 2 25 10 *", DstPolicy(repeat="second"), ["2026-10-25T01:30"]),
+        (
+            "Europe/Berlin",
+            "30 2 25 10 *",
+            DstPolicy(repeat="both"),
+            ["2026-10-25T00:30", "2026-10-25T01:30"],
+        ),
+        ("America/New_York", "30 1 1 11 *", DstPolicy(), ["2026-11-01T05:30"]),
+        ("Australia/Lord_Howe", "45 1 5 4 *", DstPolicy(repeat="second"), ["2026-04-04T15:15"]),
+        ("America/Santiago", "30 23 4 4 *", DstPolicy(), ["2026-04-05T02:30"]),
+    ],
+)
+def test_documented_policies(where: str, text: str, policy: DstPolicy, times: list[str]) -> None:
+    at: float | None = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+    found = []
+    for _ in times:
+        assert at is not None
+        at = series(text, where, policy).next(at)
+        assert at is not None
+        found.append(f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M}")
+    assert found == times
+
+
+def test_what_fires_through_every_hour_follows_elapsed_time() -> None:
+    quarter = series("*/15 * * * *", "Europe/Berlin")
+    at, end = (datetime(2026, 10, 24, 20 + n, tzinfo=UTC).timestamp() for n in (0, 3))
+    end += 8 * 3600
+    times = [at]
+    while (after := quarter.next(times[-1])) is not None and after <= end:
+        times.append(after)
+    assert {b - a for a, b in pairwise(times)} == {900}
+
+
+def test_a_skipped_day_and_unknown_zones() -> None:
+    noon = series("0 12 * * *", "Pacific/Apia")
+    at = noon.next(datetime(2011, 12, 30, tzinfo=UTC).timestamp())
+    assert at == datetime(2011, 12, 30, 10, tzinfo=UTC).timestamp(), "the day that never was"
+    for name in ("Nowhere/Land", "../etc/passwd", "", "x" * 100, "Europe"):
+        with pytest.raises(UnknownZone):
+            zone(name)
+
+
+@given(
+    anchor=st.integers(0, 10**15),
+    step=st.integers(10**6, 10**12),
+    after=st.integers(-(10**14), 10**14),
+)
+def test_intervals_do_not_drift(anchor: int, step: int, after: int) -> None:
+    interval = Interval(anchor, step)
+    begin = (anchor + after) / 1e6
+    at = interval.next(begin)
+    assert at is not None
+    assert at > begin
+    assert round(round(at * 1e6) - anchor) % step == 0
+    assert interval.count(begin, at) == 1
+    assert interval.recent(begin, at, 5) == [at]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("FREQ=DAILY;INTERVAL=3", "FREQ=MONTHLY;BYDAY=-1FR", "FREQ=HOURLY;INTERVAL=5"),
+        *("FREQ=WEEKLY;INTERVAL=2;BYDAY=MO,WE", "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=29"),
+        *("FREQ=MINUTELY;INTERVAL=7;BYMONTH=3", "FREQ=DAILY;COUNT=10"),
+        *("FREQ=MONTHLY;BYDAY=MO,TU,WE,TH,FR;BYSETPOS=-1", "RRULE:FREQ=SECONDLY;COUNT=5"),
+        *("FREQ=YEARLY;BYWEEKNO=20;BYDAY=MO", "FREQ=DAILY;UNTIL=20260110T093015"),
+    ],
+)
+def test_rules_equal_the_library_read_plainly(text: str) -> None:
+    from dateutil.rrule import rrulestr
+
+    begin = datetime(2024, 1, 5, 9, 30, 15)  # noqa: DTZ001
+    plain, rule = rrulestr(text, dtstart=begin), rrule.parse(text, begin, "UTC")
+    for start in (begin - timedelta(days=9), begin, begin + timedelta(days=500, seconds=7)):
+        expected = [wall for wall, _ in zip(plain.xafter(start), range(12), strict=False)]
+        found, wall = list[datetime](), rule.next(start)
+        while wall is not None and len(found) < 12:
+            found.append(wall)
+            wall = rule.next(wall)
+        assert found == expected
+        if expected:
+            assert rule.recent(start, expected[-1], 4) == expected[-4:]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("FREQ=NEVER", "FREQ=DAILY;INTERVAL=0", "FREQ=DAILY;BYEASTER=1", "", "INTERVAL=2"),
+        *("FREQ=DAILY;UNTIL=soon", "FREQ=DAILY;COUNT=0", "FREQ=DAILY;COUNT=2;UNTIL=20300101"),
+        *("FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=30", "FREQ=DAILY;BYHOUR=25", "FREQ=DAILY\nX=1"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(rrule.RuleError):
+        rrule.parse(text, datetime(2026, 1, 1), "UTC")  # noqa: DTZ001
