@@ -1,6 +1,6 @@
-"""What a backlog costs: the delay from due to start of tasks that can run, beside those that cannot.
+"""What a backlog costs: the delay from due to start of tasks that can run beside those that cannot.
 
-Three worlds: almost empty; millions of tasks in the future; a million tasks due that nothing can run.
+Three worlds: almost empty; millions of tasks in the future; a million due that nothing can run.
 The delay must not depend on them, and neither may the node's memory.
 """
 
@@ -94,8 +94,8 @@ def _in_chunks(sql: str, count: int) -> list[tuple[str, int]]:
 
 # No executor has this capability, so a due task of it waits for a worker that never comes.
 _INSERT = """
-INSERT INTO tasks (id, created_at, run_at, due_at, tenant_id, partition, priority, queue, capability,
-    spec, payload)
+INSERT INTO tasks (id, created_at, run_at, due_at, tenant_id, partition, priority, queue,
+    capability, spec, payload)
 SELECT id, now(), {due}, {due}, $1, partition_of($1, id, NULL, 256), 5, 'default',
     'handler:nobody.has.this', '{{"target":{{"type":"handler","name":"nobody.has.this"}}}}', '{{}}'
 FROM (SELECT gen_random_uuid() AS id, n FROM generate_series(1, $2::integer) AS n) AS made

@@ -135,8 +135,8 @@ async def _move(pool: "asyncpg.Pool[asyncpg.Record]", deadline: float, seed: int
 
 
 _INSERT = """
-INSERT INTO tasks (id, created_at, run_at, due_at, tenant_id, partition, priority, queue, capability,
-    spec, payload)
+INSERT INTO tasks (id, created_at, run_at, due_at, tenant_id, partition, priority, queue,
+    capability, spec, payload)
 SELECT id, now(), now(), now(), 1, place, 5, 'default', 'handler:mainspring.noop', spec, payload
 FROM unnest($1::uuid[], $2::smallint[], $3::bytea[], $4::bytea[]) AS i (id, place, spec, payload)
 """
@@ -151,7 +151,8 @@ WITH done AS (
     DELETE FROM tasks WHERE tenant_id = 1 AND id = ANY ($1) AND state = 'running' RETURNING *
 ), history AS (
     INSERT INTO task_history (id, created_at, run_at, due_at, picked_at, started_at, finished_at,
-        tenant_id, rev, fence, attempts, failures, priority, state, queue, capability, spec, payload)
+        tenant_id, rev, fence, attempts, failures, priority, state, queue, capability, spec,
+        payload)
     SELECT id, created_at, run_at, due_at, picked_at, picked_at, clock_timestamp(), tenant_id, rev,
         fence, 1, 0, priority, 'completed', queue, capability, spec, payload
     FROM done
