@@ -90,7 +90,9 @@ class Config:
 
     # The node
     node_name: str = setting(socket.gethostname, "this node's name, for people")
-    slots: int = setting(10_000, "tasks the node's own executors run at once", least=0)
+    slots: int = setting(
+        12_500, "tasks the node's own executors run at once; one tenant gets at most 4/5", least=0
+    )
     lease: float = setting(
         15.0, "how long a task is leased; long ones are extended at a third", least=1
     )

@@ -34,8 +34,8 @@ async def test_ten_thousand_running_at_once(cluster: Cluster) -> None:
     """All are leased, kept alive over more than a lease, and finished."""
     tenant = await cluster.tenant()
     node = await cluster.start(heartbeat=0.5, node_ttl=2, lease=4)
-    ids = await node.client(tenant).batch([sleep(5)] * MANY)
-    await cluster.evidence.all_finished(ids, within=60)
+    ids = await node.client(tenant).batch([sleep(10)] * MANY)
+    await cluster.evidence.all_finished(ids, within=90)
     await cluster.evidence.sound(ids)
     assert await cluster.evidence.value("SELECT count(*) FROM executions") == MANY
     at_once = await cluster.evidence.most_at_once(tenant.id)

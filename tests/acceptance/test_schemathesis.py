@@ -21,7 +21,7 @@ YEARS = 366 * 86400
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_the_document_is_true(database_url: str, tmp_path: Path) -> None:
     async with Cluster(database_url, tmp_path) as cluster:
         node = await cluster.start(horizon=200 * YEARS)
@@ -31,8 +31,8 @@ async def test_the_document_is_true(database_url: str, tmp_path: Path) -> None:
             schemathesis(tmp_path, node.url, key, "--exclude-path-regex=^/v1/tasks"),
         )
         assert node.alive
-        for status, said in runs:
-            assert status == 0, said
+        failed = [said for status, said in runs if status]
+        assert not failed, "\n".join(failed)
 
 
 async def schemathesis(directory: Path, url: str, key: str, *selection: str) -> tuple[int, str]:

@@ -12,23 +12,11 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 # `$` also matches before a final line break; the look-ahead closes that door.
 _LINE = r"^[^\x00-\x1f\x7f]*(?!\n)$"
 
-# For readers of the API's document; `validation` looks closer and says what is wrong.
-_NAME = r"([A-Za-z0-9_~-]{1,63}\.)*[A-Za-z_~-][A-Za-z0-9_~-]{0,62}"
-_OCTET = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_PORT = r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
-URL = (
-    r"^[Hh][Tt][Tt][Pp][Ss]?://"
-    rf"({_NAME}\.?|{_OCTET}(\.{_OCTET}){{3}}|\[[0-9A-Fa-f:.]{{2,45}}\])(:{_PORT})?"
-    r"([/?#][^\x00-\x20\x7f\\]*)?(?!\n)$"
-)
-
 Line = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
 Queue = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}(?!\n)$")]
 HandlerName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}(?!\n)$")]
 Argument = Annotated[str, Meta(max_length=32768, pattern=r"^[^\x00]*$")]
-Url = Annotated[
-    str, Meta(min_length=1, max_length=2048, extra_json_schema={"format": "uri", "pattern": URL})
-]
+Url = Annotated[str, Meta(min_length=1, max_length=2048, extra_json_schema={"format": "uri"})]
 HeaderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,200}(?!\n)$")]
 HeaderValue = Annotated[str, Meta(max_length=8192, pattern=r"^[\t\x20-\x7e\x80-\xff]*(?!\n)$")]
 LabelName = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f:]{1,100}(?!\n)$")]
