@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from mainspring.store.database import Database, DatabaseOptions
-from mainspring.store.housekeeping import Housekeeping
+from mainspring.store.housekeeping import PARTITIONED, Housekeeping
 from support.evidence import Evidence
 from support.store import StoreWorld, success
 from support.waiting import eventually
@@ -32,7 +32,7 @@ async def house(database: Database) -> Housekeeping:
 async def test_partitions_exist_ahead_of_time(house: Housekeeping) -> None:
     made = await house.make_partitions(days_ahead=3)
     today = f"{datetime.now(UTC):%Y%m%d}"
-    assert len(made) == 2 * 4
+    assert len(made) == len(PARTITIONED) * 4
     assert {f"task_history_d{today}", f"executions_d{today}"} <= set(made)
     assert await house.make_partitions(days_ahead=3) == []
 

@@ -15,6 +15,7 @@ from mainspring.errors import InvalidRequest, NotAcceptable, Problem, Unsupporte
 
 Headers = dict[bytes, bytes]
 _MOST_PARAMETERS = 200
+_CURLS_DEFAULT = b"application/x-www-form-urlencoded"
 
 
 class Manners:
@@ -41,9 +42,10 @@ class Manners:
             self._check_query(query)
 
     def _check_form(self, headers: Headers) -> None:
-        kind = headers.get(b"content-type")
-        # Who does not say sends JSON: nothing else is likely, and the body is checked anyway.
-        if kind is not None and not _is_one_of(kind, self._consumes):
+        kind = headers.get(b"content-type", _CURLS_DEFAULT)
+        # Who does not say sends JSON, and so does who leaves curl's own word for `-d` as it is:
+        # nothing else is likely, and the body is checked anyway.
+        if kind != _CURLS_DEFAULT and not _is_one_of(kind, self._consumes):
             raise UnsupportedMediaType(
                 f"send the body as {' or '.join(sorted(self._consumes))}, in UTF-8"
             )

@@ -35,9 +35,10 @@ from mainspring.api.schedule_views import compared, schedule_out
 from mainspring.api.schedule_wire import BackfilledOut, BackfillIn, ScheduleIn, SchedulePatch
 from mainspring.api.task_changes import check_rev, if_match
 from mainspring.api.views import new_task_out
-from mainspring.clock import Clock
+from mainspring.clock import Clock, monotonic
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
+from mainspring.domain.schedule import Timetable
 from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.store.firing import Settled
 from mainspring.store.schedule_rows import StoredSchedule, Template
@@ -49,6 +50,7 @@ _PATCH = msgspec.json.Decoder(SchedulePatch)
 _BACKFILL = msgspec.json.Decoder(BackfillIn)
 _encode = msgspec.json.Encoder().encode
 MOST_BACKFILLED = 10_000
+_PATIENCE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +182,7 @@ class ScheduleChanges:
             raise InvalidRequest("the range is empty", [Problem("/to", "is before from")])
 
         def choose(schedule: StoredSchedule) -> list[float]:
-            until = min(last, schedule.now - schedule.offset)
-            table = schedule.timetable
-            times = table.upcoming(first - 1e-6, MOST_BACKFILLED + 1)
-            chosen = [at for at in times if at <= until]
-            if len(chosen) > MOST_BACKFILLED:
-                detail = f"more than {MOST_BACKFILLED} occurrences lie in this range"
-                raise InvalidRequest("the range is too long", [Problem("/to", detail)])
-            return chosen
+            return _between(schedule.timetable, first, min(last, schedule.now - schedule.offset))
 
         settled = await self._schedules.backfill(
             call.tenant_id, schedule_id, self._node.tenure(), choose, wanted.max_running
@@ -305,3 +300,17 @@ def _previewed(old: StoredSchedule, wanted: _Wanted) -> StoredSchedule:
 
 def _taken(name: str) -> Conflict:
     return Conflict(f"there is a schedule {name!r} already")
+
+
+def _between(table: Timetable, first: float, last: float) -> list[float]:
+    """The times to backfill. Some rules take long to work out, so there is a bound on that too."""
+    patience = monotonic() + _PATIENCE
+    chosen: list[float] = []
+    at = table.next(first - 1e-6)
+    while at is not None and at <= last:
+        chosen.append(at)
+        if len(chosen) > MOST_BACKFILLED or monotonic() > patience:
+            detail = f"more than {MOST_BACKFILLED} occurrences, or too much to work out at once"
+            raise InvalidRequest("the range is too long", [Problem("/to", detail)])
+        at = table.next(at)
+    return chosen

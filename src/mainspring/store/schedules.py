@@ -1,5 +1,6 @@
 """Schedules: kept, listed and changed by the API; decided on by the owner of their partition."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -223,7 +224,8 @@ class Schedules:
             locked = await _locked(connection, tenant_id, schedule_id)
             if locked is None:
                 return None
-            times = choose(locked)
+            # Off the event loop: working out many times may take seconds.
+            times = await asyncio.to_thread(choose, locked)
             if not times:
                 return Settled()
             rows = await connection.fetch(
