@@ -306,11 +306,11 @@ def _between(table: Timetable, first: float, last: float) -> list[float]:
     """The times to backfill. Some rules take long to work out, so there is a bound on that too."""
     patience = monotonic() + _PATIENCE
     chosen: list[float] = []
-    at = table.next(first - 1e-6)
+    at = table.next_run(first - 1e-6)
     while at is not None and at <= last:
         chosen.append(at)
         if len(chosen) > MOST_BACKFILLED or monotonic() > patience:
             detail = f"more than {MOST_BACKFILLED} occurrences, or too much to work out at once"
             raise InvalidRequest("the range is too long", [Problem("/to", detail)])
-        at = table.next(at)
+        at = table.next_run(at)
     return chosen
