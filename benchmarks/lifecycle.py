@@ -17,8 +17,8 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import partition_of
 
 _BATCH = 1000
-_PRODUCERS = 4
-_BACKLOG = 20_000
+_PRODUCERS = 6
+_BACKLOG = 40_000
 _PAYLOAD = {"order": 4711, "customer": "c-0815", "text": "x" * 150}
 _JSON = {"Content-Type": "application/json"}
 _TASK = {"target": {"type": "handler", "name": "mainspring.noop"}, "payload": _PAYLOAD}

@@ -101,7 +101,7 @@ class Config:
     look_ahead: float = setting(10.0, "how far ahead of time tasks are loaded", least=1)
     stream_cap: int = setting(256, "tasks of one stream and partition held in memory", least=8)
     tenant_cap: int = setting(1024, "tasks of one tenant and partition held in memory", least=8)
-    claim_batch: int = setting(500, "most tasks claimed in one statement", least=1, most=10_000)
+    claim_batch: int = setting(1000, "most tasks claimed in one statement", least=1, most=10_000)
     record_batch: int = setting(
         1000, "most outcomes recorded in one statement", least=1, most=10_000
     )
