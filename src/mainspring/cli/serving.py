@@ -65,10 +65,11 @@ async def develop(config: Config, data: Path) -> None:
 
 def _calm_collector() -> None:
     """Tasks on their way are many small objects without cycles: looking for cycles among them again
-    and again took a tenth of the processor."""
+    and again took a tenth of the processor, and a look at all of them stalls a node with a full
+    window for a tenth of a second. What has cycles dies young: the old are hardly looked at."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(50_000, 20, 1000)
 
 
 def _allow_many_connections() -> None:
