@@ -9,7 +9,7 @@ from support.cluster import Cluster, Node, Tenant
 from support.traffic import Traffic
 
 TASKS = 10_000
-UNDER_FIRE = 30.0
+UNDER_FIRE = 60.0
 BETWEEN_KILLS = 2.0
 
 pytestmark = pytest.mark.slow
