@@ -14,6 +14,7 @@ import msgspec
 from benchmarks.harness import Bench, bench, memory_mb, percentile
 
 _PROBES = 1000
+_ROUNDS = 3
 _OVER = 10.0
 _NOOP = {"type": "handler", "name": "mainspring.noop"}
 _CHUNK = 250_000
@@ -44,7 +45,8 @@ async def _world(name: str, rows: "list[tuple[str, int]]") -> list[float]:
         await connection.execute("VACUUM ANALYZE tasks", timeout=600)
         await _probe(server, connection)  # the first round warms up caches and prepared statements
         before = memory_mb(server.node_pid)
-        delays = await _probe(server, connection)
+        # Several rounds, so that one hiccup of the machine is not the ninety-ninth percentile.
+        delays = [d for _ in range(_ROUNDS) for d in await _probe(server, connection)]
         after = memory_mb(server.node_pid)
         await connection.close()
     print(
