@@ -13,6 +13,7 @@ import structlog
 
 from mainspring import crash
 from mainspring.config import Config
+from mainspring.domain.placement import PARTITIONS
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.window import Refill
 from mainspring.errors import StoreUnavailable
@@ -29,6 +30,7 @@ _STOCK_CHUNK = 16
 _LIMITS_EVERY = 2.0
 _EXPIRE_EVERY = 1.0
 _RETRY_PAUSE = 0.25
+_SLOWEST_RELOAD = 20
 
 
 class Loader:
@@ -94,8 +96,9 @@ class Loader:
             await self._refresh_limits()
         if self._is_time("expire", _EXPIRE_EVERY):
             await self._expire()
-        if self._is_time("reload", self._config.reload_every / 256):
+        if self._is_time("reload", self._config.reload_every / PARTITIONS):
             await self._reload_one()
+            self._rest_from_reloading()
         await self._refill_streams()
 
     async def _rest(self) -> None:
@@ -208,6 +211,13 @@ class Loader:
             seen = await self._store.look_at(doubtful)
             self._saw(seen.rows)
             self._state.engine.gone(seen.gone, self._state.clock.now())
+
+    def _rest_from_reloading(self) -> None:
+        """A large backlog makes a reload dear: the net shall take a hundredth of the time at most,
+        so that it does not slow what it is there to catch."""
+        every = self._config.reload_every / PARTITIONS
+        spent = self._state.clock.now() - (self._due["reload"] - every)
+        self._due["reload"] += min(max(0.0, 100 * spent - every), _SLOWEST_RELOAD * every)
 
     async def _refill_streams(self) -> None:
         engine = self._state.engine
