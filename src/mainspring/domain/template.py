@@ -8,7 +8,7 @@ braces that mean nothing.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"(?P<name>\s*:)?', re.DOTALL)
 _PLACEHOLDER = re.compile(r"\\\{\{|\{\{\s*(\w+)\s*\}\}")
@@ -24,17 +24,26 @@ def has_placeholders(payload: bytes) -> bool:
 def expand(payload: bytes, values: Values) -> bytes:
     """The payload with its placeholders replaced; unknown ones stay as they are."""
 
-    def replace(match: re.Match[bytes]) -> bytes:
-        token = match[0]
-        if match["name"] is not None or not has_placeholders(token):
-            return token
-        text: str = json.loads(token)
+    def change(text: str) -> bytes:
         whole = _PLACEHOLDER.fullmatch(text)
         if whole is not None and whole[1] in values:
             return json.dumps(values[whole[1]]).encode()
         return json.dumps(_PLACEHOLDER.sub(lambda m: _text(m, values), text)).encode()
 
-    return _STRING.sub(replace, payload)
+    return rewrite(payload, change)
+
+
+def rewrite(document: bytes, change: Callable[[str], bytes]) -> bytes:
+    """JSON in which each string value that may hold placeholders is replaced by what `change` makes
+    of it; all other bytes stay as they are."""
+
+    def replace(match: re.Match[bytes]) -> bytes:
+        token = match[0]
+        if match["name"] is not None or not has_placeholders(token):
+            return token
+        return change(json.loads(token))
+
+    return _STRING.sub(replace, document)
 
 
 def _text(match: re.Match[str], values: Values) -> str:

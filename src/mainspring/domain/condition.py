@@ -1,0 +1,184 @@
+"""Conditions: a small part of CEL, the Common Expression Language, that cannot do harm.
+
+CEL has no loops, no side effects and no clock. Of it we take what compares and leave out what
+builds (`+`, `map`, `filter`), so that no expression can use more memory than its scope; and inside
+`all(…)` and `exists(…)` only the variable of the list may be named, so that the time is at most the
+length of the expression times the size of what it looks at. The library bounds depth and turns.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from cel_expr_python import cel
+
+from mainspring.domain.reference import STEP_PARTS
+
+LONGEST_CONDITION = 1000
+
+_SUBSET = """
+stdlib:
+  exclude_macros: [map, filter, exists_one]
+  exclude_functions:
+    - name: "_+_"
+    - name: bytes
+"""
+_ENVIRONMENT = cel.NewEnv(
+    config=cel.NewEnvConfigFromYaml(_SUBSET),
+    variables={"input": cel.Type.DYN, "steps": cel.Type.DYN},
+)
+_MACROS = ("all", "exists")
+_BUILDERS = ("map", "filter", "exists_one")
+_TOKEN = re.compile(
+    r"""\s+|(?P<string>"(?:[^"\\\r\n]|\\.)*"|'(?:[^'\\\r\n]|\\.)*')"""
+    r"""|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<number>\d[\w.]*)|(?P<mark>&&|\|\||[=!<>]=|//|.)""",
+    re.DOTALL,
+)
+_PLACE = re.compile(r"ERROR: <input>:(?P<line>-?\d+):(?P<column>-?\d+): (?P<what>[^\n]*)")
+_LONGEST_DETAIL = 200
+
+
+class BadCondition(ValueError):
+    """The text is no condition; says why."""
+
+
+class ConditionFailed(ValueError):
+    """A condition has no answer, for example because it asks for a field that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition that can be asked, and the steps it speaks of."""
+
+    program: cel.Expression
+    steps: tuple[str, ...]
+
+    def holds(self, variables: Mapping[str, object]) -> bool:
+        """Its answer, given what `input` and `steps` are."""
+        try:
+            answer = self.program.eval(data=variables)
+        except (RuntimeError, TypeError, ValueError, MemoryError) as error:
+            raise ConditionFailed(str(error)[:_LONGEST_DETAIL]) from None
+        value = answer.value()
+        if isinstance(value, bool):
+            return value
+        if answer.type() == cel.Type.ERROR:
+            raise ConditionFailed(str(value)[:_LONGEST_DETAIL])
+        raise ConditionFailed(f"the answer is neither true nor false: {str(value)[:50]!r}")
+
+
+@lru_cache(4096)
+def compiled(text: str) -> Condition:
+    """The condition that a text is; BadCondition when it is none."""
+    if len(text) > LONGEST_CONDITION:
+        raise BadCondition(f"has {len(text)} characters; the most is {LONGEST_CONDITION}")
+    tokens = list(_tokens(text))
+    _check_reach(tokens)
+    steps = tuple(dict.fromkeys(_steps(tokens)))
+    try:
+        program = _ENVIRONMENT.compile(text)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise BadCondition(_sentence(str(error))) from None
+    if program.return_type() not in (cel.Type.BOOL, cel.Type.DYN):
+        raise BadCondition("is neither true nor false, but a value of another kind")
+    return Condition(program, steps)
+
+
+# The text, looked at before the library sees it ---------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    text: str
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    """Strings of the plain kind only: what we take for a string the library takes for one too."""
+    end = -1
+    before = ""
+    for match in _TOKEN.finditer(text):
+        kind = match.lastgroup
+        if kind is None:
+            continue
+        if kind == "string" and before in ("string", "name") and match.start() == end:
+            raise BadCondition("strings are written with one pair of quotes and no prefix")
+        if match[0] in ("//", "`", '"', "'"):
+            raise BadCondition(f"cannot be read from {text[match.start() :][:20]!r} on")
+        if match[0] == "." and before not in ("name", "string", "close"):
+            raise BadCondition("a dot follows a name, a string or a closing bracket")
+        end, before = match.end(), "close" if match[0] in (")", "]", "}") else kind
+        yield _Token(kind, match[0])
+
+
+def _check_reach(tokens: Sequence[_Token]) -> None:
+    """Inside all(…) and exists(…) nothing is named but what belongs to the list."""
+    depth = 0
+    inside: int | None = None
+    for at, token in enumerate(tokens):
+        if token.text in ("(", "[", "{"):
+            if inside is None and token.text == "(" and _called(tokens, at, _MACROS):
+                inside = depth
+            elif inside is not None and _called(tokens, at, _MACROS):
+                raise BadCondition("all(…) and exists(…) cannot stand inside each other")
+            depth += 1
+        elif token.text in (")", "]", "}"):
+            depth -= 1
+            if depth == inside:
+                inside = None
+        elif token.kind == "name" and _called(tokens, at + 1, _BUILDERS):
+            raise BadCondition(f"there is no {token.text}(…) here: a condition builds no values")
+        elif token.text == "+":
+            raise BadCondition("there is no + here: a condition compares and builds no values")
+        elif inside is not None and _is_root(tokens, at):
+            raise BadCondition(
+                "inside all(…) and exists(…) only the list's own variable can be named, "
+                f"and not {token.text}"
+            )
+
+
+def _called(tokens: Sequence[_Token], at: int, names: Sequence[str]) -> bool:
+    """Whether this bracket opens the arguments of one of these, called on something."""
+    return (
+        1 < at < len(tokens)
+        and tokens[at].text == "("
+        and tokens[at - 1].text in names
+        and tokens[at - 2].text == "."
+    )
+
+
+def _is_root(tokens: Sequence[_Token], at: int) -> bool:
+    return tokens[at].text in ("input", "steps") and (at == 0 or tokens[at - 1].text != ".")
+
+
+def _steps(tokens: Sequence[_Token]) -> Iterator[str]:
+    for at, token in enumerate(tokens):
+        if token.text != "steps" or not _is_root(tokens, at):
+            continue
+        following = [t.text for t in tokens[at + 1 : at + 6]] + [""] * 5
+        if following[0] == "." and tokens[at + 2].kind == "name":
+            step, dot, part = following[1], following[2], following[3]
+        elif following[0] == "[" and following[2] == "]" and tokens[at + 2].kind == "string":
+            step, dot, part = following[1][1:-1], following[3], following[4]
+        else:
+            raise BadCondition('steps is followed by a step, as in steps.extract or steps["to-db"]')
+        if dot != "." or part not in STEP_PARTS:
+            raise BadCondition(
+                f"of a step there are {', '.join(STEP_PARTS)}, as in steps.extract.result"
+                f'; a step whose name has a hyphen is written steps["{step}-…"]'
+            )
+        yield step
+
+
+def _sentence(error: str) -> str:
+    """What the library complains of, in one line."""
+    match = _PLACE.search(error)
+    if match is None:
+        return error.partition("\n")[0][:_LONGEST_DETAIL]
+    what = match["what"].replace(" (in container '')", "").replace("Syntax error: ", "")
+    what = what.partition(" expecting {")[0].removesuffix(" [INVALID_ARGUMENT]")
+    if what.startswith("undeclared reference to"):
+        what += " (there are input and steps)"
+    place = f"at character {match['column']}: " if match["column"] != "-1" else ""
+    return (place + what)[:_LONGEST_DETAIL]

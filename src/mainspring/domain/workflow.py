@@ -1,0 +1,114 @@
+"""A workflow: a named, versioned graph of steps, each of which becomes a task when its turn comes.
+
+A definition that got here is checked: its graph has no cycle, every need is a step of it, and what
+its templates and conditions speak of lies upstream. `workflow_checks` sees to that.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import TopologicalSorter
+from typing import Literal
+
+When = Literal["all_succeeded", "all_finished", "any_failed", "one_succeeded"]
+OnFailure = Literal["fail_fast", "continue"]
+
+MOST_STEPS = 10_000
+MOST_NEEDS = 100_000
+"""So many edges has the whole graph at most."""
+MOST_ITEMS = 10_000
+"""So many tasks does one `foreach` make at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTemplate:
+    """The task a step becomes: compiled once, and in the form in which it is stored.
+
+    With `dynamic` some of its texts hold templates, and `workflow_rules.render` makes another one
+    of it that holds none.
+    """
+
+    spec: str
+    """The task's spec, as JSON."""
+    payload: str
+    """The payload, as JSON: byte for byte as it was sent."""
+    capability: str
+    queue: str = "default"
+    priority: int = 5
+    name: str | None = None
+    labels: dict[str, str] | None = None
+    concurrency_key: str | None = None
+    concurrency_limit: int | None = None
+    jitter: float = 0.0
+    dynamic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node of the graph."""
+
+    id: str
+    template: TaskTemplate
+    needs: tuple[str, ...] = ()
+    when: When = "all_succeeded"
+    condition: str | None = None
+    """The step's `if`: asked once, when `when` allows it to start; false means skipped."""
+    foreach: str | None = None
+    """A list as JSON, or a string with the template of one, as JSON too."""
+    delay: float = 0.0
+    """Seconds from the moment it may start to the moment it is due."""
+    cleanup: bool = False
+    """Whether it runs however the run ends, once all it needs has ended."""
+    uses: tuple[str, ...] = ()
+    """The steps whose results its templates, its list and its condition speak of."""
+
+    @property
+    def hopeful(self) -> bool:
+        """Whether it only makes sense after a success: a run that fails fast leaves it out."""
+        return not self.cleanup and self.when in ("all_succeeded", "one_succeeded")
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What a user asked for, checked. `steps` are in the order in which they were written."""
+
+    name: str
+    steps: tuple[Step, ...]
+    on_failure: OnFailure = "fail_fast"
+    deadline: float | None = None
+    """Seconds from the run's start after which it is ended as failed."""
+    input: str = "{}"
+    """What a run's input is where it says nothing, as JSON: an object."""
+
+    @cached_property
+    def by_id(self) -> dict[str, Step]:
+        return {step.id: step for step in self.steps}
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The ids so that each comes after all that it needs."""
+        return tuple(TopologicalSorter({s.id: s.needs for s in self.steps}).static_order())
+
+    @cached_property
+    def children(self) -> dict[str, tuple[str, ...]]:
+        """For each step those that need it."""
+        found: dict[str, list[str]] = {step.id: [] for step in self.steps}
+        for step in self.steps:
+            for need in step.needs:
+                found[need].append(step.id)
+        return {step: tuple(children) for step, children in found.items()}
+
+    @cached_property
+    def roots(self) -> tuple[str, ...]:
+        """The steps that a run begins with."""
+        return tuple(step.id for step in self.steps if not step.needs)
+
+    @cached_property
+    def survivors(self) -> frozenset[str]:
+        """The steps that a run which fails fast does not leave out: those that deal with failure,
+        and those that depend on nothing but them."""
+        found: set[str] = set()
+        for name in self.order:
+            step = self.by_id[name]
+            if not step.hopeful or (step.needs and found.issuperset(step.needs)):
+                found.add(name)
+        return frozenset(found)
