@@ -2,4 +2,7 @@
 
 from importlib.metadata import version
 
+from mainspring.sdk.workflow import Workflow
+
+__all__ = ["Workflow", "__version__"]
 __version__ = version("mainspring")

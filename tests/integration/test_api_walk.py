@@ -111,6 +111,12 @@ async def a_calendar(office: Office) -> str:
     return str(answer.json()["name"])
 
 
+async def a_workflow(office: Office) -> str:
+    workflow = {"name": "theirs", "steps": [{"id": "only", "target": NOOP["target"]}]}
+    answer = await office.rival.post("/v1/workflows", workflow)
+    return str(answer.json()["name"])
+
+
 MAKERS: Mapping[str, Callable[[Office], Awaitable[str]]] = {
     "/v1/tasks/{id}": a_task,
     "/v1/dead-letters/{id}": a_dead_letter,
@@ -118,8 +124,13 @@ MAKERS: Mapping[str, Callable[[Office], Awaitable[str]]] = {
     "/v1/secrets/{id}": a_secret,
     "/v1/schedules/{id}": a_schedule,
     "/v1/calendars/{id}": a_calendar,
+    "/v1/workflows/{id}": a_workflow,
 }
-UNKNOWN = {"/v1/keys/{id}": "0123456789", "/v1/calendars/{id}": "nobodys"}
+UNKNOWN = {
+    "/v1/keys/{id}": "0123456789",
+    "/v1/calendars/{id}": "nobodys",
+    "/v1/workflows/{id}": "nobodys",
+}
 """An id that could be one but is not; a UUID where nothing else is said."""
 
 BODIES: Mapping[tuple[str, str], object] = {

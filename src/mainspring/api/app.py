@@ -32,6 +32,7 @@ from mainspring.api.task_changes import TaskChanges
 from mainspring.api.task_creation import TaskCreation
 from mainspring.api.task_reading import TaskReading
 from mainspring.api.validation import TaskValidator
+from mainspring.api.workflow_paths import workflow_paths
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
@@ -49,6 +50,7 @@ from mainspring.store.schedules import Schedules
 from mainspring.store.secrets import WebhookSecrets
 from mainspring.store.tasks import Tasks
 from mainspring.store.vault import Vault
+from mainspring.store.workflows import Workflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ def paths_of(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
         **_task_paths(deps),
         **_letter_paths(deps),
         **_schedule_paths(deps),
+        **_workflow_paths(deps),
         **_secret_paths(deps),
         **_admin_paths(deps),
         **_operation_paths(deps),
@@ -155,6 +158,15 @@ def _schedule_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]
         Calendars(deps.database),
         TaskValidator(deps.config, deps.clock, deps.ids, deps.rng, deps.vault.seal_headers),
         deps.node,
+    )
+
+
+def _workflow_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
+    return workflow_paths(
+        deps.config,
+        deps.clock,
+        Workflows(deps.database),
+        TaskValidator(deps.config, deps.clock, deps.ids, deps.rng, deps.vault.seal_headers),
     )
 
 

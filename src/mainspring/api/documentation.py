@@ -72,7 +72,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer that is not a problem. No type means no body; `or_type` is another it may have."""
+    """An answer that is not a problem. No type means no body; `or_type` is another it may have.
+
+    Several with one status are one answer in several forms, each with its media type.
+    """
 
     status: int
     description: str

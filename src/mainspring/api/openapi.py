@@ -234,7 +234,15 @@ def _request_body(bodies: Sequence[Body], schemas: _Schemas) -> Json:
 
 
 def _replies(replies: Sequence[Reply], more: Sequence[Header], schemas: _Schemas) -> Json:
-    return {str(reply.status): _reply(reply, more, schemas) for reply in replies}
+    described: Json = {}
+    for reply in replies:
+        again = described.get(str(reply.status))
+        made = _reply(reply, more, schemas)
+        if again is None:
+            described[str(reply.status)] = made
+        else:  # the same in another form
+            again["content"].update(made["content"])
+    return described
 
 
 def _reply(reply: Reply, more: Sequence[Header], schemas: _Schemas) -> Json:

@@ -1,7 +1,7 @@
 """What a run does next: pure functions of the definition and of how the steps before ended.
 
-`decide` says whether a step starts, `holds` asks its condition, `items` and `render` make its tasks,
-`fanned` joins the tasks of a foreach, and `run_state` is the run as a whole.
+`decide` says whether a step starts, `holds` asks its condition, `items` and `render` make its
+tasks, `fanned` joins the tasks of a foreach, and `run_state` is the run as a whole.
 
 A step counts as *succeeded* when it completed, as *skipped* when it was not taken, and as *failed*
 when it ended in any other way: failed, cancelled or expired.
@@ -56,6 +56,15 @@ Ended = Literal["cancelled", "deadline"]
 """By what a run was ended before its time: a person, or its deadline."""
 
 _NOTHING = object()
+_KINDS: dict[type, str] = {
+    type(None): "null",
+    bool: "a truth value",
+    int: "a number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+}
 _LOST = (TaskState.FAILED, TaskState.CANCELLED, TaskState.EXPIRED)
 
 
@@ -155,9 +164,7 @@ def items(step: Step, scope: Scope) -> list[object] | None:
     """What a foreach step is done for; None for a step without one."""
     if step.foreach is None:
         return None
-    source = json.loads(step.foreach)
-    reference = whole(source) if isinstance(source, str) else None
-    found = source if reference is None else look_up(reference, scope)
+    found = json.loads(_Filling(scope, MOST_FAN_BYTES).document(step.foreach))
     if not isinstance(found, list):
         raise RenderFailed(f"foreach needs a list, and {_kind(found)} is none")
     if len(found) > MOST_ITEMS:
@@ -329,19 +336,5 @@ def _json(value: object) -> str:
 
 
 def _kind(value: object) -> str:
-    """A value, said in one word or two."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a truth value"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a text"
-        case list():
-            return "a list"
-        case Mapping():
-            return "an object"
-        case _:
-            return "nothing"
+    """What a value is, in a word or two."""
+    return next((word for kind, word in _KINDS.items() if isinstance(value, kind)), "nothing")

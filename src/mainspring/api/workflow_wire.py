@@ -1,0 +1,157 @@
+"""The shapes of workflows, as callers send and read them."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Raw, Struct, field
+
+from mainspring.api.schedule_wire import TemplateOut
+from mainspring.api.views import Time
+from mainspring.api.wire import (
+    DEFAULT_RETRY,
+    EMPTY,
+    ConcurrencyIn,
+    Delay,
+    Jitter,
+    Labels,
+    Line,
+    Priority,
+    Queue,
+    RequiresIn,
+    RetryIn,
+    Sla,
+    TargetIn,
+    Timeout,
+)
+from mainspring.domain.condition import LONGEST_CONDITION
+from mainspring.domain.task import TaskState
+from mainspring.domain.workflow import MOST_ITEMS, OnFailure, When
+
+WorkflowName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}(?!\n)$")]
+# No dots: they separate the parts of a reference.
+StepId = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,99}(?!\n)$")]
+# Which steps there are is checked later, in words that help more than a pattern.
+Need = Annotated[str, Meta(max_length=100)]
+If = Annotated[str, Meta(min_length=1, max_length=LONGEST_CONDITION)]
+Items = Annotated[list[Raw], Meta(max_length=MOST_ITEMS)] | Annotated[str, Meta(max_length=510)]
+GraphFormat = Literal["json", "mermaid", "dot"]
+
+
+class StepIn(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A step: a task without times of its own, and its place in the graph."""
+
+    id: StepId
+    needs: list[Need] = field(default_factory=list)
+    when: When | None = None
+    if_: If | None = field(name="if", default=None)
+    foreach: Items | None = None
+    delay: Delay | None = None
+    cleanup: bool = False
+    target: TargetIn
+    payload: Raw = field(default_factory=EMPTY.copy)
+    name: Line | None = None
+    queue: Queue = "default"
+    priority: Priority = 5
+    timeout: Timeout = 30.0
+    sla: Sla = 30.0
+    jitter: Jitter = 0.0
+    retry: RetryIn = DEFAULT_RETRY
+    concurrency: ConcurrencyIn | None = None
+    requires: RequiresIn | None = None
+    labels: Labels | None = None
+
+
+class WorkflowIn(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A workflow as a caller asks for it."""
+
+    name: WorkflowName
+    # How many there may be is said by the check, which counts before anything else.
+    steps: Annotated[list[StepIn], Meta(min_length=1, extra_json_schema={"maxItems": 10_000})]
+    on_failure: OnFailure = "fail_fast"
+    deadline: Delay | None = None
+    input: dict[str, Raw] = field(default_factory=dict)
+
+
+# As they are read -----------------------------------------------------------------------------
+
+
+class StepOut(TemplateOut, kw_only=True):
+    """A step as callers read it."""
+
+    id: str
+    needs: list[str]
+    when: When
+    if_: str | None = field(name="if")
+    foreach: Raw | None
+    delay: float
+    cleanup: bool
+    jitter: float
+
+
+class WorkflowOut(Struct, kw_only=True):
+    """One version of a workflow as callers read it."""
+
+    name: str
+    version: int
+    steps: list[StepOut]
+    on_failure: OnFailure
+    deadline: float | None
+    input: dict[str, Raw]
+    created_at: Time
+
+
+class WorkflowSummary(Struct):
+    """A workflow in a list: its latest version, without the steps."""
+
+    name: str
+    version: int
+    step_count: int
+    on_failure: OnFailure
+    created_at: Time
+    updated_at: Time
+
+
+class WorkflowPage(Struct):
+    """Some workflows, by name, and where the list goes on."""
+
+    items: list[WorkflowSummary]
+    next_cursor: str | None
+
+
+class VersionOut(Struct):
+    """One version in a list of them."""
+
+    version: int
+    step_count: int
+    created_at: Time
+
+
+class VersionPage(Struct):
+    """Some versions, newest first, and where the list goes on."""
+
+    items: list[VersionOut]
+    next_cursor: str | None
+
+
+class NodeOut(Struct):
+    """A step in the graph; its state in the graph of a run."""
+
+    id: str
+    foreach: bool
+    cleanup: bool
+    if_: str | None = field(name="if")
+    state: TaskState | None
+
+
+class EdgeOut(Struct):
+    """An arrow: `to` needs `from`, on these terms."""
+
+    from_: str = field(name="from")
+    to: str
+    when: When
+
+
+class GraphOut(Struct):
+    """A graph as data."""
+
+    nodes: list[NodeOut]
+    edges: list[EdgeOut]

@@ -1,0 +1,172 @@
+"""Workflows declared in Python.
+
+    flow = Workflow("nightly", on_failure="continue")
+
+    extract = flow.step("extract", http="https://x.example/", payload={"day": flow.input.day})
+
+    @flow.step(needs=extract, foreach=extract.result.body.files, payload={"file": ITEM})
+    def clean(file): ...
+
+    flow.step("sweep", command=["rm", "-rf", "/tmp/nightly"], cleanup=True)
+
+    flow.definition()   # the body of POST /v1/workflows
+
+A function becomes a step whose target is the handler of its name. Mistakes in the graph are found
+by the server, all of them at once.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, overload
+
+_PLAIN = re.compile(r"[\w-]+")
+
+
+class Reference:
+    """A place in what a run knows: attributes and items lead further down. In a payload it stands
+    for the value, in other texts (`f"{flow.input.day}.csv"`) for its text."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __getattr__(self, name: str) -> "Reference":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[name]
+
+    def __getitem__(self, key: str | int) -> "Reference":
+        if isinstance(key, int):
+            return Reference(f"{self._path}[{key}]")
+        if _PLAIN.fullmatch(key):
+            return Reference(f"{self._path}.{key}")
+        if '"' in key or "\\" in key:
+            raise ValueError(f"a name with quotes or backslashes cannot be referred to: {key!r}")
+        return Reference(f'{self._path}["{key}"]')
+
+    def __str__(self) -> str:
+        return f"{{{{{self._path}}}}}"
+
+    def __repr__(self) -> str:
+        return f"Reference({self._path!r})"
+
+
+ITEM = Reference("item")
+"""In a step with foreach: the item that the task is for."""
+INDEX = Reference("index")
+"""In a step with foreach: the place of the item, from 0 on."""
+
+
+class Step:
+    """A step that was declared: other steps need it, and speak of its result."""
+
+    def __init__(self, name: str, function: Callable[..., Any] | None = None) -> None:
+        self.id = name
+        self.function = function
+        self.result = Reference(f"steps.{name}.result")
+        self.state = Reference(f"steps.{name}.state")
+        self.error = Reference(f"steps.{name}.error")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function that the step was declared by."""
+        if self.function is None:
+            raise TypeError(f"the step {self.id!r} was not declared by a function")
+        return self.function(*args, **kwargs)
+
+
+Needs = str | Step | Iterable[str | Step]
+
+
+class Workflow:
+    """A workflow in the making."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        on_failure: str | None = None,
+        deadline: float | str | None = None,
+        input: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.input = Reference("input")
+        self.steps: dict[str, Step] = {}
+        self._documents: list[dict[str, Any]] = []
+        self._fields = _given(on_failure=on_failure, deadline=deadline, input=input)
+
+    @overload
+    def step(self, name: str, **fields: Any) -> Step: ...
+    @overload
+    def step(self, name: None = None, **fields: Any) -> Callable[[Callable[..., Any]], Step]: ...
+
+    def step(self, name: str | None = None, **fields: Any) -> Any:
+        """Declare a step: by its name and a target (`target`, or in short `http`, `handler` or
+        `command`), or, without them, as the decorator of a function.
+
+        `needs` takes steps or names, `if_` is the step's `if`; all else is as in the API.
+        """
+        if name is not None:
+            return self._add(name, None, fields)
+
+        def declare(function: Callable[..., Any]) -> Step:
+            own = function.__name__
+            return self._add(own, function, {"handler": own, **fields})
+
+        return declare
+
+    def definition(self) -> dict[str, Any]:
+        """The workflow as the API takes it."""
+        return {"name": self.name, "steps": list(self._documents), **self._fields}
+
+    def __str__(self) -> str:
+        return json.dumps(self.definition(), indent=2)
+
+    def _add(self, name: str, function: Callable[..., Any] | None, fields: dict[str, Any]) -> Step:
+        if name in self.steps:
+            raise ValueError(f"the workflow {self.name!r} has a step {name!r} already")
+        document: dict[str, Any] = {"id": name}
+        if needs := _names(fields.pop("needs", ())):
+            document["needs"] = needs
+        if (condition := fields.pop("if_", None)) is not None:
+            document["if"] = condition
+        document["target"] = _target(name, fields)
+        document |= _plain(fields)
+        self._documents.append(document)
+        made = self.steps[name] = Step(name, function)
+        return made
+
+
+def _target(name: str, fields: dict[str, Any]) -> Any:
+    given = [word for word in ("target", "http", "handler", "command") if word in fields]
+    if len(given) != 1:
+        raise TypeError(f"the step {name!r} needs one of target, http, handler and command")
+    value = _plain(fields.pop(given[0]))
+    match given[0]:
+        case "http":
+            return {"type": "http", "url": value}
+        case "handler":
+            return {"type": "handler", "name": value}
+        case "command":
+            return {"type": "command", "argv": list(value)}
+        case _:
+            return value
+
+
+def _names(needs: Needs) -> list[str]:
+    several = [needs] if isinstance(needs, str | Step) else needs
+    return [need.id if isinstance(need, Step) else need for need in several]
+
+
+def _plain(value: Any) -> Any:
+    """A value with references as texts."""
+    if isinstance(value, Reference):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

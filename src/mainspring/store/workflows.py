@@ -1,0 +1,158 @@
+"""Workflows: named definitions, of which every version is kept for the runs made by it."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import asyncpg
+import msgspec
+
+from mainspring.domain.workflow import Definition
+from mainspring.store import queries
+from mainspring.store.audit import write_entry
+from mainspring.store.database import Database
+
+SQL = queries.load("workflows")
+
+_definition = msgspec.json.Decoder(Definition)
+_encode = msgspec.json.Encoder().encode
+_MOST_STEPS_KEPT = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWorkflow:
+    """One version of a workflow as it was found."""
+
+    name: str
+    version: int
+    definition: Definition
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowLine:
+    """A workflow in a list: its latest version, without the steps."""
+
+    name: str
+    version: int
+    step_count: int
+    on_failure: str
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class VersionLine:
+    """A version in a list."""
+
+    version: int
+    step_count: int
+    created_at: datetime
+
+
+class Workflows:
+    """The store's face for definitions of workflows."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._known: OrderedDict[tuple[int, str, int], Definition] = OrderedDict()
+        self._steps_known = 0
+
+    async def put(
+        self,
+        tenant_id: int,
+        definition: Definition,
+        actor: str,
+        check: Callable[[int], None] | None = None,
+    ) -> StoredWorkflow | None:
+        """The next version of a workflow, or its first. With `check` there must be one already, to
+        whose version it has nothing to object; None when there is none (or no such tenant)."""
+        encoded = _encode(definition)
+
+        async def work(connection: asyncpg.Connection) -> StoredWorkflow | None:
+            if check is not None:
+                latest = await connection.fetchval(SQL["lock_workflow"], tenant_id, definition.name)
+                if latest is None:
+                    return None
+                check(latest)
+            row = await connection.fetchrow(
+                SQL["put_workflow"],
+                tenant_id,
+                definition.name,
+                len(definition.steps),
+                definition.on_failure,
+            )
+            if row is None:
+                return None
+            version: int = row["version"]
+            await connection.execute(
+                SQL["put_version"],
+                tenant_id,
+                definition.name,
+                version,
+                len(definition.steps),
+                encoded,
+                row["updated_at"],
+            )
+            await write_entry(
+                connection, tenant_id, actor, "workflow.put", definition.name, version=version
+            )
+            return StoredWorkflow(definition.name, version, definition, row["updated_at"])
+
+        return await self._database.transact(work)
+
+    async def get(
+        self, tenant_id: int, name: str, version: int | None = None
+    ) -> StoredWorkflow | None:
+        """A version, the latest where none is named; None when it is not there, or archived."""
+        row = await self._database.fetch_row(SQL["get_workflow"], tenant_id, name, version)
+        if row is None:
+            return None
+        definition = self.definition(tenant_id, name, row["version"], row["definition"])
+        return StoredWorkflow(name, row["version"], definition, row["created_at"])
+
+    async def page(self, tenant_id: int, *, after: str, limit: int) -> Sequence[WorkflowLine]:
+        """In the order of their names."""
+        rows = await self._database.fetch(SQL["list_workflows"], tenant_id, after, limit)
+        return [WorkflowLine(*row) for row in rows]
+
+    async def versions(
+        self, tenant_id: int, name: str, *, before: int, limit: int
+    ) -> Sequence[VersionLine]:
+        """Newest first."""
+        rows = await self._database.fetch(SQL["list_versions"], tenant_id, name, before, limit)
+        return [VersionLine(*row) for row in rows]
+
+    async def archive(
+        self, tenant_id: int, name: str, actor: str, check: Callable[[int], None]
+    ) -> bool:
+        """Take a workflow out of use; its versions stay for their runs. False: there is none."""
+
+        async def work(connection: asyncpg.Connection) -> bool:
+            latest = await connection.fetchval(SQL["lock_workflow"], tenant_id, name)
+            if latest is None:
+                return False
+            check(latest)
+            await connection.execute(SQL["archive_workflow"], tenant_id, name)
+            await write_entry(
+                connection, tenant_id, actor, "workflow.archived", name, version=latest
+            )
+            return True
+
+        return await self._database.transact(work)
+
+    def definition(self, tenant_id: int, name: str, version: int, encoded: bytes) -> Definition:
+        """A definition from its bytes. A version never changes, so those that were read lately are
+        kept: a run of thousands of steps would read it thousands of times."""
+        key = (tenant_id, name, version)
+        known = self._known.get(key)
+        if known is not None:
+            self._known.move_to_end(key)
+            return known
+        made = self._known[key] = _definition.decode(encoded)
+        self._steps_known += len(made.steps)
+        while self._steps_known > _MOST_STEPS_KEPT and len(self._known) > 1:
+            _, dropped = self._known.popitem(last=False)
+            self._steps_known -= len(dropped.steps)
+        return made

@@ -1,0 +1,237 @@
+"""Definitions of workflows over the API and a real database: versions, errors, graphs."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from time import perf_counter
+from typing import Any
+
+import pytest
+
+from mainspring.config import Config
+from support.api import Office, opened_office
+from support.asgi import Answer
+
+URL = "/v1/workflows"
+NOOP = {"type": "handler", "name": "mainspring.noop"}
+
+
+@pytest.fixture
+async def office(database_url: str) -> AsyncIterator[Office]:
+    async with opened_office(database_url, Config()) as opened:
+        yield opened
+
+
+def step(name: str, *needs: str, **fields: Any) -> dict[str, Any]:
+    return {"id": name, "needs": list(needs), "target": NOOP, **fields}
+
+
+def workflow(*steps: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"name": "nightly", "steps": list(steps), **fields}
+
+
+async def put(office: Office, document: object, version: int | None = None) -> Answer:
+    headers = {} if version is None else {"If-Match": f'"{version}"'}
+    return await office.admin.call("PUT", f"{URL}/nightly", document, headers=headers)
+
+
+# --- versions ----------------------------------------------------------------------------------
+
+
+async def test_a_workflow_is_kept_as_it_was_sent(office: Office) -> None:
+    document = workflow(
+        step("extract", retry={"max_attempts": 2}, timeout=5, sla=9, priority=1, queue="night"),
+        step(
+            "clean",
+            "extract",
+            foreach="{{steps.extract.result.files}}",
+            payload={"file": "{{item.name}}", "n": "{{index}}"},
+            concurrency={"key": "clean-{{input.day}}", "limit": 3},
+            delay="PT90S",
+        ),
+        {
+            "id": "load",
+            "needs": ["clean"],
+            "if": "steps.extract.result.rows > 0",
+            "target": {
+                "type": "http",
+                "url": "{{input.base}}/load/{{input.day}}",
+                "auth": {"bearer": "s3cret"},
+            },
+        },
+        step("sweep", cleanup=True),
+        deadline="PT1H",
+        input={"day": "today"},
+    )
+    made = await office.admin.post(URL, document)
+    assert made.status == 201, made.body
+    assert made.headers["location"] == f"{URL}/nightly"
+    assert made.headers["etag"] == '"1"'
+    shown = (await office.admin.get(f"{URL}/nightly")).json()
+    assert shown == made.json()
+    assert (shown["name"], shown["version"], shown["on_failure"]) == ("nightly", 1, "fail_fast")
+    assert (shown["deadline"], shown["input"]) == (3600, {"day": "today"})
+    extract, clean, load, sweep = shown["steps"]
+    assert (extract["timeout"], extract["sla"], extract["priority"]) == (5, 9, 1)
+    assert (extract["queue"], extract["retry"]["max_attempts"]) == ("night", 2)
+    assert extract["when"] == "all_succeeded"
+    assert clean["foreach"] == "{{steps.extract.result.files}}"
+    assert clean["payload"] == {"file": "{{item.name}}", "n": "{{index}}"}
+    assert clean["concurrency"] == {"key": "clean-{{input.day}}", "limit": 3}
+    assert clean["delay"] == 90
+    assert load["if"] == "steps.extract.result.rows > 0"
+    assert load["target"]["url"] == "{{input.base}}/load/{{input.day}}"
+    assert load["target"]["auth"] == {"bearer": "***"}
+    assert "s3cret" not in str(shown)
+    assert sweep["needs"] == ["load"], "without needs it comes after everything else"
+    assert (sweep["cleanup"], sweep["when"]) == (True, "all_finished")
+
+
+async def test_the_same_name_again_is_the_next_version(office: Office) -> None:
+    first = await office.admin.post(URL, workflow(step("a")))
+    second = await office.admin.post(URL, workflow(step("a"), step("b", "a")))
+    assert (first.json()["version"], second.json()["version"]) == (1, 2)
+    latest = (await office.admin.get(f"{URL}/nightly")).json()
+    assert [s["id"] for s in latest["steps"]] == ["a", "b"]
+    old = await office.admin.get(f"{URL}/nightly?version=1")
+    assert old.json() == first.json()
+    assert old.headers["etag"] == '"1"'
+    assert (await office.admin.get(f"{URL}/nightly?version=3")).status == 404
+    for wrong in ("0", "-1", "x", "99999999999", "1.0"):
+        assert (await office.admin.get(f"{URL}/nightly?version={wrong}")).status == 422
+    page = (await office.admin.get(f"{URL}/nightly/versions?limit=1")).json()
+    assert [(v["version"], v["step_count"]) for v in page["items"]] == [(2, 2)]
+    rest = await office.admin.get(f"{URL}/nightly/versions?limit=1&cursor={page['next_cursor']}")
+    assert [(v["version"], v["step_count"]) for v in rest.json()["items"]] == [(1, 1)]
+
+
+async def test_writers_at_the_same_time_get_a_version_each(office: Office) -> None:
+    answers = await asyncio.gather(
+        *(office.admin.post(URL, workflow(step(f"s{n}"))) for n in range(12))
+    )
+    assert sorted(a.json()["version"] for a in answers) == list(range(1, 13))
+    for answer in answers:
+        version = answer.json()["version"]
+        kept = (await office.admin.get(f"{URL}/nightly?version={version}")).json()
+        assert kept["steps"] == answer.json()["steps"]
+
+
+async def test_only_who_has_seen_the_latest_version_replaces_it(office: Office) -> None:
+    assert (await put(office, workflow(step("a")))).status == 404
+    await office.admin.post(URL, workflow(step("a")))
+    answers = await asyncio.gather(*(put(office, workflow(step(f"b{n}")), 1) for n in range(4)))
+    assert sorted(a.status for a in answers) == [200, 412, 412, 412]
+    renamed = await put(office, {**workflow(step("a")), "name": "other"})
+    assert renamed.status == 422
+    assert renamed.json()["errors"][0]["pointer"] == "/name"
+    assert (await office.admin.get(f"{URL}/nightly")).json()["version"] == 2
+
+
+async def test_a_dry_run_changes_nothing(office: Office) -> None:
+    tried = await office.admin.post(f"{URL}?dry_run=true", workflow(step("a")))
+    assert (tried.status, tried.json()["version"]) == (200, 1)
+    assert (await office.admin.get(f"{URL}/nightly")).status == 404
+    await office.admin.post(URL, workflow(step("a")))
+    again = await office.admin.call("PUT", f"{URL}/nightly?dry_run=true", workflow(step("b")))
+    assert (again.status, again.json()["version"]) == (200, 2)
+    assert (await office.admin.get(f"{URL}/nightly")).json()["version"] == 1
+    wrong = await office.admin.post(f"{URL}?dry_run=true", workflow(step("a", "a")))
+    assert wrong.status == 422
+
+
+async def test_an_archived_workflow_is_out_of_sight_and_keeps_its_numbers(office: Office) -> None:
+    await office.admin.post(URL, workflow(step("a")))
+    stale = await office.admin.call("DELETE", f"{URL}/nightly", headers={"If-Match": '"7"'})
+    assert stale.status == 412
+    assert (await office.admin.call("DELETE", f"{URL}/nightly")).status == 204
+    for path in ("", "?version=1", "/versions", "/graph"):
+        assert (await office.admin.get(f"{URL}/nightly{path}")).status == 404
+    assert (await office.admin.call("DELETE", f"{URL}/nightly")).status == 404
+    assert (await office.admin.get(URL)).json()["items"] == []
+    again = await office.admin.post(URL, workflow(step("b")))
+    assert again.json()["version"] == 2
+    audit = (await office.admin.get("/v1/audit")).json()["items"]
+    assert [line["action"] for line in audit if line["subject"] == "nightly"] == [
+        "workflow.put",
+        "workflow.archived",
+        "workflow.put",
+    ]
+
+
+async def test_workflows_are_listed_by_name(office: Office) -> None:
+    for name in ("b", "B", "a-1", "c"):
+        made = await office.admin.post(URL, {"name": name, "steps": [step("only")]})
+        assert made.status == 201
+    await office.rival.post(URL, {"name": "theirs", "steps": [step("only")]})
+    seen: list[str] = []
+    cursor = ""
+    while True:
+        page = (await office.admin.get(f"{URL}?limit=2{cursor}")).json()
+        seen += [item["name"] for item in page["items"]]
+        if page["next_cursor"] is None:
+            break
+        cursor = f"&cursor={page['next_cursor']}"
+    assert seen == ["B", "a-1", "b", "c"]
+    assert (await office.admin.get(f"{URL}?cursor=nonsense!")).status == 422
+
+
+# --- what is wrong -----------------------------------------------------------------------------
+
+
+async def test_everything_that_is_wrong_is_told(office: Office) -> None:
+    answer = await office.admin.post(URL, workflow(step("a", "b"), step("b", "a"), step("b")))
+    assert answer.status == 422
+    found = {error["pointer"]: error["detail"] for error in answer.json()["errors"]}
+    assert found == {
+        "/steps/0/needs": "is part of a cycle: a → b → a",
+        "/steps/2/id": "'b' is the id of step 1 already",
+    }
+
+
+async def test_ten_thousand_steps_into_one_join(office: Office) -> None:
+    parents = [step(f"s{n}") for n in range(9_999)]
+    join = step("join", *(s["id"] for s in parents), payload={"all": "{{steps.s77.result}}"})
+    begun = perf_counter()
+    answer = await office.admin.post(URL, workflow(*parents, join))
+    took = perf_counter() - begun
+    assert answer.status == 201, answer.body[:500]
+    assert took < 5, took
+    shown = (await office.admin.get(f"{URL}/nightly/graph")).json()
+    assert (len(shown["nodes"]), len(shown["edges"])) == (10_000, 9_999)
+
+
+# --- graphs ------------------------------------------------------------------------------------
+
+
+async def test_a_graph_in_three_forms(office: Office) -> None:
+    document = workflow(
+        step("extract"),
+        step("clean", "extract", foreach=[1, 2], **{"if": '"x" == "]"'}),
+        step("end", "clean", when="any_failed"),
+        step("sweep", cleanup=True),
+    )
+    assert (await office.admin.post(URL, document)).status == 201
+    data = await office.admin.get(f"{URL}/nightly/graph")
+    assert data.json()["edges"] == [
+        {"from": "extract", "to": "clean", "when": "all_succeeded"},
+        {"from": "clean", "to": "end", "when": "any_failed"},
+        {"from": "clean", "to": "sweep", "when": "all_finished"},
+        {"from": "end", "to": "sweep", "when": "all_finished"},
+    ]
+    assert data.json()["nodes"][1] == {
+        "id": "clean",
+        "foreach": True,
+        "cleanup": False,
+        "if": '"x" == "]"',
+        "state": None,
+    }
+    mermaid = await office.admin.get(f"{URL}/nightly/graph?format=mermaid")
+    assert mermaid.headers["content-type"] == "text/vnd.mermaid; charset=utf-8"
+    assert mermaid.body.decode().splitlines()[:3] == [
+        "flowchart TD",
+        '    s0["extract"]',
+        '    s1[["clean<br/>for each<br/>if …"]]',
+    ]
+    dot = await office.admin.get(f"{URL}/nightly/graph?format=dot&version=1")
+    assert dot.headers["content-type"] == "text/vnd.graphviz; charset=utf-8"
+    assert '"clean" -> "end" [label="any_failed"];' in dot.body.decode()
+    assert (await office.admin.get(f"{URL}/nightly/graph?format=png")).status == 422
