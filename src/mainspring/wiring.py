@@ -29,6 +29,7 @@ from mainspring.execution.lanes import Caps
 from mainspring.execution.port import Executor
 from mainspring.execution.sender import SenderSettings
 from mainspring.lifecycle import Supervisor
+from mainspring.node.deadlines import Deadlines
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.loader import Loader
@@ -42,6 +43,7 @@ from mainspring.observe.metrics import Metrics
 from mainspring.store import doctor, timezones
 from mainspring.store import migrate as migrations
 from mainspring.store.database import Database, DatabaseOptions, connect
+from mainspring.store.definitions import Definitions
 from mainspring.store.doctor import Finding
 from mainspring.store.embedded import EmbeddedServer
 from mainspring.store.engine import EngineStore
@@ -51,6 +53,8 @@ from mainspring.store.keys import Keys, NewKey, hash_secret
 from mainspring.store.migrate import Migration
 from mainspring.store.schedules import Schedules
 from mainspring.store.secrets import WebhookSecrets
+from mainspring.store.step_outcomes import StepOutcomes
+from mainspring.store.steps import Steps
 from mainspring.store.tasks import Tasks
 from mainspring.store.vault import Vault, parse_key
 
@@ -222,7 +226,9 @@ class Server:
         store = EngineStore(self._engine_database)
         rng = SystemRandom()
         signals = Signals(state, self._engine_database, self._listener())
-        recorder = Recorder(config, state, store, signals, metrics, rng)
+        steps = self._steps()
+        outcomes = StepOutcomes(self._engine_database, steps)
+        recorder = Recorder(config, state, store, outcomes, signals, metrics, rng)
         dispatcher = Dispatcher(config, state, store, recorder, metrics)
         loader = Loader(config, state, store, Keys(self._engine_database), dispatcher, metrics)
         membership = Membership(
@@ -255,6 +261,7 @@ class Server:
             signals,
             housekeeper,
             self._materializer(state, signals, rng),
+            Deadlines(state, outcomes, recorder, metrics),
             executors,
         )
         self.app = build_app(
@@ -286,6 +293,10 @@ class Server:
         self.metrics.window_entries.set_function(lambda: engine.waiting)
         self.metrics.running.set_function(lambda: engine.running)
         return engine
+
+    def _steps(self) -> Steps:
+        rng = SystemRandom()
+        return Steps(Definitions(), TaskIds(Random(rng.getrandbits(64))), rng)
 
     def _materializer(self, state: NodeState, signals: Signals, rng: Random) -> Materializer:
         ids = TaskIds(Random(rng.getrandbits(64)))

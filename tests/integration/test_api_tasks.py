@@ -21,6 +21,7 @@ from mainspring.errors import StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.keys import Keys, NewKey
+from mainspring.store.step_rows import Moved
 from mainspring.store.tasks import Creation, Tasks
 from support.asgi import Answer, AsgiClient
 
@@ -46,6 +47,12 @@ class ListeningNode:
 
     def changed(self) -> None:
         self.changes += 1
+
+    def moved(self, moved: Moved) -> None:
+        self.rows.extend(moved.rows)
+
+    def doubt(self) -> None:
+        pass
 
     def hint_others(self, partitions: Collection[int]) -> None:
         self.hinted.update(partitions)

@@ -17,6 +17,7 @@ from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import Conflict, MainspringError, StoreUnavailable
 from mainspring.execution.port import ReportSink
+from mainspring.node.deadlines import Deadlines
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.loader import Loader
@@ -27,6 +28,7 @@ from mainspring.node.recorder import Recorder
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
+from mainspring.store.step_outcomes import StepOutcomes
 from simulation.remote import RemoteConnection, RemoteEngineStore, RemoteKeys, RemoteTasks
 from simulation.store import MemoryStore
 from simulation.world import CALM, World
@@ -139,6 +141,16 @@ class _NoSchedules:
         pass
 
 
+class _NoDeadlines:
+    """No workflows run here: their own tests drive them through crashes."""
+
+    async def run(self) -> None:
+        pass
+
+
+_NO_STEPS = cast("StepOutcomes", None)
+
+
 class _NoHousekeeping:
     """History is not cleared within the minute that a simulated world lasts."""
 
@@ -245,7 +257,7 @@ class SimNode:
         self.state = NodeState(Engine(settings), self.clock, node_id=world.uuid())
         remote = RemoteEngineStore(store, self.network)
         signals = LossySignals(world, self.state, others)
-        recorder = Recorder(config, self.state, remote, signals, METRICS, rng)
+        recorder = Recorder(config, self.state, remote, _NO_STEPS, signals, METRICS, rng)
         dispatcher = Dispatcher(config, self.state, remote, recorder, METRICS)
         keys = RemoteKeys(store, self.network)
         self.loader = Loader(config, self.state, remote, keys, dispatcher, METRICS)
@@ -269,6 +281,7 @@ class SimNode:
             signals,
             cast(Housekeeper, _NoHousekeeping()),
             cast(Materializer, _NoSchedules()),
+            cast(Deadlines, _NoDeadlines()),
             [Chaos(world, rng, self.clock, recorder.report)],
         )
         self.tasks = RemoteTasks(store, self.network)

@@ -20,6 +20,7 @@ from mainspring.engine.explain import Situation
 from mainspring.observe.metrics import Metrics
 from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.keys import Keys, NewKey
+from mainspring.store.step_rows import Moved
 from mainspring.store.tasks import Tasks
 from mainspring.store.vault import Vault
 from support.asgi import AsgiClient
@@ -37,6 +38,12 @@ class QuietNode:
         pass
 
     def changed(self) -> None:
+        pass
+
+    def moved(self, moved: Moved) -> None:
+        pass
+
+    def doubt(self) -> None:
         pass
 
     def hint_others(self, partitions: Collection[int]) -> None:

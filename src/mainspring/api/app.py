@@ -26,6 +26,7 @@ from mainspring.api.rate_limits import RateLimits
 from mainspring.api.replaying import Replayer
 from mainspring.api.router import Router
 from mainspring.api.routing import ForAll, ForOperators, ForTenants, Operation, Resource
+from mainspring.api.run_paths import run_paths
 from mainspring.api.schedule_paths import schedule_paths
 from mainspring.api.secrets import Secrets
 from mainspring.api.task_changes import TaskChanges
@@ -33,6 +34,7 @@ from mainspring.api.task_creation import TaskCreation
 from mainspring.api.task_reading import TaskReading
 from mainspring.api.validation import TaskValidator
 from mainspring.api.workflow_paths import workflow_paths
+from mainspring.api.workflow_runs import RunResource
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
@@ -43,13 +45,16 @@ from mainspring.store.bulk import BulkChanges
 from mainspring.store.calendars import Calendars
 from mainspring.store.database import Database
 from mainspring.store.dead_letters import DeadLetters
+from mainspring.store.definitions import Definitions
 from mainspring.store.explaining import Explaining
 from mainspring.store.firing import Firing
 from mainspring.store.keys import Keys
 from mainspring.store.schedules import Schedules
 from mainspring.store.secrets import WebhookSecrets
+from mainspring.store.steps import Steps
 from mainspring.store.tasks import Tasks
 from mainspring.store.vault import Vault
+from mainspring.store.workflow_runs import WorkflowRuns
 from mainspring.store.workflows import Workflows
 
 
@@ -92,6 +97,7 @@ def paths_of(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
         **_letter_paths(deps),
         **_schedule_paths(deps),
         **_workflow_paths(deps),
+        **_run_paths(deps),
         **_secret_paths(deps),
         **_admin_paths(deps),
         **_operation_paths(deps),
@@ -167,6 +173,23 @@ def _workflow_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]
         deps.clock,
         Workflows(deps.database),
         TaskValidator(deps.config, deps.clock, deps.ids, deps.rng, deps.vault.seal_headers),
+    )
+
+
+def _run_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
+    definitions = Definitions()
+    steps = Steps(definitions, deps.ids, deps.rng)
+    runs = WorkflowRuns(deps.database, steps, definitions, deps.ids)
+    return run_paths(
+        RunResource(
+            deps.config,
+            deps.clock,
+            deps.ids,
+            Workflows(deps.database),
+            runs,
+            deps.node,
+            deps.metrics,
+        )
     )
 
 

@@ -12,14 +12,19 @@ from starlette.datastructures import QueryParams
 from mainspring.api.wire import Instant
 from mainspring.domain.execution import Outcome
 from mainspring.domain.task import TaskState
+from mainspring.domain.workflow_rules import RunState
 from mainspring.errors import InvalidRequest, Problem
 from mainspring.store.dead_letters import LetterFilter
 from mainspring.store.tasks import TaskFilter
+from mainspring.store.workflow_runs import RunFilter
 
 MOST_ITEMS = 1000
 _DEFAULT_ITEMS = 50
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
-_FILTERS = {"state", "queue", "name", "label", "due_after", "due_before", "schedule_id"}
+_FILTERS = {
+    *("state", "queue", "name", "label", "due_after", "due_before", "schedule_id"),
+    "workflow_run_id",
+}
 _LETTER_FILTERS = {
     *("resolved", "name", "queue", "label", "fingerprint", "died_after", "died_before")
 }
@@ -46,6 +51,7 @@ def task_query(params: QueryParams) -> TaskQuery:
         due_after=_instant(params, "due_after", problems),
         due_before=_instant(params, "due_before", problems),
         schedule_id=_uuid(params, "schedule_id", problems),
+        workflow_run_id=_uuid(params, "workflow_run_id", problems),
     )
     query = TaskQuery(
         where,
@@ -120,6 +126,28 @@ def schedule_query(
     limit = _limit(params, problems)
     _raise_if(problems)
     return ScheduleQuery(before, limit, where)
+
+
+class RunQuery(msgspec.Struct, frozen=True):
+    """What GET /v1/workflow-runs asks for."""
+
+    where: RunFilter
+    before: UUID | None
+    limit: int
+
+
+def run_query(params: QueryParams) -> RunQuery:
+    """All parameters of a list of runs."""
+    problems = _unknown(params, {"workflow", "state", "schedule_id", "limit", "cursor"})
+    state = params.get("state")
+    if state is not None and state not in set(RunState):
+        problems.append(_problem("state", f"is none of {', '.join(RunState)}"))
+    where = RunFilter(
+        _text(params, "workflow", problems), state, _uuid(params, "schedule_id", problems)
+    )
+    query = RunQuery(where, _cursor(params, problems), _limit(params, problems))
+    _raise_if(problems)
+    return query
 
 
 class PageQuery(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from mainspring.domain.execution import Report
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.explain import Situation
+from mainspring.store.step_rows import Moved
 
 
 class NodePort(Protocol):
@@ -22,6 +23,14 @@ class NodePort(Protocol):
 
     def changed(self) -> None:
         """A change was committed: look at the wake rows now rather than at the next poll."""
+        ...
+
+    def moved(self, moved: Moved) -> None:
+        """Runs of workflows moved on, and this was committed: tell whom it concerns."""
+        ...
+
+    def doubt(self) -> None:
+        """An answer was lost, and something may have been committed: look at everything again."""
         ...
 
     def hint_others(self, partitions: Collection[int]) -> None:

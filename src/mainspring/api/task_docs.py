@@ -76,6 +76,7 @@ LIST = Doc(
         Param("due_after", Instant, "Only tasks due at or after this time."),
         Param("due_before", Instant, "Only tasks due before this time."),
         Param("schedule_id", UUID, "Only tasks of this schedule."),
+        Param("workflow_run_id", UUID, "Only steps of this run."),
         Param("payload", bool, "Show payloads as well."),
         LIMIT,
         CURSOR,

@@ -172,6 +172,8 @@ def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
         lateness=task.lateness or {},
         schedule_id=task.schedule_id,
         nominal_at=task.nominal_at,
+        workflow_run_id=task.workflow_run_id,
+        step=task.step,
         replay_of=task.replay_of,
     )
 

@@ -41,6 +41,8 @@ class Assignment(NamedTuple):
     lease_end: float
     spec: TaskSpec
     payload: bytes
+    workflow_run_id: UUID | None = None
+    step: str | None = None
 
 
 class Report(NamedTuple):

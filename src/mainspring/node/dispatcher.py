@@ -209,6 +209,13 @@ class Dispatcher:
         others = [(task.tenant_id, task.id) for task in ended if task.id not in found]
         seen = await self._until_answered(lambda: self._store.look_at(others))
         now = self._state.clock.now()
+        if unheard := [
+            TaskRef(row.tenant_id, row.id, row.fence)
+            for row in seen.rows
+            if row.cancel_requested and row.lease_end is not None and row.lease_end <= now
+        ]:
+            await self._until_answered(lambda: self._recorder.lose_steps(unheard))
+            seen = await self._until_answered(lambda: self._store.look_at(others))
         engine = self._state.engine
         self.cancel(engine.saw([*lost.rows, *seen.rows], now))
         self.cancel(engine.gone([*lost.gone, *seen.gone], now))

@@ -88,6 +88,8 @@ class Loader:
 
     async def _turn(self) -> None:
         self._state.load_wanted.clear()
+        self._to_load.update(self._state.doubtful & self._state.engine.partitions)
+        self._state.doubtful.clear()
         await self._advance()
         await self._take_stock()
         if self._is_time("wakes", self._config.wake_poll):

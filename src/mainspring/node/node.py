@@ -14,6 +14,7 @@ from mainspring.engine.explain import Situation
 from mainspring.engine.leases import Held
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import Supervisor
+from mainspring.node.deadlines import Deadlines
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.loader import Loader
@@ -22,6 +23,7 @@ from mainspring.node.membership import Membership
 from mainspring.node.recorder import Recorder
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
+from mainspring.store.step_rows import Moved
 
 log = structlog.get_logger()
 
@@ -40,6 +42,7 @@ class Node:
         signals: Signals,
         housekeeper: Housekeeper,
         materializer: Materializer,
+        deadlines: Deadlines,
         executors: Sequence[Executor],
     ) -> None:
         self._config = config
@@ -51,6 +54,7 @@ class Node:
         self._signals = signals
         self._housekeeper = housekeeper
         self._materializer = materializer
+        self._deadlines = deadlines
         self._executors = executors
         self._supervisor = Supervisor()
         self._joined = False
@@ -71,6 +75,7 @@ class Node:
             "recorder": self._recorder.run,
             "housekeeper": self._housekeeper.run,
             "materializer": self._materializer.run,
+            "deadlines": self._deadlines.run,
         }
         for name, loop in loops.items():
             self._supervisor.start(name, loop)
@@ -79,7 +84,9 @@ class Node:
         """Take no more work, hand partitions over at once, finish or release what is running."""
         self._joined = False
         self._dispatcher.close()
-        await self._supervisor.stop("membership", "loader", "housekeeper", "materializer")
+        await self._supervisor.stop(
+            "membership", "loader", "housekeeper", "materializer", "deadlines"
+        )
         await self._membership.leave()
         await self._housekeeper.leave()
         await asyncio.gather(*(executor.stop(self._config.grace) for executor in self._executors))
@@ -107,6 +114,14 @@ class Node:
     def changed(self) -> None:
         self._loader.hint()
         self._materializer.hint()
+
+    def moved(self, moved: Moved) -> None:
+        self._recorder.moved(moved)
+        if moved.told:
+            self.changed()
+
+    def doubt(self) -> None:
+        self._state.doubt(self._state.engine.partitions)
 
     def hint_others(self, partitions: Collection[int]) -> None:
         self._signals.wake_owners(partitions)

@@ -20,7 +20,9 @@ from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.database import REFUSED
-from mainspring.store.engine import EngineStore
+from mainspring.store.engine import EngineStore, TaskRef
+from mainspring.store.step_outcomes import StepOutcomes
+from mainspring.store.step_rows import Moved
 
 log = structlog.get_logger()
 
@@ -37,6 +39,7 @@ class Recorder:
         config: Config,
         state: NodeState,
         store: EngineStore,
+        steps: StepOutcomes,
         signals: Signals,
         metrics: Metrics,
         rng: Random,
@@ -44,6 +47,7 @@ class Recorder:
         self._config = config
         self._state = state
         self._store = store
+        self._steps = steps
         self._signals = signals
         self._metrics = metrics
         self._rng = rng
@@ -80,6 +84,12 @@ class Recorder:
             self._signals.wake_owners({assignment.partition})
         self._state.poke()
         return accepted
+
+    async def lose_steps(self, held: Sequence[TaskRef]) -> None:
+        """Steps that were asked to cancel, and whose lease ran out: their runs hear of the end."""
+        done = await self._steps.lose(self._state.tenure(), held, self._state.clock.now())
+        self.moved(done.moved)
+        self._metrics.executions.labels("lost").inc(len(done.accepted))
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as writers:
@@ -129,7 +139,16 @@ class Recorder:
         self._state.poke()
 
     async def _record_finishes(self, finishes: Sequence[Finish]) -> set[UUID]:
-        accepted = await self._finish(finishes)
+        """Steps of workflows are written apart: nobody else's outcome waits for a run's row."""
+        steps = [f for f in finishes if f.report.assignment.workflow_run_id is not None]
+        if not steps:
+            return self._end(finishes, await self._finish(finishes))
+        plain = [f for f in finishes if f.report.assignment.workflow_run_id is None]
+        accepted = self._end(plain, await self._finish(plain)) if plain else set()
+        return accepted | self._end(steps, await self._finish_steps(steps))
+
+    def _end(self, finishes: Sequence[Finish], accepted: set[UUID]) -> set[UUID]:
+        """Outcomes were written: the engine and the metrics hear of it."""
         crash.reach("record.committed")
         now = self._state.clock.now()
         for finish in finishes:
@@ -173,6 +192,42 @@ class Recorder:
                 else:
                     # One bad result must not hold up the others: each alone.
                     return {i for f in finishes for i in await self._finish([f])}
+
+    async def _finish_steps(self, finishes: Sequence[Finish]) -> set[UUID]:
+        """The same for steps, whose runs move on with it. An answer that was lost may have released
+        others, of which nobody told the engine: then all is looked at again."""
+        unsure = False
+        while True:
+            try:
+                now = self._state.clock.now()
+                crash.reach("step.before_commit")
+                done = await self._steps.finish(self._state.tenure(), finishes, now)
+                crash.reach("step.committed")
+                self.moved(done.moved)
+                if unsure:
+                    self._state.doubt(self._state.engine.partitions)
+                return done.accepted
+            except StoreUnavailable:
+                unsure = True
+                await self._pause()
+            except REFUSED as error:
+                if len(finishes) > 1:
+                    return {i for f in finishes for i in await self._finish_steps([f])}
+                finishes = [_unrecordable(finishes[0], error)]
+
+    def moved(self, moved: Moved) -> None:
+        """Runs moved on: the engine hears of its own tasks; for others there are wake rows."""
+        ours = self._state.engine.partitions
+        mine = [row for row in moved.rows if row.partition in ours]
+        self._state.engine.saw(mine, self._state.clock.now())
+        self._state.poke()
+        for state, count in moved.ended.items():
+            self._metrics.workflow_runs_finished.labels(state).inc(count)
+        self._metrics.steps_released.inc(len(moved.rows))
+        if moved.told & ours:
+            self._state.load_wanted.set()
+        if elsewhere := ({row.partition for row in moved.rows} | moved.told) - ours:
+            self._signals.wake_owners(elsewhere)
 
     async def _retry(self, retries: Sequence[Retry]) -> list[TaskRow]:
         """Write until it is written; answers the rows, also those of a write whose answer was

@@ -1,7 +1,7 @@
 """What the drivers of one node share: the engine, the clock, and the node's right to act."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
@@ -24,6 +24,8 @@ class NodeState:
     """Set when the dispatcher has something to look at."""
     load_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the loader has something to look at."""
+    doubtful: set[int] = field(default_factory=set)
+    """Partitions in which something may have been written that the engine was not told of."""
 
     @property
     def worker(self) -> str:
@@ -37,6 +39,11 @@ class NodeState:
     def renew(self) -> None:
         """Become a new incarnation, after the old one was declared dead."""
         self.node_id, self.epoch = uuid4(), 0
+
+    def doubt(self, partitions: Collection[int]) -> None:
+        """An answer was lost: let the loader look at everything in these partitions."""
+        self.doubtful.update(partitions)
+        self.load_wanted.set()
 
     def poke(self) -> None:
         self.poked.set()

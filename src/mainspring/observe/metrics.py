@@ -64,6 +64,21 @@ class Metrics:
         )
 
         self._count_schedules()
+        self._count_workflows()
+
+    def _count_workflows(self) -> None:
+        self.workflow_runs_started = self._counter(
+            "workflow_runs_started", "Runs of workflows that began through this node"
+        )
+        self.workflow_runs_finished = Counter(
+            "mainspring_workflow_runs_finished",
+            "Runs of workflows that ended in this node's hands, by final state",
+            ["state"],
+            registry=self.registry,
+        )
+        self.steps_released = self._counter(
+            "workflow_steps_released", "Steps of workflows whose turn came in this node's hands"
+        )
 
     def _count_schedules(self) -> None:
         self.occurrences = Counter(

@@ -148,29 +148,7 @@ class EngineStore:
 
     async def finish(self, tenure: Tenure, finished: Iterable[Finish]) -> set[UUID]:
         """Move tasks to history, guarded by fence; answers which were accepted."""
-        ordered = sorted(finished, key=_by_task)
-        reports = [f.report for f in ordered]
-        rows = await self._database.fetch(
-            SQL["finish"],
-            tenure.node_id,
-            tenure.epoch,
-            list(tenure.partitions),
-            [r.assignment.tenant_id for r in reports],
-            [r.assignment.id for r in reports],
-            [r.assignment.fence for r in reports],
-            [f.state.value for f in ordered],
-            [r.outcome.value for r in reports],
-            [r.started for r in reports],
-            [r.finished for r in reports],
-            sparse([r.result for r in reports]),
-            sparse([r.error for r in reports]),
-            sparse([f.dead_because for f in ordered]),
-            [f.sla_met for f in ordered],
-            sparse([f.blame for f in ordered]),
-            sparse([f.lateness for f in ordered]),
-            sparse([r.status_code for r in reports]),
-            sparse([r.response for r in reports]),
-        )
+        rows = await self._database.fetch(SQL["finish"], *finish_arguments(tenure, finished))
         return {row["id"] for row in rows}
 
     async def retry(self, tenure: Tenure, retries: Iterable[Retry]) -> list[TaskRow]:
@@ -197,6 +175,32 @@ class EngineStore:
         return [TaskRow(*row) for row in rows]
 
 
+def finish_arguments(tenure: Tenure, finished: Iterable[Finish]) -> tuple[object, ...]:
+    """What the statement `finish` wants, rows in lock order."""
+    ordered = sorted(finished, key=_by_task)
+    reports = [f.report for f in ordered]
+    return (
+        tenure.node_id,
+        tenure.epoch,
+        list(tenure.partitions),
+        [r.assignment.tenant_id for r in reports],
+        [r.assignment.id for r in reports],
+        [r.assignment.fence for r in reports],
+        [f.state.value for f in ordered],
+        [r.outcome.value for r in reports],
+        [r.started for r in reports],
+        [r.finished for r in reports],
+        sparse([r.result for r in reports]),
+        sparse([r.error for r in reports]),
+        sparse([f.dead_because for f in ordered]),
+        [f.sla_met for f in ordered],
+        sparse([f.blame for f in ordered]),
+        sparse([f.lateness for f in ordered]),
+        sparse([r.status_code for r in reports]),
+        sparse([r.response for r in reports]),
+    )
+
+
 def _by_task(item: Finish | Retry) -> tuple[int, UUID]:
     return item.report.assignment.tenant_id, item.report.assignment.id
 
@@ -209,10 +213,11 @@ def _columns(refs: Iterable[TaskRef]) -> tuple[list[int], list[UUID], list[int]]
 
 def assignment_of(row: asyncpg.Record) -> Assignment:
     """A leased task, as claims and their like return it."""
-    tenant_id, task_id, fence, partition, attempts, failures, due, picked, end, spec, payload = row
+    (tenant_id, task_id, fence, partition, attempts, failures, due, picked, end, spec, payload,
+     run_id, step) = row  # fmt: skip
     return Assignment(
         tenant_id, task_id, fence, partition, attempts, failures, due, picked, end,
-        _decode_spec(spec), payload,
+        _decode_spec(spec), payload, run_id, step,
     )  # fmt: skip
 
 

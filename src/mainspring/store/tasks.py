@@ -104,6 +104,8 @@ class StoredTask:
     replay_of: UUID | None = None
     schedule_id: UUID | None = None
     nominal_at: datetime | None = None
+    workflow_run_id: UUID | None = None
+    step: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,7 @@ class TaskFilter:
     due_after: datetime | None = None
     due_before: datetime | None = None
     schedule_id: UUID | None = None
+    workflow_run_id: UUID | None = None
 
 
 _EVERYTHING = TaskFilter()
@@ -235,6 +238,7 @@ class Tasks:
             limit,
             payloads,
             where.schedule_id,
+            where.workflow_run_id,
         )
         *_, scanned, edge = rows[0]
         tasks = [StoredTask(*tuple(row)[:-2]) for row in rows if row["id"] is not None]

@@ -23,12 +23,12 @@ WITH node AS MATERIALIZED (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, picked_at, started_at,
         finished_at, tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, sla_met,
         state, queue, capability, concurrency_key, name, blame, labels, error, lateness, spec,
-        payload, result, replay_of, schedule_id, nominal_at)
+        payload, result, replay_of, schedule_id, nominal_at, workflow_run_id, step)
     SELECT id, created_at, run_at, due_at, expires_at, picked_at, started_at,
         finished_at, tenant_id, rev + 1, fence, attempts,
         failures + (outcome IN ('failed', 'timed_out'))::integer, concurrency_limit, priority, sla_met,
         final_state, queue, capability, concurrency_key, name, blame, labels, final_error, lateness,
-        spec, payload, result, replay_of, schedule_id, nominal_at
+        spec, payload, result, replay_of, schedule_id, nominal_at, workflow_run_id, step
     FROM done
 ), tries AS (
     INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
@@ -100,12 +100,14 @@ FROM again;
 
 -- name: lose
 -- Leases that ran out: nobody will report these tries any more. A task that was asked to cancel
--- ends as cancelled, any other is scheduled again; due_at stays, so that its lateness shows.
+-- ends as cancelled, any other is scheduled again; due_at stays, so that its lateness shows. A step
+-- that was asked to cancel is left as it is: its end concerns its run (`overdue_steps`).
 WITH expired AS MATERIALIZED (
     SELECT t.tenant_id, t.id, t.fence, t.cancel_requested
     FROM tasks t JOIN unnest($1::integer[], $2::uuid[], $3::integer[]) AS held (tenant_id, id, fence)
         ON t.tenant_id = held.tenant_id AND t.id = held.id AND t.fence = held.fence
     WHERE t.state = 'running' AND t.lease_until <= clock_timestamp()
+      AND NOT (t.cancel_requested AND t.workflow_run_id IS NOT NULL)
     FOR UPDATE OF t
 ), tries AS (
     INSERT INTO executions (task_id, due_at, picked_at, finished_at, tenant_id, fence, attempt,
@@ -144,13 +146,14 @@ SELECT tenant_id, id, NULL, partition, NULL, queue, capability, concurrency_key,
 FROM ended;
 
 -- name: expire
--- Tasks that were not started by expires_at, in the partitions of this node.
+-- Tasks that were not started by expires_at, in the partitions of this node. Steps of workflows
+-- are left to `overdue_steps`.
 WITH node AS MATERIALIZED (
     SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
 ), ended AS (
     DELETE FROM tasks t USING node
     WHERE t.expires_at <= clock_timestamp() AND t.state <> 'running'
-      AND t.partition = ANY ($3::smallint[])
+      AND t.partition = ANY ($3::smallint[]) AND t.workflow_run_id IS NULL
     RETURNING t.*
 ), history AS (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,

@@ -62,14 +62,14 @@ SELECT * FROM (
         NULL::timestamptz AS finished_at, rev, fence, attempts, concurrency_limit, priority,
         cancel_requested, NULL::boolean AS sla_met, state, queue, concurrency_key, name,
         NULL::text AS blame, labels, error, NULL::jsonb AS lateness, spec, payload,
-        NULL::bytea AS result, replay_of, schedule_id, nominal_at
+        NULL::bytea AS result, replay_of, schedule_id, nominal_at, workflow_run_id, step
     FROM tasks WHERE tenant_id = $1 AND id = $2
     UNION ALL
     SELECT id, created_at, run_at, due_at, expires_at, picked_at, started_at,
         finished_at, rev, fence, attempts, concurrency_limit, priority,
         false, sla_met, state, queue, concurrency_key, name,
         blame, labels, error, lateness, spec, payload,
-        result, replay_of, schedule_id, nominal_at
+        result, replay_of, schedule_id, nominal_at, workflow_run_id, step
     FROM task_history WHERE tenant_id = $1 AND id = $2 AND finished_at >= time_of($2)
 ) found LIMIT 1;
 
@@ -84,7 +84,7 @@ FROM tasks WHERE tenant_id = $1 AND id = $2 FOR UPDATE;
 -- The present try of a running task, as its claim returned it.
 SELECT tenant_id, id, fence, partition, attempts, failures,
     extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM picked_at)::float8 AS picked,
-    extract(epoch FROM lease_until)::float8 AS lease_until, spec, payload
+    extract(epoch FROM lease_until)::float8 AS lease_until, spec, payload, workflow_run_id, step
 FROM tasks WHERE tenant_id = $1 AND id = $2 AND state = 'running';
 
 -- name: change_task
@@ -156,7 +156,7 @@ WITH scanned AS MATERIALIZED (
             cancel_requested, NULL::boolean AS sla_met, state, queue, concurrency_key, name,
             NULL::text AS blame, labels, error, NULL::jsonb AS lateness, spec,
             CASE WHEN $13::boolean THEN payload ELSE ''::bytea END AS payload,
-            NULL::bytea AS result, replay_of, schedule_id, nominal_at
+            NULL::bytea AS result, replay_of, schedule_id, nominal_at, workflow_run_id, step
         FROM tasks WHERE tenant_id = $1 AND id < $2 AND $4
         ORDER BY id DESC LIMIT 1000)
         UNION ALL
@@ -165,7 +165,7 @@ WITH scanned AS MATERIALIZED (
             false, sla_met, state, queue, concurrency_key, name,
             blame, labels, error, lateness, spec,
             CASE WHEN $13::boolean THEN payload ELSE ''::bytea END AS payload,
-            result, replay_of, schedule_id, nominal_at
+            result, replay_of, schedule_id, nominal_at, workflow_run_id, step
         FROM task_history WHERE tenant_id = $1 AND id < $2 AND $5
         ORDER BY id DESC LIMIT 1000)
     ) every ORDER BY id DESC LIMIT $3
@@ -178,6 +178,7 @@ WITH scanned AS MATERIALIZED (
       AND ($10::timestamptz IS NULL OR due_at >= $10)
       AND ($11::timestamptz IS NULL OR due_at < $11)
       AND ($14::uuid IS NULL OR schedule_id = $14)
+      AND ($15::uuid IS NULL OR workflow_run_id = $15)
     ORDER BY id DESC LIMIT $12
 ), edge AS (
     SELECT count(*) AS scanned, (SELECT id FROM scanned ORDER BY id LIMIT 1) AS edge FROM scanned

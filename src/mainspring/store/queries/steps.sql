@@ -1,0 +1,285 @@
+-- What becomes of the steps of runs. Whoever changes a step holds its run's row (`hold_runs`), so
+-- that all of these see, and leave behind, a run that is one whole.
+
+-- name: hold_runs
+-- Lock runs, in order: before any task of theirs is locked.
+SELECT tenant_id, id FROM workflow_runs
+WHERE (tenant_id, id) IN (SELECT * FROM unnest($1::integer[], $2::uuid[]))
+ORDER BY tenant_id, id FOR NO KEY UPDATE;
+
+-- name: hold_runs_of
+-- The same for the runs that some tasks of a tenant are steps of.
+SELECT tenant_id, id FROM workflow_runs
+WHERE tenant_id = $1 AND id IN (
+    SELECT workflow_run_id FROM tasks
+    WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND workflow_run_id IS NOT NULL)
+ORDER BY id FOR NO KEY UPDATE;
+
+-- name: advance
+-- Steps that ended: each is noted, and all of them together are counted once in every step that
+-- waits for them and once in their run. Comes back: the runs, each with those steps.
+WITH ended AS (
+    SELECT * FROM unnest($1::integer[], $2::uuid[], $3::text[], $4::integer[], $5::text[],
+        $6::float8[], $7::float8[], $8::integer[], $9::bytea[], $10::jsonb[], $11::boolean[])
+    AS e (tenant_id, run_id, step, item, state, started, finished, attempts, result, error, waived)
+), own AS (
+    UPDATE workflow_steps s
+    SET state = e.state, started_at = to_timestamp(e.started), attempts = coalesce(e.attempts, 0),
+        finished_at = coalesce(to_timestamp(e.finished), clock_timestamp()),
+        result = e.result, error = e.error, waived = coalesce(e.waived, false)
+    FROM ended e
+    WHERE s.run_id = e.run_id AND s.step = e.step AND s.item = e.item
+      AND s.state IN ('blocked', 'released', 'expanded')
+    RETURNING s.tenant_id, s.run_id, s.item, s.state, s.children,
+        (s.state = 'completed' OR s.waived) AS good,
+        s.state IN ('failed', 'expired', 'cancelled') AS bad
+), fed AS (
+    -- Items are counted by the step that they are items of, once it is expanded; all else by steps
+    -- that are blocked.
+    SELECT run_id, child AS step, CASE WHEN item >= 0 THEN 'expanded' ELSE 'blocked' END AS waits,
+        count(*) AS finished, count(*) FILTER (WHERE good) AS succeeded,
+        count(*) FILTER (WHERE bad) AS failed
+    FROM own, unnest(children) AS child GROUP BY run_id, child, item >= 0
+), waiting AS (
+    UPDATE workflow_steps s
+    SET finished = s.finished + f.finished, succeeded = s.succeeded + f.succeeded,
+        failed = s.failed + f.failed
+    FROM fed f
+    WHERE s.run_id = f.run_id AND s.step = f.step AND s.item = -1 AND s.state = f.waits
+    RETURNING s.run_id, s.step, s.state, s.needed, s.finished, s.succeeded, s.failed
+), counted AS (
+    SELECT tenant_id, run_id, count(*) FILTER (WHERE item = -1) AS ended,
+        count(*) FILTER (WHERE item = -1 AND bad) AS failed
+    FROM own GROUP BY tenant_id, run_id
+), runs AS (
+    UPDATE workflow_runs r
+    SET unfinished = r.unfinished - c.ended, failed = r.failed + c.failed, rev = r.rev + 1
+    FROM counted c
+    WHERE r.tenant_id = c.tenant_id AND r.id = c.run_id
+    RETURNING r.tenant_id, r.id, r.workflow, r.version, r.state, r.stopping, r.unfinished, r.failed
+)
+SELECT r.*, w.step, w.state AS step_state, w.needed, w.finished, w.succeeded,
+    w.failed AS step_failed
+FROM runs r LEFT JOIN waiting w ON w.run_id = r.id;
+
+-- name: release
+-- Steps whose turn has come: from blocked to scheduled, each once. A task goes where its run lives,
+-- so that one node does it all; of very many at once (`wide`) each goes its own way.
+WITH node AS MATERIALIZED (
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+), input AS (
+    SELECT * FROM unnest($4::integer[], $5::uuid[], $6::text[], $7::float8[], $8::boolean[],
+        $9::bytea[], $10::bytea[], $11::text[], $12::text[], $13::text[], $14::jsonb[])
+    AS i (tenant_id, run_id, step, due, wide, spec, payload, capability, concurrency_key, name, labels)
+), tenant AS MATERIALIZED (
+    SELECT id, spread FROM tenants
+    WHERE id IN (SELECT DISTINCT unnest($4::integer[])) FOR KEY SHARE
+), freed AS (
+    UPDATE workflow_steps s SET state = 'released', due_at = to_timestamp(i.due)
+    FROM input i
+    WHERE s.run_id = i.run_id AND s.step = i.step AND s.item = -1 AND s.state = 'blocked'
+    RETURNING s.task_id, i.*
+), begun AS (
+    UPDATE tasks t
+    SET state = 'scheduled', parked = false, rev = t.rev + 1, run_at = to_timestamp(i.due),
+        due_at = to_timestamp(i.due), spec = coalesce(i.spec, t.spec),
+        payload = coalesce(i.payload, t.payload), capability = coalesce(i.capability, t.capability),
+        concurrency_key = coalesce(i.concurrency_key, t.concurrency_key),
+        name = coalesce(i.name, t.name), labels = coalesce(i.labels, t.labels),
+        partition = partition_of(t.tenant_id, CASE WHEN i.wide THEN t.id ELSE i.run_id END,
+            coalesce(i.concurrency_key, t.concurrency_key), n.spread)
+    FROM freed i JOIN tenant n ON n.id = i.tenant_id
+    WHERE t.tenant_id = i.tenant_id AND t.id = i.task_id AND t.state = 'blocked'
+    RETURNING t.*
+), woken AS (
+    INSERT INTO wakes (partition, tenant_id, task_id)
+    SELECT partition, tenant_id, id FROM begun
+    WHERE partition <> ALL ($3::smallint[]) OR NOT EXISTS (SELECT FROM node)
+)
+SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
+    priority, extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM expires_at)::float8 AS expires,
+    fence, NULL::float8 AS lease_end, cancel_requested
+FROM begun;
+
+-- name: expand
+-- A step that becomes one task per item of its list: it waits for these now.
+UPDATE workflow_steps s
+SET state = 'expanded', needed = $3, finished = 0, succeeded = 0, failed = 0, due_at = to_timestamp($4)
+WHERE s.run_id = $1 AND s.step = $2 AND s.item = -1 AND s.state = 'blocked'
+RETURNING s.task_id;
+
+-- name: add_steps
+-- Rows of steps or items, whose tasks are inserted beside this.
+INSERT INTO workflow_steps (tenant_id, run_id, step, item, state, needed, children, task_id, due_at)
+SELECT $1, $2, i.step, i.item, i.state, i.needed, string_to_array(i.children, ','), i.task_id,
+    to_timestamp(i.due)
+FROM unnest($3::text[], $4::integer[], $5::text[], $6::integer[], $7::text[], $8::uuid[], $9::float8[])
+    AS i (step, item, state, needed, children, task_id, due);
+
+-- name: add_tasks
+-- Their tasks. Those that are scheduled at once get a wake row like any other.
+WITH node AS MATERIALIZED (
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+), tenant AS MATERIALIZED (
+    SELECT id, spread FROM tenants WHERE id = $4 FOR KEY SHARE
+), input AS (
+    SELECT * FROM unnest($6::uuid[], $7::text[], $8::text[], $9::float8[], $10::bytea[], $11::bytea[],
+        $12::text[], $13::text[], $14::smallint[], $15::text[], $16::jsonb[], $17::text[],
+        $18::integer[], $19::boolean[])
+    AS i (id, step, state, due, spec, payload, capability, queue, priority, name, labels,
+          concurrency_key, concurrency_limit, wide)
+), made AS (
+    INSERT INTO tasks (id, created_at, run_at, due_at, tenant_id, concurrency_limit, partition,
+        priority, parked, state, queue, capability, concurrency_key, name, labels, spec, payload,
+        workflow_run_id, step)
+    SELECT i.id, clock_timestamp(), to_timestamp(i.due), to_timestamp(i.due), t.id, i.concurrency_limit,
+        partition_of(t.id, CASE WHEN i.wide THEN i.id ELSE $5::uuid END, i.concurrency_key, t.spread),
+        i.priority, i.state = 'blocked', i.state, i.queue, i.capability, i.concurrency_key, i.name,
+        i.labels, i.spec, i.payload, $5, i.step
+    FROM input i, tenant t
+    RETURNING *
+), woken AS (
+    INSERT INTO wakes (partition, tenant_id, task_id)
+    SELECT partition, tenant_id, id FROM made
+    WHERE state = 'scheduled'
+      AND (partition <> ALL ($3::smallint[]) OR NOT EXISTS (SELECT FROM node))
+)
+SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
+    priority, extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM expires_at)::float8 AS expires,
+    fence, NULL::float8 AS lease_end, cancel_requested
+FROM made WHERE state = 'scheduled';
+
+-- name: end_tasks
+-- Steps that end without running: skipped, cancelled, or joined. Their tasks move to history; owners
+-- who may know of them are told. What runs is left alone, and does not come back from here.
+WITH input AS (
+    SELECT i.*, s.task_id
+    FROM unnest($1::integer[], $2::uuid[], $3::text[], $4::integer[], $5::text[], $6::bytea[], $7::jsonb[])
+        AS i (tenant_id, run_id, step, item, state, result, error)
+    JOIN workflow_steps s ON s.run_id = i.run_id AND s.step = i.step AND s.item = i.item
+    WHERE s.state IN ('blocked', 'released', 'expanded')
+), ended AS (
+    DELETE FROM tasks t USING input i
+    WHERE t.tenant_id = i.tenant_id AND t.id = i.task_id AND t.state <> 'running'
+    RETURNING t.*, i.item, i.run_id, i.step AS plain_step, i.state AS final_state, i.result,
+        i.error AS final_error
+), history AS (
+    INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,
+        tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
+        capability, concurrency_key, name, labels, error, spec, payload, result, replay_of,
+        schedule_id, nominal_at, workflow_run_id, step)
+    SELECT id, created_at, run_at, due_at, expires_at, clock_timestamp(),
+        tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, final_state, queue,
+        capability, concurrency_key, name, labels, coalesce(final_error, error), spec, payload, result,
+        replay_of, schedule_id, nominal_at, workflow_run_id, step
+    FROM ended
+), woken AS (
+    INSERT INTO wakes (partition, tenant_id, task_id)
+    SELECT partition, tenant_id, id FROM ended WHERE state = 'scheduled'
+)
+SELECT run_id, plain_step, item, partition, state FROM ended;
+
+-- name: ask_to_cancel
+-- Running tasks of steps are asked to stop.
+WITH asked AS (
+    UPDATE tasks t SET cancel_requested = true, rev = t.rev + 1
+    FROM unnest($1::integer[], $2::uuid[]) AS i (tenant_id, id)
+    WHERE t.tenant_id = i.tenant_id AND t.id = i.id AND t.state = 'running' AND NOT t.cancel_requested
+    RETURNING t.partition, t.tenant_id, t.id
+)
+INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM asked RETURNING partition;
+
+-- name: results
+-- What templates and conditions may speak of: how some steps of a run ended.
+SELECT step, state, result, error FROM workflow_steps
+WHERE run_id = $1 AND step = ANY ($2::text[]) AND item = -1;
+
+-- name: item_results
+SELECT item, state, result FROM workflow_steps WHERE run_id = $1 AND step = $2 AND item >= 0 ORDER BY item;
+
+-- name: unfinished_steps
+-- What of a run is not over.
+SELECT step, item, state, needed, finished, succeeded, failed, task_id FROM workflow_steps
+WHERE run_id = $1 AND state IN ('blocked', 'released', 'expanded')
+ORDER BY step, item;
+
+-- name: run_input
+SELECT input FROM workflow_runs WHERE tenant_id = $1 AND id = $2;
+
+-- name: count_states
+SELECT state, count(*) AS steps FROM workflow_steps WHERE run_id = $1 AND item = -1 GROUP BY state;
+
+-- name: stop_run
+UPDATE workflow_runs SET stopping = $3, rev = rev + 1 WHERE tenant_id = $1 AND id = $2;
+
+-- name: end_runs
+-- Runs whose last step has ended.
+UPDATE workflow_runs r
+SET state = i.state, finished_at = clock_timestamp(), rev = r.rev + 1
+FROM unnest($1::integer[], $2::uuid[], $3::text[]) AS i (tenant_id, id, state)
+WHERE r.tenant_id = i.tenant_id AND r.id = i.id AND r.unfinished = 0 AND r.finished_at IS NULL
+RETURNING r.id;
+
+-- name: definition_of
+-- The version that a run was made by, archived or not.
+SELECT definition FROM workflow_versions WHERE tenant_id = $1 AND name = $2 AND version = $3;
+
+-- name: lost_steps
+-- Of these tries of steps, those that were asked to cancel and whose lease ran out.
+SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
+    extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
+    extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
+    t.workflow_run_id, t.step
+FROM tasks t JOIN unnest($1::integer[], $2::uuid[], $3::integer[]) AS held (tenant_id, id, fence)
+    ON t.tenant_id = held.tenant_id AND t.id = held.id AND t.fence = held.fence
+WHERE t.state = 'running' AND t.cancel_requested AND t.lease_until <= clock_timestamp()
+  AND t.workflow_run_id IS NOT NULL;
+
+-- name: overdue_steps
+-- Steps in the partitions of a node that were not started by their expiry.
+SELECT tenant_id, id, workflow_run_id, step FROM tasks
+WHERE expires_at <= clock_timestamp() AND state <> 'running' AND workflow_run_id IS NOT NULL
+  AND partition = ANY ($1::smallint[])
+LIMIT 1000;
+
+-- name: head
+-- A run that the caller holds.
+SELECT tenant_id, id, workflow, version, state, stopping, unfinished, failed FROM workflow_runs
+WHERE tenant_id = $1 AND id = $2;
+
+-- name: overdue_runs
+-- Runs in the partitions of a node whose deadline has passed.
+SELECT tenant_id, id FROM workflow_runs
+WHERE deadline_at <= clock_timestamp() AND finished_at IS NULL
+  AND stopping IS DISTINCT FROM 'deadline' AND stopping IS DISTINCT FROM 'cancel'
+  AND partition = ANY ($1::smallint[])
+ORDER BY deadline_at LIMIT 100;
+
+-- name: pause_run
+UPDATE workflow_runs SET state = 'paused', rev = rev + 1
+WHERE tenant_id = $1 AND id = $2 AND state = 'running';
+
+-- name: unpause_run
+UPDATE workflow_runs SET state = 'running', rev = rev + 1
+WHERE tenant_id = $1 AND id = $2 AND state = 'paused';
+
+-- name: pause_tasks
+-- What was released and waits for its turn is held back; what runs goes on.
+WITH held AS (
+    UPDATE tasks t SET state = 'paused', parked = true, rev = t.rev + 1
+    FROM workflow_steps s
+    WHERE s.run_id = $2 AND s.state = 'released' AND t.tenant_id = $1 AND t.id = s.task_id
+      AND t.state = 'scheduled'
+    RETURNING t.partition, t.tenant_id, t.id
+)
+INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM held RETURNING partition;
+
+-- name: unpause_tasks
+WITH held AS (
+    UPDATE tasks t SET state = 'scheduled', parked = false, rev = t.rev + 1
+    FROM workflow_steps s
+    WHERE s.run_id = $2 AND s.state = 'released' AND t.tenant_id = $1 AND t.id = s.task_id
+      AND t.state = 'paused'
+    RETURNING t.partition, t.tenant_id, t.id
+)
+INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM held RETURNING partition;

@@ -1,0 +1,86 @@
+-- Runs of workflows, as the API sees them. Every statement names the tenant.
+
+-- name: create_run
+INSERT INTO workflow_runs (tenant_id, id, workflow, version, partition, total, unfinished, input,
+    created_at, deadline_at, schedule_id, nominal_at)
+SELECT t.id, $2, $3, $4, partition_of(t.id, $2, NULL, 256), $5, $5, $6, to_timestamp($7),
+    to_timestamp($8), $9, to_timestamp($10)
+FROM tenants t WHERE t.id = $1 FOR KEY SHARE
+RETURNING id;
+
+-- name: get_run
+SELECT id, workflow, version, rev, state, stopping, total, unfinished, failed, input, created_at,
+    finished_at, deadline_at, schedule_id, nominal_at
+FROM workflow_runs WHERE tenant_id = $1 AND id = $2;
+
+-- name: list_runs
+-- Newest first. At most `scan` ($7) runs are looked at; the row of `edge` says how far.
+WITH scanned AS MATERIALIZED (
+    SELECT id, workflow, version, rev, state, stopping, total, unfinished, failed,
+        '{}'::bytea AS input, created_at, finished_at, deadline_at, schedule_id, nominal_at
+    FROM workflow_runs WHERE tenant_id = $1 AND id < $2 ORDER BY id DESC LIMIT $7
+), page AS (
+    SELECT * FROM scanned
+    WHERE ($3::text IS NULL OR workflow = $3) AND ($4::text IS NULL OR state = $4)
+      AND ($5::uuid IS NULL OR schedule_id = $5)
+    ORDER BY id DESC LIMIT $6
+), edge AS (
+    SELECT count(*) AS scanned, (SELECT id FROM scanned ORDER BY id LIMIT 1) AS edge FROM scanned
+)
+SELECT page.*, edge.scanned, edge.edge FROM edge LEFT JOIN page ON true ORDER BY page.id DESC;
+
+-- name: get_steps
+-- The steps of a run and the items of its lists; the task says more of what is under way.
+SELECT s.step, s.item, coalesce(t.state, s.state) AS state, s.task_id, s.needed, s.finished,
+    s.waived, s.due_at, coalesce(s.started_at, t.picked_at) AS started_at, s.finished_at,
+    greatest(s.attempts, t.attempts) AS attempts, s.result, coalesce(s.error, t.error) AS error,
+    s.state = 'expanded' AS expanded
+FROM workflow_steps s
+LEFT JOIN tasks t ON t.tenant_id = s.tenant_id AND t.id = s.task_id
+    AND s.state IN ('blocked', 'released', 'expanded')
+WHERE s.run_id = $2 AND s.tenant_id = $1 AND (s.item = -1 OR $3)
+ORDER BY s.step, s.item;
+
+-- name: lock_run
+SELECT tenant_id, id, workflow, version, state, stopping, unfinished, failed FROM workflow_runs
+WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE;
+
+-- name: all_steps
+SELECT step, item, state, waived, task_id FROM workflow_steps WHERE run_id = $1;
+
+-- name: drop_items
+DELETE FROM workflow_steps WHERE run_id = $1 AND step = ANY ($2::text[]) AND item >= 0;
+
+-- name: reset_steps
+-- Steps that are to be done once more: with new tasks, and counted anew what they wait for.
+UPDATE workflow_steps s
+SET state = 'blocked', task_id = coalesce(i.task_id, s.task_id), needed = i.needed, finished = i.finished,
+    succeeded = i.succeeded, failed = i.failed, attempts = 0, waived = false, due_at = NULL,
+    started_at = NULL, finished_at = NULL, result = NULL, error = NULL
+FROM unnest($2::text[], $3::uuid[], $4::integer[], $5::integer[], $6::integer[], $7::integer[])
+    AS i (step, task_id, needed, finished, succeeded, failed)
+WHERE s.run_id = $1 AND s.step = i.step AND s.item = -1;
+
+-- name: reopen_run
+UPDATE workflow_runs
+SET state = 'running', stopping = NULL, finished_at = NULL, unfinished = $3, failed = $4,
+    deadline_at = to_timestamp($5), rev = rev + 1
+WHERE tenant_id = $1 AND id = $2
+RETURNING tenant_id, id, workflow, version, state, stopping, unfinished, failed;
+
+-- name: waive
+-- A step that ended is skipped by hand: those after it see a success.
+UPDATE workflow_steps SET state = 'skipped', waived = true
+WHERE run_id = $1 AND step = $2 AND item = -1;
+
+-- name: delete_old_runs
+-- Runs that ended so many days ago, with their steps, a few at a time.
+WITH old AS (
+    SELECT tenant_id, id FROM workflow_runs
+    WHERE finished_at < clock_timestamp() - $1 * interval '1 day'
+    ORDER BY finished_at LIMIT $2 FOR UPDATE SKIP LOCKED
+), steps AS (
+    DELETE FROM workflow_steps s USING old WHERE s.run_id = old.id
+)
+DELETE FROM workflow_runs r USING old WHERE r.tenant_id = old.tenant_id AND r.id = old.id
+RETURNING r.id;

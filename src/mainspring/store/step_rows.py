@@ -1,0 +1,157 @@
+"""Steps of runs as they lie in the database, and what they are written from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from uuid import UUID
+
+from mainspring.domain.execution import TaskError
+from mainspring.domain.rows import TaskRow
+from mainspring.domain.settlement import Finish
+from mainspring.domain.task import TaskState
+from mainspring.domain.workflow import TaskTemplate
+from mainspring.store.database import sparse
+
+ITSELF = -1
+"""The `item` of a step's own row; its items count from 0."""
+
+TOO_LARGE = "result-too-large"
+"""The error of a step whose result was not kept for those after it."""
+MOST_RESULT = 2**18
+"""So many bytes may a result have to be kept for the steps that follow."""
+
+
+class Ended(NamedTuple):
+    """A step, or an item of one, that is over."""
+
+    tenant_id: int
+    run_id: UUID
+    step: str
+    state: TaskState
+    item: int = ITSELF
+    started: float | None = None
+    finished: float | None = None
+    attempts: int = 0
+    result: bytes | None = None
+    error: TaskError | None = None
+    waived: bool = False
+
+
+class RunHead(NamedTuple):
+    """As much of a run as deciding on its steps needs."""
+
+    tenant_id: int
+    id: UUID
+    workflow: str
+    version: int
+    state: str
+    stopping: str | None
+    unfinished: int
+    failed: int
+
+
+class Waiting(NamedTuple):
+    """A step that waits: for those before it, or for its own items."""
+
+    step: str
+    state: str
+    needed: int
+    finished: int
+    succeeded: int
+    failed: int
+
+    @property
+    def skipped(self) -> int:
+        return self.finished - self.succeeded - self.failed
+
+
+class NewStep(NamedTuple):
+    """A step or an item that is about to be inserted, with its task."""
+
+    step: str
+    item: int
+    state: str
+    needed: int
+    children: tuple[str, ...]
+    task_id: UUID
+    due: float
+    template: TaskTemplate
+
+    @property
+    def label(self) -> str:
+        """What the task says it is."""
+        return self.step if self.item == ITSELF else f"{self.step}[{self.item}]"
+
+
+@dataclass(slots=True)
+class Moved:
+    """What a transaction did, for telling those whom it concerns."""
+
+    rows: list[TaskRow] = field(default_factory=list)
+    """Tasks that were released."""
+    told: set[int] = field(default_factory=set)
+    """Partitions whose owners have wake rows to look at, whoever they are."""
+    ended: dict[str, int] = field(default_factory=dict)
+    """Runs that ended, by state."""
+    skipped: int = 0
+
+
+def place_of(label: str) -> tuple[str, int]:
+    """The step and the item that a task says it is."""
+    step, _, item = label.partition("[")
+    return step, int(item[:-1]) if item else ITSELF
+
+
+def ended_of(finish: Finish) -> Ended:
+    """The end of a step, as its executor reported it."""
+    report = finish.report
+    assignment = report.assignment
+    assert assignment.workflow_run_id is not None
+    assert assignment.step is not None
+    step, item = place_of(assignment.step)
+    result, error = report.result, report.error
+    if result is not None and len(result) > MOST_RESULT:
+        text = f"the result has {len(result)} bytes; {MOST_RESULT} are kept for other steps"
+        result, error = None, error or TaskError(TOO_LARGE, text)
+    return Ended(
+        assignment.tenant_id,
+        assignment.workflow_run_id,
+        step,
+        finish.state,
+        item,
+        report.started,
+        report.finished,
+        assignment.attempt,
+        result,
+        error,
+    )
+
+
+def note_arguments(ended: Sequence[Ended]) -> tuple[Sequence[object], ...]:
+    """What the statement `advance` wants."""
+    return (
+        [e.tenant_id for e in ended],
+        [e.run_id for e in ended],
+        [e.step for e in ended],
+        [e.item for e in ended],
+        [e.state.value for e in ended],
+        sparse([e.started for e in ended]),
+        sparse([e.finished for e in ended]),
+        [e.attempts for e in ended],
+        sparse([e.result for e in ended]),
+        sparse([e.error for e in ended]),
+        [e.waived for e in ended],
+    )
+
+
+def end_arguments(ended: Sequence[Ended]) -> tuple[Sequence[object], ...]:
+    """What the statement `end_tasks` wants."""
+    return (
+        [e.tenant_id for e in ended],
+        [e.run_id for e in ended],
+        [e.step for e in ended],
+        [e.item for e in ended],
+        [e.state.value for e in ended],
+        sparse([e.result for e in ended]),
+        sparse([e.error for e in ended]),
+    )

@@ -1,0 +1,524 @@
+"""How runs move on: what the end of a step means for those that wait for it.
+
+All of it happens inside the transaction that records the end, with the rows of the runs held. Two
+nodes that record the last two parents of a join take turns, and the second one releases it. What
+becomes of a step is said by `domain.workflow_rules`; here it is gathered what that needs to know,
+and written what it says.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from mainspring.domain.condition import ConditionFailed
+from mainspring.domain.execution import TaskError
+from mainspring.domain.ids import TaskIds
+from mainspring.domain.placement import Tenure
+from mainspring.domain.rows import TaskRow
+from mainspring.domain.task import TaskState
+from mainspring.domain.workflow import Definition, Step, TaskTemplate
+from mainspring.domain.workflow_rules import (
+    Decision,
+    RenderFailed,
+    Scope,
+    StepResult,
+    decide,
+    fanned,
+    holds,
+    items,
+    render,
+    render_each,
+    run_state,
+)
+from mainspring.store import queries
+from mainspring.store.database import sparse
+from mainspring.store.definitions import Definitions
+from mainspring.store.step_rows import (
+    ITSELF,
+    TOO_LARGE,
+    Ended,
+    Moved,
+    NewStep,
+    RunHead,
+    Waiting,
+    end_arguments,
+    note_arguments,
+)
+
+SQL = queries.load("steps")
+
+MOST_JOINED = 2**22
+"""So many bytes may the results of a step's items have together."""
+_WIDE = 64
+"""Of more steps than these that start at once each goes its own way, shared among the nodes."""
+_HEAD = len(RunHead._fields)
+
+_decode = msgspec.json.Decoder().decode
+
+
+class Start(NamedTuple):
+    """A step whose turn has come, as the task it shall be; without one as it was stored."""
+
+    run: RunHead
+    step: Step
+    due: float
+    template: TaskTemplate | None
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is to be written for some runs."""
+
+    starts: list[Start] = field(default_factory=list)
+    ends: list[Ended] = field(default_factory=list)
+    fans: list[tuple[Start, list[TaskTemplate]]] = field(default_factory=list)
+
+
+class Steps:
+    """Moves runs on. Every method runs within the caller's transaction."""
+
+    def __init__(self, definitions: Definitions, ids: TaskIds, rng: Random) -> None:
+        self._definitions = definitions
+        self._ids = ids
+        self._rng = rng
+
+    async def hold(self, connection: asyncpg.Connection, runs: Iterable[tuple[int, UUID]]) -> None:
+        """Lock runs, before any task of theirs is touched: the one order that all keep to."""
+        ordered = sorted(set(runs))
+        await connection.fetch(SQL["hold_runs"], [t for t, _ in ordered], [r for _, r in ordered])
+
+    async def hold_of(
+        self, connection: asyncpg.Connection, tenant_id: int, tasks: Sequence[UUID]
+    ) -> bool:
+        """Lock the runs that some tasks are steps of; whether there are any."""
+        return bool(await connection.fetch(SQL["hold_runs_of"], tenant_id, list(tasks)))
+
+    async def settle(
+        self,
+        connection: asyncpg.Connection,
+        tenure: Tenure,
+        ended: Sequence[Ended],
+        now: float,
+    ) -> Moved:
+        """Steps of runs that the caller holds have ended: count that, and do what follows from it,
+        until nothing does."""
+        moved, heads = Moved(), dict[UUID, RunHead]()
+        since: dict[UUID, float] = {}
+        for end in ended:
+            since[end.run_id] = max(since.get(end.run_id, 0.0), end.finished or now)
+        while ended:
+            touched = await self._note(connection, ended, heads)
+            ended = await self._follow(connection, tenure, heads, touched, since, moved)
+        await self._end_runs(connection, heads.values(), moved)
+        return moved
+
+    async def reconsider(
+        self, connection: asyncpg.Connection, tenure: Tenure, head: RunHead, now: float
+    ) -> Moved:
+        """Decide anew on everything in a run that waits: after it was resumed, or begun."""
+        rows = await connection.fetch(SQL["unfinished_steps"], head.id)
+        waiting = [
+            Waiting(row["step"], row["state"], *tuple(row)[3:7])
+            for row in rows
+            if row["item"] == ITSELF and row["state"] != "released"
+        ]
+        moved, heads, since = Moved(), {head.id: head}, {head.id: now}
+        touched = {head.id: waiting}
+        ended = await self._follow(connection, tenure, heads, touched, since, moved)
+        while ended:
+            touched = await self._note(connection, ended, heads)
+            ended = await self._follow(connection, tenure, heads, touched, since, moved)
+        await self._end_runs(connection, heads.values(), moved)
+        return moved
+
+    async def cut_short(
+        self,
+        connection: asyncpg.Connection,
+        tenure: Tenure,
+        head: RunHead,
+        why: str,
+        now: float,
+    ) -> Moved:
+        """End a run that the caller holds before its time. What is paused goes on, to its end."""
+        if head.state not in ("running", "paused"):
+            return Moved()
+        told = Moved()
+        if head.state == "paused":
+            await self.unpause(connection, head)
+        ended = await self.stop(connection, head, why, told)
+        moved = await self.settle(connection, tenure, ended, now)
+        moved.told |= told.told
+        return moved
+
+    async def unpause(self, connection: asyncpg.Connection, head: RunHead) -> set[int]:
+        """Let a run go on; answers the partitions of its tasks that were held back."""
+        await connection.execute(SQL["unpause_run"], head.tenant_id, head.id)
+        rows = await connection.fetch(SQL["unpause_tasks"], head.tenant_id, head.id)
+        return {row["partition"] for row in rows}
+
+    async def pause(self, connection: asyncpg.Connection, head: RunHead) -> set[int]:
+        """Hold a run back: nothing of it starts. Answers the partitions of what waited."""
+        await connection.execute(SQL["pause_run"], head.tenant_id, head.id)
+        rows = await connection.fetch(SQL["pause_tasks"], head.tenant_id, head.id)
+        return {row["partition"] for row in rows}
+
+    async def stop(
+        self, connection: asyncpg.Connection, head: RunHead, why: str, moved: Moved
+    ) -> list[Ended]:
+        """Leave out what does not deal with the end: what waits is skipped, what was released and
+        has not begun is cancelled. With `why` other than a failure, what runs is asked to stop, and
+        only cleanup is left to do."""
+        definition = await self._definitions.get(connection, head)
+        await connection.execute(SQL["stop_run"], head.tenant_id, head.id, why)
+        kept = definition.survivors
+        if why != "failure":
+            kept = frozenset(step.id for step in definition.steps if step.cleanup)
+        rows = await connection.fetch(SQL["unfinished_steps"], head.id)
+        idle = TaskState.SKIPPED if why == "failure" else TaskState.CANCELLED
+        leaving = [
+            Ended(
+                head.tenant_id,
+                head.id,
+                row["step"],
+                idle if row["state"] == "blocked" else TaskState.CANCELLED,
+                row["item"],
+            )
+            for row in rows
+            if row["step"] not in kept and row["state"] != "expanded"
+        ]
+        ended = await self.end(connection, leaving, moved)
+        if why != "failure":
+            over = {(e.step, e.item) for e in ended}
+            running = [
+                row["task_id"]
+                for row in rows
+                if row["step"] not in kept
+                and row["state"] == "released"
+                and (row["step"], row["item"]) not in over
+            ]
+            tenants = [head.tenant_id] * len(running)
+            asked = await connection.fetch(SQL["ask_to_cancel"], tenants, running)
+            moved.told |= {row["partition"] for row in asked}
+        return ended
+
+    async def end(
+        self, connection: asyncpg.Connection, leaving: Sequence[Ended], moved: Moved
+    ) -> list[Ended]:
+        """Move tasks of steps that do not run to history; answers which did. To be settled."""
+        if not leaving:
+            return []
+        ordered = sorted(leaving, key=lambda e: (e.tenant_id, e.run_id, e.step, e.item))
+        rows = await connection.fetch(SQL["end_tasks"], *end_arguments(ordered))
+        moved.told |= {row["partition"] for row in rows if row["state"] == "scheduled"}
+        gone = {(row["run_id"], row["plain_step"], row["item"]) for row in rows}
+        ended = [e for e in ordered if (e.run_id, e.step, e.item) in gone]
+        moved.skipped += sum(e.state is TaskState.SKIPPED for e in ended)
+        return ended
+
+    async def add(
+        self,
+        connection: asyncpg.Connection,
+        tenure: Tenure,
+        head: RunHead,
+        steps: Sequence[NewStep],
+    ) -> list[TaskRow]:
+        """Insert rows and tasks of steps; answers those that are scheduled at once."""
+        await connection.execute(
+            SQL["add_steps"],
+            head.tenant_id,
+            head.id,
+            [s.step for s in steps],
+            [s.item for s in steps],
+            [s.state for s in steps],
+            [s.needed for s in steps],
+            [",".join(s.children) for s in steps],
+            [s.task_id for s in steps],
+            [s.due if s.state == "released" else None for s in steps],
+        )
+        return await self.add_tasks(connection, tenure, head, steps)
+
+    async def add_tasks(
+        self,
+        connection: asyncpg.Connection,
+        tenure: Tenure,
+        head: RunHead,
+        steps: Sequence[NewStep],
+    ) -> list[TaskRow]:
+        """The tasks alone."""
+        wide = sum(s.state == "released" for s in steps) > _WIDE
+        made = [s.template for s in steps]
+        rows = await connection.fetch(
+            SQL["add_tasks"],
+            tenure.node_id,
+            tenure.epoch,
+            list(tenure.partitions),
+            head.tenant_id,
+            head.id,
+            [s.task_id for s in steps],
+            [s.label for s in steps],
+            ["scheduled" if s.state == "released" else "blocked" for s in steps],
+            [s.due for s in steps],
+            [t.spec.encode() for t in made],
+            [t.payload.encode() for t in made],
+            [t.capability for t in made],
+            [t.queue for t in made],
+            [t.priority for t in made],
+            sparse([t.name for t in made]),
+            sparse([t.labels for t in made]),
+            sparse([t.concurrency_key for t in made]),
+            sparse([t.concurrency_limit for t in made]),
+            [wide] * len(steps),
+        )
+        return [TaskRow(*row) for row in rows]
+
+    # Counting ---------------------------------------------------------------------------------
+
+    async def _note(
+        self,
+        connection: asyncpg.Connection,
+        ended: Sequence[Ended],
+        heads: dict[UUID, RunHead],
+    ) -> dict[UUID, list[Waiting]]:
+        """Count the ends; answers the steps that waited for them, by run."""
+        ordered = sorted(ended, key=lambda e: (e.tenant_id, e.run_id, e.step, e.item))
+        touched: dict[UUID, list[Waiting]] = {}
+        for row in await connection.fetch(SQL["advance"], *note_arguments(ordered)):
+            values = tuple(row)
+            heads[row["id"]] = RunHead(*values[:_HEAD])
+            waiting = touched.setdefault(row["id"], [])
+            if row["step"] is not None:
+                waiting.append(Waiting(*values[_HEAD:]))
+        return touched
+
+    async def _end_runs(
+        self, connection: asyncpg.Connection, heads: Iterable[RunHead], moved: Moved
+    ) -> None:
+        over = sorted(head for head in heads if head.unfinished == 0)
+        if not over:
+            return
+        states = [await self._final_state(connection, head) for head in over]
+        await connection.execute(
+            SQL["end_runs"], [h.tenant_id for h in over], [h.id for h in over], states
+        )
+        for state in states:
+            moved.ended[state] = moved.ended.get(state, 0) + 1
+
+    async def _final_state(self, connection: asyncpg.Connection, head: RunHead) -> str:
+        if not head.failed:
+            return run_state({TaskState.COMPLETED: 1}).value
+        rows = await connection.fetch(SQL["count_states"], head.id)
+        counts = {TaskState(row["state"]): row["steps"] for row in rows}
+        match head.stopping:
+            case "cancel":
+                return run_state(counts, ended="cancelled").value
+            case "deadline":
+                return run_state(counts, ended="deadline").value
+        return run_state(counts).value
+
+    # Deciding ---------------------------------------------------------------------------------
+
+    async def _follow(
+        self,
+        connection: asyncpg.Connection,
+        tenure: Tenure,
+        heads: dict[UUID, RunHead],
+        touched: dict[UUID, list[Waiting]],
+        since: dict[UUID, float],
+        moved: Moved,
+    ) -> list[Ended]:
+        """Release what may start; answers what ends without having run."""
+        plan, stopped = _Plan(), list[Ended]()
+        for run_id, concerned in touched.items():
+            head, waiting = heads[run_id], concerned
+            if head.state == "paused":
+                continue
+            definition = await self._definitions.get(connection, head)
+            if head.failed and head.stopping is None and definition.on_failure == "fail_fast":
+                stopped += await self.stop(connection, head, "failure", moved)
+                heads[run_id] = head = head._replace(stopping="failure")
+                over = {e.step for e in stopped if e.run_id == run_id}
+                waiting = [w for w in waiting if w.step not in over]
+            await self._decide(connection, head, definition, waiting, since[run_id], plan)
+        await self._release(connection, tenure, plan.starts, moved)
+        for start, made in plan.fans:
+            await self._fan_out(connection, tenure, start, made, moved)
+        return stopped + await self.end(connection, plan.ends, moved)
+
+    async def _decide(
+        self,
+        connection: asyncpg.Connection,
+        head: RunHead,
+        definition: Definition,
+        waiting: Sequence[Waiting],
+        since: float,
+        plan: _Plan,
+    ) -> None:
+        ready: list[Step] = []
+        for wait in waiting:
+            step = definition.by_id[wait.step]
+            if wait.state == "expanded":
+                if wait.finished == wait.needed:
+                    plan.ends.append(await self._join(connection, head, step))
+                continue
+            match decide(
+                step, wait.finished, wait.succeeded, wait.failed, wait.skipped, wait.needed
+            ):
+                case Decision.START:
+                    ready.append(step)
+                case Decision.SKIP:
+                    plan.ends += _left_out(head, definition, step)
+                case Decision.WAIT:
+                    pass
+        if not ready:
+            return
+        scope = await self._scope(connection, head, ready)
+        for step in ready:
+            self._prepare(head, definition, step, scope, since, plan)
+
+    def _prepare(
+        self,
+        head: RunHead,
+        definition: Definition,
+        step: Step,
+        scope: Scope | None,
+        since: float,
+        plan: _Plan,
+    ) -> None:
+        """A step whose turn has come: ask its condition, fill in its templates."""
+        due = round(since + step.delay, 6)
+        if step.template.jitter:
+            due = round(due + self._rng.uniform(0, step.template.jitter), 6)
+        if scope is None:
+            plan.starts.append(Start(head, step, due, None))
+            return
+        try:
+            _check_kept(step, scope)
+            if not holds(step.condition, scope):
+                plan.ends += _left_out(head, definition, step)
+                return
+            found = items(step, scope)
+            if found is None:
+                plan.starts.append(Start(head, step, due, render(step.template, scope)))
+                return
+            made = list(render_each(step, scope, found))
+            plan.fans.append((Start(head, step, due, None), made))
+            if not made:
+                end = Ended(head.tenant_id, head.id, step.id, TaskState.COMPLETED, result=b"[]")
+                plan.ends.append(end)
+        except (RenderFailed, ConditionFailed) as problem:
+            code = "template" if isinstance(problem, RenderFailed) else "condition"
+            error = TaskError(code, str(problem))
+            plan.ends.append(Ended(head.tenant_id, head.id, step.id, TaskState.FAILED, error=error))
+
+    async def _scope(
+        self, connection: asyncpg.Connection, head: RunHead, ready: Sequence[Step]
+    ) -> Scope | None:
+        """What the templates and conditions of some steps speak of; None when they have none."""
+        if not any(step.condition or step.foreach or step.template.dynamic for step in ready):
+            return None
+        row = await connection.fetchrow(SQL["run_input"], head.tenant_id, head.id)
+        assert row is not None, "the caller holds the run"
+        used = sorted({name for step in ready for name in step.uses})
+        rows = await connection.fetch(SQL["results"], head.id, used) if used else ()
+        return Scope(_decode(row["input"]), {row["step"]: _seen(row) for row in rows})
+
+    async def _join(self, connection: asyncpg.Connection, head: RunHead, step: Step) -> Ended:
+        """The end of a step whose items have all ended: its result is the list of theirs."""
+        rows = await connection.fetch(SQL["item_results"], head.id, step.id)
+        state = fanned(Counter(TaskState(row["state"]) for row in rows))
+        result, error = b"[%s]" % b",".join(row["result"] or b"null" for row in rows), None
+        if state is not TaskState.COMPLETED:
+            lost = sum(row["state"] != "completed" for row in rows)
+            error = TaskError("items", f"{lost} of {len(rows)} items did not complete")
+        if len(result) > MOST_JOINED:
+            text = f"the results of the items have {len(result)} bytes; the most is {MOST_JOINED}"
+            result, error = b"", error or TaskError(TOO_LARGE, text)
+        return Ended(head.tenant_id, head.id, step.id, state, result=result or None, error=error)
+
+    # Writing ----------------------------------------------------------------------------------
+
+    async def _release(
+        self,
+        connection: asyncpg.Connection,
+        tenure: Tenure,
+        starts: Sequence[Start],
+        moved: Moved,
+    ) -> None:
+        if not starts:
+            return
+        ordered = sorted(starts, key=lambda s: (s.run.tenant_id, s.run.id, s.step.id))
+        per_run = Counter(start.run.id for start in starts)
+        made = [start.template for start in ordered]
+        rows = await connection.fetch(
+            SQL["release"],
+            tenure.node_id,
+            tenure.epoch,
+            list(tenure.partitions),
+            [s.run.tenant_id for s in ordered],
+            [s.run.id for s in ordered],
+            [s.step.id for s in ordered],
+            [s.due for s in ordered],
+            [per_run[s.run.id] > _WIDE for s in ordered],
+            sparse([t and t.spec.encode() for t in made]),
+            sparse([t and t.payload.encode() for t in made]),
+            sparse([t and t.capability for t in made]),
+            sparse([t and t.concurrency_key for t in made]),
+            sparse([t and t.name for t in made]),
+            sparse([t and t.labels for t in made]),
+        )
+        moved.rows += [TaskRow(*row) for row in rows]
+
+    async def _fan_out(
+        self,
+        connection: asyncpg.Connection,
+        tenure: Tenure,
+        start: Start,
+        made: Sequence[TaskTemplate],
+        moved: Moved,
+    ) -> None:
+        head, step = start.run, start.step
+        expanded = await connection.fetchrow(SQL["expand"], head.id, step.id, len(made), start.due)
+        if expanded is None or not made:
+            return
+        added = [
+            NewStep(
+                step.id, index, "released", 0, (step.id,), self._ids.make(start.due), start.due,
+                template,
+            )
+            for index, template in enumerate(made)
+        ]  # fmt: skip
+        moved.rows += await self.add(connection, tenure, head, added)
+
+
+def _left_out(head: RunHead, definition: Definition, step: Step) -> list[Ended]:
+    """A step that is not taken, and those for which that alone decides that they are not, either:
+    a chain of a thousand steps is left out at once."""
+    out, queue = [step.id], [step.id]
+    while queue:
+        for name in definition.children[queue.pop()]:
+            child = definition.by_id[name]
+            alone = len(child.needs) == 1
+            if alone and decide(child, 1, 0, 0, 1, 1) is Decision.SKIP:
+                out.append(name)
+                queue.append(name)
+    return [Ended(head.tenant_id, head.id, name, TaskState.SKIPPED) for name in out]
+
+
+def _seen(row: asyncpg.Record) -> StepResult:
+    state = row["state"]
+    ended = state not in ("blocked", "released", "expanded")
+    result = _decode(row["result"]) if row["result"] is not None else None
+    return StepResult(TaskState(state) if ended else TaskState.RUNNING, result, row["error"])
+
+
+def _check_kept(step: Step, scope: Scope) -> None:
+    for name in step.uses:
+        error = scope.steps[name].error
+        if isinstance(error, dict) and error.get("code") == TOO_LARGE:
+            raise RenderFailed(f"the result of {name!r} was too large to be kept for other steps")

@@ -1,0 +1,137 @@
+"""Runs of workflows in a real database, driven by hand: claim, report, kill and look."""
+
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import Any
+from uuid import UUID, uuid4
+
+import msgspec
+
+from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
+from mainspring.domain.ids import TaskIds
+from mainspring.domain.placement import PARTITIONS, Tenure
+from mainspring.domain.settlement import Finish
+from mainspring.domain.task import Target, TaskSpec, TaskState
+from mainspring.domain.workflow import Definition, Step, TaskTemplate
+from mainspring.store.database import Database
+from mainspring.store.definitions import Definitions
+from mainspring.store.engine import EngineStore, TaskRef
+from mainspring.store.keys import Keys
+from mainspring.store.step_outcomes import StepOutcomes, StepsFinished
+from mainspring.store.steps import Steps
+from mainspring.store.workflow_runs import NewRun, StoredStep, WorkflowRuns
+from mainspring.store.workflows import Workflows
+
+_SPEC = msgspec.json.encode(TaskSpec(Target("handler", name="work"))).decode()
+NOBODY = Tenure(UUID(int=0), 0, frozenset())
+
+
+def template(payload: str = "{}", **fields: Any) -> TaskTemplate:
+    dynamic = "{{" in payload
+    return TaskTemplate(_SPEC, payload, "handler:work", dynamic=dynamic, **fields)
+
+
+def step(name: str, *needs: str, payload: str = "{}", **fields: Any) -> Step:
+    return Step(name, template(payload), tuple(needs), **fields)
+
+
+def workflow(*steps: Step, **fields: Any) -> Definition:
+    return Definition("flow", steps, **fields)
+
+
+class RunWorld:
+    """One tenant, one node that owns everything, and the runs of its workflows."""
+
+    def __init__(self, database: Database, seed: int = 7) -> None:
+        self.database = database
+        self.engine = EngineStore(database)
+        self.tenure = Tenure(uuid4(), 1, frozenset(range(PARTITIONS)))
+        self._ids = TaskIds(Random(seed))
+        self._rng = Random(seed)
+        definitions = Definitions()
+        steps = Steps(definitions, self._ids, self._rng)
+        self.outcomes = StepOutcomes(database, steps)
+        self.runs = WorkflowRuns(database, steps, definitions, self._ids)
+        self._workflows = Workflows(database)
+
+    async def open(self) -> None:
+        self.tenant_id = await Keys(self.database).ensure_tenant("acme")
+        await self.database.fetch(
+            "INSERT INTO nodes (id, name, version) VALUES ($1, $2, '0')",
+            self.tenure.node_id,
+            str(self.tenure.node_id),
+        )
+
+    async def now(self) -> float:
+        row = await self.database.fetch_row(
+            "SELECT extract(epoch FROM clock_timestamp())::float8 AS now"
+        )
+        assert row is not None
+        return float(row["now"])
+
+    async def begin(self, definition: Definition, given: str = "{}") -> UUID:
+        """A run of a new version of the workflow."""
+        stored = await self._workflows.put(self.tenant_id, definition, "test")
+        assert stored is not None
+        now = await self.now()
+        run = NewRun(
+            self.tenant_id, self._ids.make(now), stored.name, stored.version, definition,
+            given.encode(), now,
+        )  # fmt: skip
+        await self.runs.create(self.tenure, run)
+        return run.id
+
+    async def claim(self, run_id: UUID, limit: int = 100_000) -> list[Assignment]:
+        """Lease what of a run may start now."""
+        rows = await self.database.fetch(
+            "SELECT tenant_id, id, rev FROM tasks WHERE workflow_run_id = $1"
+            " AND state = 'scheduled' AND due_at <= clock_timestamp() ORDER BY step LIMIT $2",
+            run_id,
+            limit,
+        )
+        picks = [TaskRef(*row) for row in rows]
+        if not picks:
+            return []
+        return await self.engine.claim(self.tenure, picks, worker="node:one", lease=60)
+
+    async def report(
+        self, assignments: Iterable[Assignment], state: TaskState = TaskState.COMPLETED,
+        result: bytes | None = None,
+    ) -> StepsFinished:  # fmt: skip
+        finishes = [finish(a, state, result) for a in assignments]
+        return await self.outcomes.finish(self.tenure, finishes, await self.now())
+
+    async def drain(self, run_id: UUID, failing: Sequence[str] = ()) -> list[str]:
+        """Work a run off, step by step; answers the steps in the order in which they started."""
+        order: list[str] = []
+        while assignments := await self.claim(run_id):
+            for a in assignments:
+                order.append(a.step or "")
+                lost = (a.step or "") in failing
+                await self.report([a], TaskState.FAILED if lost else TaskState.COMPLETED)
+        return order
+
+    async def states(self, run_id: UUID) -> dict[str, str]:
+        return {s.step: s.state for s in await self.runs.steps(self.tenant_id, run_id)}
+
+    async def step(self, run_id: UUID, name: str) -> StoredStep:
+        found = await self.runs.steps(self.tenant_id, run_id)
+        return next(s for s in found if s.step == name)
+
+    async def state(self, run_id: UUID) -> str:
+        run = await self.runs.get(self.tenant_id, run_id)
+        assert run is not None
+        return run.state
+
+
+def finish(
+    assignment: Assignment, state: TaskState = TaskState.COMPLETED, result: bytes | None = None
+) -> Finish:
+    """The outcome of a try."""
+    outcome = {
+        TaskState.COMPLETED: Outcome.SUCCEEDED,
+        TaskState.CANCELLED: Outcome.CANCELLED,
+    }.get(state, Outcome.FAILED)
+    error = TaskError("failed", "on purpose") if outcome is Outcome.FAILED else None
+    report = Report(assignment, outcome, assignment.picked, assignment.picked, result, error)
+    return Finish(report, state, "exhausted" if outcome is Outcome.FAILED else None)
