@@ -18,8 +18,9 @@ from mainspring.store.definitions import Definitions
 from mainspring.store.engine import EngineStore, TaskRef
 from mainspring.store.keys import Keys
 from mainspring.store.step_outcomes import StepOutcomes, StepsFinished
+from mainspring.store.step_rows import NewRun
 from mainspring.store.steps import Steps
-from mainspring.store.workflow_runs import NewRun, StoredStep, WorkflowRuns
+from mainspring.store.workflow_runs import StoredStep, WorkflowRuns
 from mainspring.store.workflows import Workflows
 
 _SPEC = msgspec.json.encode(TaskSpec(Target("handler", name="work"))).decode()

@@ -22,8 +22,8 @@ from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.errors import InvalidRequest, NotFound, Problem, StoreUnavailable
 from mainspring.observe.metrics import Metrics
-from mainspring.store.step_rows import Moved
-from mainspring.store.workflow_runs import NewRun, RunFilter, StoredRun, WorkflowRuns
+from mainspring.store.step_rows import Moved, NewRun
+from mainspring.store.workflow_runs import RunFilter, StoredRun, WorkflowRuns
 from mainspring.store.workflows import Workflows
 
 _RUN = msgspec.json.Decoder(RunIn)

@@ -83,7 +83,7 @@ class StepOutcomes:
                 for step, item in (place_of(row["step"]),)
             ]
             told = Moved()
-            ended = await self._steps.end(connection, leaving, told)
+            ended = await self._steps.tasks.end(connection, leaving, told)
             moved = await self._steps.settle(connection, tenure, ended, now)
             moved.told |= told.told
             return moved

@@ -9,7 +9,7 @@ from mainspring.domain.execution import TaskError
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.settlement import Finish
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow import TaskTemplate
+from mainspring.domain.workflow import Definition, Step, TaskTemplate
 from mainspring.store.database import sparse
 
 ITSELF = -1
@@ -63,6 +63,42 @@ class Waiting(NamedTuple):
     @property
     def skipped(self) -> int:
         return self.finished - self.succeeded - self.failed
+
+
+class Start(NamedTuple):
+    """A step whose turn has come, as the task it shall be; without one as it was stored."""
+
+    run: RunHead
+    step: Step
+    due: float
+    template: TaskTemplate | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """A run that is about to begin; times in seconds since the epoch."""
+
+    tenant_id: int
+    id: UUID
+    workflow: str
+    version: int
+    definition: Definition
+    input: bytes
+    now: float
+    schedule_id: UUID | None = None
+    nominal: float | None = None
+
+    @property
+    def head(self) -> RunHead:
+        size = len(self.definition.steps)
+        return RunHead(
+            self.tenant_id, self.id, self.workflow, self.version, "running", None, size, 0
+        )
+
+    @property
+    def deadline(self) -> float | None:
+        after = self.definition.deadline
+        return None if after is None else self.now + after
 
 
 class NewStep(NamedTuple):

@@ -7,10 +7,9 @@ and written what it says.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -20,7 +19,6 @@ from mainspring.domain.condition import ConditionFailed
 from mainspring.domain.execution import TaskError
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Tenure
-from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow import Definition, Step, TaskTemplate
 from mainspring.domain.workflow_rules import (
@@ -37,38 +35,28 @@ from mainspring.domain.workflow_rules import (
     run_state,
 )
 from mainspring.store import queries
-from mainspring.store.database import sparse
 from mainspring.store.definitions import Definitions
 from mainspring.store.step_rows import (
     ITSELF,
     TOO_LARGE,
     Ended,
     Moved,
-    NewStep,
     RunHead,
+    Start,
     Waiting,
-    end_arguments,
     note_arguments,
 )
+from mainspring.store.step_tasks import StepTasks
 
 SQL = queries.load("steps")
 
 MOST_JOINED = 2**22
 """So many bytes may the results of a step's items have together."""
-_WIDE = 64
-"""Of more steps than these that start at once each goes its own way, shared among the nodes."""
+LARGE = 100
+"""Of more rows than these a statement is planned anew."""
 _HEAD = len(RunHead._fields)
 
 _decode = msgspec.json.Decoder().decode
-
-
-class Start(NamedTuple):
-    """A step whose turn has come, as the task it shall be; without one as it was stored."""
-
-    run: RunHead
-    step: Step
-    due: float
-    template: TaskTemplate | None
 
 
 @dataclass(slots=True)
@@ -85,11 +73,15 @@ class Steps:
 
     def __init__(self, definitions: Definitions, ids: TaskIds, rng: Random) -> None:
         self._definitions = definitions
-        self._ids = ids
         self._rng = rng
+        self.tasks = StepTasks(ids)
 
-    async def hold(self, connection: asyncpg.Connection, runs: Iterable[tuple[int, UUID]]) -> None:
+    async def hold(
+        self, connection: asyncpg.Connection, runs: Collection[tuple[int, UUID]]
+    ) -> None:
         """Lock runs, before any task of theirs is touched: the one order that all keep to."""
+        if len(runs) > LARGE:
+            await connection.execute(SQL["plan_anew"])
         ordered = sorted(set(runs))
         await connection.fetch(SQL["hold_runs"], [t for t, _ in ordered], [r for _, r in ordered])
 
@@ -192,7 +184,7 @@ class Steps:
             for row in rows
             if row["step"] not in kept and row["state"] != "expanded"
         ]
-        ended = await self.end(connection, leaving, moved)
+        ended = await self.tasks.end(connection, leaving, moved)
         if why != "failure":
             over = {(e.step, e.item) for e in ended}
             running = [
@@ -207,76 +199,6 @@ class Steps:
             moved.told |= {row["partition"] for row in asked}
         return ended
 
-    async def end(
-        self, connection: asyncpg.Connection, leaving: Sequence[Ended], moved: Moved
-    ) -> list[Ended]:
-        """Move tasks of steps that do not run to history; answers which did. To be settled."""
-        if not leaving:
-            return []
-        ordered = sorted(leaving, key=lambda e: (e.tenant_id, e.run_id, e.step, e.item))
-        rows = await connection.fetch(SQL["end_tasks"], *end_arguments(ordered))
-        moved.told |= {row["partition"] for row in rows if row["state"] == "scheduled"}
-        gone = {(row["run_id"], row["plain_step"], row["item"]) for row in rows}
-        ended = [e for e in ordered if (e.run_id, e.step, e.item) in gone]
-        moved.skipped += sum(e.state is TaskState.SKIPPED for e in ended)
-        return ended
-
-    async def add(
-        self,
-        connection: asyncpg.Connection,
-        tenure: Tenure,
-        head: RunHead,
-        steps: Sequence[NewStep],
-    ) -> list[TaskRow]:
-        """Insert rows and tasks of steps; answers those that are scheduled at once."""
-        await connection.execute(
-            SQL["add_steps"],
-            head.tenant_id,
-            head.id,
-            [s.step for s in steps],
-            [s.item for s in steps],
-            [s.state for s in steps],
-            [s.needed for s in steps],
-            [",".join(s.children) for s in steps],
-            [s.task_id for s in steps],
-            [s.due if s.state == "released" else None for s in steps],
-        )
-        return await self.add_tasks(connection, tenure, head, steps)
-
-    async def add_tasks(
-        self,
-        connection: asyncpg.Connection,
-        tenure: Tenure,
-        head: RunHead,
-        steps: Sequence[NewStep],
-    ) -> list[TaskRow]:
-        """The tasks alone."""
-        wide = sum(s.state == "released" for s in steps) > _WIDE
-        made = [s.template for s in steps]
-        rows = await connection.fetch(
-            SQL["add_tasks"],
-            tenure.node_id,
-            tenure.epoch,
-            list(tenure.partitions),
-            head.tenant_id,
-            head.id,
-            [s.task_id for s in steps],
-            [s.label for s in steps],
-            ["scheduled" if s.state == "released" else "blocked" for s in steps],
-            [s.due for s in steps],
-            [t.spec.encode() for t in made],
-            [t.payload.encode() for t in made],
-            [t.capability for t in made],
-            [t.queue for t in made],
-            [t.priority for t in made],
-            sparse([t.name for t in made]),
-            sparse([t.labels for t in made]),
-            sparse([t.concurrency_key for t in made]),
-            sparse([t.concurrency_limit for t in made]),
-            [wide] * len(steps),
-        )
-        return [TaskRow(*row) for row in rows]
-
     # Counting ---------------------------------------------------------------------------------
 
     async def _note(
@@ -286,6 +208,8 @@ class Steps:
         heads: dict[UUID, RunHead],
     ) -> dict[UUID, list[Waiting]]:
         """Count the ends; answers the steps that waited for them, by run."""
+        if len(ended) > LARGE:
+            await connection.execute(SQL["plan_anew"])
         ordered = sorted(ended, key=lambda e: (e.tenant_id, e.run_id, e.step, e.item))
         touched: dict[UUID, list[Waiting]] = {}
         for row in await connection.fetch(SQL["advance"], *note_arguments(ordered)):
@@ -345,10 +269,12 @@ class Steps:
                 over = {e.step for e in stopped if e.run_id == run_id}
                 waiting = [w for w in waiting if w.step not in over]
             await self._decide(connection, head, definition, waiting, since[run_id], plan)
-        await self._release(connection, tenure, plan.starts, moved)
+        if len(plan.starts) + len(plan.ends) > LARGE:
+            await connection.execute(SQL["plan_anew"])
+        await self.tasks.release(connection, tenure, plan.starts, moved)
         for start, made in plan.fans:
-            await self._fan_out(connection, tenure, start, made, moved)
-        return stopped + await self.end(connection, plan.ends, moved)
+            await self.tasks.fan_out(connection, tenure, start, made, moved)
+        return stopped + await self.tasks.end(connection, plan.ends, moved)
 
     async def _decide(
         self,
@@ -440,60 +366,6 @@ class Steps:
             text = f"the results of the items have {len(result)} bytes; the most is {MOST_JOINED}"
             result, error = b"", error or TaskError(TOO_LARGE, text)
         return Ended(head.tenant_id, head.id, step.id, state, result=result or None, error=error)
-
-    # Writing ----------------------------------------------------------------------------------
-
-    async def _release(
-        self,
-        connection: asyncpg.Connection,
-        tenure: Tenure,
-        starts: Sequence[Start],
-        moved: Moved,
-    ) -> None:
-        if not starts:
-            return
-        ordered = sorted(starts, key=lambda s: (s.run.tenant_id, s.run.id, s.step.id))
-        per_run = Counter(start.run.id for start in starts)
-        made = [start.template for start in ordered]
-        rows = await connection.fetch(
-            SQL["release"],
-            tenure.node_id,
-            tenure.epoch,
-            list(tenure.partitions),
-            [s.run.tenant_id for s in ordered],
-            [s.run.id for s in ordered],
-            [s.step.id for s in ordered],
-            [s.due for s in ordered],
-            [per_run[s.run.id] > _WIDE for s in ordered],
-            sparse([t and t.spec.encode() for t in made]),
-            sparse([t and t.payload.encode() for t in made]),
-            sparse([t and t.capability for t in made]),
-            sparse([t and t.concurrency_key for t in made]),
-            sparse([t and t.name for t in made]),
-            sparse([t and t.labels for t in made]),
-        )
-        moved.rows += [TaskRow(*row) for row in rows]
-
-    async def _fan_out(
-        self,
-        connection: asyncpg.Connection,
-        tenure: Tenure,
-        start: Start,
-        made: Sequence[TaskTemplate],
-        moved: Moved,
-    ) -> None:
-        head, step = start.run, start.step
-        expanded = await connection.fetchrow(SQL["expand"], head.id, step.id, len(made), start.due)
-        if expanded is None or not made:
-            return
-        added = [
-            NewStep(
-                step.id, index, "released", 0, (step.id,), self._ids.make(start.due), start.due,
-                template,
-            )
-            for index, template in enumerate(made)
-        ]  # fmt: skip
-        moved.rows += await self.add(connection, tenure, head, added)
 
 
 def _left_out(head: RunHead, definition: Definition, step: Step) -> list[Ended]:

@@ -13,6 +13,7 @@ import asyncpg
 
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Tenure
+from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow import Definition
 from mainspring.errors import Conflict, NotFound
@@ -20,29 +21,15 @@ from mainspring.store import queries
 from mainspring.store.audit import write_entry
 from mainspring.store.database import Database
 from mainspring.store.definitions import Definitions
-from mainspring.store.step_rows import ITSELF, Ended, Moved, NewStep, RunHead
-from mainspring.store.steps import Steps
+from mainspring.store.step_rows import ITSELF, Ended, Moved, NewRun, NewStep, RunHead
+from mainspring.store.step_tasks import ADD_STEPS, add_arguments
+from mainspring.store.steps import LARGE, Steps
 
 SQL = queries.load("workflow_runs")
 T = TypeVar("T")
 
 _LARGEST_ID = UUID(int=2**128 - 1)
 _LOST = ("failed", "expired", "cancelled")
-
-
-@dataclass(frozen=True, slots=True)
-class NewRun:
-    """A run that is about to begin; times in seconds since the epoch."""
-
-    tenant_id: int
-    id: UUID
-    workflow: str
-    version: int
-    definition: Definition
-    input: bytes
-    now: float
-    schedule_id: UUID | None = None
-    nominal: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,39 +149,25 @@ class WorkflowRuns:
 
     async def create(self, tenure: Tenure, run: NewRun) -> Moved | None:
         """Begin a run; None when its tenant is gone."""
-        return await self._database.transact(lambda c: self.begin(c, tenure, run))
+        plain = _plain_roots(run.definition)
+        if len(plain) < len(run.definition.roots) or len(run.definition.steps) > LARGE:
+            return await self._database.transact(lambda c: self.begin(c, tenure, run))
+        added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
+        rows = await self._database.fetch(ADD_STEPS, *add_arguments(tenure, run.head, added, run))
+        return Moved([TaskRow(*row) for row in rows]) if rows else None
 
     async def begin(
         self, connection: asyncpg.Connection, tenure: Tenure, run: NewRun
     ) -> Moved | None:
         """The same within the caller's transaction."""
-        definition = run.definition
-        made = await connection.fetchrow(
-            SQL["create_run"],
-            run.tenant_id,
-            run.id,
-            run.workflow,
-            run.version,
-            len(definition.steps),
-            run.input,
-            run.now,
-            None if definition.deadline is None else run.now + definition.deadline,
-            run.schedule_id,
-            run.nominal,
-        )
-        if made is None:
-            return None
-        size = len(definition.steps)
-        head = RunHead(run.tenant_id, run.id, run.workflow, run.version, "running", None, size, 0)
-        plain = _plain_roots(definition)
-        added = self._new_steps(definition, definition.by_id, run.now, plain)
-        rows = await self._steps.add(connection, tenure, head, added)
-        moved = Moved(rows)
-        if len(plain) < len(definition.roots):
-            more = await self._steps.reconsider(connection, tenure, head, run.now)
+        plain = _plain_roots(run.definition)
+        added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
+        moved = Moved(await self._steps.tasks.add(connection, tenure, run.head, added, run))
+        if len(plain) < len(run.definition.roots):
+            more = await self._steps.reconsider(connection, tenure, run.head, run.now)
             moved.rows += more.rows
             moved.ended = more.ended
-        return moved
+        return moved if moved.rows or moved.ended else None
 
     async def cancel(
         self, tenure: Tenure, tenant_id: int, run_id: UUID, actor: str, now: float
@@ -284,7 +257,7 @@ class WorkflowRuns:
             if standing.state in ("blocked", "released"):
                 told = Moved()
                 leaving = Ended(tenant_id, run_id, step, TaskState.SKIPPED, waived=True)
-                ended = await self._steps.end(connection, [leaving], told)
+                ended = await self._steps.tasks.end(connection, [leaving], told)
                 if not ended:
                     raise Conflict("the step is running: cancel its task first")
                 moved = await self._steps.settle(connection, tenure, ended, now)
@@ -354,7 +327,7 @@ class WorkflowRuns:
             [count.failed for count in counts],
         )
         if added:
-            await self._steps.add_tasks(connection, tenure, head, added)
+            await self._steps.tasks.add_tasks(connection, tenure, head, added)
         kept = {name: s for name, s in states.items() if name not in again}
         unfinished = len(again) + sum(not s.over for s in kept.values())
         deadline = None if definition.deadline is None else now + definition.deadline

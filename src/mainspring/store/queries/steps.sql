@@ -1,6 +1,11 @@
 -- What becomes of the steps of runs. Whoever changes a step holds its run's row (`hold_runs`), so
 -- that all of these see, and leave behind, a run that is one whole.
 
+-- name: plan_anew
+-- Until the end of the transaction: a plan that was made while the tables were small would compare
+-- each of thousands of rows with each of thousands.
+SELECT set_config('plan_cache_mode', 'force_custom_plan', true);
+
 -- name: hold_runs
 -- Lock runs, in order: before any task of theirs is locked.
 SELECT tenant_id, id FROM workflow_runs
@@ -109,15 +114,8 @@ WHERE s.run_id = $1 AND s.step = $2 AND s.item = -1 AND s.state = 'blocked'
 RETURNING s.task_id;
 
 -- name: add_steps
--- Rows of steps or items, whose tasks are inserted beside this.
-INSERT INTO workflow_steps (tenant_id, run_id, step, item, state, needed, children, task_id, due_at)
-SELECT $1, $2, i.step, i.item, i.state, i.needed, string_to_array(i.children, ','), i.task_id,
-    to_timestamp(i.due)
-FROM unnest($3::text[], $4::integer[], $5::text[], $6::integer[], $7::text[], $8::uuid[], $9::float8[])
-    AS i (step, item, state, needed, children, task_id, due);
-
--- name: add_tasks
--- Their tasks. Those that are scheduled at once get a wake row like any other.
+-- Rows of steps or items ($20..), with their tasks. Tasks that are scheduled at once get a wake row
+-- like any other. Without the rows, where these are there already, only tasks are made.
 WITH node AS MATERIALIZED (
     SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
 ), tenant AS MATERIALIZED (
@@ -125,19 +123,32 @@ WITH node AS MATERIALIZED (
 ), input AS (
     SELECT * FROM unnest($6::uuid[], $7::text[], $8::text[], $9::float8[], $10::bytea[], $11::bytea[],
         $12::text[], $13::text[], $14::smallint[], $15::text[], $16::jsonb[], $17::text[],
-        $18::integer[], $19::boolean[])
+        $18::integer[])
     AS i (id, step, state, due, spec, payload, capability, queue, priority, name, labels,
-          concurrency_key, concurrency_limit, wide)
+          concurrency_key, concurrency_limit)
+), rows AS (
+    INSERT INTO workflow_steps (tenant_id, run_id, step, item, state, needed, children, task_id, due_at)
+    SELECT t.id, $5, i.step, i.item, i.state, i.needed, string_to_array(i.children, ','), i.task_id,
+        to_timestamp(i.due)
+    FROM tenant t, unnest($20::text[], $21::integer[], $22::text[], $23::integer[], $24::text[],
+        $25::uuid[], $26::float8[]) AS i (step, item, state, needed, children, task_id, due)
 ), made AS (
     INSERT INTO tasks (id, created_at, run_at, due_at, tenant_id, concurrency_limit, partition,
         priority, parked, state, queue, capability, concurrency_key, name, labels, spec, payload,
         workflow_run_id, step)
     SELECT i.id, clock_timestamp(), to_timestamp(i.due), to_timestamp(i.due), t.id, i.concurrency_limit,
-        partition_of(t.id, CASE WHEN i.wide THEN i.id ELSE $5::uuid END, i.concurrency_key, t.spread),
+        partition_of(t.id, CASE WHEN $19 THEN i.id ELSE $5::uuid END, i.concurrency_key, t.spread),
         i.priority, i.state = 'blocked', i.state, i.queue, i.capability, i.concurrency_key, i.name,
         i.labels, i.spec, i.payload, $5, i.step
     FROM input i, tenant t
     RETURNING *
+), run AS (
+    -- A new run ($27..): the steps are its own.
+    INSERT INTO workflow_runs (tenant_id, id, workflow, version, partition, total, unfinished, input,
+        created_at, deadline_at, schedule_id, nominal_at)
+    SELECT t.id, $5, $27, $28, partition_of(t.id, $5, NULL, 256), $29, $29, $30,
+        to_timestamp($31), to_timestamp($32), $33, to_timestamp($34)
+    FROM tenant t WHERE $27::text IS NOT NULL
 ), woken AS (
     INSERT INTO wakes (partition, tenant_id, task_id)
     SELECT partition, tenant_id, id FROM made
@@ -283,3 +294,6 @@ WITH held AS (
     RETURNING t.partition, t.tenant_id, t.id
 )
 INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM held RETURNING partition;
+
+-- name: analyze_tasks
+ANALYZE tasks (tenant_id, id, state);

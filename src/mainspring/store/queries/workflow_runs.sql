@@ -1,13 +1,5 @@
 -- Runs of workflows, as the API sees them. Every statement names the tenant.
 
--- name: create_run
-INSERT INTO workflow_runs (tenant_id, id, workflow, version, partition, total, unfinished, input,
-    created_at, deadline_at, schedule_id, nominal_at)
-SELECT t.id, $2, $3, $4, partition_of(t.id, $2, NULL, 256), $5, $5, $6, to_timestamp($7),
-    to_timestamp($8), $9, to_timestamp($10)
-FROM tenants t WHERE t.id = $1 FOR KEY SHARE
-RETURNING id;
-
 -- name: get_run
 SELECT id, workflow, version, rev, state, stopping, total, unfinished, failed, input, created_at,
     finished_at, deadline_at, schedule_id, nominal_at
