@@ -5,9 +5,14 @@ from collections.abc import AsyncIterator
 from time import perf_counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from mainspring.config import Config
+from mainspring.domain.task import TaskSpec
+from mainspring.store.secrets import WebhookSecrets
+from mainspring.store.vault import Vault
+from mainspring.store.workflows import Workflows
 from support.api import Office, opened_office
 from support.asgi import Answer
 
@@ -82,8 +87,26 @@ async def test_a_workflow_is_kept_as_it_was_sent(office: Office) -> None:
     assert load["target"]["url"] == "{{input.base}}/load/{{input.day}}"
     assert load["target"]["auth"] == {"bearer": "***"}
     assert "s3cret" not in str(shown)
-    assert sweep["needs"] == ["load"], "without needs it comes after everything else"
+    assert sweep["needs"] == [], "without needs it comes after everything else"
     assert (sweep["cleanup"], sweep["when"]) == (True, "all_finished")
+
+
+async def test_secrets_of_steps_move_to_a_new_key(office: Office) -> None:
+    target = {"type": "http", "url": "https://x.example/{{input.x}}", "auth": {"bearer": "s3cret"}}
+    plain = {**target, "url": "https://x.example/\u00e9", "auth": {"bearer": "another"}}
+    made = await office.admin.post(URL, workflow(step("a", target=target), step("b", target=plain)))
+    assert made.status == 201, made.body
+    vault = Vault(bytes([1]) * 32, (bytes(32),))
+    assert await WebhookSecrets(office.database, vault).renew() == (1, 0)
+    stored = await Workflows(office.database).get(office.tenants["a"], "nightly")
+    assert stored is not None
+    heads = []
+    for one in stored.definition.steps:
+        spec = msgspec.json.decode(one.template.spec, type=TaskSpec)
+        assert spec.target.secret is not None
+        heads.append(Vault(bytes([1]) * 32).open_headers(spec.target.secret.sealed))
+    assert [head["Authorization"] for head in heads] == ["Bearer s3cret", "Bearer another"]
+    assert await WebhookSecrets(office.database, vault).renew() == (0, 0)
 
 
 async def test_the_same_name_again_is_the_next_version(office: Office) -> None:
@@ -214,6 +237,7 @@ async def test_a_graph_in_three_forms(office: Office) -> None:
     assert data.json()["edges"] == [
         {"from": "extract", "to": "clean", "when": "all_succeeded"},
         {"from": "clean", "to": "end", "when": "any_failed"},
+        {"from": "extract", "to": "sweep", "when": "all_finished"},
         {"from": "clean", "to": "sweep", "when": "all_finished"},
         {"from": "end", "to": "sweep", "when": "all_finished"},
     ]
@@ -231,6 +255,8 @@ async def test_a_graph_in_three_forms(office: Office) -> None:
         '    s0["extract"]',
         '    s1[["clean<br/>for each<br/>if …"]]',
     ]
+    arrows = [line.strip() for line in mermaid.body.decode().splitlines() if "-->" in line]
+    assert arrows == ["s0 --> s1", "s1 -->|any_failed| s2", "s2 -->|all_finished| s3"]
     dot = await office.admin.get(f"{URL}/nightly/graph?format=dot&version=1")
     assert dot.headers["content-type"] == "text/vnd.graphviz; charset=utf-8"
     assert '"clean" -> "end" [label="any_failed"];' in dot.body.decode()

@@ -147,7 +147,7 @@ class WorkflowValidator:
             foreach,
             delay,
             wanted.cleanup,
-            tuple(findings.uses),
+            uses=tuple(findings.uses),
         )
 
     def _template(self, wanted: StepIn, findings: _Findings) -> TaskTemplate:

@@ -47,7 +47,7 @@ def step_out(step: Step) -> StepOut:
     key, limit = template.concurrency_key, template.concurrency_limit
     return StepOut(
         id=step.id,
-        needs=list(step.needs),
+        needs=[] if step.implied else list(step.needs),
         when=step.when,
         if_=step.condition,
         foreach=None if step.foreach is None else Raw(step.foreach.encode()),

@@ -39,6 +39,10 @@ _PLACE = re.compile(r"ERROR: <input>:(?P<line>-?\d+):(?P<column>-?\d+): (?P<what
 _LONGEST_DETAIL = 200
 
 
+Reach = dict[str, "Reach"]
+"""Which parts of a value are looked at, and which of theirs; nothing in it means all."""
+
+
 class BadCondition(ValueError):
     """The text is no condition; says why."""
 
@@ -53,11 +57,14 @@ class Condition:
 
     program: cel.Expression
     steps: tuple[str, ...]
+    reach: Reach
 
     def holds(self, variables: Mapping[str, object]) -> bool:
         """Its answer, given what `input` and `steps` are."""
+        # The library takes in all it is given: that shall not cost more than what is asked about.
+        seen = {name: _within(variables[name], part) for name, part in self.reach.items()}
         try:
-            answer = self.program.eval(data=variables)
+            answer = self.program.eval(data=seen)
         except (RuntimeError, TypeError, ValueError, MemoryError) as error:
             raise ConditionFailed(str(error)[:_LONGEST_DETAIL]) from None
         value = answer.value()
@@ -75,14 +82,15 @@ def compiled(text: str) -> Condition:
         raise BadCondition(f"has {len(text)} characters; the most is {LONGEST_CONDITION}")
     tokens = list(_tokens(text))
     _check_reach(tokens)
-    steps = tuple(dict.fromkeys(_steps(tokens)))
+    paths = list(_paths(tokens))
+    steps = tuple(dict.fromkeys(_step(path) for path in paths if path[0] == "steps"))
     try:
         program = _ENVIRONMENT.compile(text)
     except (RuntimeError, TypeError, ValueError) as error:
         raise BadCondition(_sentence(str(error))) from None
     if program.return_type() not in (cel.Type.BOOL, cel.Type.DYN):
         raise BadCondition("is neither true nor false, but a value of another kind")
-    return Condition(program, steps)
+    return Condition(program, steps, _reach(paths))
 
 
 # The text, looked at before the library sees it ---------------------------------------------------
@@ -129,6 +137,8 @@ def _check_reach(tokens: Sequence[_Token]) -> None:
                 inside = None
         elif token.kind == "name" and _called(tokens, at + 1, _BUILDERS):
             raise BadCondition(f"there is no {token.text}(…) here: a condition builds no values")
+        elif token.text == "matches" and not _has_fixed_pattern(tokens, at):
+            raise BadCondition("matches is called on a text, with a pattern in quotes")
         elif token.text == "+":
             raise BadCondition("there is no + here: a condition compares and builds no values")
         elif inside is not None and _is_root(tokens, at):
@@ -148,27 +158,75 @@ def _called(tokens: Sequence[_Token], at: int, names: Sequence[str]) -> bool:
     )
 
 
+def _has_fixed_pattern(tokens: Sequence[_Token], at: int) -> bool:
+    """A pattern that came with the data could be as long as the text it is looked for in."""
+    around = [token.text for token in tokens[at - 1 : at + 4]] if at else []
+    return (
+        len(around) == 5
+        and around[0] == "."
+        and around[2::2] == ["(", ")"]
+        and (tokens[at + 2].kind == "string")
+    )
+
+
 def _is_root(tokens: Sequence[_Token], at: int) -> bool:
     return tokens[at].text in ("input", "steps") and (at == 0 or tokens[at - 1].text != ".")
 
 
-def _steps(tokens: Sequence[_Token]) -> Iterator[str]:
+def _paths(tokens: Sequence[_Token]) -> Iterator[tuple[str, ...]]:
+    """What is looked at: from `input` or `steps` down, as far as fixed names lead."""
     for at, token in enumerate(tokens):
-        if token.text != "steps" or not _is_root(tokens, at):
+        if not _is_root(tokens, at):
             continue
-        following = [t.text for t in tokens[at + 1 : at + 6]] + [""] * 5
-        if following[0] == "." and tokens[at + 2].kind == "name":
-            step, dot, part = following[1], following[2], following[3]
-        elif following[0] == "[" and following[2] == "]" and tokens[at + 2].kind == "string":
-            step, dot, part = following[1][1:-1], following[3], following[4]
-        else:
-            raise BadCondition('steps is followed by a step, as in steps.extract or steps["to-db"]')
-        if dot != "." or part not in STEP_PARTS:
-            raise BadCondition(
-                f"of a step there are {', '.join(STEP_PARTS)}, as in steps.extract.result"
-                f'; a step whose name has a hyphen is written steps["{step}-…"]'
-            )
-        yield step
+        path = [token.text]
+        rest = at + 1
+        while (found := _key(tokens[rest : rest + 3])) is not None:
+            name, length = found
+            rest += length
+            if rest < len(tokens) and tokens[rest].text == "(":
+                break  # the name of a function
+            path.append(name)
+        yield tuple(path)
+
+
+def _key(tokens: Sequence[_Token]) -> tuple[str, int] | None:
+    """The name with which a path goes on, and how many tokens that takes."""
+    match [(token.kind, token.text) for token in tokens]:
+        case [("mark", "."), ("name", name), *_]:
+            return name, 2
+        case [("mark", "["), ("string", text), ("mark", "]")] if "\\" not in text:
+            return text[1:-1], 3
+        case _:
+            return None
+
+
+def _step(path: tuple[str, ...]) -> str:
+    """The step that a path speaks of."""
+    if len(path) < 2:
+        raise BadCondition('steps is followed by a step, as in steps.extract or steps["to-db"]')
+    if len(path) < 3 or path[2] not in STEP_PARTS:
+        raise BadCondition(
+            f"of a step there are {', '.join(STEP_PARTS)}, as in steps.extract.result"
+            f'; a step whose name has a hyphen is written steps["{path[1][:50]}-…"]'
+        )
+    return path[1]
+
+
+def _reach(paths: Sequence[tuple[str, ...]]) -> Reach:
+    """The parts of a scope that are looked at; a part that is looked at as a whole is empty."""
+    reach: Reach = {}
+    for path in sorted(paths, key=len, reverse=True):
+        part = reach
+        for name in path:
+            part = part.setdefault(name, {})
+        part.clear()
+    return reach
+
+
+def _within(value: object, reach: Reach) -> object:
+    if not reach or not isinstance(value, Mapping):
+        return value
+    return {name: _within(value[name], part) for name, part in reach.items() if name in value}
 
 
 def _sentence(error: str) -> str:

@@ -58,6 +58,8 @@ class Step:
     """Seconds from the moment it may start to the moment it is due."""
     cleanup: bool = False
     """Whether it runs however the run ends, once all it needs has ended."""
+    implied: bool = False
+    """Whether its needs were not named: then they are all steps that do not clean up."""
     uses: tuple[str, ...] = ()
     """The steps whose results its templates, its list and its condition speak of."""
 

@@ -24,20 +24,16 @@ class Use:
 
 
 def with_implied_needs(steps: Sequence[Step]) -> list[Step]:
-    """Cleanup steps that name no needs come after everything else.
+    """Cleanup steps that name no needs come after all others.
 
-    They need the ends of the graph, and what a step that may start early does not wait for: when
-    those have ended all others have.
+    The ends of the graph would not do: a run that fails fast gives them up while what is before
+    them may still be stopping.
     """
-    work = [step for step in steps if not step.cleanup]
-    waited_for = {
-        need
-        for step in work
-        if step.when in ("all_succeeded", "all_finished")
-        for need in step.needs
-    }
-    last = tuple(dict.fromkeys(step.id for step in work if step.id not in waited_for))
-    return [replace(s, needs=last) if s.cleanup and not s.needs else s for s in steps]
+    work = tuple(dict.fromkeys(step.id for step in steps if not step.cleanup))
+    return [
+        replace(step, needs=work, implied=True) if step.cleanup and not step.needs else step
+        for step in steps
+    ]
 
 
 def graph_problems(steps: Sequence[Step], uses: Sequence[Use] = ()) -> list[Problem]:

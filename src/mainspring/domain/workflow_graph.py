@@ -63,6 +63,15 @@ def edges(definition: Definition) -> list[Edge]:
     return [Edge(need, step.id, step.when) for step in definition.steps for need in step.needs]
 
 
+def drawn_edges(definition: Definition) -> Iterator[Edge]:
+    """The arrows that are worth drawing: to a step that comes after all others anyway, those from
+    the ends of the graph."""
+    passed = {need for step in definition.steps if not step.cleanup for need in step.needs}
+    for edge in edges(definition):
+        if edge.source not in passed or not definition.by_id[edge.target].implied:
+            yield edge
+
+
 def mermaid(definition: Definition, states: States | None = None) -> str:
     """The graph as a flowchart in Mermaid's language."""
     # Numbers instead of ids, some of which are words that mean something there.
@@ -71,7 +80,7 @@ def mermaid(definition: Definition, states: States | None = None) -> str:
     for step in definition.steps:
         left, right = _mermaid_shape(step)
         lines.append(f'    {places[step.id]}{left}"{_label(step, states, "<br/>")}"{right}')
-    for edge in edges(definition):
+    for edge in drawn_edges(definition):
         label = "" if edge.when == "all_succeeded" else f"|{edge.when}|"
         lines.append(f"    {places[edge.source]} -->{label} {places[edge.target]}")
     shown: dict[TaskState, list[str]] = {}
@@ -103,7 +112,7 @@ def _dot_lines(definition: Definition, states: States | None) -> Iterator[str]:
         if states is not None and step.id in states:
             more += f', fillcolor="{_COLOURS[states[step.id]]}"'
         yield f'"{step.id}" [label="{_label(step, states, chr(92) + "n")}"{more}];'
-    for edge in edges(definition):
+    for edge in drawn_edges(definition):
         label = "" if edge.when == "all_succeeded" else f' [label="{edge.when}"]'
         yield f'"{edge.source}" -> "{edge.target}"{label};'
 

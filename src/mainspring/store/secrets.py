@@ -15,6 +15,7 @@ from mainspring.store.audit import write_entry
 from mainspring.store.database import Database
 from mainspring.store.schedule_rows import Template
 from mainspring.store.vault import CLIENT_KEY, SIGNING_SECRET, TARGET_HEADERS, Vault
+from mainspring.store.workflows import decode_definition
 
 SQL = queries.load("secrets")
 MOST_LIVE = 10
@@ -195,6 +196,7 @@ class WebhookSecrets:
                 moved += 1
         tasks, left = await self._renew_tasks()
         moved += await self._renew_letters() + await self._renew_schedules()
+        moved += await self._renew_workflows()
         return moved + tasks, left
 
     async def _renew_tasks(self) -> tuple[int, int]:
@@ -228,6 +230,23 @@ class WebhookSecrets:
             moved += 1
         return moved
 
+    async def _renew_workflows(self) -> int:
+        moved = 0
+        for row in await self._database.fetch(SQL["sealed_workflows"]):
+            key = (row["tenant_id"], row["name"], row["version"])
+            (found,) = await self._database.fetch(SQL["workflow_version"], *key)
+            fresh = encoded = found["definition"]
+            for step in decode_definition(encoded).steps:
+                spec = step.template.spec.encode()
+                renewed = self._renewed_spec(spec) if _SEALED in spec else None
+                if renewed is not None:
+                    # A spec is a text in the definition: the same bytes, with quotes escaped.
+                    fresh = fresh.replace(_as_text(spec), _as_text(renewed))
+            if fresh != encoded:
+                await self._database.fetch(SQL["reseal_workflow"], *key, encoded, fresh)
+                moved += 1
+        return moved
+
     async def _stale_specs(
         self, statement: str, renewed: Callable[[bytes], bytes | None] | None = None
     ) -> AsyncIterator[tuple[asyncpg.Record, bytes]]:
@@ -258,3 +277,7 @@ class WebhookSecrets:
         fresh = self._vault.renewed(TARGET_HEADERS, secret.sealed)
         # Text for text, so that whatever else is in the spec stays as it is.
         return None if fresh is None else encoded.replace(secret.sealed.encode(), fresh.encode())
+
+
+def _as_text(document: bytes) -> bytes:
+    return msgspec.json.encode(document.decode())

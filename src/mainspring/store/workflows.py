@@ -15,7 +15,7 @@ from mainspring.store.database import Database
 
 SQL = queries.load("workflows")
 
-_definition = msgspec.json.Decoder(Definition)
+decode_definition = msgspec.json.Decoder(Definition).decode
 _encode = msgspec.json.Encoder().encode
 _MOST_STEPS_KEPT = 50_000
 
@@ -150,7 +150,7 @@ class Workflows:
         if known is not None:
             self._known.move_to_end(key)
             return known
-        made = self._known[key] = _definition.decode(encoded)
+        made = self._known[key] = decode_definition(encoded)
         self._steps_known += len(made.steps)
         while self._steps_known > _MOST_STEPS_KEPT and len(self._known) > 1:
             _, dropped = self._known.popitem(last=False)

@@ -84,3 +84,15 @@ WHERE tenant_id = $1 AND id = $2 AND template = $3;
 
 -- name: wake
 INSERT INTO wakes (partition, tenant_id, task_id) VALUES ($1, $2, $3);
+
+-- name: sealed_workflows
+-- Versions whose steps may hold ciphertext; a definition may be long, so they come one by one.
+SELECT tenant_id, name, version FROM workflow_versions
+WHERE position('sealed'::bytea IN definition) > 0 ORDER BY tenant_id, name, version;
+
+-- name: workflow_version
+SELECT definition FROM workflow_versions WHERE tenant_id = $1 AND name = $2 AND version = $3;
+
+-- name: reseal_workflow
+UPDATE workflow_versions SET definition = $5
+WHERE tenant_id = $1 AND name = $2 AND version = $3 AND definition = $4;
