@@ -43,7 +43,6 @@ from mainspring.observe.metrics import Metrics
 from mainspring.store import doctor, timezones
 from mainspring.store import migrate as migrations
 from mainspring.store.database import Database, DatabaseOptions, connect
-from mainspring.store.definitions import Definitions
 from mainspring.store.doctor import Finding
 from mainspring.store.embedded import EmbeddedServer
 from mainspring.store.engine import EngineStore
@@ -54,7 +53,7 @@ from mainspring.store.migrate import Migration
 from mainspring.store.schedules import Schedules
 from mainspring.store.secrets import WebhookSecrets
 from mainspring.store.step_outcomes import StepOutcomes
-from mainspring.store.steps import Steps
+from mainspring.store.steps import new_steps
 from mainspring.store.tasks import Tasks
 from mainspring.store.vault import Vault, parse_key
 
@@ -226,8 +225,7 @@ class Server:
         store = EngineStore(self._engine_database)
         rng = SystemRandom()
         signals = Signals(state, self._engine_database, self._listener())
-        steps = self._steps()
-        outcomes = StepOutcomes(self._engine_database, steps)
+        outcomes = StepOutcomes(self._engine_database, new_steps(rng))
         recorder = Recorder(config, state, store, outcomes, signals, metrics, rng)
         dispatcher = Dispatcher(config, state, store, recorder, metrics)
         loader = Loader(config, state, store, Keys(self._engine_database), dispatcher, metrics)
@@ -293,10 +291,6 @@ class Server:
         self.metrics.window_entries.set_function(lambda: engine.waiting)
         self.metrics.running.set_function(lambda: engine.running)
         return engine
-
-    def _steps(self) -> Steps:
-        rng = SystemRandom()
-        return Steps(Definitions(), TaskIds(Random(rng.getrandbits(64))), rng)
 
     def _materializer(self, state: NodeState, signals: Signals, rng: Random) -> Materializer:
         ids = TaskIds(Random(rng.getrandbits(64)))

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from mainspring.domain.task import TaskState
+from mainspring.errors import Conflict
 from mainspring.store.database import Database, DatabaseOptions
 from support.runs import RunWorld, step, workflow
 
@@ -55,3 +57,183 @@ async def test_an_outcome_that_is_written_twice_counts_once(world: RunWorld) -> 
     again = await world.report([first])
     assert (again.accepted, again.moved.rows) == (set(), [])
     assert (await world.step(run, "c")).finished == 1
+
+
+async def test_a_step_without_its_condition_is_left_out_and_those_after_it_too(
+    world: RunWorld,
+) -> None:
+    definition = workflow(
+        step("a"),
+        step("b", "a", condition="steps.a.result.rows > 3", uses=("a",)),
+        *(step(f"c{n}", "b" if n == 0 else f"c{n - 1}") for n in range(50)),
+        step("always", "c49", when="all_finished"),
+    )
+    run = await world.begin(definition)
+    await world.report(await world.claim(run), result=b'{"rows": 2}')
+    assert await world.drain(run) == ["always"]
+    states = await world.states(run)
+    assert (states["b"], states["c0"], states["c49"]) == ("skipped", "skipped", "skipped")
+    assert await world.state(run) == "completed"
+
+
+async def test_results_reach_the_payload_of_the_next_step(world: RunWorld) -> None:
+    payload = (
+        '{"rows": "{{steps.a.result.rows}}", "text": "{{input.day}}: {{steps.a.result.rows}}"}'
+    )
+    run = await world.begin(
+        workflow(step("a"), step("b", "a", payload=payload, uses=("a",))), '{"day": "monday"}'
+    )
+    await world.report(await world.claim(run), result=b'{"rows": [1, 2]}')
+    [second] = await world.claim(run)
+    assert second.payload == b'{"rows": [1,2], "text": "monday: [1,2]"}'
+
+
+async def test_a_template_that_cannot_be_filled_fails_its_step(world: RunWorld) -> None:
+    run = await world.begin(
+        workflow(step("a"), step("b", "a", payload='"{{steps.a.result.x}}"', uses=("a",)))
+    )
+    await world.report(await world.claim(run), result=b'{"y": 1}')
+    failed = await world.step(run, "b")
+    assert failed.state == "failed"
+    assert failed.error is not None
+    assert failed.error["code"] == "template"
+    assert await world.state(run) == "failed"
+
+
+async def test_a_list_is_done_item_by_item_and_joined(world: RunWorld) -> None:
+    definition = workflow(
+        step("a"),
+        step("each", "a", payload='{"n": "{{item}}"}', foreach='"{{steps.a.result}}"', uses=("a",)),
+        step("sum", "each", payload='"{{steps.each.result}}"', uses=("each",)),
+    )
+    run = await world.begin(definition)
+    await world.report(await world.claim(run), result=b"[3, 4, 5]")
+    items = await world.claim(run)
+    assert [(a.step, a.payload) for a in items] == [
+        ("each[0]", b'{"n": 3}'), ("each[1]", b'{"n": 4}'), ("each[2]", b'{"n": 5}')
+    ]  # fmt: skip
+    for n, item in enumerate(reversed(items)):
+        await world.report([item], result=str(n).encode())
+    [last] = await world.claim(run)
+    assert (last.step, last.payload) == ("sum", b"[2,1,0]")
+    await world.report([last])
+    assert await world.state(run) == "completed"
+
+
+async def test_an_empty_list_is_done_at_once(world: RunWorld) -> None:
+    run = await world.begin(workflow(step("each", foreach="[]"), step("b", "each")))
+    assert await world.drain(run) == ["b"]
+    assert (await world.step(run, "each")).result == b"[]"
+
+
+async def test_failing_fast_leaves_out_what_only_makes_sense_after_a_success(
+    world: RunWorld,
+) -> None:
+    definition = workflow(
+        step("a"),
+        step("b"),
+        step("c", "b"),
+        step("alert", "a", when="any_failed"),
+        step("tidy", "c", cleanup=True),
+    )
+    run = await world.begin(definition)
+    a, b = await world.claim(run)
+    await world.report([a], TaskState.FAILED)
+    assert (await world.states(run))["c"] == "skipped"
+    await world.report([b])
+    assert sorted(await world.drain(run)) == ["alert", "tidy"]
+    assert await world.state(run) == "failed"
+
+
+async def test_continuing_after_a_failure_does_what_does_not_depend_on_it(world: RunWorld) -> None:
+    definition = workflow(
+        step("a"), step("b", "a"), step("c"), step("d", "c"), on_failure="continue"
+    )
+    run = await world.begin(definition)
+    assert await world.drain(run, failing=["a"]) == ["a", "c", "d"]
+    assert await world.states(run) == {
+        "a": "failed", "b": "skipped", "c": "completed", "d": "completed"
+    }  # fmt: skip
+    assert await world.state(run) == "failed"
+
+
+async def test_cancelling_ends_what_waits_asks_what_runs_and_cleans_up(world: RunWorld) -> None:
+    definition = workflow(
+        step("a"), step("b", "a"), step("c", delay=3600), step("tidy", "a", "b", "c", cleanup=True)
+    )
+    run = await world.begin(definition)
+    [running] = await world.claim(run)
+    args = (world.tenure, world.tenant_id, run, "me", await world.now())
+    assert await world.runs.cancel(*args) is not None
+    assert await world.runs.cancel(*args) is not None, "calling twice is harmless"
+    states = await world.states(run)
+    assert (states["a"], states["b"], states["c"]) == ("running", "cancelled", "cancelled")
+    [asked] = (await world.engine.look_at([(world.tenant_id, running.id)])).rows
+    assert asked.cancel_requested
+    await world.report([running], TaskState.CANCELLED)
+    assert await world.drain(run) == ["tidy"]
+    assert await world.state(run) == "cancelled"
+    with pytest.raises(Conflict):
+        await world.runs.pause(world.tenant_id, run, "me")
+
+
+async def test_a_paused_run_starts_nothing_until_it_is_resumed(world: RunWorld) -> None:
+    run = await world.begin(workflow(step("a"), step("b"), step("c", "a", "b"), step("d", "a")))
+    [first] = await world.claim(run, limit=1)
+    await world.runs.pause(world.tenant_id, run, "me")
+    assert await world.claim(run) == []
+    await world.report([first])
+    assert await world.claim(run) == []
+    assert await world.state(run) == "paused"
+    await world.runs.resume(world.tenure, world.tenant_id, run, "me", await world.now())
+    assert sorted(await world.drain(run)) == ["b", "c", "d"]
+    assert await world.state(run) == "completed"
+
+
+async def test_a_retry_does_the_failed_steps_and_those_after_them_again(world: RunWorld) -> None:
+    definition = workflow(
+        step("a"), step("b", "a"), step("c", "b"), step("alert", "b", when="any_failed"),
+        step("d", "a"),
+    )  # fmt: skip
+    run = await world.begin(definition)
+    assert await world.drain(run, failing=["b"]) == ["a", "b", "d", "alert"]
+    assert await world.state(run) == "failed"
+    await world.runs.retry(world.tenure, world.tenant_id, run, "me", await world.now())
+    assert await world.state(run) == "running"
+    assert await world.drain(run) == ["b", "c"]
+    assert (await world.states(run))["alert"] == "skipped"
+    assert await world.state(run) == "completed"
+    with pytest.raises(Conflict):
+        await world.runs.retry(world.tenure, world.tenant_id, run, "me", await world.now())
+
+
+async def test_a_step_skipped_by_hand_lets_the_run_go_on(world: RunWorld) -> None:
+    run = await world.begin(workflow(step("a"), step("b", "a"), step("c", "b")))
+    assert await world.drain(run, failing=["a"]) == ["a"]
+    assert await world.state(run) == "failed"
+    now = await world.now()
+    await world.runs.skip(world.tenure, world.tenant_id, run, "me", now, "a")
+    assert await world.drain(run) == ["b", "c"]
+    assert await world.state(run) == "completed"
+    assert (await world.step(run, "a")).waived
+    noted = await world.database.fetch("SELECT action FROM audit WHERE subject = $1", str(run))
+    assert [row["action"] for row in noted] == ["workflow_step.skipped"]
+
+
+async def test_one_success_is_enough_for_a_step_that_says_so(world: RunWorld) -> None:
+    run = await world.begin(
+        workflow(step("a"), step("b"), step("first", "a", "b", when="one_succeeded"))
+    )
+    a, b = await world.claim(run)
+    await world.report([a])
+    [first] = await world.claim(run)
+    await world.report([b, first])
+    assert await world.state(run) == "completed"
+
+
+async def test_a_deadline_ends_a_run_as_failed(world: RunWorld) -> None:
+    run = await world.begin(workflow(step("a", delay=3600), step("b", "a"), deadline=0.0))
+    assert await world.outcomes.overdue(world.tenure) == [(world.tenant_id, run)]
+    await world.outcomes.stop(world.tenure, world.tenant_id, run, "deadline", await world.now())
+    assert await world.state(run) == "failed"
+    assert await world.outcomes.overdue(world.tenure) == []

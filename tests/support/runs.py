@@ -24,7 +24,6 @@ from mainspring.store.workflow_runs import StoredStep, WorkflowRuns
 from mainspring.store.workflows import Workflows
 
 _SPEC = msgspec.json.encode(TaskSpec(Target("handler", name="work"))).decode()
-NOBODY = Tenure(UUID(int=0), 0, frozenset())
 
 
 def template(payload: str = "{}", **fields: Any) -> TaskTemplate:
@@ -82,13 +81,17 @@ class RunWorld:
         await self.runs.create(self.tenure, run)
         return run.id
 
-    async def claim(self, run_id: UUID, limit: int = 100_000) -> list[Assignment]:
-        """Lease what of a run may start now."""
+    async def claim(
+        self, run_id: UUID, limit: int = 100_000, names: Sequence[str] | None = None
+    ) -> list[Assignment]:
+        """Lease what of a run may start now, or what of it is named."""
         rows = await self.database.fetch(
             "SELECT tenant_id, id, rev FROM tasks WHERE workflow_run_id = $1"
-            " AND state = 'scheduled' AND due_at <= clock_timestamp() ORDER BY step LIMIT $2",
+            " AND state = 'scheduled' AND due_at <= clock_timestamp()"
+            " AND ($3::text[] IS NULL OR step = ANY ($3)) ORDER BY step LIMIT $2",
             run_id,
             limit,
+            None if names is None else list(names),
         )
         picks = [TaskRef(*row) for row in rows]
         if not picks:

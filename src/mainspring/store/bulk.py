@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from random import SystemRandom
 from uuid import UUID
 
 import asyncpg
@@ -10,6 +11,7 @@ from mainspring.domain.task import TaskState
 from mainspring.store import queries
 from mainspring.store.audit import write_entry
 from mainspring.store.database import Database
+from mainspring.store.steps import Steps, new_steps
 from mainspring.store.tasks import TaskFilter
 
 SQL = queries.load("bulk")
@@ -37,9 +39,12 @@ class Cancelled:
 class BulkChanges:
     """The store's face for changes of many tasks. Each may be repeated without harm."""
 
-    def __init__(self, database: Database, *, scan: int = _SCAN) -> None:
+    def __init__(
+        self, database: Database, *, scan: int = _SCAN, steps: Steps | None = None
+    ) -> None:
         self._database = database
         self._scan = scan
+        self._steps = steps or new_steps(SystemRandom())
 
     async def count_cancellable(self, tenant_id: int, where: TaskFilter) -> Cancelled:
         """What `cancel` would do now."""
@@ -83,6 +88,7 @@ class BulkChanges:
         self, tenant_id: int, ids: list[UUID], where: TaskFilter, actor: str
     ) -> Cancelled:
         async def work(connection: asyncpg.Connection) -> Cancelled:
+            await self._steps.hold_of(connection, tenant_id, ids)
             locked = await connection.fetch(
                 SQL["lock_cancellable"], tenant_id, ids, *_arguments(where)
             )
@@ -94,6 +100,10 @@ class BulkChanges:
             )
             assert row is not None
             ended, asked, partitions = row
+            over = [task for task in locked if task["state"] != TaskState.RUNNING]
+            await self._steps.cancelled(
+                connection, tenant_id, [(task["workflow_run_id"], task["step"]) for task in over]
+            )
             if ended or asked:
                 await write_entry(
                     connection, tenant_id, actor, "tasks.cancelled", f"{ids[0]}/{ids[-1]}",

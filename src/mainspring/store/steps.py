@@ -45,6 +45,7 @@ from mainspring.store.step_rows import (
     Start,
     Waiting,
     note_arguments,
+    place_of,
 )
 from mainspring.store.step_tasks import StepTasks
 
@@ -52,6 +53,8 @@ SQL = queries.load("steps")
 
 MOST_JOINED = 2**22
 """So many bytes may the results of a step's items have together."""
+NOBODY = Tenure(UUID(int=0), 0, frozenset())
+"""Who owns nothing: what is released for it is told to all by wake rows."""
 LARGE = 100
 """Of more rows than these a statement is planned anew."""
 _HEAD = len(RunHead._fields)
@@ -109,6 +112,24 @@ class Steps:
             ended = await self._follow(connection, tenure, heads, touched, since, moved)
         await self._end_runs(connection, heads.values(), moved)
         return moved
+
+    async def cancelled(
+        self,
+        connection: asyncpg.Connection,
+        tenant_id: int,
+        tasks: Iterable[tuple[UUID | None, str | None]],
+    ) -> None:
+        """Tasks were ended by themselves, of which some are steps of runs that the caller holds.
+        Whoever is to start what follows is told by wake rows."""
+        ended = [
+            Ended(tenant_id, run_id, step, TaskState.CANCELLED, item)
+            for run_id, label in tasks
+            if run_id is not None and label is not None
+            for step, item in (place_of(label),)
+        ]
+        if ended:
+            now: float = await connection.fetchval(SQL["now"])
+            await self.settle(connection, NOBODY, ended, now)
 
     async def reconsider(
         self, connection: asyncpg.Connection, tenure: Tenure, head: RunHead, now: float
@@ -366,6 +387,11 @@ class Steps:
             text = f"the results of the items have {len(result)} bytes; the most is {MOST_JOINED}"
             result, error = b"", error or TaskError(TOO_LARGE, text)
         return Ended(head.tenant_id, head.id, step.id, state, result=result or None, error=error)
+
+
+def new_steps(rng: Random) -> Steps:
+    """One that shares nothing with others."""
+    return Steps(Definitions(), TaskIds(Random(rng.getrandbits(64))), rng)
 
 
 def _left_out(head: RunHead, definition: Definition, step: Step) -> list[Ended]:

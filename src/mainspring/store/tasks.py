@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from random import SystemRandom
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from mainspring.domain.task import TaskState
 from mainspring.store import queries
 from mainspring.store.database import Database, sparse
 from mainspring.store.engine import assignment_of
+from mainspring.store.steps import Steps, new_steps
 
 SQL = queries.load("tasks")
 T = TypeVar("T")
@@ -132,6 +134,8 @@ class LockedTask:
     labels: dict[str, str] | None
     spec: bytes
     payload: bytes
+    workflow_run_id: UUID | None = None
+    step: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +182,13 @@ class Page:
 class Tasks:
     """The store's face for the API."""
 
-    def __init__(self, database: Database, *, near: float, scan: int = 1000) -> None:
+    def __init__(
+        self, database: Database, *, near: float, scan: int = 1000, steps: Steps | None = None
+    ) -> None:
         self._database = database
         self._near = near
         self._scan = scan
+        self._steps = steps or new_steps(SystemRandom())
 
     async def create(self, creations: Sequence[Creation], tenure: Tenure) -> dict[UUID, int]:
         """Insert in one transaction; answers id → partition of what was inserted.
@@ -269,6 +276,7 @@ class Tasks:
         """
 
         async def work(connection: asyncpg.Connection) -> "T | bool | None":
+            await self._steps.hold_of(connection, tenant_id, [task_id])
             row = await connection.fetchrow(SQL["lock_task"], tenant_id, task_id)
             if row is None:
                 return None
@@ -285,6 +293,7 @@ class Tasks:
         """Remove a task and its traces but for the audit entry. False: there is no such task."""
 
         async def work(connection: asyncpg.Connection) -> bool:
+            await self._steps.hold_of(connection, tenant_id, [task_id])
             await connection.execute(SQL["allow_purge"])
             hot = await connection.fetchrow(SQL["purge_task"], tenant_id, task_id)
             cold = await connection.fetchrow(SQL["purge_history"], tenant_id, task_id)
@@ -297,6 +306,8 @@ class Tasks:
             )
             if hot is not None:
                 await connection.execute(SQL["wake"], hot["partition"], tenant_id, task_id)
+                ended = (hot["workflow_run_id"], hot["step"])
+                await self._steps.cancelled(connection, tenant_id, [ended])
             return True
 
         return await self._database.transact(work)
@@ -308,6 +319,8 @@ class Tasks:
             written = await connection.fetchrow(
                 SQL["end_task"], tenant_id, locked.id, locked.rev, change.state
             )
+            ended = (locked.workflow_run_id, locked.step)
+            await self._steps.cancelled(connection, tenant_id, [ended])
         else:
             written = await connection.fetchrow(
                 SQL["change_task"],

@@ -26,7 +26,7 @@ SELECT page.id, page.state, edge.scanned, edge.edge FROM edge LEFT JOIN page ON 
 
 -- name: lock_cancellable
 -- The same tasks as they are now, held until the transaction ends.
-SELECT id, rev FROM tasks
+SELECT id, rev, state, workflow_run_id, step FROM tasks
 WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND NOT cancel_requested
   AND ($3::text IS NULL OR state = $3)
   AND ($4::text IS NULL OR queue = $4)
@@ -48,11 +48,11 @@ WITH locked AS MATERIALIZED (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,
         tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
         capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
-        nominal_at)
+        nominal_at, workflow_run_id, step)
     SELECT id, created_at, run_at, due_at, expires_at, clock_timestamp(),
         tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, 'cancelled', queue,
         capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
-        nominal_at
+        nominal_at, workflow_run_id, step
     FROM ended
 ), asked AS (
     UPDATE tasks t SET cancel_requested = true, rev = t.rev + 1

@@ -297,3 +297,6 @@ INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM held RETURNING p
 
 -- name: analyze_tasks
 ANALYZE tasks (tenant_id, id, state);
+
+-- name: now
+SELECT extract(epoch FROM clock_timestamp())::float8;

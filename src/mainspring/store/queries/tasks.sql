@@ -77,7 +77,7 @@ SELECT * FROM (
 -- One unfinished task, held until the transaction ends: for changes that depend on its state.
 SELECT id, created_at, run_at, due_at, expires_at, rev, fence, attempts, concurrency_limit,
     partition, priority, cancel_requested, state, queue, capability, concurrency_key, name, labels,
-    spec, payload
+    spec, payload, workflow_run_id, step
 FROM tasks WHERE tenant_id = $1 AND id = $2 FOR UPDATE;
 
 -- name: running_task
@@ -106,11 +106,11 @@ WITH ended AS (
 INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,
     tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
     capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
-    nominal_at)
+    nominal_at, workflow_run_id, step)
 SELECT id, created_at, run_at, due_at, expires_at, clock_timestamp(),
     tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, $4, queue,
     capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
-    nominal_at
+    nominal_at, workflow_run_id, step
 FROM ended
 RETURNING id;
 
@@ -118,7 +118,7 @@ RETURNING id;
 INSERT INTO wakes (partition, tenant_id, task_id) VALUES ($1, $2, $3);
 
 -- name: purge_task
-DELETE FROM tasks WHERE tenant_id = $1 AND id = $2 RETURNING partition;
+DELETE FROM tasks WHERE tenant_id = $1 AND id = $2 RETURNING partition, workflow_run_id, step;
 
 -- name: purge_history
 DELETE FROM task_history WHERE tenant_id = $1 AND id = $2 AND finished_at >= time_of($2) RETURNING id;
