@@ -117,6 +117,12 @@ async def a_workflow(office: Office) -> str:
     return str(answer.json()["name"])
 
 
+async def a_run(office: Office) -> str:
+    await a_workflow(office)
+    answer = await office.rival.post("/v1/workflows/theirs/runs", {})
+    return str(answer.json()["id"])
+
+
 MAKERS: Mapping[str, Callable[[Office], Awaitable[str]]] = {
     "/v1/tasks/{id}": a_task,
     "/v1/dead-letters/{id}": a_dead_letter,
@@ -125,6 +131,7 @@ MAKERS: Mapping[str, Callable[[Office], Awaitable[str]]] = {
     "/v1/schedules/{id}": a_schedule,
     "/v1/calendars/{id}": a_calendar,
     "/v1/workflows/{id}": a_workflow,
+    "/v1/workflow-runs/{id}": a_run,
 }
 UNKNOWN = {
     "/v1/keys/{id}": "0123456789",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mainspring.domain.execution import Assignment
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow import Definition
+from mainspring.domain.workflow import Definition, Step
 from mainspring.domain.workflow_checks import with_implied_needs
 from mainspring.store.database import Database, DatabaseOptions
 from support.run_model import RunModel
@@ -39,7 +39,7 @@ class Plan:
         self._data = data
         self.sizes: dict[str, int] = {}
         self.holds: dict[str, bool] = {}
-        steps = []
+        steps: list[Step] = []
         for number in range(data.draw(st.integers(2, 8), label="steps")):
             earlier = [s.id for s in steps if not s.cleanup]
             steps.append(self._step(f"s{number}", earlier))
@@ -50,7 +50,7 @@ class Plan:
             on_failure="fail_fast" if fail_fast else "continue",
         )
 
-    def _step(self, name: str, earlier: list[str]) -> Any:
+    def _step(self, name: str, earlier: list[str]) -> Step:
         draw = self._data.draw
         needs = draw(st.lists(st.sampled_from(earlier), unique=True)) if earlier else []
         fields: dict[str, Any] = {}
@@ -164,7 +164,7 @@ async def _dying(world: RunWorld, act: Callable[[], Awaitable[object]]) -> None:
     except Crash:
         pass
     finally:
-        del world.database.transact  # type: ignore[method-assign]
+        del world.database.transact
 
 
 async def _agree(world: RunWorld, run: UUID, model: RunModel) -> None:

@@ -237,3 +237,20 @@ async def test_a_deadline_ends_a_run_as_failed(world: RunWorld) -> None:
     await world.outcomes.stop(world.tenure, world.tenant_id, run, "deadline", await world.now())
     assert await world.state(run) == "failed"
     assert await world.outcomes.overdue(world.tenure) == []
+
+
+@pytest.mark.parametrize(
+    "result", [b"1e999", b'"' + b"x" * 300_000 + b'"', b"[" * 5000 + b"]" * 5000]
+)
+async def test_a_result_that_cannot_be_used_fails_those_who_want_to(
+    world: RunWorld, result: bytes
+) -> None:
+    run = await world.begin(
+        workflow(
+            step("a"), step("b", "a", payload='"{{steps.a.result}}"', uses=("a",)), step("c", "a")
+        )
+    )
+    await world.report(await world.claim(run), result=result)
+    states = await world.states(run)
+    assert (states["a"], states["b"]) == ("completed", "failed")
+    assert await world.state(run) == "failed"

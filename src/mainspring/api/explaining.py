@@ -14,7 +14,7 @@ from mainspring.api.task_reading import existing_task
 from mainspring.clock import Clock
 from mainspring.domain.task import TaskState
 from mainspring.engine.explain import Explanation, Situation, explain
-from mainspring.store.explaining import Explaining, WaitingTask
+from mainspring.store.explaining import Dependency, Explaining, WaitingTask
 from mainspring.store.tasks import StoredTask, Tasks
 
 
@@ -66,7 +66,7 @@ class TaskExplanation:
         return json_response(_unfinished(waiting, told, around))
 
     async def _around(self, waiting: WaitingTask) -> Situation:
-        around = self._node.explain(waiting.row)
+        around = replace(self._node.explain(waiting.row), waits_for=_waits_for(waiting.dependency))
         if around.owned:
             return around
         crowd = await self._store.crowd(waiting.row)
@@ -76,6 +76,18 @@ class TaskExplanation:
             tenant_limit=waiting.tenant_limit,
             key_running=crowd.under_key,
         )
+
+
+def _waits_for(dependency: Dependency | None) -> str | None:
+    if dependency is None:
+        return None
+    paused = "; its run is paused" if dependency.run_paused else ""
+    count = f"{dependency.open} of {dependency.needed}"
+    if dependency.has_items:
+        return f"it waits for {count} items of its list{paused}"
+    names = ", ".join(dependency.open_steps or ())
+    more = ", …" if dependency.open > len(dependency.open_steps or ()) else ""
+    return f"it waits for {count} steps before it: {names}{more}{paused}"
 
 
 def _unfinished(waiting: WaitingTask, told: Explanation, around: Situation) -> ExplanationOut:

@@ -61,6 +61,7 @@ class RunResource:
             Problem(problem.pointer.replace("/payload", "/input"), problem.detail)
             for problem in payload_problems(given, self._config.max_payload)
         ]
+        problems = problems or _unreadable(given)
         if problems:
             raise InvalidRequest("some values do not make sense", problems)
         now = round(self._clock.now(), 6)
@@ -79,7 +80,8 @@ class RunResource:
 
     async def page_of_workflow(self, call: Call) -> Response:
         query = run_query(call.request.query_params)
-        where = RunFilter(workflow_name_in(call), query.where.state, query.where.schedule_id)
+        workflow = await existing_workflow(self._workflows, call)
+        where = RunFilter(workflow.name, query.where.state, query.where.schedule_id)
         return await self._page(call, where, query.before, query.limit)
 
     async def one(self, call: Call) -> Response:
@@ -193,6 +195,15 @@ class RunResource:
         if run is None:
             raise no_such_run(str(run_id))
         return run
+
+
+def _unreadable(given: bytes) -> list[Problem]:
+    """Templates and conditions look into the input: it must be readable to its depths."""
+    try:
+        msgspec.json.decode(given)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return [Problem("/input", str(error)[:200])]
+    return []
 
 
 def no_such_run(run_id: str) -> NotFound:

@@ -29,6 +29,7 @@ class Situation:
     place: int | None = None
     crowded_out: bool = False
     started: bool = False
+    waits_for: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,11 @@ def explain(row: TaskRow, attempts: int, around: Situation, now: float) -> Expla
     if row.state == TaskState.RUNNING or around.started:
         wish = "It was asked to cancel." if row.cancel_requested else "There is nothing to unblock."
         return Explanation(RUNNING, (), None, None, f"The task is running. {wish}")
-    gates = (*_of_the_task(row, attempts, now), *_of_the_limits(row, around), *_of_capacity(around))
+    gates = (
+        *_of_the_task(row, attempts, around, now),
+        *_of_the_limits(row, around),
+        *_of_capacity(around),
+    )
     verdict = next((gate.gate for gate in gates if not gate.passed), READY)
     return Explanation(
         verdict,
@@ -67,8 +72,9 @@ def explain(row: TaskRow, attempts: int, around: Situation, now: float) -> Expla
     )
 
 
-def _of_the_task(row: TaskRow, attempts: int, now: float) -> list[Gate]:
+def _of_the_task(row: TaskRow, attempts: int, around: Situation, now: float) -> list[Gate]:
     due = row.due <= now
+    blocked = row.state == TaskState.BLOCKED
     waits_for = Cause.RETRY_BACKOFF if attempts else Cause.NOT_DUE
     tries = f" after {attempts} tries" if attempts else ""
     expires = row.expires
@@ -76,8 +82,8 @@ def _of_the_task(row: TaskRow, attempts: int, now: float) -> list[Gate]:
         Gate(Cause.PAUSED, row.state != TaskState.PAUSED, f"the state is {row.state}"),
         Gate(
             Cause.DEPENDENCY,
-            row.state != TaskState.BLOCKED,
-            "it waits for other steps" if row.state == TaskState.BLOCKED else "it waits for none",
+            not blocked,
+            around.waits_for or "it waits for other steps" if blocked else "it waits for none",
         ),
         Gate(waits_for, due, f"due{tries} at {_instant(row.due)}"),
         Gate(

@@ -28,6 +28,7 @@ log = structlog.get_logger()
 
 _WRITES_IN_FLIGHT = 2
 _RETRY_PAUSE = 0.25
+_UNSTORABLE = "unstorable-result"
 
 
 class Recorder:
@@ -213,6 +214,10 @@ class Recorder:
             except REFUSED as error:
                 if len(finishes) > 1:
                     return {i for f in finishes for i in await self._finish_steps([f])}
+                if _was_refused(finishes[0]):
+                    # Nothing of it can be written. Its lease will run out, and it is tried again.
+                    log.error("an outcome was refused", action="record.refused", exc_info=error)
+                    return set()
                 finishes = [_unrecordable(finishes[0], error)]
 
     def moved(self, moved: Moved) -> None:
@@ -268,8 +273,13 @@ def _unrecordable(finish: Finish, error: Exception) -> Finish:
     return Finish(told, TaskState.FAILED, "not_retryable", finish.sla_met, finish.blame, None)
 
 
+def _was_refused(finish: Finish) -> bool:
+    error = finish.report.error
+    return error is not None and error.code == _UNSTORABLE
+
+
 def _storable(report: Report, error: Exception) -> Report:
     """The same report with an error that can be stored."""
     task = str(report.assignment.id)
     log.error("a result cannot be stored", action="record.unstorable", task=task)
-    return report._replace(error=TaskError("unstorable-result", type(error).__name__))
+    return report._replace(error=TaskError(_UNSTORABLE, type(error).__name__))

@@ -14,12 +14,24 @@ _SCAN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
+class Dependency:
+    """What a blocked step waits for: so many of the steps before it, or of its own items."""
+
+    open: int
+    needed: int
+    has_items: bool
+    run_paused: bool
+    open_steps: list[str] | None
+
+
+@dataclass(frozen=True, slots=True)
 class WaitingTask:
     """An unfinished task, with the share of its tenant's limit that its partition has."""
 
     row: TaskRow
     attempts: int
     tenant_limit: int | None
+    dependency: Dependency | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +55,9 @@ class Explaining:
         if row is None:
             return None
         values = tuple(row)
-        return WaitingTask(TaskRow(*values[:_FIELDS]), *values[_FIELDS:])
+        attempts, limit, *rest = values[_FIELDS:]
+        dependency = None if rest[0] is None else Dependency(*rest)
+        return WaitingTask(TaskRow(*values[:_FIELDS]), attempts, limit, dependency)
 
     async def crowd(self, row: TaskRow) -> Crowd:
         """What runs around a task; behind a long backlog the count ends early."""

@@ -17,6 +17,8 @@ ITSELF = -1
 
 TOO_LARGE = "result-too-large"
 """The error of a step whose result was not kept for those after it."""
+UNREADABLE = "result-unreadable"
+"""The same for a result that is no JSON that we can read."""
 MOST_RESULT = 2**18
 """So many bytes may a result have to be kept for the steps that follow."""
 

@@ -39,6 +39,7 @@ from mainspring.store.definitions import Definitions
 from mainspring.store.step_rows import (
     ITSELF,
     TOO_LARGE,
+    UNREADABLE,
     Ended,
     Moved,
     RunHead,
@@ -410,13 +411,17 @@ def _left_out(head: RunHead, definition: Definition, step: Step) -> list[Ended]:
 
 def _seen(row: asyncpg.Record) -> StepResult:
     state = row["state"]
-    ended = state not in ("blocked", "released", "expanded")
-    result = _decode(row["result"]) if row["result"] is not None else None
-    return StepResult(TaskState(state) if ended else TaskState.RUNNING, result, row["error"])
+    if state in ("blocked", "released", "expanded"):
+        return StepResult(TaskState.RUNNING)
+    try:
+        result = _decode(row["result"]) if row["result"] is not None else None
+    except (msgspec.DecodeError, RecursionError):
+        return StepResult(TaskState(state), None, {"code": UNREADABLE})
+    return StepResult(TaskState(state), result, row["error"])
 
 
 def _check_kept(step: Step, scope: Scope) -> None:
     for name in step.uses:
         error = scope.steps[name].error
-        if isinstance(error, dict) and error.get("code") == TOO_LARGE:
-            raise RenderFailed(f"the result of {name!r} was too large to be kept for other steps")
+        if isinstance(error, dict) and error.get("code") in (TOO_LARGE, UNREADABLE):
+            raise RenderFailed(f"the result of {name!r} cannot be used by other steps")

@@ -1,0 +1,255 @@
+"""Runs of workflows over the API and a real database; steps are ended by hand."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from mainspring.config import Config
+from mainspring.domain.task import TaskState
+from support.api import Office, opened_office
+from support.asgi import Answer
+from support.runs import RunWorld
+
+NOOP = {"type": "handler", "name": "mainspring.noop"}
+DIAMOND: list[dict[str, Any]] = [
+    {"id": "a", "target": NOOP},
+    {"id": "b", "needs": ["a"], "target": NOOP, "payload": {"day": "{{input.day}}"}},
+    {"id": "c", "needs": ["a"], "target": NOOP},
+    {"id": "d", "needs": ["b", "c"], "target": NOOP, "priority": 7, "labels": {"k": "v"}},
+]
+
+
+@dataclass
+class Desk:
+    """The API of tenant a, and hands that do its steps."""
+
+    office: Office
+    world: RunWorld
+
+    async def define(self, steps: list[dict[str, Any]], **fields: Any) -> None:
+        body = {"name": "flow", "steps": steps, **fields}
+        answer = await self.office.admin.post("/v1/workflows", body)
+        assert answer.status == 201, answer.body
+
+    async def begin(self, **body: Any) -> str:
+        answer = await self.office.admin.post("/v1/workflows/flow/runs", body)
+        assert answer.status == 201, answer.body
+        return str(answer.json()["id"])
+
+    async def read(self, run: str) -> dict[str, Any]:
+        answer = await self.office.admin.get(f"/v1/workflow-runs/{run}")
+        assert answer.status == 200, answer.body
+        found: dict[str, Any] = answer.json()
+        return found
+
+    async def states(self, run: str) -> dict[str, str]:
+        return {step["id"]: step["state"] for step in (await self.read(run))["steps"]}
+
+    async def post(self, run: str, verb: str) -> Answer:
+        return await self.office.admin.post(f"/v1/workflow-runs/{run}/{verb}")
+
+    async def drain(self, run: str, failing: tuple[str, ...] = ()) -> list[str]:
+        return await self.world.drain(UUID(run), failing)
+
+
+@pytest.fixture
+async def desk(database_url: str) -> AsyncIterator[Desk]:
+    async with opened_office(database_url, Config()) as office:
+        world = RunWorld(office.database)
+        await world.open()
+        world.tenant_id = office.tenants["a"]
+        yield Desk(office, world)
+
+
+async def test_a_run_is_begun_read_and_worked_off(desk: Desk) -> None:
+    await desk.define(DIAMOND, input={"day": "monday", "n": 1})
+    answer = await desk.office.admin.post("/v1/workflows/flow/runs", {"input": {"n": 2}})
+    assert answer.status == 201
+    run = answer.json()["id"]
+    assert answer.headers["location"] == f"/v1/workflow-runs/{run}"
+    shown = await desk.read(run)
+    assert (shown["state"], shown["version"], shown["input"]) == (
+        "running", 1, {"day": "monday", "n": 2}
+    )  # fmt: skip
+    assert {s["id"]: s["state"] for s in shown["steps"]} == {
+        "a": "scheduled", "b": "blocked", "c": "blocked", "d": "blocked"
+    }  # fmt: skip
+    assert len(shown["graph"]["edges"]) == 4
+    await desk.drain(run)
+    ended = await desk.read(run)
+    assert (ended["state"], ended["steps_unfinished"]) == ("completed", 0)
+    assert ended["finished_at"] >= ended["created_at"]
+    assert all(step["started_at"] and step["finished_at"] for step in ended["steps"])
+    same = await desk.office.admin.get(f"/v1/workflows/flow/runs/{run}/status")
+    assert same.json() == ended
+
+
+async def test_a_run_keeps_its_version(desk: Desk) -> None:
+    await desk.define(DIAMOND)
+    run = await desk.begin(input={"day": 1})
+    await desk.define([{"id": "other", "target": NOOP}])
+    assert sorted(await desk.drain(run)) == ["a", "b", "c", "d"]
+    assert await desk.drain(await desk.begin()) == ["other"]
+    assert (await desk.drain(await desk.begin(version=1, input={"day": 1})))[0] == "a"
+    assert (await desk.office.admin.call("DELETE", "/v1/workflows/flow")).status == 204
+    assert (await desk.read(run))["workflow"] == "flow", "an archived workflow keeps its runs"
+
+
+async def test_the_same_key_begins_one_run(desk: Desk) -> None:
+    await desk.define(DIAMOND)
+    answers = await asyncio.gather(
+        *(
+            desk.office.admin.post("/v1/workflows/flow/runs", {}, Idempotency_Key="one")
+            for _ in range(10)
+        )
+    )
+    assert {answer.status for answer in answers} == {201}
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    other = await desk.office.admin.post(
+        "/v1/workflows/flow/runs", {"input": {"x": 1}}, Idempotency_Key="one"
+    )
+    assert other.status == 422
+
+
+async def test_runs_are_listed_and_filtered(desk: Desk) -> None:
+    await desk.define(DIAMOND)
+    runs = [await desk.begin(input={"day": 1}) for _ in range(5)]
+    await desk.drain(runs[0])
+    listed = (await desk.office.admin.get("/v1/workflow-runs?limit=3")).json()
+    assert [run["id"] for run in listed["items"]] == runs[:1:-1]
+    rest = await desk.office.admin.get(f"/v1/workflow-runs?cursor={listed['next_cursor']}")
+    assert [run["id"] for run in rest.json()["items"]] == runs[1::-1]
+    over = await desk.office.admin.get("/v1/workflow-runs?state=completed&workflow=flow")
+    assert [run["id"] for run in over.json()["items"]] == runs[:1]
+    of_flow = await desk.office.admin.get("/v1/workflows/flow/runs?state=running")
+    assert len(of_flow.json()["items"]) == 4
+    for bad in ("state=odd", "limit=0", "cursor=x", "colour=red"):
+        assert (await desk.office.admin.get(f"/v1/workflow-runs?{bad}")).status == 422
+
+
+async def test_steps_are_tasks_that_say_whose_they_are(desk: Desk) -> None:
+    await desk.define(DIAMOND)
+    run = await desk.begin(input={"day": 1})
+    await desk.begin(input={"day": 1})
+    tasks = (await desk.office.admin.get(f"/v1/tasks?workflow_run_id={run}")).json()["items"]
+    assert {task["step"]: task["state"] for task in tasks} == await desk.states(run)
+    blocked = await desk.office.admin.get(f"/v1/tasks?workflow_run_id={run}&state=blocked")
+    task = next(t for t in blocked.json()["items"] if t["step"] == "d")
+    assert (task["priority"], task["labels"], task["workflow_run_id"]) == (7, {"k": "v"}, run)
+    told = (await desk.office.admin.get(f"/v1/tasks/{task['id']}/explain")).json()
+    assert told["verdict"] == "dependency"
+    gate = next(gate for gate in told["gates"] if gate["gate"] == "dependency")
+    assert gate["detail"] == "it waits for 2 of 2 steps before it: b, c"
+
+
+async def test_the_run_hears_of_a_step_that_is_cancelled_or_purged_by_itself(desk: Desk) -> None:
+    await desk.define(DIAMOND, on_failure="continue")
+    for act in ("cancel", "purge", "bulk"):
+        run = await desk.begin(input={"day": 1})
+        tasks = {step["id"]: step["task_id"] for step in (await desk.read(run))["steps"]}
+        if act == "cancel":
+            answer = await desk.office.admin.post(f"/v1/tasks/{tasks['b']}/cancel")
+        elif act == "purge":
+            answer = await desk.office.admin.call("DELETE", f"/v1/tasks/{tasks['b']}")
+        else:
+            where = {"filter": {"label": ["k:v"]}}
+            answer = await desk.office.admin.post("/v1/tasks/cancel", where)
+        assert answer.status < 300, answer.body
+        await desk.drain(run)
+        ended = await desk.read(run)
+        assert ended["state"] == "cancelled", act
+        lost = "d" if act == "bulk" else "b"
+        assert next(s for s in ended["steps"] if s["id"] == lost)["state"] == "cancelled"
+
+
+async def test_a_purged_step_that_ran_does_not_stop_its_run(desk: Desk) -> None:
+    await desk.define(DIAMOND, on_failure="continue")
+    run = await desk.begin(input={"day": 1})
+    [running] = await desk.world.claim(UUID(run))
+    assert (await desk.office.admin.call("DELETE", f"/v1/tasks/{running.id}")).status == 204
+    assert (await desk.read(run))["state"] == "cancelled"
+    late = await desk.world.report([running])
+    assert late.accepted == set()
+
+
+async def test_pause_resume_cancel_and_retry(desk: Desk) -> None:
+    await desk.define(DIAMOND)
+    run = await desk.begin(input={"day": 1})
+    assert (await desk.post(run, "pause")).json()["state"] == "paused"
+    assert (await desk.post(run, "pause")).status == 200
+    assert await desk.drain(run) == []
+    assert (await desk.post(run, "resume")).json()["state"] == "running"
+    await desk.drain(run, failing=("b",))
+    assert (await desk.read(run))["state"] == "failed"
+    assert (await desk.post(run, "cancel")).status == 409
+    again = await desk.post(run, "retry")
+    assert (again.status, again.json()["state"]) == (200, "running")
+    assert sorted(await desk.drain(run)) == ["b", "d"]
+    assert (await desk.read(run))["state"] == "completed"
+    assert (await desk.post(run, "retry")).status == 409
+    cancelled = await desk.begin(input={"day": 1})
+    assert (await desk.post(cancelled, "cancel")).json()["state"] == "cancelled"
+    assert set((await desk.states(cancelled)).values()) == {"cancelled"}
+    assert (await desk.post(cancelled, "cancel")).status == 200
+    assert (await desk.post(cancelled, "resume")).status == 409
+
+
+async def test_one_step_is_retried_or_skipped_by_hand_and_that_is_audited(desk: Desk) -> None:
+    await desk.define(DIAMOND)
+    run = await desk.begin(input={"day": 1})
+    await desk.drain(run, failing=("b",))
+    assert (await desk.post(run, "steps/nowhere/skip")).status == 404
+    assert (await desk.post(run, "steps/a/skip")).status == 409
+    skipped = await desk.post(run, "steps/b/skip")
+    assert skipped.status == 200, skipped.body
+    assert next(s for s in skipped.json()["steps"] if s["id"] == "b")["skipped_by_hand"]
+    assert await desk.drain(run) == ["d"]
+    assert (await desk.read(run))["state"] == "completed"
+    assert (await desk.post(run, "steps/c/retry")).status == 200
+    assert await desk.drain(run) == ["c", "d"]
+    audit = (await desk.office.admin.get("/v1/audit")).json()["items"]
+    actions = [entry["action"] for entry in audit if entry["subject"] == run]
+    assert sorted(actions) == ["workflow_run.retried", "workflow_step.skipped"]
+
+
+async def test_a_run_can_be_drawn(desk: Desk) -> None:
+    await desk.define(DIAMOND)
+    run = await desk.begin(input={"day": 1})
+    for form, word in (("mermaid", "flowchart"), ("dot", "digraph"), ("json", '"nodes"')):
+        answer = await desk.office.admin.get(f"/v1/workflow-runs/{run}/graph?format={form}")
+        assert (answer.status, word in answer.body.decode()) == (200, True)
+
+
+async def test_items_of_a_list_are_shown_on_demand(desk: Desk) -> None:
+    each = {"id": "each", "foreach": [1, 2], "payload": {"n": "{{item}}"}, "target": NOOP}
+    await desk.define([each])
+    run = await desk.begin()
+    [step] = (await desk.read(run))["steps"]
+    assert (step["state"], step["items_total"], step["items_finished"]) == ("running", 2, 0)
+    for assignment in await desk.world.claim(UUID(run)):
+        await desk.world.report([assignment], TaskState.COMPLETED, assignment.payload)
+    shown = await desk.office.admin.get(f"/v1/workflow-runs/{run}?items=true")
+    [step] = shown.json()["steps"]
+    assert (step["state"], step["result"]) == ("completed", [{"n": 1}, {"n": 2}])
+    assert [item["result"] for item in step["items"]] == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[]",
+        b'{"input": 3}',
+        b'{"input": {}, "x": 1}',
+        b'{"version": 0}',
+        b'{"input": {"a": 1e999}}',
+    ],
+)
+async def test_a_bad_body_begins_nothing(desk: Desk, body: bytes) -> None:
+    await desk.define(DIAMOND)
+    answer = await desk.office.admin.post("/v1/workflows/flow/runs", body)
+    assert 400 <= answer.status < 500, answer.body
+    assert (await desk.office.admin.get("/v1/workflow-runs")).json()["items"] == []
