@@ -37,12 +37,14 @@ from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
 from mainspring.node.node import Node
 from mainspring.node.recorder import Recorder
+from mainspring.node.run_starter import RunStarter
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store import doctor, timezones
 from mainspring.store import migrate as migrations
 from mainspring.store.database import Database, DatabaseOptions, connect
+from mainspring.store.definitions import Definitions
 from mainspring.store.doctor import Finding
 from mainspring.store.embedded import EmbeddedServer
 from mainspring.store.engine import EngineStore
@@ -53,9 +55,11 @@ from mainspring.store.migrate import Migration
 from mainspring.store.schedules import Schedules
 from mainspring.store.secrets import WebhookSecrets
 from mainspring.store.step_outcomes import StepOutcomes
-from mainspring.store.steps import new_steps
+from mainspring.store.steps import Steps, new_steps
+from mainspring.store.task_runs import TaskRuns
 from mainspring.store.tasks import Tasks
 from mainspring.store.vault import Vault, parse_key
+from mainspring.store.workflow_runs import WorkflowRuns
 
 _AUTHORITIES = (
     "/etc/ssl/certs/ca-certificates.crt",
@@ -225,7 +229,8 @@ class Server:
         store = EngineStore(self._engine_database)
         rng = SystemRandom()
         signals = Signals(state, self._engine_database, self._listener())
-        outcomes = StepOutcomes(self._engine_database, new_steps(rng))
+        steps = new_steps(rng)
+        outcomes = StepOutcomes(self._engine_database, steps)
         recorder = Recorder(config, state, store, outcomes, signals, metrics, rng)
         dispatcher = Dispatcher(config, state, store, recorder, metrics)
         loader = Loader(config, state, store, Keys(self._engine_database), dispatcher, metrics)
@@ -248,7 +253,11 @@ class Server:
             WebhookSecrets(self._engine_database, vault),
             vault.open_headers,
         )
-        executors: list[Executor] = [BuiltInExecutor(self._clock, recorder.report), webhooks]
+        executors: list[Executor] = [
+            self._run_starter(state, recorder, steps),
+            BuiltInExecutor(self._clock, recorder.report),
+            webhooks,
+        ]
         self.node = Node(
             config,
             state,
@@ -291,6 +300,13 @@ class Server:
         self.metrics.window_entries.set_function(lambda: engine.waiting)
         self.metrics.running.set_function(lambda: engine.running)
         return engine
+
+    def _run_starter(self, state: NodeState, recorder: Recorder, steps: Steps) -> RunStarter:
+        database = self._engine_database
+        ids = TaskIds(Random(SystemRandom().getrandbits(64)))
+        runs = WorkflowRuns(database, steps, Definitions(), ids)
+        task_runs = TaskRuns(database, steps, runs)
+        return RunStarter(self._clock, state, task_runs, recorder, recorder.report)
 
     def _materializer(self, state: NodeState, signals: Signals, rng: Random) -> Materializer:
         ids = TaskIds(Random(rng.getrandbits(64)))

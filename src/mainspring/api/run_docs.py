@@ -18,8 +18,9 @@ from mainspring.api.documentation import (
     Reply,
 )
 from mainspring.api.run_wire import RunIn, RunOut, RunPage, RunStateOut, RunSummary
+from mainspring.api.wire import WorkflowName
 from mainspring.api.workflow_views import DOT, MERMAID
-from mainspring.api.workflow_wire import GraphFormat, GraphOut, StepId, WorkflowName
+from mainspring.api.workflow_wire import GraphFormat, GraphOut, StepId
 from mainspring.errors import Conflict
 
 TAG = "Workflow runs"

@@ -11,9 +11,10 @@ from msgspec import UNSET
 
 from mainspring.api.schedule_wire import DstIn, MisfireIn, SchedulePatch, TemplateIn, TimingIn
 from mainspring.api.validation import TaskValidator, payload_problems, seconds_of
-from mainspring.api.wire import TaskIn
+from mainspring.api.wire import DAY, HandlerTarget, RetryIn, TaskIn
 from mainspring.domain import cron, rrule
 from mainspring.domain.schedule import Definition, Misfire, Timetable, timetable
+from mainspring.domain.task import RUN_WORKFLOW
 from mainspring.domain.zones import DstPolicy, UnknownZone, zone
 from mainspring.errors import InvalidRequest, Problem
 from mainspring.store.calendars import Calendars
@@ -92,6 +93,29 @@ class ScheduleValidator:
             limit.key if limit else None,
             limit.limit if limit else None,
         )
+
+
+def wanted_task(
+    task: TemplateIn | None,
+    workflow: str | None,
+    given: dict[str, msgspec.Raw],
+    problems: list[Problem],
+) -> TemplateIn:
+    """The task to make: the one given, or one that runs a workflow and lasts as long as the run."""
+    if task is not None:
+        if workflow is not None:
+            problems.append(Problem("/workflow", "cannot be given together with task"))
+        return task
+    if workflow is None:
+        problems.append(Problem("/task", "one of task and workflow is needed"))
+    payload = msgspec.json.encode({"workflow": workflow or "", "input": given})
+    return TemplateIn(
+        HandlerTarget(RUN_WORKFLOW),
+        msgspec.Raw(payload),
+        name=workflow,
+        timeout=DAY,
+        retry=RetryIn(max_attempts=1),
+    )
 
 
 def check_key(definition: Definition, template: Template) -> list[Problem]:

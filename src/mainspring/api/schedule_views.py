@@ -2,7 +2,8 @@
 
 from datetime import UTC, datetime
 
-from msgspec import Raw
+import msgspec
+from msgspec import Raw, Struct
 
 from mainspring.api.schedule_wire import (
     DstIn,
@@ -17,6 +18,7 @@ from mainspring.api.views import ConcurrencyOut, retry_out, target_out
 from mainspring.domain.describe import describe
 from mainspring.domain.misfire import Decision
 from mainspring.domain.schedule import Timetable
+from mainspring.domain.task import RUN_WORKFLOW
 from mainspring.store.schedule_rows import Occurrence, StoredSchedule, Template
 
 _COMPARED = 100
@@ -25,6 +27,7 @@ _COMPARED = 100
 def schedule_out(schedule: StoredSchedule, overdue_after: float) -> ScheduleOut:
     """A schedule as it was found."""
     definition = schedule.definition
+    asked = asked_run(schedule.template)
     following = None
     if schedule.state == "active" and schedule.next is not None:
         following = schedule.timetable.next_run(max(schedule.decided_to, schedule.next - 1e-6))
@@ -50,7 +53,9 @@ def schedule_out(schedule: StoredSchedule, overdue_after: float) -> ScheduleOut:
         exclude=list(definition.exclude),
         calendars=list(definition.calendars),
         stop_on_410=definition.stop_on_410,
-        task=_template_out(schedule.template),
+        task=None if asked else _template_out(schedule.template),
+        workflow=asked.workflow if asked else None,
+        input=asked.input if asked else None,
         description=describe(definition),
         next_run_at=instant_or_none(following),
         next_due_at=instant_or_none(None if following is None else following + schedule.offset),
@@ -60,6 +65,23 @@ def schedule_out(schedule: StoredSchedule, overdue_after: float) -> ScheduleOut:
         created_at=schedule.created_at,
         updated_at=schedule.updated_at,
     )
+
+
+class AskedRun(Struct):
+    """The payload of a task that runs a workflow."""
+
+    workflow: str
+    input: dict[str, Raw]
+
+
+def asked_run(template: Template) -> AskedRun | None:
+    """The run that a schedule asks for, where it does so in place of a task."""
+    if template.capability != f"handler:{RUN_WORKFLOW}":
+        return None
+    try:
+        return msgspec.json.decode(template.payload, type=AskedRun)
+    except msgspec.MsgspecError:
+        return None
 
 
 def occurrence_out(line: Occurrence) -> OccurrenceOut:

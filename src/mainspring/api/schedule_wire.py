@@ -24,6 +24,7 @@ from mainspring.api.wire import (
     Sla,
     TargetIn,
     Timeout,
+    WorkflowName,
 )
 from mainspring.domain.misfire import Decision
 from mainspring.domain.schedule import MisfirePolicy, OverlapPolicy
@@ -93,7 +94,9 @@ class ScheduleIn(TimingIn, kw_only=True, forbid_unknown_fields=True):
     """A schedule as a caller asks for it."""
 
     name: Line
-    task: TemplateIn
+    task: TemplateIn | None = None
+    workflow: WorkflowName | None = None
+    input: dict[str, Raw] = field(default_factory=dict)
 
 
 class PreviewIn(TimingIn, kw_only=True, forbid_unknown_fields=True):
@@ -101,6 +104,8 @@ class PreviewIn(TimingIn, kw_only=True, forbid_unknown_fields=True):
 
     name: Line | None = None
     task: TemplateIn | None = None
+    workflow: WorkflowName | None = None
+    input: dict[str, Raw] = field(default_factory=dict)
 
 
 class SchedulePatch(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -125,6 +130,8 @@ class SchedulePatch(Struct, kw_only=True, forbid_unknown_fields=True):
     calendars: Annotated[list[CalendarName], Meta(max_length=20)] | UnsetType = UNSET
     stop_on_410: bool | UnsetType = UNSET
     task: TemplateIn | UnsetType = UNSET
+    workflow: WorkflowName | UnsetType = UNSET
+    input: dict[str, Raw] | UnsetType = UNSET
 
 
 class BackfillIn(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -197,7 +204,9 @@ class ScheduleOut(Struct, kw_only=True):
     exclude: list[str]
     calendars: list[str]
     stop_on_410: bool
-    task: TemplateOut
+    task: TemplateOut | None
+    workflow: str | None
+    input: dict[str, Raw] | None
     description: str
     next_run_at: Time | None
     next_due_at: Time | None

@@ -30,9 +30,16 @@ from mainspring.api.schedule_validation import (
     merged,
     never_fires,
     raise_if,
+    wanted_task,
 )
-from mainspring.api.schedule_views import compared, schedule_out
-from mainspring.api.schedule_wire import BackfilledOut, BackfillIn, ScheduleIn, SchedulePatch
+from mainspring.api.schedule_views import asked_run, compared, schedule_out
+from mainspring.api.schedule_wire import (
+    BackfilledOut,
+    BackfillIn,
+    ScheduleIn,
+    SchedulePatch,
+    TemplateIn,
+)
 from mainspring.api.task_changes import check_rev, if_match
 from mainspring.api.views import new_task_out
 from mainspring.clock import Clock, monotonic
@@ -125,9 +132,7 @@ class ScheduleChanges:
         return await self._become(call, old, await self._whole(call, self._clock.now(), old))
 
     async def edit(self, call: Call) -> Response:
-        patch = decode_as(
-            _PATCH, await call.body(), lambda p: [] if p.task is UNSET else [p.task.payload]
-        )
+        patch = decode_as(_PATCH, await call.body(), _payloads)
         old = await existing_schedule(self._schedules, call)
         check_rev(if_match(call.request), old.edition)
         now = self._clock.now()
@@ -137,9 +142,9 @@ class ScheduleChanges:
             call.tenant_id, timing, now, problems, anchor=kept_anchor(old.definition, timing)
         )
         template = old.template
-        if patch.task is not UNSET:
+        if (task := _patched_task(old, patch, problems)) is not None:
             definition = checked.definition if checked else None
-            template = self._validator.template(patch.task, definition, problems)
+            template = self._validator.template(task, definition, problems)
         elif checked is not None:
             problems += check_key(checked.definition, template)
         if checked is not None:
@@ -197,12 +202,13 @@ class ScheduleChanges:
 
     async def _whole(self, call: Call, now: float, old: StoredSchedule | None = None) -> _Wanted:
         """The schedule that a body describes completely."""
-        wanted = decode_as(_SCHEDULE, await call.body(), lambda w: [w.task.payload])
+        wanted = decode_as(_SCHEDULE, await call.body(), _payloads)
         problems: list[Problem] = []
+        task = wanted_task(wanted.task, wanted.workflow, wanted.input, problems)
         anchor = kept_anchor(old.definition, wanted) if old else None
         checked = await self._validator.timing(call.tenant_id, wanted, now, problems, anchor=anchor)
         definition = checked.definition if checked else None
-        template = self._validator.template(wanted.task, definition, problems)
+        template = self._validator.template(task, definition, problems)
         if checked is not None:
             problems += never_fires(checked, now)
         raise_if(problems)
@@ -266,6 +272,30 @@ class ScheduleChanges:
         self._node.changed()
         if elsewhere := concerned - ours:
             self._node.hint_others(elsewhere)
+
+
+def _payloads(body: ScheduleIn | SchedulePatch) -> list[msgspec.Raw]:
+    """What is the caller's own in a body."""
+    task = [] if body.task is UNSET or body.task is None else [body.task.payload]
+    return task if body.input is UNSET else [*task, *body.input.values()]
+
+
+def _patched_task(
+    old: StoredSchedule, patch: SchedulePatch, problems: list[Problem]
+) -> TemplateIn | None:
+    """The task that a patch asks for; None when that stays as it is."""
+    asked = asked_run(old.template)
+    task = None if patch.task is UNSET else patch.task
+    if task is None and patch.workflow is UNSET and patch.input is UNSET:
+        return None
+    if task is not None and patch.workflow is UNSET:
+        return task
+    if patch.workflow is UNSET and asked is None:
+        problems.append(Problem("/input", "is for schedules that run a workflow"))
+        return None
+    workflow = patch.workflow if patch.workflow is not UNSET else asked.workflow if asked else None
+    given = patch.input if patch.input is not UNSET else asked.input if asked else {}
+    return wanted_task(task, workflow, given, problems)
 
 
 def _paused(schedule: StoredSchedule) -> ScheduleChange | None:

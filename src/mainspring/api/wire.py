@@ -14,6 +14,7 @@ _LINE = r"^[^\x00-\x1f\x7f]*(?!\n)$"
 
 Line = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
 Queue = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}(?!\n)$")]
+WorkflowName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}(?!\n)$")]
 HandlerName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}(?!\n)$")]
 Argument = Annotated[str, Meta(max_length=32768, pattern=r"^[^\x00]*$")]
 Url = Annotated[str, Meta(min_length=1, max_length=2048, extra_json_schema={"format": "uri"})]

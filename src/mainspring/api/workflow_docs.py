@@ -18,13 +18,13 @@ from mainspring.api.documentation import (
     Param,
     Reply,
 )
+from mainspring.api.wire import WorkflowName
 from mainspring.api.workflow_views import DOT, MERMAID
 from mainspring.api.workflow_wire import (
     GraphFormat,
     GraphOut,
     VersionPage,
     WorkflowIn,
-    WorkflowName,
     WorkflowOut,
     WorkflowPage,
 )

@@ -21,12 +21,12 @@ from mainspring.api.wire import (
     Sla,
     TargetIn,
     Timeout,
+    WorkflowName,
 )
 from mainspring.domain.condition import LONGEST_CONDITION
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow import MOST_ITEMS, OnFailure, When
 
-WorkflowName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}(?!\n)$")]
 # No dots: they separate the parts of a reference.
 StepId = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,99}(?!\n)$")]
 # Which steps there are is checked later, in words that help more than a pattern.

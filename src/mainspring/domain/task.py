@@ -13,6 +13,10 @@ BUILT_IN_HANDLERS = "mainspring."
 """Handlers whose name starts so run inside the node; all others wait for a worker."""
 
 
+RUN_WORKFLOW = f"{BUILT_IN_HANDLERS}workflow"
+"""The handler that runs a workflow, and lasts as long as the run does."""
+
+
 class TaskState(StrEnum):
     """Where a task is in its life. The last five are final."""
 

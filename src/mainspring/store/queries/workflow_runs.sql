@@ -76,3 +76,13 @@ WITH old AS (
 )
 DELETE FROM workflow_runs r USING old WHERE r.tenant_id = old.tenant_id AND r.id = old.id
 RETURNING r.id;
+
+-- name: whose_task
+-- A task whose present try this is: the schedule it belongs to, and whether it shall stop.
+SELECT schedule_id, extract(epoch FROM nominal_at)::float8 AS nominal, cancel_requested FROM tasks
+WHERE tenant_id = $1 AND id = $2 AND fence = $3 AND state = 'running';
+
+-- name: which_ended
+SELECT r.id, r.state FROM unnest($1::integer[], $2::uuid[]) AS wanted (tenant_id, id)
+JOIN workflow_runs r ON r.tenant_id = wanted.tenant_id AND r.id = wanted.id
+WHERE r.finished_at IS NOT NULL;
