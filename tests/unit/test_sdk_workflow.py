@@ -90,7 +90,7 @@ async def test_the_server_takes_it() -> None:
     tasks = TaskValidator(Config(), ManualClock(), TaskIds(Random(1)), Random(1))
     validator = WorkflowValidator(tasks, 2**20, 1e9)
     wanted = msgspec.json.decode(str(nightly()), type=WorkflowIn)
-    made = await validator.definition(wanted)
+    made = await validator.definition(wanted.name, wanted)
     assert isinstance(made, Definition)
     assert made.by_id["to-db"].uses == ("clean", "extract")
 
