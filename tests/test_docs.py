@@ -50,10 +50,11 @@ README = ROOT / "README.md"
 OPERATIONS = ROOT / "docs" / "operations.md"
 CONFIGURATION = ROOT / "docs" / "configuration.md"
 API = ROOT / "docs" / "api.md"
+WORKFLOWS = ROOT / "docs" / "workflows.md"
 
 RUNNABLE = {"bash", "sh", "python"}
 CHECKED = RUNNABLE | {"json", "text", "toml"}
-RUN_HERE = {README, OPERATIONS, CONFIGURATION, API}
+RUN_HERE = {README, OPERATIONS, CONFIGURATION, API, WORKFLOWS}
 SOURCE = ROOT / "src" / "mainspring"
 
 SETTINGS = {field.name: field for field in fields(Config)}
@@ -85,8 +86,9 @@ async def test_the_tour_in_the_readme(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_the_tour_of_the_api(tmp_path: Path) -> None:
-    port, key = free_ports(API)["7070"], "ms_dev_docs"
+@pytest.mark.parametrize("document", [API, WORKFLOWS], ids=lambda document: document.stem)
+async def test_the_tours_of_the_api(document: Path, tmp_path: Path) -> None:
+    port, key = free_ports(document)["7070"], "ms_dev_docs"
     server = MainspringProcess(
         tmp_path / "dev.log",
         *("dev", "--port", str(port), "--data", str(tmp_path / "data")),
@@ -100,7 +102,7 @@ async def test_the_tour_of_the_api(tmp_path: Path) -> None:
 
         await eventually(listens, within=30, what="mainspring dev is running")
         environment = {"MAINSPRING_URL": f"http://127.0.0.1:{port}", "MAINSPRING_API_KEY": key}
-        await run_blocks(API, tmp_path, {}, environment)
+        await run_blocks(document, tmp_path, {}, environment)
     finally:
         server.kill()
 

@@ -37,7 +37,7 @@ async def defined(document: object, config: Config | None = None) -> Definition:
     validator = WorkflowValidator(tasks, config.max_payload, config.horizon)
     body = document if isinstance(document, bytes) else msgspec.json.encode(document)
     wanted = decode_as(DECODER, body, lambda w: [s.payload for s in w.steps])
-    return await validator.definition(wanted)
+    return await validator.definition(wanted.name, wanted)
 
 
 async def errors(document: object, config: Config | None = None) -> dict[str, str]:
@@ -66,7 +66,7 @@ async def test_everything_that_is_wrong_is_said_at_once() -> None:
             step("alone", payload={"x": ["{{item}}"]}),
             step("slow", delay="P1Y"),
             step("long", delay="P99999W"),
-            deadline=0,
+            deadline="PT0S",
         ),
     )
     assert found["/steps/0/needs"] == "is part of a cycle: a → b → c → a"

@@ -24,6 +24,7 @@ from mainspring.api.workflow_wire import (
     GraphFormat,
     GraphOut,
     VersionPage,
+    WorkflowBody,
     WorkflowIn,
     WorkflowOut,
     WorkflowPage,
@@ -61,6 +62,7 @@ _NIGHTLY = {
     "on_failure": "fail_fast",
     "deadline": "PT2H",
 }
+_UNNAMED = {name: value for name, value in _NIGHTLY.items() if name != "name"}
 _NAME = Param("id", WorkflowName, "The workflow's name.", "path", required=True)
 _VERSION = Param(
     "version", Annotated[int, Meta(ge=1, le=2**31 - 1)], "This version, instead of the latest."
@@ -82,7 +84,7 @@ LIST = Doc(
     description="By name, each with its latest version, without the steps.",
     params=[
         LIMIT,
-        Param("cursor", str, "Where to go on: `next_cursor` of the page before."),
+        Param("cursor", WorkflowName, "Where to go on: `next_cursor` of the page before."),
     ],
     replies=[Reply(200, "A page of workflows.", WorkflowPage)],
 )
@@ -118,7 +120,7 @@ PUT = Doc(
     summary="Make the next version of a workflow",
     description="With If-Match only if the latest version is still the one you have seen.",
     params=[_NAME, DRY_RUN, IF_MATCH],
-    bodies=[_BODY],
+    bodies=[Body(WorkflowBody, examples={"nightly": _UNNAMED})],
     replies=[Reply(200, "The new version.", WorkflowOut, [ETAG], links=_AFTERWARDS)],
     problems=[NoKey, PreconditionFailed],
 )

@@ -14,7 +14,7 @@ from mainspring.api.validation import (
     seconds_of,
 )
 from mainspring.api.wire import CommandTarget, Delay, HttpTarget, TaskIn
-from mainspring.api.workflow_wire import StepIn, WorkflowIn
+from mainspring.api.workflow_wire import StepIn, WorkflowBody
 from mainspring.domain import condition
 from mainspring.domain.reference import BadReference, Reference, parts, references, whole
 from mainspring.domain.task import TaskSpec
@@ -87,7 +87,7 @@ class WorkflowValidator:
         self._max_payload = max_payload
         self._horizon = horizon
 
-    async def definition(self, wanted: WorkflowIn) -> Definition:
+    async def definition(self, name: str, wanted: WorkflowBody) -> Definition:
         """What a body describes; InvalidRequest names all that is wrong with it."""
         if len(wanted.steps) > MOST_STEPS:
             detail = f"{len(wanted.steps)} steps; the most is {MOST_STEPS}"
@@ -105,9 +105,7 @@ class WorkflowValidator:
         problems += await asyncio.to_thread(graph_problems, steps, uses)
         if problems:
             raise InvalidRequest("the workflow does not make sense", problems[:MOST_PROBLEMS])
-        return Definition(
-            wanted.name, tuple(steps), wanted.on_failure, deadline or None, given.decode()
-        )
+        return Definition(name, tuple(steps), wanted.on_failure, deadline or None, given.decode())
 
     async def _steps(
         self, wanted: Sequence[StepIn], problems: list[Problem]

@@ -7,6 +7,7 @@ from msgspec import Meta, Raw, Struct, field
 from mainspring.api.schedule_wire import TemplateOut
 from mainspring.api.views import Time
 from mainspring.api.wire import (
+    DAY,
     DEFAULT_RETRY,
     EMPTY,
     ConcurrencyIn,
@@ -33,6 +34,11 @@ StepId = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,99}(?!\n)$")]
 Need = Annotated[str, Meta(max_length=100)]
 If = Annotated[str, Meta(min_length=1, max_length=LONGEST_CONDITION)]
 Items = Annotated[list[Raw], Meta(max_length=MOST_ITEMS)] | Annotated[str, Meta(max_length=510)]
+# Longer than no time at all.
+Deadline = (
+    Annotated[float, Meta(gt=0, le=36600 * DAY)]
+    | Annotated[str, Meta(max_length=64, extra_json_schema={"format": "duration"})]
+)
 GraphFormat = Literal["json", "mermaid", "dot"]
 
 
@@ -60,15 +66,20 @@ class StepIn(Struct, kw_only=True, forbid_unknown_fields=True):
     labels: Labels | None = None
 
 
-class WorkflowIn(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A workflow as a caller asks for it."""
+class WorkflowBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A workflow whose name is in the path."""
 
-    name: WorkflowName
     # How many there may be is said by the check, which counts before anything else.
     steps: Annotated[list[StepIn], Meta(min_length=1, extra_json_schema={"maxItems": 10_000})]
     on_failure: OnFailure = "fail_fast"
-    deadline: Delay | None = None
+    deadline: Deadline | None = None
     input: dict[str, Raw] = field(default_factory=dict)
+
+
+class WorkflowIn(WorkflowBody, kw_only=True, forbid_unknown_fields=True):
+    """A workflow as a caller asks for it."""
+
+    name: WorkflowName
 
 
 # As they are read -----------------------------------------------------------------------------

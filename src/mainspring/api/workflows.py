@@ -1,7 +1,5 @@
 """/v1/workflows: definitions of workflows. Each change makes a new version; none is ever edited."""
 
-import base64
-import binascii
 import re
 from datetime import UTC, datetime
 from typing import get_args
@@ -20,6 +18,7 @@ from mainspring.api.workflow_wire import (
     GraphFormat,
     VersionOut,
     VersionPage,
+    WorkflowBody,
     WorkflowIn,
     WorkflowPage,
     WorkflowSummary,
@@ -30,6 +29,7 @@ from mainspring.errors import InvalidRequest, NotFound, Problem
 from mainspring.store.workflows import StoredWorkflow, Workflows
 
 _WORKFLOW = msgspec.json.Decoder(WorkflowIn)
+_BODY = msgspec.json.Decoder(WorkflowBody)
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}", re.ASCII)
 _LAST_VERSION = 2**31 - 1
 
@@ -43,7 +43,8 @@ class WorkflowResource:
         self._clock = clock
 
     async def create(self, call: Call) -> Response:
-        definition = await self._wanted(call)
+        wanted = decode_as(_WORKFLOW, await call.body(), _payloads)
+        definition = await self._validator.definition(wanted.name, wanted)
         if flag(call.request.query_params, "dry_run"):
             latest = await self._workflows.get(call.tenant_id, definition.name)
             return self._unsaved(definition, latest)
@@ -56,10 +57,8 @@ class WorkflowResource:
         latest = await existing_workflow(self._workflows, call)
         revs = if_match(call.request)
         check_rev(revs, latest.version)
-        definition = await self._wanted(call)
-        if definition.name != latest.name:
-            detail = f"is not {latest.name!r}, the name in the path"
-            raise InvalidRequest("a workflow keeps its name", [Problem("/name", detail)])
+        wanted = decode_as(_BODY, await call.body(), _payloads)
+        definition = await self._validator.definition(latest.name, wanted)
         if flag(call.request.query_params, "dry_run"):
             return self._unsaved(definition, latest)
         made = await self._workflows.put(
@@ -71,7 +70,7 @@ class WorkflowResource:
 
     async def page(self, call: Call) -> Response:
         query = schedule_query(call.request.query_params, {}, with_cursor=False)
-        after = _decode_cursor(call.request.query_params.get("cursor"))
+        after = _cursor(call.request.query_params)
         found = await self._workflows.page(call.tenant_id, after=after, limit=query.limit)
         items = [
             WorkflowSummary(
@@ -84,7 +83,7 @@ class WorkflowResource:
             )
             for line in found
         ]
-        cursor = _encode_cursor(found[-1].name) if len(found) == query.limit else None
+        cursor = found[-1].name if len(found) == query.limit else None
         return json_response(WorkflowPage(items, cursor))
 
     async def one(self, call: Call) -> Response:
@@ -117,14 +116,6 @@ class WorkflowResource:
         ):
             raise no_such_workflow(name)
         return Response(status_code=204)
-
-    async def _wanted(self, call: Call) -> Definition:
-        wanted = decode_as(
-            _WORKFLOW,
-            await call.body(),
-            lambda body: [step.payload for step in body.steps],
-        )
-        return await self._validator.definition(wanted)
 
     def _unsaved(self, definition: Definition, latest: StoredWorkflow | None) -> Response:
         version = 1 if latest is None else latest.version + 1
@@ -187,17 +178,13 @@ def _bad_query(name: str, detail: str) -> InvalidRequest:
     return InvalidRequest("some query parameters do not make sense", [problem])
 
 
-def _encode_cursor(name: str) -> str:
-    return base64.urlsafe_b64encode(name.encode()).decode("ascii")
-
-
-def _decode_cursor(cursor: str | None) -> str:
-    if cursor is None:
-        return ""
-    try:
-        name = base64.urlsafe_b64decode(cursor.encode("ascii")).decode("ascii")
-    except (binascii.Error, UnicodeError):
-        name = "?"
-    if not _NAME.fullmatch(name) or _encode_cursor(name) != cursor:
+def _cursor(params: QueryParams) -> str:
+    """Where a list by name goes on: after this name."""
+    name = params.get("cursor", "")
+    if name and not _NAME.fullmatch(name):
         raise _bad_query("cursor", "is not a cursor of this list")
     return name
+
+
+def _payloads(wanted: WorkflowBody) -> list[msgspec.Raw]:
+    return [step.payload for step in wanted.steps]
