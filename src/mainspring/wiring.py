@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random, SystemRandom
 
 import asyncpg
+from starlette.types import ASGIApp
 
 from mainspring import __version__, crash, tls
 from mainspring.api.app import ApiDependencies, build_app
@@ -271,7 +272,11 @@ class Server:
             Deadlines(state, outcomes, recorder, metrics),
             executors,
         )
-        self.app = build_app(
+        self.app = self._api(vault, webhooks, rng)
+
+    def _api(self, vault: Vault, webhooks: HttpExecutor, rng: Random) -> ASGIApp:
+        config = self.config
+        return build_app(
             ApiDependencies(
                 config=config,
                 clock=self._clock,
@@ -280,7 +285,7 @@ class Server:
                 ids=TaskIds(Random(rng.getrandbits(64))),
                 rng=Random(rng.getrandbits(64)),
                 node=self.node,
-                metrics=metrics,
+                metrics=self.metrics,
                 database=self._api_database,
                 activity=self._activity,
                 vault=vault,

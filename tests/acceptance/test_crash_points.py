@@ -37,6 +37,7 @@ async def test_a_kill_loses_nothing(cluster: Cluster, point: str) -> None:
     await cluster.evidence.all_finished(traffic.acknowledged, within=20)
     await cluster.evidence.sound(traffic.acknowledged)
     assert await tasks_per_key(cluster) == dict.fromkeys(traffic.keys_used, 1)
+    await no_run_is_left(cluster)
     made = await cluster.evidence.value("SELECT count(*) FROM api_keys WHERE name = 'once'")
     assert made == 1
 
@@ -46,6 +47,7 @@ async def provocations(
 ) -> AsyncIterator[None]:
     """Make the doomed node do everything a node does; after each step its life is looked at."""
     await every_second(steady.client(tenant))
+    await some_runs(steady.client(tenant), doomed.client(tenant))
     await traffic.send(steady.client(tenant), 4 * mixed())
     await traffic.send(doomed.client(tenant), 4 * mixed())
     await quiet_or_dead(cluster, traffic, doomed)
@@ -60,6 +62,37 @@ async def provocations(
     newcomer.kill()  # leaves partitions to take over
     steady.kill()
     yield
+
+
+async def some_runs(steady: Client, doomed: Client) -> None:
+    """Runs of a workflow, enough that each node does steps of some."""
+    target = {"type": "handler", "name": "mainspring.noop"}
+    steps = [
+        {"id": "a", "target": target},
+        *({"id": f"b{n}", "needs": ["a"], "target": target} for n in range(3)),
+        {"id": "c", "needs": ["b0", "b1", "b2"], "target": target},
+    ]
+    answer = await steady.post("/v1/workflows", {"name": "join", "steps": steps})
+    assert answer.status == 201, answer.body
+    for client in 4 * (steady, doomed):
+        with suppress(Unacknowledged):
+            await client.post("/v1/workflows/join/runs", {})
+
+
+async def no_run_is_left(cluster: Cluster) -> None:
+    """Every run ended, and each of its steps was done once."""
+
+    async def over() -> bool:
+        return not await cluster.evidence.value(
+            "SELECT count(*) FROM workflow_runs WHERE state <> 'completed'"
+        )
+
+    await eventually(over, within=20, what="all runs end", tick=0.1)
+    assert not await cluster.evidence.rows(
+        "SELECT s.run_id, s.step FROM workflow_steps s LEFT JOIN task_history h"
+        " ON h.workflow_run_id = s.run_id AND h.step = s.step"
+        " GROUP BY s.run_id, s.step HAVING count(h.id) <> 1"
+    ), "a step was done twice, or never"
 
 
 async def a_key_of_its_own(client: Client) -> Answer:

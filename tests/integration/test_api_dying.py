@@ -19,8 +19,18 @@ from mainspring.store.vault import Vault
 from support.api import Office, opened_office
 from support.asgi import AsgiClient
 
-CRON = {"name": "hourly", "cron": "0 * * * *", "task": {"target": {"type": "handler", "name": "x"}}}
-TABLES = ("api_keys", "tenants", "webhook_secrets", "schedules", "tasks", "calendars", "audit")
+TASK = {"target": {"type": "handler", "name": "x"}}
+CRON = {"name": "hourly", "cron": "0 * * * *", "task": TASK}
+TABLES = (
+    "api_keys",
+    "tenants",
+    "webhook_secrets",
+    "schedules",
+    "tasks",
+    "calendars",
+    "audit",
+    "workflow_runs",
+)
 MAKING = (
     "/v1/keys",
     "/v1/keys/{id}/rotate",
@@ -31,6 +41,7 @@ MAKING = (
     "/v1/schedules/{id}/run",
     "/v1/schedules/{id}/backfill",
     "/v1/calendars",
+    "/v1/workflows/{id}/runs",
 )
 """Every POST that makes something each time it is served; tasks have a way of their own."""
 
@@ -103,13 +114,15 @@ async def prepared(office: Office, path: str) -> tuple[str, object]:
         "/v1/secrets": {},
         "/v1/schedules": CRON,
         "/v1/calendars": {"name": "holidays", "dates": []},
+        "/v1/workflows": {"name": "flow", "steps": [{"id": "a", **TASK}]},
     }
     if "{id}" not in path:
         return path, bodies[path]
     collection, verb = path.split("/{id}/")
     made = await office.admin.post(collection, bodies[collection])
     assert made.status == 201, made.body
-    return path.replace("{id}", made.json()["id"]), await last_hours(office, verb)
+    thing = made.json().get("id") or made.json()["name"]
+    return path.replace("{id}", thing), await last_hours(office, verb)
 
 
 async def last_hours(office: Office, verb: str) -> object:

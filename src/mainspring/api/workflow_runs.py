@@ -20,10 +20,11 @@ from mainspring.api.workflows import existing_workflow, graph_format, workflow_n
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
-from mainspring.errors import InvalidRequest, NotFound, Problem, StoreUnavailable
+from mainspring.errors import Forbidden, InvalidRequest, NotFound, Problem, StoreUnavailable
 from mainspring.observe.metrics import Metrics
+from mainspring.store.answers import Conclude
 from mainspring.store.step_rows import Moved, NewRun
-from mainspring.store.workflow_runs import RunFilter, StoredRun, WorkflowRuns
+from mainspring.store.workflow_runs import RunFilter, StoredRun, WorkflowRuns, begun
 from mainspring.store.workflows import Workflows
 
 _RUN = msgspec.json.Decoder(RunIn)
@@ -69,10 +70,13 @@ class RunResource:
             call.tenant_id, self._ids.make(now), workflow.name, workflow.version,
             workflow.definition, given, now,
         )  # fmt: skip
-        await self._begin(run)
-        made = await self._existing(call.tenant_id, run.id)
-        headers = {"Location": f"/v1/workflow-runs/{run.id}", "ETag": f'"{made.rev}"'}
-        return json_response(run_summary(made), 201, headers)
+
+        def answer(moved: Moved) -> Response:
+            headers = {"Location": f"/v1/workflow-runs/{run.id}", "ETag": '"1"'}
+            return json_response(run_summary(begun(run, moved)), 201, headers)
+
+        keeping = call.keeps(answer) if call.keeper else None
+        return answer(await self._begin(run, keeping))
 
     async def page(self, call: Call) -> Response:
         query = run_query(call.request.query_params)
@@ -140,19 +144,21 @@ class RunResource:
 
     # Details ----------------------------------------------------------------------------------
 
-    async def _begin(self, run: NewRun) -> None:
+    async def _begin(self, run: NewRun, keeping: Conclude[Moved] | None) -> Moved:
         try:
-            moved = await self._runs.create(self._node.tenure(), run)
+            moved = await self._runs.create(self._node.tenure(), run, keeping)
         except StoreUnavailable:
             # It may have been written all the same: look, rather than guess.
             if await self._runs.get(run.tenant_id, run.id) is None:
                 raise
             self._node.doubt()
-            return
+            return Moved()
         crash.reach("run.committed")
-        if moved is not None:
-            self._metrics.workflow_runs_started.inc()
-            self._node.moved(moved)
+        if moved is None:
+            raise Forbidden("the tenant of this key no longer exists")
+        self._metrics.workflow_runs_started.inc()
+        self._node.moved(moved)
+        return moved
 
     async def _retry(self, call: Call, step: str | None) -> Response:
         return await self._change(

@@ -5,7 +5,7 @@ Every change holds the run's row first, then what it touches of its steps and th
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from mainspring.domain.task import TaskState
 from mainspring.domain.workflow import Definition
 from mainspring.errors import Conflict, NotFound
 from mainspring.store import queries
+from mainspring.store.answers import Conclude
 from mainspring.store.audit import write_entry
 from mainspring.store.database import Database
 from mainspring.store.definitions import Definitions
@@ -51,6 +52,34 @@ class StoredRun:
     deadline_at: datetime | None
     schedule_id: UUID | None
     nominal_at: datetime | None
+
+
+def begun(run: NewRun, moved: Moved) -> StoredRun:
+    """A run as it is right after its beginning; one without steps to take is over already."""
+    now = datetime.fromtimestamp(run.now, UTC)
+    deadline, nominal = (
+        None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+        for seconds in (run.deadline, run.nominal)
+    )
+    state = next(iter(moved.ended), None)
+    size = len(run.definition.steps)
+    return StoredRun(
+        id=run.id,
+        workflow=run.workflow,
+        version=run.version,
+        rev=1,
+        state=state or "running",
+        stopping=None,
+        total=size,
+        unfinished=0 if state else size,
+        failed=0,
+        input=run.input,
+        created_at=now,
+        finished_at=now if state else None,
+        deadline_at=deadline,
+        schedule_id=run.schedule_id,
+        nominal_at=nominal,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,19 +176,25 @@ class WorkflowRuns:
 
     # Changing ---------------------------------------------------------------------------------
 
-    async def create(self, tenure: Tenure, run: NewRun) -> Moved | None:
-        """Begin a run; None when its tenant is gone."""
+    async def create(
+        self, tenure: Tenure, run: NewRun, conclude: Conclude[Moved] | None = None
+    ) -> Moved | None:
+        """Begin a run; None when its tenant is gone. `conclude` is the last to happen with it."""
         plain = _plain_roots(run.definition)
-        if len(plain) < len(run.definition.roots) or len(run.definition.steps) > LARGE:
-            return await self._database.transact(lambda c: self.begin(c, tenure, run))
+        mixed = len(plain) < len(run.definition.roots)
+        if conclude is not None or mixed or len(run.definition.steps) > LARGE:
+            return await self._database.transact(lambda c: self._begin(c, tenure, run, conclude))
         added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
         rows = await self._database.fetch(ADD_STEPS, *add_arguments(tenure, run.head, added, run))
         return Moved([TaskRow(*row) for row in rows]) if rows else None
 
-    async def begin(
-        self, connection: asyncpg.Connection, tenure: Tenure, run: NewRun
+    async def _begin(
+        self,
+        connection: asyncpg.Connection,
+        tenure: Tenure,
+        run: NewRun,
+        conclude: Conclude[Moved] | None,
     ) -> Moved | None:
-        """The same within the caller's transaction."""
         plain = _plain_roots(run.definition)
         added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
         moved = Moved(await self._steps.tasks.add(connection, tenure, run.head, added, run))
@@ -167,7 +202,11 @@ class WorkflowRuns:
             more = await self._steps.reconsider(connection, tenure, run.head, run.now)
             moved.rows += more.rows
             moved.ended = more.ended
-        return moved if moved.rows or moved.ended else None
+        if not (moved.rows or moved.ended):
+            return None
+        if conclude is not None:
+            await conclude(connection, moved)
+        return moved
 
     async def cancel(
         self, tenure: Tenure, tenant_id: int, run_id: UUID, actor: str, now: float
