@@ -230,7 +230,7 @@ class Server:
         store = EngineStore(self._engine_database)
         rng = SystemRandom()
         signals = Signals(state, self._engine_database, self._listener())
-        steps = new_steps(rng)
+        steps = new_steps(rng, config.max_payload)
         outcomes = StepOutcomes(self._engine_database, steps)
         recorder = Recorder(config, state, store, outcomes, signals, metrics, rng)
         dispatcher = Dispatcher(config, state, store, recorder, metrics)

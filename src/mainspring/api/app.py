@@ -180,7 +180,7 @@ def _workflow_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]
 
 def _run_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
     definitions = Definitions()
-    steps = Steps(definitions, deps.ids, deps.rng)
+    steps = Steps(definitions, deps.ids, deps.rng, deps.config.max_payload)
     runs = WorkflowRuns(deps.database, steps, definitions, deps.ids)
     return run_paths(
         RunResource(

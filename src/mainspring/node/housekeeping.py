@@ -52,6 +52,7 @@ class Housekeeper:
         await self._house.clear_defaults(self._config.retention_days)
         await self._house.forget_expired()
         await self._house.forget_old_keys(self._config.retention_days)
+        await self._house.forget_runs(self._config.retention_days)
         cleared = await self._house.clear_departed()
         if cleared:
             log.info("cleared departed tenants", action="house.cleared", rows=cleared)

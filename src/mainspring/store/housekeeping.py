@@ -12,6 +12,8 @@ from mainspring.store.tenants import Tenants
 
 SQL = queries.load("housekeeping") | queries.load("cluster") | queries.load("keys")
 
+_OLD_RUNS = queries.load("workflow_runs")["delete_old_runs"]
+
 PARTITIONED = {
     "task_history": "finished_at",
     "executions": "finished_at",
@@ -93,6 +95,15 @@ class Housekeeping:
     async def forget_old_keys(self, keep_days: int) -> None:
         """API keys that were revoked or ran out so many days ago."""
         await self._database.fetch(SQL["forget_old_keys"], keep_days)
+
+    async def forget_runs(self, keep_days: int, batch: int = 1000) -> int:
+        """Runs of workflows that ended so many days ago, with their steps; answers how many."""
+        gone = 0
+        while rows := await self._database.fetch(_OLD_RUNS, keep_days, batch):
+            gone += len(rows)
+            if len(rows) < batch:
+                break
+        return gone
 
     async def clear_departed(self, rounds: int = 100) -> int:
         """What tenants that are gone left behind, in small steps; answers how many rows went."""

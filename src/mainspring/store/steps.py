@@ -22,6 +22,7 @@ from mainspring.domain.placement import Tenure
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow import Definition, Step, TaskTemplate
 from mainspring.domain.workflow_rules import (
+    MOST_BYTES,
     Decision,
     RenderFailed,
     Scope,
@@ -75,9 +76,12 @@ class _Plan:
 class Steps:
     """Moves runs on. Every method runs within the caller's transaction."""
 
-    def __init__(self, definitions: Definitions, ids: TaskIds, rng: Random) -> None:
+    def __init__(
+        self, definitions: Definitions, ids: TaskIds, rng: Random, most_bytes: int = MOST_BYTES
+    ) -> None:
         self._definitions = definitions
         self._rng = rng
+        self._most_bytes = most_bytes
         self.tasks = StepTasks(ids)
 
     async def hold(
@@ -185,9 +189,8 @@ class Steps:
     async def stop(
         self, connection: asyncpg.Connection, head: RunHead, why: str, moved: Moved
     ) -> list[Ended]:
-        """Leave out what does not deal with the end: what waits is skipped, what was released and
-        has not begun is cancelled. With `why` other than a failure, what runs is asked to stop, and
-        only cleanup is left to do."""
+        """Leave out what does not deal with the end: what waits is over, what runs shall stop.
+        After a failure, steps that deal with one are left to do; else only cleanup is."""
         definition = await self._definitions.get(connection, head)
         await connection.execute(SQL["stop_run"], head.tenant_id, head.id, why)
         kept = definition.survivors
@@ -207,18 +210,17 @@ class Steps:
             if row["step"] not in kept and row["state"] != "expanded"
         ]
         ended = await self.tasks.end(connection, leaving, moved)
-        if why != "failure":
-            over = {(e.step, e.item) for e in ended}
-            running = [
-                row["task_id"]
-                for row in rows
-                if row["step"] not in kept
-                and row["state"] == "released"
-                and (row["step"], row["item"]) not in over
-            ]
-            tenants = [head.tenant_id] * len(running)
-            asked = await connection.fetch(SQL["ask_to_cancel"], tenants, running)
-            moved.told |= {row["partition"] for row in asked}
+        over = {(e.step, e.item) for e in ended}
+        running = [
+            row["task_id"]
+            for row in rows
+            if row["step"] not in kept
+            and row["state"] == "released"
+            and (row["step"], row["item"]) not in over
+        ]
+        tenants = [head.tenant_id] * len(running)
+        asked = await connection.fetch(SQL["ask_to_cancel"], tenants, running)
+        moved.told |= {row["partition"] for row in asked}
         return ended
 
     # Counting ---------------------------------------------------------------------------------
@@ -345,6 +347,7 @@ class Steps:
         if scope is None:
             plan.starts.append(Start(head, step, due, None))
             return
+        most = self._most_bytes
         try:
             _check_kept(step, scope)
             if not holds(step.condition, scope):
@@ -352,9 +355,9 @@ class Steps:
                 return
             found = items(step, scope)
             if found is None:
-                plan.starts.append(Start(head, step, due, render(step.template, scope)))
+                plan.starts.append(Start(head, step, due, render(step.template, scope, most)))
                 return
-            made = list(render_each(step, scope, found))
+            made = list(render_each(step, scope, found, most))
             plan.fans.append((Start(head, step, due, None), made))
             if not made:
                 end = Ended(head.tenant_id, head.id, step.id, TaskState.COMPLETED, result=b"[]")
@@ -390,9 +393,9 @@ class Steps:
         return Ended(head.tenant_id, head.id, step.id, state, result=result or None, error=error)
 
 
-def new_steps(rng: Random) -> Steps:
+def new_steps(rng: Random, most_bytes: int = MOST_BYTES) -> Steps:
     """One that shares nothing with others."""
-    return Steps(Definitions(), TaskIds(Random(rng.getrandbits(64))), rng)
+    return Steps(Definitions(), TaskIds(Random(rng.getrandbits(64))), rng, most_bytes)
 
 
 def _left_out(head: RunHead, definition: Definition, step: Step) -> list[Ended]:
