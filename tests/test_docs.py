@@ -28,6 +28,7 @@ from typer.core import TyperGroup
 from mainspring import crash
 from mainspring.cli.main import app
 from mainspring.config import Config, load
+from mainspring.domain.task import RUN_WORKFLOW
 from mainspring.execution.builtin import HANDLERS, NOOP
 from mainspring.store import queries
 from support.docs import (
@@ -262,7 +263,7 @@ class TestNames:
                 assert (ROOT / "benchmarks" / f"{name}.py").exists(), name
 
     def test_handlers(self, document: Path) -> None:
-        known = {NOOP, *HANDLERS}
+        known = {NOOP, RUN_WORKFLOW, *HANDLERS}
         for name in re.findall(r'["`](mainspring\.[a-z_]+)["`]', document.read_text()):
             assert name in known, f"there is no handler {name}"
 

@@ -2,12 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from random import Random
 
 import pytest
 
+from mainspring.domain.ids import TaskIds
 from mainspring.domain.task import TaskState
 from mainspring.errors import Conflict
 from mainspring.store.database import Database, DatabaseOptions
+from mainspring.store.step_rows import Moved, RunHead, Start
+from mainspring.store.step_tasks import StepTasks
 from support.runs import RunWorld, step, workflow
 
 DIAMOND = workflow(step("a"), step("b", "a"), step("c", "a"), step("d", "b", "c"), step("e", "d"))
@@ -254,3 +258,23 @@ async def test_a_result_that_cannot_be_used_fails_those_who_want_to(
     states = await world.states(run)
     assert (states["a"], states["b"]) == ("completed", "failed")
     assert await world.state(run) == "failed"
+
+
+async def test_a_step_that_two_release_at_once_is_released_by_one(world: RunWorld) -> None:
+    """The last guard, should nobody hold the run: from blocked to scheduled goes once."""
+    definition = workflow(step("a"), step("b", "a"))
+    run = await world.begin(definition)
+    stored = await world.runs.get(world.tenant_id, run)
+    assert stored is not None
+    head = RunHead(world.tenant_id, run, "flow", stored.version, "running", None, 2, 0)
+    start = Start(head, definition.by_id["b"], await world.now(), None)
+    tasks, moved = StepTasks(TaskIds(Random(1))), [Moved() for _ in range(4)]
+
+    async def release(told: Moved) -> None:
+        await world.database.transact(lambda c: tasks.release(c, world.tenure, [start], told))
+
+    await asyncio.gather(*map(release, moved))
+    assert [len(told.rows) for told in moved].count(1) == 1
+    assert sum(len(told.rows) for told in moved) == 1
+    [row] = await world.database.fetch("SELECT rev FROM tasks WHERE step = 'b'")
+    assert row["rev"] == 2
