@@ -20,7 +20,10 @@ from support.api import Office, opened_office
 from support.asgi import AsgiClient
 
 CRON = {"name": "hourly", "cron": "0 * * * *", "task": {"target": {"type": "handler", "name": "x"}}}
-TABLES = ("api_keys", "tenants", "webhook_secrets", "schedules", "tasks", "calendars", "audit")
+TABLES = (
+    *("api_keys", "tenants", "webhook_secrets", "schedules", "tasks", "calendars", "audit"),
+    *("workflows", "workflow_versions"),
+)
 MAKING = (
     "/v1/keys",
     "/v1/keys/{id}/rotate",
@@ -31,6 +34,7 @@ MAKING = (
     "/v1/schedules/{id}/run",
     "/v1/schedules/{id}/backfill",
     "/v1/calendars",
+    "/v1/workflows",
 )
 """Every POST that makes something each time it is served; tasks have a way of their own."""
 
@@ -103,6 +107,10 @@ async def prepared(office: Office, path: str) -> tuple[str, object]:
         "/v1/secrets": {},
         "/v1/schedules": CRON,
         "/v1/calendars": {"name": "holidays", "dates": []},
+        "/v1/workflows": {
+            "name": "nightly",
+            "steps": [{"id": "only", "target": {"type": "handler", "name": "x"}}],
+        },
     }
     if "{id}" not in path:
         return path, bodies[path]

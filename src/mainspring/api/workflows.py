@@ -48,10 +48,12 @@ class WorkflowResource:
         if flag(call.request.query_params, "dry_run"):
             latest = await self._workflows.get(call.tenant_id, definition.name)
             return self._unsaved(definition, latest)
-        made = await self._workflows.put(call.tenant_id, definition, call.actor)
+        made = await self._workflows.put(
+            call.tenant_id, definition, call.actor, conclude=call.keeps(_created)
+        )
         if made is None:
             raise no_such_workflow(definition.name)
-        return _shown(made, 201, {"Location": f"/v1/workflows/{made.name}"})
+        return _created(made)
 
     async def put(self, call: Call) -> Response:
         latest = await existing_workflow(self._workflows, call)
@@ -163,6 +165,10 @@ def graph_format(params: QueryParams) -> GraphFormat:
     if form not in get_args(GraphFormat):
         raise _bad_query("format", f"is none of {', '.join(get_args(GraphFormat))}")
     return form  # type: ignore[return-value]
+
+
+def _created(workflow: StoredWorkflow) -> Response:
+    return _shown(workflow, 201, {"Location": f"/v1/workflows/{workflow.name}"})
 
 
 def _shown(
