@@ -28,6 +28,8 @@ _URLS = st.builds(
 schemathesis.openapi.format("date-time", _TIMES)
 schemathesis.openapi.format("duration", _DURATIONS)
 schemathesis.openapi.format("uri", _URLS)
+schemathesis.openapi.format("cel", st.sampled_from(["true", "input.n > 3", "has(input.x)"]))
+schemathesis.openapi.format("template", st.sampled_from(["{{input.files}}", "{{input.a[0]}}"]))
 
 
 # What may be said depends on other requests, on the time, or on another item of the same list, or,
@@ -40,6 +42,7 @@ _LEFT_OUT_FIELDS = {
     "TenantPatch": {"spread"},
     "KeyIn": {"expires_at"},
     "RotationIn": {"expires_at"},
+    "StepIn": {"needs", "when"},
 }
 
 

@@ -186,10 +186,10 @@ def _bad_query(name: str, detail: str) -> InvalidRequest:
 
 def _cursor(params: QueryParams) -> str:
     """Where a list by name goes on: after this name."""
-    name = params.get("cursor", "")
-    if name and not _NAME.fullmatch(name):
+    name = params.get("cursor")
+    if name is not None and not _NAME.fullmatch(name):
         raise _bad_query("cursor", "is not a cursor of this list")
-    return name
+    return name or ""
 
 
 def _payloads(wanted: WorkflowBody) -> list[msgspec.Raw]:
