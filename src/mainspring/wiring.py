@@ -253,6 +253,7 @@ class Server:
             http_settings(config),
             WebhookSecrets(self._engine_database, vault),
             vault.open_headers,
+            metrics,
         )
         executors: list[Executor] = [
             self._run_starter(state, recorder, steps),

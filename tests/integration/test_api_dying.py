@@ -19,17 +19,10 @@ from mainspring.store.vault import Vault
 from support.api import Office, opened_office
 from support.asgi import AsgiClient
 
-TASK = {"target": {"type": "handler", "name": "x"}}
-CRON = {"name": "hourly", "cron": "0 * * * *", "task": TASK}
+CRON = {"name": "hourly", "cron": "0 * * * *", "task": {"target": {"type": "handler", "name": "x"}}}
 TABLES = (
-    "api_keys",
-    "tenants",
-    "webhook_secrets",
-    "schedules",
-    "tasks",
-    "calendars",
-    "audit",
-    "workflow_runs",
+    *("api_keys", "tenants", "webhook_secrets", "schedules", "tasks", "calendars", "audit"),
+    *("workflows", "workflow_versions", "workflow_runs"),
 )
 MAKING = (
     "/v1/keys",
@@ -41,6 +34,7 @@ MAKING = (
     "/v1/schedules/{id}/run",
     "/v1/schedules/{id}/backfill",
     "/v1/calendars",
+    "/v1/workflows",
     "/v1/workflows/{id}/runs",
 )
 """Every POST that makes something each time it is served; tasks have a way of their own."""
@@ -114,7 +108,10 @@ async def prepared(office: Office, path: str) -> tuple[str, object]:
         "/v1/secrets": {},
         "/v1/schedules": CRON,
         "/v1/calendars": {"name": "holidays", "dates": []},
-        "/v1/workflows": {"name": "flow", "steps": [{"id": "a", **TASK}]},
+        "/v1/workflows": {
+            "name": "nightly",
+            "steps": [{"id": "only", "target": {"type": "handler", "name": "x"}}],
+        },
     }
     if "{id}" not in path:
         return path, bodies[path]

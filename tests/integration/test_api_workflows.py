@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 import msgspec
 import pytest
 
+from mainspring.api.app import build_app
 from mainspring.config import Config
 from mainspring.domain.task import TaskSpec
 from mainspring.store.secrets import WebhookSecrets
@@ -23,7 +25,8 @@ NOOP = {"type": "handler", "name": "mainspring.noop"}
 @pytest.fixture
 async def office(database_url: str) -> AsyncIterator[Office]:
     async with opened_office(database_url, Config()) as opened:
-        yield opened
+        deps = replace(opened.deps, vault=Vault(bytes(32)))
+        yield Office(deps, build_app(deps), opened.tenants)
 
 
 def step(name: str, *needs: str, **fields: Any) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.keys import Keys, NewKey
 from mainspring.store.step_rows import Moved
 from mainspring.store.tasks import Tasks
-from mainspring.store.vault import Vault
 from support.asgi import AsgiClient
 
 SCOPES = ("read", "write", "work", "admin")
@@ -111,7 +110,6 @@ async def opened_office(database_url: str, config: Config) -> AsyncIterator[Offi
         node=QuietNode(),
         metrics=Metrics(),
         database=database,
-        vault=Vault(bytes(32)),
     )
     office = Office(deps, build_app(deps))
     for name in ("a", "b"):

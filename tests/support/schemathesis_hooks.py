@@ -28,6 +28,8 @@ _URLS = st.builds(
 schemathesis.openapi.format("date-time", _TIMES)
 schemathesis.openapi.format("duration", _DURATIONS)
 schemathesis.openapi.format("uri", _URLS)
+schemathesis.openapi.format("cel", st.sampled_from(["true", "input.n > 3", "has(input.x)"]))
+schemathesis.openapi.format("template", st.sampled_from(["{{input.files}}", "{{input.a[0]}}"]))
 
 
 # What may be said depends on other requests, on the time, or on another item of the same list, or,
@@ -40,6 +42,7 @@ _LEFT_OUT_FIELDS = {
     "TenantPatch": {"spread"},
     "KeyIn": {"expires_at"},
     "RotationIn": {"expires_at"},
+    "StepIn": {"needs", "when"},
 }
 
 
@@ -60,7 +63,23 @@ def before_load_schema(_context: Any, raw_schema: dict[str, Any]) -> None:
 
 @schemathesis.hook
 def map_body(_context: Any, body: Any) -> Any:
-    return _plain(body)
+    return _distinct_steps(_plain(body))
+
+
+def _distinct_steps(body: Any) -> Any:
+    """No schema can say that the ids of a list's items differ."""
+    if not isinstance(body, dict) or not isinstance(body.get("steps"), list):
+        return body
+    seen: set[str] = set()
+    steps = []
+    for index, step in enumerate(body["steps"]):
+        name = step.get("id") if isinstance(step, dict) else None
+        if isinstance(name, str) and name in seen:
+            steps.append({**step, "id": f"{name[:80]}_{index}"})
+        else:
+            steps.append(step)
+            seen.add(str(name))
+    return {**body, "steps": steps}
 
 
 def _plain(value: Any) -> Any:

@@ -80,6 +80,14 @@ def test_two_hours_of_outage(policy: MisfirePolicy, expected: dict[str, int]) ->
     assert each(definition, since=NOON, now=NOON + 7230) == expected
 
 
+def test_what_was_due_when_the_window_begins_is_inside_it() -> None:
+    definition = Definition(
+        interval=1.0, anchor=NOON, misfire=Misfire("latest", window=60, cap=2), overlap="allow"
+    )
+    expected = {"skipped_misfire": 3540 - 1, "coalesced": 60, "fired": 1}
+    assert each(definition, since=NOON, now=NOON + 3600) == expected
+
+
 def test_the_cap_and_the_window_bound_what_is_made_up_for() -> None:
     definition = Definition(
         cron="* * * * *", misfire=Misfire("all", window=3600, cap=10), overlap="allow"

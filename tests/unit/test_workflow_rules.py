@@ -377,6 +377,23 @@ def test_templates_cannot_blow_up() -> None:
         list(render_each(many, long, range(10_000)))
 
 
+def test_odd_values_fail_the_step_and_nothing_else() -> None:
+    deep: object = 0
+    for _ in range(50_000):
+        deep = [deep]
+    half = Scope({"half": "\ud800", "deep": deep})
+    url = json.dumps({"target": {"type": "http", "url": "https://x.example/{{input.half}}"}})
+    argv = json.dumps({"target": {"type": "command", "argv": ["{{input.half}}"]}})
+    for template in (templated(spec=url), templated(spec=argv), templated("a {{input.half}}")):
+        with pytest.raises(RenderFailed, match="holds what is no text"):
+            render(template, half)
+    for payload in ("{{input.deep}}", "it is {{input.deep}}"):
+        with pytest.raises(RenderFailed, match="nested too deeply"):
+            render(templated(payload), half)
+    with pytest.raises(RenderFailed, match="nested too deeply"):
+        items(Step("x", NOOP, foreach='"{{input.deep}}"'), half)
+
+
 def test_what_a_foreach_is_done_for() -> None:
     def found(foreach: object, scope: Scope = SCOPE) -> list[object] | None:
         return items(Step("x", NOOP, foreach=json.dumps(foreach)), scope)

@@ -93,7 +93,7 @@ async def test_everything_that_is_wrong_is_said_at_once() -> None:
         ({"payload": {"deep": [{"x": "a {{ steps.other.result }} b"}]}}, "/payload"),
         ({"payload": {"x": "\u007b{steps.other.result}}"}}, "/payload"),
         ({"name": "{{steps.other.state}}"}, "/name"),
-        ({"labels": {"l": "{{steps.other.result.x}}"}}, "/labels/l"),
+        ({"labels": {"l/~": "{{steps.other.result.x}}"}}, "/labels/l~1~0"),
         ({"concurrency": {"key": "k-{{steps.other.result}}"}}, "/concurrency/key"),
         ({"foreach": "{{steps.other.result}}"}, "/foreach"),
         ({"foreach": [1, "{{steps.other.result}}"]}, "/foreach"),

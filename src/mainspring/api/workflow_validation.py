@@ -9,7 +9,6 @@ import msgspec
 from mainspring.api.decoding import MOST_PROBLEMS
 from mainspring.api.validation import (
     TaskValidator,
-    nested_too_deeply,
     payload_problems,
     seconds_of,
 )
@@ -97,8 +96,9 @@ class WorkflowValidator:
         if wanted.deadline is not None and deadline == 0 and not problems:
             problems.append(Problem("/deadline", "is no time at all"))
         given = _encode(wanted.input)
-        if len(given) > self._max_payload or nested_too_deeply(given):
-            problems.append(Problem("/input", f"is nested too deeply, or > {self._max_payload} B"))
+        problems += [
+            Problem("/input", p.detail) for p in payload_problems(given, self._max_payload)
+        ]
         steps, uses = await self._steps(wanted.steps, problems)
         steps = with_implied_needs(steps)
         # Some graphs take a while: the others shall not wait for it.
@@ -200,27 +200,19 @@ class WorkflowValidator:
     def _foreach(self, wanted: StepIn, findings: _Findings) -> str | None:
         if wanted.foreach is None:
             return None
-        # Its own templates are filled in before there is an item.
-        outside = _Findings(findings.index, in_foreach=False)
-        if isinstance(wanted.foreach, str):
-            try:
-                found = whole(wanted.foreach)
-            except BadReference as error:
-                found = None
-                findings.complain("/foreach", str(error))
-            else:
-                if found is None:
-                    findings.complain(
-                        "/foreach", 'is neither a list nor the template of one: "{{input.files}}"'
-                    )
         given = _encode(wanted.foreach)
-        if len(given) > self._max_payload or nested_too_deeply(given):
-            findings.complain("/foreach", "is nested too deeply, or longer than a payload may be")
-        elif not isinstance(wanted.foreach, str) or found is not None:
+        found = [p.detail for p in payload_problems(given, self._max_payload)]
+        if not found and isinstance(wanted.foreach, str):
+            found = list(_not_one_template(wanted.foreach))
+        for detail in found:
+            findings.complain("/foreach", detail)
+        if not found:
+            # Its own templates are filled in before there is an item.
+            outside = _Findings(findings.index, in_foreach=False)
             outside.document("/foreach", given)
-        findings.problems += outside.problems
-        for name, pointer in outside.uses.items():
-            findings.use(pointer, name)
+            findings.problems += outside.problems
+            for name, pointer in outside.uses.items():
+                findings.use(pointer, name)
         return given.decode()
 
     def _span(self, pointer: str, span: Delay | None, problems: list[Problem]) -> float:
@@ -243,17 +235,25 @@ def _texts(wanted: StepIn) -> Iterator[tuple[str, str]]:
         yield "/name", wanted.name
     if wanted.concurrency is not None:
         yield "/concurrency/key", wanted.concurrency.key
-    yield from ((f"/labels/{name}", text) for name, text in (wanted.labels or {}).items())
+    yield from ((f"/labels/{_escaped(name)}", text) for name, text in (wanted.labels or {}).items())
     match wanted.target:
         case HttpTarget():
             yield "/target/url", wanted.target.url
             for name, value in (wanted.target.headers or {}).items():
-                yield f"/target/headers/{name}", value
+                yield f"/target/headers/{_escaped(name)}", value
         case CommandTarget():
             for place, argument in enumerate(wanted.target.argv):
                 yield f"/target/argv/{place}", argument
         case _:
             return
+
+
+def _not_one_template(text: str) -> Iterator[str]:
+    try:
+        if whole(text) is None:
+            yield 'is neither a list nor the template of one: "{{input.files}}"'
+    except BadReference as error:
+        yield str(error)
 
 
 def _sample(url: str) -> str:
@@ -265,3 +265,7 @@ def _sample(url: str) -> str:
     except BadReference:
         return _BASE  # reported where the text is looked at
     return "".join(made)
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")

@@ -32,8 +32,13 @@ from mainspring.domain.workflow import MOST_ITEMS, OnFailure, When
 StepId = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,99}(?!\n)$")]
 # Which steps there are is checked later, in words that help more than a pattern.
 Need = Annotated[str, Meta(max_length=100)]
-If = Annotated[str, Meta(min_length=1, max_length=LONGEST_CONDITION)]
-Items = Annotated[list[Raw], Meta(max_length=MOST_ITEMS)] | Annotated[str, Meta(max_length=510)]
+If = Annotated[
+    str, Meta(min_length=1, max_length=LONGEST_CONDITION, extra_json_schema={"format": "cel"})
+]
+Items = (
+    Annotated[list[Raw], Meta(max_length=MOST_ITEMS)]
+    | Annotated[str, Meta(max_length=510, extra_json_schema={"format": "template"})]
+)
 # Longer than no time at all.
 Deadline = (
     Annotated[float, Meta(gt=0, le=36600 * DAY)]

@@ -48,10 +48,12 @@ class WorkflowResource:
         if flag(call.request.query_params, "dry_run"):
             latest = await self._workflows.get(call.tenant_id, definition.name)
             return self._unsaved(definition, latest)
-        made = await self._workflows.put(call.tenant_id, definition, call.actor)
+        made = await self._workflows.put(
+            call.tenant_id, definition, call.actor, conclude=call.keeps(_created)
+        )
         if made is None:
             raise no_such_workflow(definition.name)
-        return _shown(made, 201, {"Location": f"/v1/workflows/{made.name}"})
+        return _created(made)
 
     async def put(self, call: Call) -> Response:
         latest = await existing_workflow(self._workflows, call)
@@ -165,6 +167,10 @@ def graph_format(params: QueryParams) -> GraphFormat:
     return form  # type: ignore[return-value]
 
 
+def _created(workflow: StoredWorkflow) -> Response:
+    return _shown(workflow, 201, {"Location": f"/v1/workflows/{workflow.name}"})
+
+
 def _shown(
     workflow: StoredWorkflow, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
@@ -180,10 +186,10 @@ def _bad_query(name: str, detail: str) -> InvalidRequest:
 
 def _cursor(params: QueryParams) -> str:
     """Where a list by name goes on: after this name."""
-    name = params.get("cursor", "")
-    if name and not _NAME.fullmatch(name):
+    name = params.get("cursor")
+    if name is not None and not _NAME.fullmatch(name):
         raise _bad_query("cursor", "is not a cursor of this list")
-    return name
+    return name or ""
 
 
 def _payloads(wanted: WorkflowBody) -> list[msgspec.Raw]:

@@ -283,7 +283,12 @@ class _Filling:
         found = self._texts.get(reference)
         if found is None:
             value = look_up(reference, self._scope)
-            found = self._texts[reference] = value if isinstance(value, str) else _json(value)
+            found = value if isinstance(value, str) else _json(value)
+            try:
+                found.encode()
+            except UnicodeEncodeError:  # half of a pair, which JSON can spell but no text can hold
+                raise RenderFailed(f"{{{{{reference.text}}}}} holds what is no text") from None
+            self._texts[reference] = found
         return found
 
     def _spend(self, length: int) -> None:
@@ -332,7 +337,10 @@ def _parts(text: str) -> Iterator[str | Reference]:
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))
+    try:
+        return json.dumps(value, separators=(",", ":"))
+    except RecursionError:
+        raise RenderFailed("a value is nested too deeply") from None
 
 
 def _kind(value: object) -> str:

@@ -84,6 +84,9 @@ class RunStarter:
             found.cancelling = True
             self._wanted.set()
 
+    def holds_back(self, task_id: UUID) -> str | None:
+        return None  # what it runs waits for steps, and the run tells for which
+
     async def stop(self, grace: float) -> None:
         """The runs go on without us: whoever claims the tasks next waits for their ends."""
         if self._loop is not None:

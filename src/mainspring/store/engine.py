@@ -213,11 +213,13 @@ def _columns(refs: Iterable[TaskRef]) -> tuple[list[int], list[UUID], list[int]]
 
 def assignment_of(row: asyncpg.Record) -> Assignment:
     """A leased task, as claims and their like return it."""
-    (tenant_id, task_id, fence, partition, attempts, failures, due, picked, end, spec, payload,
-     run_id, step) = row  # fmt: skip
+    (
+        tenant_id, task_id, fence, partition, attempts, failures, due, picked, end, spec, payload,
+        run, run_id, step,
+    ) = row  # fmt: skip
     return Assignment(
         tenant_id, task_id, fence, partition, attempts, failures, due, picked, end,
-        _decode_spec(spec), payload, run_id, step,
+        _decode_spec(spec), payload, run, run_id, step,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from mainspring.domain.workflow import Definition
 from mainspring.store import queries
+from mainspring.store.answers import Conclude
 from mainspring.store.audit import write_entry
 from mainspring.store.database import Database
 
@@ -65,6 +66,7 @@ class Workflows:
         definition: Definition,
         actor: str,
         check: Callable[[int], None] | None = None,
+        conclude: Conclude[StoredWorkflow] | None = None,
     ) -> StoredWorkflow | None:
         """The next version of a workflow, or its first. With `check` there must be one already, to
         whose version it has nothing to object; None when there is none (or no such tenant)."""
@@ -98,7 +100,10 @@ class Workflows:
             await write_entry(
                 connection, tenant_id, actor, "workflow.put", definition.name, version=version
             )
-            return StoredWorkflow(definition.name, version, definition, row["updated_at"])
+            made = StoredWorkflow(definition.name, version, definition, row["updated_at"])
+            if conclude is not None:
+                await conclude(connection, made)
+            return made
 
         return await self._database.transact(work)
 

@@ -240,7 +240,7 @@ SELECT definition FROM workflow_versions WHERE tenant_id = $1 AND name = $2 AND 
 SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
     extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
-    t.workflow_run_id, t.step
+    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step
 FROM tasks t JOIN unnest($1::integer[], $2::uuid[], $3::integer[]) AS held (tenant_id, id, fence)
     ON t.tenant_id = held.tenant_id AND t.id = held.id AND t.fence = held.fence
 WHERE t.state = 'running' AND t.cancel_requested AND t.lease_until <= clock_timestamp()

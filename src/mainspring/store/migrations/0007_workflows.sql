@@ -1,7 +1,36 @@
--- Runs of workflows and their steps.
--- Way back: DROP TABLE workflow_steps, workflow_runs; ALTER TABLE tasks and task_history DROP COLUMN
--- workflow_run_id, DROP COLUMN step. Older nodes run beside this schema while no run exists: they
--- would end a step's task without telling the run.
+-- Workflows: named definitions, of which every version is kept; their runs and steps.
+-- Way back: DROP TABLE workflow_steps, workflow_runs, workflow_versions, workflows; ALTER TABLE tasks
+-- and task_history DROP COLUMN workflow_run_id, DROP COLUMN step. Older nodes run beside this schema
+-- until the first run begins: they would end a step's task without telling its run.
+
+-- One row per name: its latest version, and the place where writers of the next one queue.
+CREATE TABLE workflows (
+    tenant_id   integer NOT NULL,
+    -- Compared byte by byte, so that lists have one order whatever the database's language is.
+    name        text COLLATE "C" NOT NULL CHECK (length(name) BETWEEN 1 AND 100),
+    version     integer NOT NULL CHECK (version > 0),
+    step_count  integer NOT NULL,
+    on_failure  text NOT NULL CHECK (on_failure IN ('fail_fast', 'continue')),
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    updated_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- Out of use: nobody finds it, but its runs still have their versions, and a workflow that is
+    -- made again under the name goes on counting.
+    archived_at timestamptz,
+    PRIMARY KEY (tenant_id, name)
+);
+
+-- What runs are made by. A version never changes.
+CREATE TABLE workflow_versions (
+    tenant_id   integer NOT NULL,
+    name        text COLLATE "C" NOT NULL,
+    version     integer NOT NULL,
+    step_count  integer NOT NULL,
+    definition  bytea NOT NULL,
+    created_at  timestamptz NOT NULL,
+    PRIMARY KEY (tenant_id, name, version)
+);
+
+-- Runs ------------------------------------------------------------------------------------------
 
 -- Whose step it is. Most tasks are none.
 ALTER TABLE tasks
