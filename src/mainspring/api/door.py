@@ -273,7 +273,7 @@ class Cycle(RequestResponseCycle):
         head = b"\r\n".join([b"%b: %b" % header for header in headers])
         if head.count(b"\n") + head.count(b"\r") != 2 * len(headers) - 2:
             raise RuntimeError("a header of an answer has a line break in it")
-        body = b"" if self.scope["method"] == "HEAD" else response.body
+        body = b"" if self.scope["method"] == "HEAD" else bytes(response.body)
         return b"%b%b\r\n\r\n%b" % (STATUS_LINE[response.status_code], head, body)
 
 
