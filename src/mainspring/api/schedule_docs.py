@@ -8,6 +8,7 @@ from mainspring.api.documentation import (
     CURSOR,
     DRY_RUN,
     ETAG,
+    GONE,
     IF_MATCH,
     LIMIT,
     LOCATION,
@@ -199,7 +200,7 @@ DELETE = Doc(
     summary="Delete a schedule",
     description="With its occurrences. Tasks that it made stay as they are.",
     params=[IF_MATCH],
-    replies=[Reply(204, "It is gone.")],
+    replies=[GONE],
     problems=[PreconditionFailed],
 )
 
@@ -320,6 +321,6 @@ DELETE_CALENDAR = Doc(
     summary="Delete a calendar",
     description="While no schedule names it.",
     params=[_NAME],
-    replies=[Reply(204, "It is gone.")],
+    replies=[GONE],
     problems=[Conflict],
 )

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from msgspec import Meta, Raw, Struct, field
 
-from mainspring.api.documentation import REPLAYED, TENANT_ID, Body, Doc, Link, Reply, together
+from mainspring.api.documentation import GONE, REPLAYED, TENANT_ID, Body, Doc, Link, Reply, together
 from mainspring.api.views import TaskOut, Time
 from mainspring.api.wire import DAY, Line
 from mainspring.errors import Conflict
@@ -157,7 +157,7 @@ DELETE = Doc(
     tag=TAG,
     summary="Delete a signing secret",
     description="It signs nothing any more.",
-    replies=[Reply(204, "It is gone.")],
+    replies=[GONE],
 )
 READ_EGRESS = Doc(
     id="readEgress",
