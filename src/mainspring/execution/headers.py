@@ -54,14 +54,14 @@ def build(
 
 def _own(assignment: Assignment, profile: WebhookProfile, timestamp: int) -> list[bytes]:
     message_id, digits, fence = str(assignment.id), assignment.id.hex, assignment.fence
-    due = datetime.fromtimestamp(assignment.due, UTC).isoformat().replace("+00:00", "Z")
+    run = datetime.fromtimestamp(assignment.run, UTC).isoformat().replace("+00:00", "Z")
     # One trace per task, one span per try: both follow from what the receiver is told anyway.
     text = (
         f"webhook-id: {message_id}\n"
         f"webhook-timestamp: {timestamp}\n"
         f"X-Idempotency-Key: {message_id}\n"
         f"X-Mainspring-Attempt: {assignment.attempt}\n"
-        f"X-Mainspring-Scheduled-At: {due}\n"
+        f"X-Mainspring-Scheduled-At: {run}\n"
         f"X-Mainspring-Fence: {fence}\n"
         f"traceparent: 00-{digits}-{digits[24:]}{fence & 0xFFFFFFFF:08x}-01"
     )

@@ -64,6 +64,7 @@ class Metrics:
         )
 
         self._count_schedules()
+        self._count_webhooks()
 
     def _count_schedules(self) -> None:
         self.occurrences = Counter(
@@ -77,6 +78,25 @@ class Metrics:
         )
         self.schedules_overdue = self._gauge(
             "schedules_overdue", "Schedules whose time has passed without a decision"
+        )
+
+    def _count_webhooks(self) -> None:
+        self.webhooks = Counter(
+            "mainspring_webhooks",
+            "Webhooks that ended, by what came of them: 2xx, 3xx, 4xx, 5xx, later (accepted, to be"
+            " completed through the API), timeout, connection, bad-answer, refused (by the egress"
+            " guard), cancelled",
+            ["result"],
+            registry=self.registry,
+        )
+        self.webhook_seconds = self._histogram(
+            "webhook_seconds", "From sending a webhook to its answer, or to giving up", _SECONDS
+        )
+        self.webhooks_in_flight = self._gauge(
+            "webhooks_in_flight", "Webhooks sent and not answered yet"
+        )
+        self.webhooks_waiting = self._gauge(
+            "webhooks_waiting", "Webhooks of claimed tasks that wait for their turn to be sent"
         )
 
     def _count_the_node(self) -> None:
