@@ -38,6 +38,7 @@ from mainspring.api.views import new_task_out
 from mainspring.clock import Clock, monotonic
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
+from mainspring.domain.placement import NOBODY
 from mainspring.domain.schedule import Timetable
 from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.store.firing import Settled
@@ -166,7 +167,7 @@ class ScheduleChanges:
 
     async def run(self, call: Call) -> Response:
         schedule_id = schedule_id_in(call)
-        settled = await self._schedules.run_now(call.tenant_id, schedule_id, self._node.tenure())
+        settled = await self._schedules.run_now(call.tenant_id, schedule_id, NOBODY)
         if settled is None:
             raise no_such_schedule(str(schedule_id))
         self._announce(settled)
@@ -185,7 +186,7 @@ class ScheduleChanges:
             return _between(schedule.timetable, first, min(last, schedule.now - schedule.offset))
 
         settled = await self._schedules.backfill(
-            call.tenant_id, schedule_id, self._node.tenure(), choose, wanted.max_running
+            call.tenant_id, schedule_id, NOBODY, choose, wanted.max_running
         )
         if settled is None:
             raise no_such_schedule(str(schedule_id))
@@ -246,9 +247,7 @@ class ScheduleChanges:
             check_rev(revs, locked.edition)
             return decide(locked)
 
-        changed = await self._schedules.change(
-            call.tenant_id, schedule_id, self._node.tenure(), checked
-        )
+        changed = await self._schedules.change(call.tenant_id, schedule_id, NOBODY, checked)
         if changed is None:
             raise no_such_schedule(str(schedule_id))
         self._announce(changed.settled, changed.schedule.partition)
