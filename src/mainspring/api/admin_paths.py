@@ -21,6 +21,7 @@ def admin_paths(
     unpredictable = SystemRandom()
     keys = KeyResource(books.key_ring, activity, clock, config.key_environment, unpredictable)
     tenants = TenantResource(books.tenants, config, unpredictable)
+    audit = AuditResource(books.audit)
     cluster = ClusterResource(books.topology, config.overdue_after)
     return {
         "/v1/keys": {
@@ -36,7 +37,7 @@ def admin_paths(
         },
         "/v1/limits": {"GET": ForTenants("admin", tenants.limits, admin_docs.LIMITS)},
         "/v1/audit": {
-            "GET": ForTenants("admin", AuditResource(books.audit).page, admin_docs.AUDIT)
+            "GET": ForTenants("admin", audit.page, admin_docs.AUDIT, or_operators=audit.whole)
         },
         "/v1/tenants": {
             "GET": ForOperators(tenants.page, admin_docs.LIST_TENANTS),

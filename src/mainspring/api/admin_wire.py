@@ -154,7 +154,10 @@ class ClusterOut(Struct):
 
 
 class AuditEntryOut(Struct):
+    """A change. `tenant_id` is null for one that concerns the installation."""
+
     id: int
+    tenant_id: int | None
     at: datetime
     actor: str
     action: str

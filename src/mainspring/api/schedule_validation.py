@@ -20,7 +20,9 @@ from mainspring.store.calendars import Calendars
 from mainspring.store.schedule_rows import Template
 
 _KINDS = ("cron", "interval", "rrule")
-_LONGEST_INTERVAL = 3660 * 86400.0
+INTERVALS = (1.0, 3660 * 86400.0)
+"""The shortest and the longest, in seconds."""
+
 _LAST_YEAR = 9000
 _SLOW_RULES = asyncio.Semaphore(2)
 
@@ -130,7 +132,8 @@ def merged(old: Definition, patch: SchedulePatch) -> TimingIn:
         "stop_on_410": old.stop_on_410,
     }
     given = {name: value for name in values if (value := getattr(patch, name)) is not UNSET}
-    if any(given.get(kind) is not None for kind in _KINDS):
+    if not given.keys().isdisjoint(_KINDS):
+        # One takes the place of another; a null alone leaves none, which is refused later.
         values |= dict.fromkeys(_KINDS)
     return TimingIn(**{**values, **given})
 
@@ -197,7 +200,7 @@ def _time_problems(wanted: TimingIn) -> list[Problem]:
         except ValueError as error:
             problems.append(Problem("/interval", str(error)))
         else:
-            if not 1 <= seconds <= _LONGEST_INTERVAL:
+            if not INTERVALS[0] <= seconds <= INTERVALS[1]:
                 problems.append(Problem("/interval", "is not between one second and ten years"))
     return problems
 

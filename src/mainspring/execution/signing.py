@@ -20,6 +20,15 @@ _PUBLIC = "whpk_"
 _HMAC_SIZES = range(24, 65)
 _SEED_SIZE = 32
 _BLOCK = 64
+
+# Base64 has one way to write given bytes: what is left of the last character's bits is zero.
+_B64, _B64_1, _B64_2 = "[A-Za-z0-9+/]", "[AQgw]==", "[AEIMQUYcgkosw048]="
+SECRET_PATTERN = (
+    rf"^(whsec_(({_B64}{{4}}){{8,20}}({_B64}{{4}}|{_B64}{_B64_1}|{_B64}{{2}}{_B64_2})?"
+    rf"|({_B64}{{4}}){{21}}{_B64}{_B64_1})|whsk_({_B64}{{4}}){{10}}{_B64}{{2}}{_B64_2})$"
+)
+"""Secrets that `parse_secret` reads: 24 to 64 bytes for HMAC, 32 for ed25519."""
+
 _INNER = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER = bytes(byte ^ 0x5C for byte in range(256))
 
@@ -84,9 +93,12 @@ def _private(seed: bytes) -> Ed25519PrivateKey:
 
 def _decoded(text: str) -> bytes:
     try:
-        return b64decode(text, validate=True)
+        secret = b64decode(text, validate=True)
     except ValueError:
-        raise ValueError("is not valid base64 after its prefix") from None
+        secret = b""
+    if b64encode(secret).decode() != text:
+        raise ValueError("is not valid base64 after its prefix")
+    return secret
 
 
 def _checked(kind: KeyKind, secret: bytes) -> SigningKey:
