@@ -84,7 +84,7 @@ class RunStarter:
             found.cancelling = True
             self._wanted.set()
 
-    def holds_back(self, task_id: UUID) -> str | None:
+    def holds_back(self, task_id: UUID, fence: int) -> str | None:
         return None  # what it runs waits for steps, and the run tells for which
 
     async def stop(self, grace: float) -> None:
