@@ -84,7 +84,9 @@ _ONE_KEY_ONLY = {
     }
 }
 _TIMING = {**exactly_one(**_KINDS), **_ONE_KEY_ONLY, "properties": _INTERVAL}
+_WHAT = {"allOf": [exactly_one(task="object", workflow="string")]}
 _PATCH = {**one_or_none(**_KINDS), "properties": _INTERVAL}
+_NIGHTLY = {"name": "nightly", "cron": "0 2 * * *", "workflow": "nightly", "input": {"full": True}}
 _VERBS = ("pause", "resume", "run")
 _AFTERWARDS = {
     "read": Link("getSchedule", {"id": "$response.body#/id"}, "read it again"),
@@ -135,8 +137,13 @@ CREATE = Doc(
     bodies=[
         Body(
             ScheduleIn,
-            examples={"cron": _REPORT, "interval": _HEARTBEAT, "rrule": _PAYDAY},
-            rules={"ScheduleIn": _TIMING},
+            examples={
+                "cron": _REPORT,
+                "interval": _HEARTBEAT,
+                "rrule": _PAYDAY,
+                "workflow": _NIGHTLY,
+            },
+            rules={"ScheduleIn": {**_TIMING, **_WHAT}},
         )
     ],
     replies=[
