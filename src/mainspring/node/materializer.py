@@ -13,6 +13,7 @@ import structlog
 from mainspring import crash
 from mainspring.config import Config
 from mainspring.errors import StoreUnavailable
+from mainspring.node.loader import Loader
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
@@ -44,12 +45,14 @@ class Materializer:
         config: Config,
         state: NodeState,
         schedules: Schedules,
+        loader: Loader,
         signals: Signals,
         metrics: Metrics,
     ) -> None:
         self._config = config
         self._state = state
         self._schedules = schedules
+        self._loader = loader
         self._signals = signals
         self._metrics = metrics
         self._hinted = asyncio.Event()
@@ -88,7 +91,12 @@ class Materializer:
     async def _decide(self, due: Sequence[Due]) -> None:
         crash.reach("schedule.before_commit")
         tenure = self._state.tenure()
-        settled = await self._schedules.fire(tenure, due)
+        try:
+            settled = await self._schedules.fire(tenure, due)
+        except StoreUnavailable:
+            # It may have been written all the same, without a word about its tasks to our engine.
+            self._loader.doubt(tenure.partitions)
+            raise
         crash.reach("schedule.committed")
         now = self._state.clock.now()
         self._tell(settled, now)
