@@ -10,6 +10,8 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.task import TaskState
 from mainspring.errors import Conflict
 from mainspring.store.database import Database, DatabaseOptions
+from mainspring.store.engine import TaskRef
+from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.step_rows import Moved, RunHead, Start
 from mainspring.store.step_tasks import StepTasks
 from support.runs import RunWorld, step, workflow
@@ -278,3 +280,44 @@ async def test_a_step_that_two_release_at_once_is_released_by_one(world: RunWorl
     assert sum(len(told.rows) for told in moved) == 1
     [row] = await world.database.fetch("SELECT rev FROM tasks WHERE step = 'b'")
     assert row["rev"] == 2
+
+
+async def test_a_step_that_was_asked_to_cancel_and_got_lost_ends_its_run(world: RunWorld) -> None:
+    run = await world.begin(workflow(step("a"), step("b", "a")))
+    [held] = await world.claim(run, lease=0.0)
+    now = await world.now()
+    await world.runs.cancel(world.tenure, world.tenant_id, run, "me", now)
+    ref = TaskRef(held.tenant_id, held.id, held.fence)
+    seen = await world.engine.lose([ref])
+    assert (seen.rows, seen.gone) == ([], []), "its end concerns its run"
+    done = await world.outcomes.lose(world.tenure, [ref], now)
+    assert done.accepted == {held.id}
+    assert await world.state(run) == "cancelled"
+
+
+async def test_a_step_that_expires_is_counted_as_lost(world: RunWorld) -> None:
+    run = await world.begin(
+        workflow(step("a", delay=3600), step("b", "a"), step("c", "a", when="any_failed"))
+    )
+    await world.database.fetch(
+        "UPDATE tasks SET expires_at = clock_timestamp() WHERE workflow_run_id = $1 AND step = 'a'",
+        run,
+    )
+    assert await world.engine.expire(world.tenure) == []
+    await world.outcomes.expire(world.tenure, await world.now())
+    assert await world.drain(run) == ["c"]
+    assert (await world.states(run))["a"] == "expired"
+    assert await world.state(run) == "failed"
+
+
+async def test_old_runs_are_forgotten_with_their_steps(world: RunWorld) -> None:
+    old, young, going = [await world.begin(DIAMOND) for _ in range(3)]
+    await world.drain(old)
+    await world.drain(young)
+    await world.database.fetch(
+        "UPDATE workflow_runs SET finished_at = now() - interval '40 days' WHERE id = $1", old
+    )
+    assert await Housekeeping(world.database).forget_runs(30) == 1
+    assert await world.runs.get(world.tenant_id, old) is None
+    assert await world.states(old) == {}
+    assert len(await world.states(young)) == len(await world.states(going)) == 5

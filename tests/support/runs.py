@@ -82,7 +82,11 @@ class RunWorld:
         return run.id
 
     async def claim(
-        self, run_id: UUID, limit: int = 100_000, names: Sequence[str] | None = None
+        self,
+        run_id: UUID,
+        limit: int = 100_000,
+        names: Sequence[str] | None = None,
+        lease: float = 60,
     ) -> list[Assignment]:
         """Lease what of a run may start now, or what of it is named."""
         rows = await self.database.fetch(
@@ -96,7 +100,7 @@ class RunWorld:
         picks = [TaskRef(*row) for row in rows]
         if not picks:
             return []
-        return await self.engine.claim(self.tenure, picks, worker="node:one", lease=60)
+        return await self.engine.claim(self.tenure, picks, worker="node:one", lease=lease)
 
     async def report(
         self, assignments: Iterable[Assignment], state: TaskState = TaskState.COMPLETED,
