@@ -108,15 +108,12 @@ class Steps:
     ) -> Moved:
         """Steps of runs that the caller holds have ended: count that, and do what follows from it,
         until nothing does."""
-        moved, heads = Moved(), dict[UUID, RunHead]()
+        heads: dict[UUID, RunHead] = {}
         since: dict[UUID, float] = {}
         for end in ended:
             since[end.run_id] = max(since.get(end.run_id, 0.0), end.finished or now)
-        while ended:
-            touched = await self._note(connection, ended, heads)
-            ended = await self._follow(connection, tenure, heads, touched, since, moved)
-        await self._end_runs(connection, heads.values(), moved)
-        return moved
+        touched = await self._note(connection, ended, heads)
+        return await self._go_on(connection, tenure, heads, touched, since)
 
     async def cancelled(
         self,
@@ -146,14 +143,9 @@ class Steps:
             for row in rows
             if row["item"] == ITSELF and row["state"] != "released"
         ]
-        moved, heads, since = Moved(), {head.id: head}, {head.id: now}
-        touched = {head.id: waiting}
-        ended = await self._follow(connection, tenure, heads, touched, since, moved)
-        while ended:
-            touched = await self._note(connection, ended, heads)
-            ended = await self._follow(connection, tenure, heads, touched, since, moved)
-        await self._end_runs(connection, heads.values(), moved)
-        return moved
+        return await self._go_on(
+            connection, tenure, {head.id: head}, {head.id: waiting}, {head.id: now}
+        )
 
     async def cut_short(
         self,
@@ -223,6 +215,22 @@ class Steps:
         moved.told |= {row["partition"] for row in asked}
         return ended
 
+    async def _go_on(
+        self,
+        connection: asyncpg.Connection,
+        tenure: Tenure,
+        heads: dict[UUID, RunHead],
+        touched: dict[UUID, list[Waiting]],
+        since: dict[UUID, float],
+    ) -> Moved:
+        """Decide on steps whose counters changed; what ends by that changes others."""
+        moved = Moved()
+        while touched:
+            ended = await self._follow(connection, tenure, heads, touched, since, moved)
+            touched = await self._note(connection, ended, heads)
+        await self._end_runs(connection, heads.values(), moved)
+        return moved
+
     # Counting ---------------------------------------------------------------------------------
 
     async def _note(
@@ -232,6 +240,8 @@ class Steps:
         heads: dict[UUID, RunHead],
     ) -> dict[UUID, list[Waiting]]:
         """Count the ends; answers the steps that waited for them, by run."""
+        if not ended:
+            return {}
         if len(ended) > LARGE:
             await connection.execute(SQL["plan_anew"])
         ordered = sorted(ended, key=lambda e: (e.tenant_id, e.run_id, e.step, e.item))
