@@ -137,7 +137,7 @@ async def _tell_planner(connection: asyncpg.Connection, begun: int) -> None:
         await connection.execute(SQL["analyze_tasks"])
 
 
-_CROWD = 2000
+_CROWD = 1000
 _NO_RUN = (None,) * 8
 
 

@@ -88,8 +88,6 @@ class Steps:
         self, connection: asyncpg.Connection, runs: Collection[tuple[int, UUID]]
     ) -> None:
         """Lock runs, before any task of theirs is touched: the one order that all keep to."""
-        if len(runs) > LARGE:
-            await connection.execute(SQL["plan_anew"])
         ordered = sorted(set(runs))
         await connection.fetch(SQL["hold_runs"], [t for t, _ in ordered], [r for _, r in ordered])
 
