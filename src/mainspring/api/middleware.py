@@ -28,8 +28,8 @@ FIELDS = "mainspring.fields"
 EXCHANGE = "mainspring.exchange"
 """Where a resource finds the way to answer in one piece."""
 
-CORK = "mainspring.cork"
-"""Where the server offers, if it does, to hold bytes back until the answer is whole."""
+CYCLE = "mainspring.cycle"
+"""Where the server offers, if it does, to take a whole answer at once."""
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9_.:/+=@-]{1,128}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -108,20 +108,19 @@ class Exchange:
 
     async def answer(self, response: Response) -> None:
         """Send a whole answer at once: nearly all are, and each write to a socket has its price."""
-        cork = self._scope.get(CORK)
-        if cork is not None:
-            cork.hold()
-        try:
-            start = {
-                "type": "http.response.start",
-                "status": response.status_code,
-                "headers": response.raw_headers,
-            }
-            await self.send(start)
-            await self._send({"type": "http.response.body", "body": response.body})
-        finally:
-            if cork is not None:
-                cork.let_go()
+        cycle = self._scope.get(CYCLE)
+        if cycle is None:
+            await response(self._scope, _nothing_comes, self.send)
+            return
+        self.started = True
+        self.status = response.status_code
+        response.raw_headers.append((b"x-request-id", self.request_id.encode("ascii")))
+        response.raw_headers.extend(self._scope.get(HEADERS, ()))
+        await cycle.answer(response)
+
+
+async def _nothing_comes() -> Message:
+    raise AssertionError("a whole answer asks for nothing more")
 
 
 class _LimitedBody:
