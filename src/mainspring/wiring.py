@@ -243,6 +243,7 @@ class Server:
             http_settings(config),
             WebhookSecrets(self._engine_database, vault),
             vault.open_headers,
+            metrics,
         )
         executors: list[Executor] = [BuiltInExecutor(self._clock, recorder.report), webhooks]
         self.node = Node(
@@ -254,7 +255,7 @@ class Server:
             recorder,
             signals,
             housekeeper,
-            self._materializer(state, signals, rng),
+            self._materializer(state, loader, signals, rng),
             executors,
         )
         self.app = build_app(
@@ -287,11 +288,13 @@ class Server:
         self.metrics.running.set_function(lambda: engine.running)
         return engine
 
-    def _materializer(self, state: NodeState, signals: Signals, rng: Random) -> Materializer:
+    def _materializer(
+        self, state: NodeState, loader: Loader, signals: Signals, rng: Random
+    ) -> Materializer:
         ids = TaskIds(Random(rng.getrandbits(64)))
         firing = Firing(ids, Random(rng.getrandbits(64)), near=self.config.near)
         schedules = Schedules(self._engine_database, firing)
-        return Materializer(self.config, state, schedules, signals, self.metrics)
+        return Materializer(self.config, state, schedules, loader, signals, self.metrics)
 
     def _own_connection(self) -> Callable[[], Awaitable[asyncpg.Connection]]:
         options = replace(

@@ -191,7 +191,8 @@ CLUSTER = Doc(
     id="getCluster",
     tag=INSTALLATION,
     summary="Read the cluster",
-    description="Its nodes, also the dead ones for an hour, and who owns which partition.",
+    description="Its nodes, also the dead ones for an hour, who owns which partition, the version "
+    "of the tz database, and how many schedules stand undecided.",
     replies=[Reply(200, "The cluster.", ClusterOut)],
 )
 

@@ -22,6 +22,7 @@ def admin_paths(
     keys = KeyResource(books.key_ring, activity, clock, config.key_environment, unpredictable)
     tenants = TenantResource(books.tenants, config, unpredictable)
     audit = AuditResource(books.audit)
+    cluster = ClusterResource(books.topology, config.overdue_after)
     return {
         "/v1/keys": {
             "GET": ForTenants("admin", keys.page, admin_docs.LIST_KEYS),
@@ -47,7 +48,5 @@ def admin_paths(
             "PATCH": ForOperators(tenants.edit, admin_docs.EDIT_TENANT),
             "DELETE": ForOperators(tenants.delete, admin_docs.DELETE_TENANT),
         },
-        "/v1/cluster": {
-            "GET": ForOperators(ClusterResource(books.topology).show, admin_docs.CLUSTER)
-        },
+        "/v1/cluster": {"GET": ForOperators(cluster.show, admin_docs.CLUSTER)},
     }

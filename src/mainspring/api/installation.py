@@ -11,10 +11,12 @@ from mainspring.api.admin_wire import (
     ClusterOut,
     NodeOut,
     PartitionOut,
+    SchedulesOut,
 )
 from mainspring.api.parameters import number_cursor, page_query
 from mainspring.api.routing import Call, OperatorCall, json_response
 from mainspring.domain.placement import PARTITIONS
+from mainspring.store import timezones
 from mainspring.store.audit import INSTALLATION, AuditEntry, AuditFilter, AuditLog
 from mainspring.store.cluster import NodeRecord, Topology
 
@@ -24,17 +26,21 @@ AUDIT_FILTERS = ("action", "actor", "subject")
 class ClusterResource:
     """/v1/cluster."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, overdue_after: float) -> None:
         self._topology = topology
+        self._overdue_after = overdue_after
 
     async def show(self, _call: OperatorCall) -> Response:
         nodes, partitions = await self._topology.nodes(), await self._topology.partitions()
+        standing = await self._topology.standing(self._overdue_after)
         return json_response(
             ClusterOut(
                 nodes=[_node_out(node) for node in nodes],
                 partitions=[PartitionOut(p.partition, p.owner, p.epoch) for p in partitions],
                 unowned=sum(p.owner is None for p in partitions),
                 skew=_skew(nodes),
+                tzdata=timezones.version(),
+                schedules=SchedulesOut(standing.overdue, standing.since, standing.outdated),
             )
         )
 

@@ -117,6 +117,7 @@ LIST = Doc(
     params=[
         Param("state", StateName, "Only schedules in this state."),
         Param("name", AnyText, "Only the schedule of this name."),
+        Param("overdue", bool, "Only those whose next time has passed without a decision."),
         LIMIT,
         CURSOR,
     ],

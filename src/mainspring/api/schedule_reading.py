@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from mainspring.api import parameters
 from mainspring.api.decoding import decode_as
-from mainspring.api.parameters import encode_cursor, number_cursor, page_query, schedule_query
+from mainspring.api.parameters import encode_cursor, flag, number_cursor, page_query, schedule_query
 from mainspring.api.routing import Call, json_response
 from mainspring.api.schedule_validation import ScheduleValidator, raise_if
 from mainspring.api.schedule_views import instant, occurrence_out, schedule_out, upcoming_out
@@ -47,13 +47,16 @@ class ScheduleReading:
         self._validator = validator
 
     async def page(self, call: Call) -> Response:
-        query = schedule_query(call.request.query_params, {"state": get_args(StateName)})
+        params = call.request.query_params
+        query = schedule_query(params, {"state": get_args(StateName)})
+        overdue = self._config.overdue_after if flag(params, "overdue") else None
         found = await self._schedules.page(
             call.tenant_id,
             before=query.before,
             limit=query.limit,
             state=query.where["state"],
             name=query.where["name"],
+            overdue=overdue,
         )
         items = [schedule_out(schedule, self._config.overdue_after) for schedule in found]
         full = len(found) == query.limit

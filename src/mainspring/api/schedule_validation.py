@@ -24,6 +24,7 @@ INTERVALS = (1.0, 3660 * 86400.0)
 """The shortest and the longest, in seconds."""
 
 _LAST_YEAR = 9000
+_SLOW_RULES = asyncio.Semaphore(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +214,10 @@ async def _recurrence_problems(definition: Definition) -> list[Problem]:
     if definition.rrule is not None:
         begin = zone(definition.timezone).wall(definition.anchor)
         try:
-            # A rule that never matches is followed for centuries: the others shall not wait for it.
-            await asyncio.to_thread(rrule.parse, definition.rrule, begin, definition.timezone)
+            # A rule that matches seldom is followed for years: the others shall not wait for it,
+            # nor for several of its kind at once.
+            async with _SLOW_RULES:
+                await asyncio.to_thread(rrule.parse, definition.rrule, begin, definition.timezone)
         except rrule.RuleError as error:
             return [Problem("/rrule", str(error))]
     return []

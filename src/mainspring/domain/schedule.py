@@ -137,7 +137,9 @@ class Timetable:
 
     def backlog(self, after: float, until: float, *, most: int, cut: float) -> Backlog:
         """What is due in (after, until]: the last ones one by one, those before in spans, none of
-        which lies on both sides of `cut`. An excluded day is looked at a little ahead."""
+        which lies on both sides of `cut`. An excluded day is looked at a little ahead; and what
+        has to be walked through is looked at in stretches, `until` says how far."""
+        until = min(until, self._series.reach(max(after, self._first - INSTANT)))
         if self.excludes(until):
             end = self._zone.start_of(self._zone.day(until) + timedelta(1)) - INSTANT
             until = min(end, until + EXCLUDED_AHEAD)
@@ -168,17 +170,13 @@ class Timetable:
         """(after, until] in pieces that are excluded or not as a whole."""
         if after >= until:
             return
-        edges = {after, until}
-        if after < cut < until:
-            edges.add(cut)
+        borders = [cut]
         first = bisect_left(self._excluded, self._zone.day(after))
         for day in self._excluded[first : bisect_right(self._excluded, self._zone.day(until))]:
-            for edge in (day, day + timedelta(1)):
-                moment = self._zone.start_of(edge) - INSTANT
-                if after < moment < until:
-                    edges.add(moment)
-        ordered = sorted(edges)
-        for start, end in pairwise(ordered):
+            borders += (self._zone.start_of(day), self._zone.start_of(day + timedelta(1)))
+        # What is due at a border belongs to the piece that begins there.
+        edges = {edge for border in borders if after < (edge := border - INSTANT) < until}
+        for start, end in pairwise(sorted({after, until} | edges)):
             yield start, end, self.excludes(end)
 
     def _has(self, day: date) -> bool:

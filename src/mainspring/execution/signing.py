@@ -6,6 +6,7 @@ either of them accepts the message: nobody has to change both sides at the same 
 
 import hashlib
 from base64 import b64decode, b64encode
+from binascii import b2a_base64
 from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import sha256
@@ -35,7 +36,7 @@ _OUTER = bytes(byte ^ 0x5C for byte in range(256))
 def signature(keys: Iterable[SigningKey], message_id: str, timestamp: int, body: bytes) -> str:
     """The value of `webhook-signature`: one signature per key, separated by spaces."""
     signed = b"%s.%d.%s" % (message_id.encode(), timestamp, body)
-    return " ".join(_sign(key, signed) for key in keys)
+    return " ".join([_sign(key, signed) for key in keys])
 
 
 def parse_secret(text: str) -> SigningKey:
@@ -65,14 +66,15 @@ def secret_size(kind: KeyKind) -> int:
 
 def _sign(key: SigningKey, signed: bytes) -> str:
     if key.kind == "hmac":
-        return "v1," + b64encode(_hmac_sha256(key.secret, signed)).decode()
+        return "v1," + b2a_base64(_hmac_sha256(key.secret, signed), newline=False).decode()
     return "v1a," + b64encode(_private(key.secret).sign(signed)).decode()
 
 
 def _hmac_sha256(secret: bytes, message: bytes) -> bytes:
     """HMAC from two kept states. The library's own function lets go of the interpreter each time,
     and getting it back from a busy sender thread took fifty times as long as the hashing."""
-    inner, outer = (state.copy() for state in _keyed_states(secret))
+    keyed_inner, keyed_outer = _keyed_states(secret)
+    inner, outer = keyed_inner.copy(), keyed_outer.copy()
     inner.update(message)
     outer.update(inner.digest())
     return outer.digest()

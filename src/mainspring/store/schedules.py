@@ -137,10 +137,11 @@ class Schedules:
         limit: int,
         state: str | None = None,
         name: str | None = None,
+        overdue: float | None = None,
     ) -> Sequence[StoredSchedule]:
-        """Newest first."""
+        """Newest first; `overdue`: only those undecided for longer than that."""
         rows = await self._database.fetch(
-            SQL["list_schedules"], tenant_id, before or _LARGEST_ID, state, name, limit
+            SQL["list_schedules"], tenant_id, before or _LARGEST_ID, state, name, limit, overdue
         )
         return [StoredSchedule(*row) for row in rows]
 
@@ -292,6 +293,12 @@ class Schedules:
         assert row is not None
         return row["schedules"], row["since"]
 
+    async def tell_overdue(self, seconds: float, *, limit: int) -> list[str]:
+        """Write an event for each that is undecided for longer than that and was not told of yet;
+        answers which."""
+        rows = await self._database.fetch(SQL["tell_overdue"], seconds, limit)
+        return [row["schedule"] for row in rows]
+
     async def retime(self, partitions: Collection[int], *, limit: int) -> int:
         """Compute some next times anew that came from an older tz database; answers how many."""
         version = timezones.version()
@@ -326,7 +333,7 @@ class Schedules:
             settled.made += step.made
             settled.cancelled_in |= step.cancelled_in
             locked = await _locked(connection, tenant_id, schedule_id)
-        if locked is not None and locked.state == "paused" and locked.next is not None:
+        while locked is not None and locked.state == "paused" and locked.passed:
             await _skip_paused(connection, locked)
             locked = await _locked(connection, tenant_id, schedule_id)
         return locked, settled
@@ -389,6 +396,7 @@ async def _skip_paused(connection: asyncpg.Connection, paused: StoredSchedule) -
         [_wake(paused.id, paused.definition, following)],
         [0],
         [None],
+        timezones.version(),
     )
 
 
