@@ -19,6 +19,8 @@ POINTS = {
     "schedule.before_commit": "schedules are due, nothing is decided",
     "schedule.committed": "occurrences and their tasks are durable, the engine does not know",
     "wake.consumed": "wake rows are deleted, the engine has not seen them",
+    "lease.before_commit": "tasks were picked for workers, the claim is not written",
+    "lease.committed": "tasks are leased to workers, nobody has heard of it",
     "lease.extended": "leases were extended, the node does not know",
     "takeover.committed": "partitions are ours, nothing is loaded",
     "handover.committed": "partitions are another's, that one does not know",

@@ -19,6 +19,7 @@ from mainspring.clock import DatabaseClock
 from mainspring.config import Config
 from mainspring.domain import apikey
 from mainspring.domain.apikey import KeyText
+from mainspring.domain.capability import needs_worker
 from mainspring.domain.ids import TaskIds
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import ConfigError, MigrationError
@@ -31,6 +32,7 @@ from mainspring.execution.sender import SenderSettings
 from mainspring.lifecycle import Supervisor
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
+from mainspring.node.leasing import LeaseDesk
 from mainspring.node.loader import Loader
 from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
@@ -48,6 +50,7 @@ from mainspring.store.engine import EngineStore
 from mainspring.store.firing import Firing
 from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.keys import Keys, NewKey, hash_secret
+from mainspring.store.leases import LeaseStore
 from mainspring.store.migrate import Migration
 from mainspring.store.schedules import Schedules
 from mainspring.store.secrets import WebhookSecrets
@@ -224,6 +227,7 @@ class Server:
         signals = Signals(state, self._engine_database, self._listener())
         recorder = Recorder(config, state, store, signals, metrics, rng)
         dispatcher = Dispatcher(config, state, store, recorder, metrics)
+        desk = self._desk(state, recorder, dispatcher)
         loader = Loader(config, state, store, Keys(self._engine_database), dispatcher, metrics)
         membership = Membership(
             config,
@@ -266,6 +270,7 @@ class Server:
                 ids=TaskIds(Random(rng.getrandbits(64))),
                 rng=Random(rng.getrandbits(64)),
                 node=self.node,
+                desk=desk,
                 metrics=metrics,
                 database=self._api_database,
                 activity=self._activity,
@@ -273,6 +278,12 @@ class Server:
                 profile_changed=webhooks.forget,
             )
         )
+
+    def _desk(self, state: NodeState, recorder: Recorder, dispatcher: Dispatcher) -> LeaseDesk:
+        store = LeaseStore(self._engine_database)
+        desk = LeaseDesk(self.config, state, store, recorder, self.metrics)
+        dispatcher.serve_workers(desk)
+        return desk
 
     def _engine(self) -> Engine:
         config = self.config
@@ -282,7 +293,7 @@ class Server:
             stream_cap=config.stream_cap,
             tenant_cap=config.tenant_cap,
         )
-        engine = Engine(settings)
+        engine = Engine(settings, needs_worker)
         self.metrics.window_entries.set_function(lambda: engine.waiting)
         self.metrics.running.set_function(lambda: engine.running)
         return engine

@@ -44,6 +44,7 @@ def routes() -> Iterator[tuple[str, str, Operation]]:
         node=nothing,
         metrics=Metrics(),
         database=nothing,
+        desk=nothing,
     )
     for path, operations in paths_of(deps).items():
         for method, operation in operations.items():

@@ -27,6 +27,7 @@ def described_app() -> ApiDependencies:
         node=nothing,
         metrics=Metrics(),
         database=nothing,
+        desk=nothing,
     )
 
 

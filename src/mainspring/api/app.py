@@ -6,7 +6,7 @@ from random import Random
 
 from starlette.types import ASGIApp
 
-from mainspring.api import bulk_docs, operation_docs, secret_docs, task_docs
+from mainspring.api import bulk_docs, lease_docs, operation_docs, secret_docs, task_docs
 from mainspring.api.admin_paths import admin_paths
 from mainspring.api.auth import Authenticator
 from mainspring.api.bulk import TaskBulk
@@ -18,10 +18,11 @@ from mainspring.api.explaining import TaskExplanation
 from mainspring.api.idempotency import Idempotency
 from mainspring.api.ingest import Ingest
 from mainspring.api.key_activity import KeyActivity
+from mainspring.api.leases import LeaseResource
 from mainspring.api.middleware import Envelope
 from mainspring.api.operations import Operations
 from mainspring.api.patching import TaskPatcher
-from mainspring.api.ports import NodePort
+from mainspring.api.ports import LeasePort, NodePort
 from mainspring.api.rate_limits import RateLimits
 from mainspring.api.replaying import Replayer
 from mainspring.api.router import Router
@@ -64,6 +65,7 @@ class ApiDependencies:
     node: NodePort
     metrics: Metrics
     database: Database
+    desk: LeasePort
     activity: KeyActivity = field(default_factory=KeyActivity)
     vault: Vault = field(default_factory=Vault)
     profile_changed: Callable[[int], None] = lambda _tenant: None
@@ -90,6 +92,7 @@ def paths_of(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
         **_letter_paths(deps),
         **_schedule_paths(deps),
         **_secret_paths(deps),
+        **_worker_paths(deps),
         **_admin_paths(deps),
         **_operation_paths(deps),
     }
@@ -111,6 +114,17 @@ def _secret_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
             "GET": ForOperators(secrets.read_egress, secret_docs.READ_EGRESS),
             "PUT": ForOperators(secrets.change_egress, secret_docs.CHANGE_EGRESS),
         },
+    }
+
+
+def _worker_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
+    leases = LeaseResource(deps.config, deps.desk)
+    return {
+        "/v1/leases": {"POST": ForTenants("work", leases.lease, lease_docs.LEASE)},
+        "/v1/leases/heartbeat": {
+            "POST": ForTenants("work", leases.heartbeat, lease_docs.HEARTBEAT)
+        },
+        "/v1/leases/report": {"POST": ForTenants("work", leases.report, lease_docs.REPORT)},
     }
 
 

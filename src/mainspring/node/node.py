@@ -7,6 +7,7 @@ from dataclasses import replace
 import structlog
 
 from mainspring.config import Config
+from mainspring.domain.capability import needs_worker
 from mainspring.domain.execution import Report
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
@@ -123,6 +124,8 @@ class Node:
 
     def explain(self, row: TaskRow) -> Situation:
         around = self._state.engine.situation(row, self._state.clock.now())
+        if needs_worker(row.capability):
+            return around
         slots = self._dispatcher.free_slots if around.owned else None
         return replace(around, can_run=self._dispatcher.can_run(row), free_slots=slots)
 

@@ -49,6 +49,7 @@ class Recorder:
         self._rng = rng
         self._queue: deque[Report] = deque()
         self._lateness: dict[tuple[UUID, int], Mapping[str, float]] = {}
+        self._asked: dict[tuple[UUID, int], list[asyncio.Future[bool]]] = {}
         self._filled = asyncio.Event()
         self._writing = 0
 
@@ -64,6 +65,19 @@ class Recorder:
             self._state.engine.reported(report.assignment.id, report.assignment.fence)
         self._queue.extend(reports)
         self._filled.set()
+
+    async def record(self, reports: Sequence[Report]) -> list[bool]:
+        """Take reports from outside the node and wait until they are written, together with
+        whatever else is; whether each was accepted."""
+        loop = asyncio.get_running_loop()
+        answers: list[asyncio.Future[bool]] = []
+        for report in reports:
+            answer = loop.create_future()
+            name = (report.assignment.id, report.assignment.fence)
+            self._asked.setdefault(name, []).append(answer)
+            answers.append(answer)
+        self.report(reports)
+        return await asyncio.gather(*answers)
 
     async def record_now(self, report: Report) -> bool:
         """Record one report that did not come from an executor; whether it was accepted."""
@@ -118,15 +132,27 @@ class Recorder:
                     finishes.append(finish)
                 case Retry() as retry:
                     retries.append(retry)
+        accepted = {retry.report.assignment.id for retry in retries}
         if retries:
-            finishes += await self._record_retries(retries)
+            cancelled = await self._record_retries(retries)
+            accepted -= {finish.report.assignment.id for finish in cancelled}
+            finishes += cancelled
         if finishes:
-            await self._record_finishes(finishes)
+            accepted |= await self._record_finishes(finishes)
+        if self._asked:
+            self._answer(batch, accepted)
         ours = self._state.engine.partitions
         foreign = {r.assignment.partition for r in batch if r.assignment.partition not in ours}
         if foreign:
             self._signals.wake_owners(foreign)
         self._state.poke()
+
+    def _answer(self, batch: Sequence[Report], accepted: set[UUID]) -> None:
+        for report in batch:
+            name = (report.assignment.id, report.assignment.fence)
+            for answer in self._asked.pop(name, ()):
+                if not answer.done():
+                    answer.set_result(report.assignment.id in accepted)
 
     async def _record_finishes(self, finishes: Sequence[Finish]) -> set[UUID]:
         accepted = await self._finish(finishes)

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -207,7 +207,7 @@ def _columns(refs: Iterable[TaskRef]) -> tuple[list[int], list[UUID], list[int]]
     return [r.tenant_id for r in ordered], [r.id for r in ordered], [r.guard for r in ordered]
 
 
-def assignment_of(row: asyncpg.Record) -> Assignment:
+def assignment_of(row: Iterable[Any]) -> Assignment:
     """A leased task, as claims and their like return it."""
     tenant_id, task_id, fence, partition, attempts, failures, due, picked, end, spec, payload = row
     return Assignment(

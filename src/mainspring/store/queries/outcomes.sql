@@ -76,7 +76,7 @@ WITH node AS MATERIALIZED (
 ), again AS (
     UPDATE tasks t
     SET state = 'scheduled', rev = t.rev + 1, error = r.error, picked_at = NULL, lease_until = NULL,
-        worker = NULL, failures = t.failures + (r.outcome IN ('failed', 'timed_out'))::integer,
+        worker = NULL, incarnation = NULL, failures = t.failures + (r.outcome IN ('failed', 'timed_out'))::integer,
         due_at = CASE WHEN r.delay IS NULL THEN t.due_at
                  ELSE clock_timestamp() + r.delay * interval '1 second' END
     FROM tried r
@@ -115,7 +115,7 @@ WITH expired AS MATERIALIZED (
     FROM tasks t JOIN expired e ON t.tenant_id = e.tenant_id AND t.id = e.id
 ), again AS (
     UPDATE tasks t
-    SET state = 'scheduled', rev = t.rev + 1, picked_at = NULL, lease_until = NULL, worker = NULL
+    SET state = 'scheduled', rev = t.rev + 1, picked_at = NULL, lease_until = NULL, worker = NULL, incarnation = NULL
     FROM expired e
     WHERE t.tenant_id = e.tenant_id AND t.id = e.id AND t.fence = e.fence AND NOT e.cancel_requested
     RETURNING t.*
