@@ -56,6 +56,7 @@ from mainspring.store.schedules import Schedules
 from mainspring.store.secrets import WebhookSecrets
 from mainspring.store.tasks import Tasks
 from mainspring.store.vault import Vault, parse_key
+from mainspring.store.workers import Workers
 
 _AUTHORITIES = (
     "/etc/ssl/certs/ca-certificates.crt",
@@ -260,6 +261,7 @@ class Server:
             housekeeper,
             self._materializer(state, signals, rng),
             executors,
+            desk,
         )
         self.app = build_app(
             ApiDependencies(
@@ -281,7 +283,10 @@ class Server:
 
     def _desk(self, state: NodeState, recorder: Recorder, dispatcher: Dispatcher) -> LeaseDesk:
         store = LeaseStore(self._engine_database)
-        desk = LeaseDesk(self.config, state, store, recorder, self.metrics)
+        workers = Workers(self._engine_database)
+        desk = LeaseDesk(
+            self.config, state, store, recorder, self.metrics, workers, dispatcher.lose
+        )
         dispatcher.serve_workers(desk)
         return desk
 

@@ -1,6 +1,6 @@
 """The API in this process, over a real database, with a node that does nothing."""
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -60,7 +60,12 @@ class QuietDesk:
     async def lease(self, wish: Wish) -> list[Leased]:
         return []
 
-    async def beat(self, holder: Holder, beats: Sequence[Beat]) -> list[Pulse]:
+    async def beat(
+        self,
+        holder: Holder,
+        beats: Sequence[Beat],
+        about: Mapping[str, object] | None = None,
+    ) -> list[Pulse]:
         return [Pulse(beat.id, None, "lost") for beat in beats]
 
     async def report(self, tenant_id: int, said: Sequence[Said]) -> list[Verdict]:

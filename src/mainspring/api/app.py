@@ -33,6 +33,7 @@ from mainspring.api.task_changes import TaskChanges
 from mainspring.api.task_creation import TaskCreation
 from mainspring.api.task_reading import TaskReading
 from mainspring.api.validation import TaskValidator
+from mainspring.api.workers import LogResource, WorkerResource
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
@@ -50,6 +51,7 @@ from mainspring.store.schedules import Schedules
 from mainspring.store.secrets import WebhookSecrets
 from mainspring.store.tasks import Tasks
 from mainspring.store.vault import Vault
+from mainspring.store.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +121,21 @@ def _secret_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
 
 def _worker_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
     leases = LeaseResource(deps.config, deps.desk)
+    registry = Workers(deps.database)
+    workers = WorkerResource(deps.config, registry, deps.clock)
+    logs = LogResource(registry, deps.tasks, deps.clock)
     return {
         "/v1/leases": {"POST": ForTenants("work", leases.lease, lease_docs.LEASE)},
         "/v1/leases/heartbeat": {
             "POST": ForTenants("work", leases.heartbeat, lease_docs.HEARTBEAT)
         },
         "/v1/leases/report": {"POST": ForTenants("work", leases.report, lease_docs.REPORT)},
+        "/v1/leases/logs": {"POST": ForTenants("work", logs.add, lease_docs.LOGS)},
+        "/v1/tasks/{id}/logs": {"GET": ForTenants("read", logs.page, lease_docs.TASK_LOGS)},
+        "/v1/workers": {"GET": ForTenants("work", workers.page, lease_docs.LIST, or_scope="read")},
+        "/v1/workers/nodes": {
+            "GET": ForTenants("work", workers.nodes, lease_docs.NODES, or_scope="read")
+        },
     }
 
 

@@ -1,14 +1,20 @@
 """The worker protocol, in words and types."""
 
-from mainspring.api.documentation import Body, Doc, Reply
+from mainspring.api.documentation import LIMIT, NUMBER_CURSOR, Body, Doc, Reply
 from mainspring.api.lease_wire import (
     HeartbeatIn,
     JudgedListOut,
     LeaseIn,
     LeasesOut,
+    LogPage,
+    LogsIn,
+    LogsTakenOut,
+    NodeAddressList,
     PulsesOut,
     ReportIn,
+    WorkerPage,
 )
+from mainspring.errors import Conflict
 
 TAG = "Workers"
 
@@ -30,6 +36,7 @@ LEASE = Doc(
         )
     ],
     replies=[Reply(200, "What it may run.", LeasesOut)],
+    problems=[Conflict],
 )
 HEARTBEAT = Doc(
     id="heartbeat",
@@ -55,4 +62,38 @@ REPORT = Doc(
         )
     ],
     replies=[Reply(200, "What became of each, in the order of the request.", JudgedListOut)],
+)
+LOGS = Doc(
+    id="addLogs",
+    tag=TAG,
+    summary="Add log lines",
+    description="Lines of tries, in batches; they are read with the task. A task keeps 1,000 lines "
+    "of at most 4,000 characters; what is beyond is dropped, and counted in the answer.",
+    bodies=[Body(LogsIn, examples={"one": {"lines": [{**_TRY, "message": "12 rows"}]}})],
+    replies=[Reply(200, "How many were kept.", LogsTakenOut)],
+)
+TASK_LOGS = Doc(
+    id="listLogs",
+    tag="Tasks",
+    summary="Read a task's log lines",
+    description="In the order in which they came, over all tries.",
+    params=[LIMIT, NUMBER_CURSOR],
+    replies=[Reply(200, "A page of lines.", LogPage)],
+)
+LIST = Doc(
+    id="listWorkers",
+    tag=TAG,
+    summary="List workers",
+    description="The newest first, with what they offer, hold and did. One that was not heard of "
+    "for half a minute is `silent`, after a day it is forgotten.",
+    params=[LIMIT, NUMBER_CURSOR],
+    replies=[Reply(200, "A page of workers.", WorkerPage)],
+)
+NODES = Doc(
+    id="listWorkerNodes",
+    tag=TAG,
+    summary="List the nodes that workers may ask",
+    description="Any node serves any worker. One that splits its demand in proportion to "
+    "`partitions` spares the nodes the forwarding.",
+    replies=[Reply(200, "The nodes that are alive.", NodeAddressList)],
 )

@@ -168,3 +168,92 @@ class JudgedListOut(Struct):
     """What became of each report, in the order of the request."""
 
     outcomes: list[JudgedOut]
+
+
+class LogLineIn(Struct, frozen=True, forbid_unknown_fields=True):
+    """A line about a try. A longer message is cut."""
+
+    id: UUID
+    fence: Fence
+    message: Annotated[str, Meta(max_length=100_000)]
+    at: Instant | None = None
+    level: Literal["debug", "info", "warning", "error", "stdout", "stderr"] = "info"
+
+
+class LogsIn(Struct, forbid_unknown_fields=True):
+    """Lines that handlers and programs wrote."""
+
+    lines: Annotated[tuple[LogLineIn, ...], Meta(max_length=1000)]
+    worker: WorkerName | None = None
+    incarnation: Incarnation | None = None
+
+
+class LogsTakenOut(Struct):
+    """How many lines were kept. Lines of unknown tasks, and beyond a task's cap, are dropped."""
+
+    accepted: int
+    dropped: int
+
+
+class LogLineOut(Struct):
+    """A line that was logged about a try."""
+
+    fence: int
+    at: Time
+    level: str
+    message: str
+
+
+class LogPage(Struct):
+    """Lines in the order in which they came, and where they go on."""
+
+    items: list[LogLineOut]
+    next_cursor: str | None
+
+
+class StatisticsOut(Struct):
+    """What a worker has done since it is known."""
+
+    leased: int
+    succeeded: int
+    failed: int
+    released: int
+
+
+class WorkerOut(Struct):
+    """A worker. `about` is what it tells about itself: host, versions, slots, CPU, memory."""
+
+    name: str
+    incarnation: str
+    state: Literal["alive", "silent"]
+    queues: list[str]
+    handlers: list[str]
+    commands: bool
+    tags: list[str]
+    resources: ResourcesIn
+    about: AboutIn
+    leases: int
+    statistics: StatisticsOut
+    started_at: Time
+    seen_at: Time
+
+
+class WorkerPage(Struct):
+    """Workers by name, and where the list goes on."""
+
+    items: list[WorkerOut]
+    next_cursor: str | None
+
+
+class NodeAddressOut(Struct):
+    """A node that a worker may ask; without a url it cannot be reached directly."""
+
+    id: UUID
+    url: str | None
+    partitions: int
+
+
+class NodeAddressList(Struct):
+    """The nodes that are alive."""
+
+    nodes: list[NodeAddressOut]

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from mainspring.api.decoding import decode_as
 from mainspring.api.lease_wire import (
+    AboutIn,
     BeatIn,
     ErrorIn,
     HeartbeatIn,
@@ -74,7 +75,7 @@ class LeaseResource:
         if asked.running is not None:
             running = frozenset((held.id, held.fence) for held in asked.running)
         holder = Holder(call.tenant_id, asked.worker, asked.incarnation)
-        wish = Wish(holder, offer, asked.max, asked.wait, running)
+        wish = Wish(holder, offer, asked.max, asked.wait, _about(asked.about), running)
         leased = await _unless_gone(call.request, lambda: self._desk.lease(wish))
         return json_response(LeasesOut([_lease_out(task) for task in leased]))
 
@@ -82,7 +83,7 @@ class LeaseResource:
         said = decode_as(_HEARTBEAT, await call.body(), _progresses)
         holder = Holder(call.tenant_id, said.worker, said.incarnation)
         beats = [_beat(index, beat) for index, beat in enumerate(said.running)]
-        pulses = await self._desk.beat(holder, beats)
+        pulses = await self._desk.beat(holder, beats, _about(said.about))
         return json_response(
             PulsesOut(
                 [
@@ -189,6 +190,13 @@ def _lease_out(leased: Leased) -> LeaseOut:
 
 def _instant(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
+
+
+def _about(about: AboutIn | None) -> dict[str, Any] | None:
+    if about is None:
+        return None
+    told = msgspec.to_builtins(about)
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def _progresses(said: HeartbeatIn) -> list[msgspec.Raw]:

@@ -1,6 +1,6 @@
 """What the API needs of the node it runs in."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from mainspring.domain.execution import Report
@@ -19,7 +19,12 @@ class LeasePort(Protocol):
         """Wait for tasks; when it is cancelled, what was leased meanwhile is released."""
         ...
 
-    async def beat(self, holder: Holder, beats: Sequence[Beat]) -> list[Pulse]:
+    async def beat(
+        self,
+        holder: Holder,
+        beats: Sequence[Beat],
+        about: Mapping[str, object] | None = None,
+    ) -> list[Pulse]:
         """A worker runs these."""
         ...
 

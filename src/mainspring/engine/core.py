@@ -239,6 +239,10 @@ class Engine:
         """Which nodes to tell that tasks wait here for workers there."""
         return self._queue.calls()
 
+    def held_by_workers(self) -> dict[tuple[int, str], int]:
+        """How many tasks of our partitions each worker, by tenant and name, holds."""
+        return self._running.by_worker()
+
     def held_by_former(self, current: Holder) -> list[Running]:
         """What earlier incarnations of a worker hold in our partitions."""
         return self._running.of_former(current)

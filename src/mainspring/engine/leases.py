@@ -50,8 +50,8 @@ class RunningTasks:
         """Ours we keep alive, and they end with a report; of others' we watch the end."""
         self._tasks[task.id] = task
         if task.taker is not None:
-            holder = task.taker.holder
-            self._of_worker.setdefault(holder[:2], {})[task.id] = task
+            name = task.taker.holder[:2]
+            self._of_worker.setdefault(name, {})[task.id] = task
         if not ours:
             self._ends.add(task.lease_end + self._MARGIN, task)
 
@@ -73,6 +73,9 @@ class RunningTasks:
         """What earlier incarnations of a worker still hold."""
         tasks = self._of_worker.get(current[:2], {}).values()
         return [task for task in tasks if task.taker is not None and task.taker.holder != current]
+
+    def by_worker(self) -> dict[tuple[int, str], int]:
+        return {name: len(tasks) for name, tasks in self._of_worker.items()}
 
     def run_out(self, now: float, limit: int = 2000) -> list[Running]:
         """Leases that seem to have ended. Each is watched again a moment later until it is gone."""

@@ -1,9 +1,10 @@
 """The dispatcher: claims what the engine picks and hands it to executors; keeps leases alive."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from uuid import UUID
 
 import structlog
 
@@ -229,7 +230,7 @@ class Dispatcher:
         if due:
             await self._extend(due)
         if ended:
-            await self._lose(ended)
+            await self.lose(ended)
         self._state.poke()
 
     async def _extend(self, due: Sequence[Held]) -> None:
@@ -246,17 +247,31 @@ class Dispatcher:
         # A try that is not ours any more would be refused at its end: spare the effort.
         self.cancel([h for h in due if h.id not in kept or kept[h.id].cancel_requested])
 
-    async def _lose(self, ended: Sequence[Running]) -> None:
+    async def lose(self, ended: Sequence[Running]) -> None:
+        """End leases that seem to have ended; the database decides."""
         refs = [TaskRef(task.tenant_id, task.id, task.fence) for task in ended]
-        lost = await until_answered(lambda: self._store.lose(refs), self._metrics)
+        # If a node died between the claim and the worker, that is not the worker's doing.
+        blamed = [task.id for task in ended if task.taker is not None and task.confirmed]
+        lost = await until_answered(lambda: self._store.lose(refs, blamed=blamed), self._metrics)
         self._metrics.executions.labels("lost").inc(len(lost.rows) + len(lost.gone))
         found = {row.id for row in lost.rows} | set(lost.gone)
+        self._count_losses(ended, found, set(lost.gone))
         others = [(task.tenant_id, task.id) for task in ended if task.id not in found]
         seen = await until_answered(lambda: self._store.look_at(others), self._metrics)
         now = self._state.clock.now()
         engine = self._state.engine
         self.cancel(engine.saw([*lost.rows, *seen.rows], now))
         self.cancel(engine.gone([*lost.gone, *seen.gone], now))
+        self._state.poke()
+
+    def _count_losses(
+        self, ended: Sequence[Running], lost: Collection[UUID], gone: Collection[UUID]
+    ) -> None:
+        for task in ended:
+            if task.taker is not None and task.id in lost:
+                self._metrics.worker_losses.inc()
+                if task.taker.alone and task.confirmed and task.id in gone:
+                    self._metrics.poisoned.inc()
 
     # Tools -----------------------------------------------------------------------------------
 

@@ -7,9 +7,9 @@ node: what they need to know is remembered for tasks that were leased here, and 
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 import structlog
@@ -20,13 +20,16 @@ from mainspring.domain.capability import Offer
 from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
 from mainspring.engine.demand import Holder, Poll
 from mainspring.engine.entry import Entry
+from mainspring.engine.leases import Running
 from mainspring.engine.ledger import Cause
 from mainspring.errors import StoreUnavailable
 from mainspring.node.patience import until_answered
 from mainspring.node.recorder import Recorder
+from mainspring.node.roster import Roster, superseded
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.leases import Beat, Leased, LeaseStore, WorkerPick
+from mainspring.store.workers import Workers
 
 log = structlog.get_logger()
 
@@ -37,6 +40,7 @@ _MOST_REMEMBERED = 50_000
 _TIMEOUT_GRACE = 2.0
 """A worker ends its tries by itself when their time is over; so long after it, we do."""
 _WORTH_TELLING = 0.01
+_WRITE_EVERY = 1.0
 _SHORTEST_WAIT = 0.1
 """What is there already must be claimed, too."""
 
@@ -49,6 +53,7 @@ class Wish:
     offer: Offer
     most: int
     wait: float
+    about: Mapping[str, object] | None = None
     running: frozenset[tuple[UUID, int]] | None = None
     """What it holds, if it says so."""
 
@@ -77,6 +82,14 @@ class Pulse:
     action: Action
 
 
+class _Lease(NamedTuple):
+    """What is remembered of a lease that was given here."""
+
+    assignment: Assignment
+    lateness: Mapping[str, float]
+    holder: Holder
+
+
 @dataclass(slots=True)
 class _Waiting:
     """A poll, and what has come for it."""
@@ -99,22 +112,32 @@ class LeaseDesk:
         store: LeaseStore,
         recorder: Recorder,
         metrics: Metrics,
+        workers: Workers,
+        lose: Callable[[Sequence[Running]], Coroutine[Any, Any, None]],
     ) -> None:
         self._config = config
         self._state = state
         self._store = store
         self._recorder = recorder
         self._metrics = metrics
+        self._lose = lose
+        self._closed = False
+        self._roster = Roster(state, workers, self._began)
+        self._background: set[asyncio.Task[None]] = set()
         self._waiting: dict[Poll, _Waiting] = {}
         self._leased: dict[UUID, Leased] = {}
         """Tasks between their claim and their hand-out."""
-        self._remembered: OrderedDict[tuple[UUID, int], tuple[Assignment, Mapping[str, float]]]
-        self._remembered = OrderedDict()
+        self._remembered: OrderedDict[tuple[UUID, int], _Lease] = OrderedDict()
+        metrics.polls_waiting.set_function(lambda: len(self._waiting))
+        metrics.worker_held.set_function(lambda: sum(state.engine.held_by_workers().values()))
 
     # Leases ----------------------------------------------------------------------------------
 
     async def lease(self, wish: Wish) -> list[Leased]:
         """Wait for tasks, at most as long as the worker wants to; empty when none came."""
+        if self._closed:
+            raise StoreUnavailable("this node is stopping")
+        await self._roster.admit(wish.holder, wish.offer, wish.about)
         poll = Poll(wish.holder, wish.offer, wish.most, idle=not wish.running)
         waiting = _Waiting(poll, wish.most, asyncio.get_running_loop().create_future())
         self._waiting[poll] = waiting
@@ -175,6 +198,7 @@ class LeaseDesk:
         crash.reach("lease.committed")
         self._metrics.claim_batch.observe(len(picked))
         self._metrics.tasks_claimed.inc(len(leased))
+        self._metrics.leases_given.inc(len(leased))
         self._leased.update((task.assignment.id, task) for task in leased)
         return [task.assignment for task in leased]
 
@@ -188,7 +212,7 @@ class LeaseDesk:
             polls[entry.poll] = None
             if entry.row.id in got:
                 leased = self._leased.pop(entry.row.id)
-                self._remember(leased.assignment, engine.lateness(entry, now))
+                self._remember(leased.assignment, engine.lateness(entry, now), entry.poll.holder)
                 self._metrics.start_delay.observe(now - leased.assignment.due)
                 self._waiting[entry.poll].got.append(leased)
         for poll in polls:
@@ -202,23 +226,95 @@ class LeaseDesk:
         if waiting.got or waiting.over:
             self._conclude(waiting)
         else:
-            # Everything that was picked for it was refused: it waits on.
+            self._spawn(self._reconsider(waiting))
+
+    async def _reconsider(self, waiting: _Waiting) -> None:
+        """Everything that was picked for a poll was refused: it waits on, unless its worker is not
+        the one any more that goes by its name."""
+        holder = waiting.poll.holder
+        current = await until_answered(lambda: self._roster.is_current(holder), self._metrics)
+        if waiting.answer.done() or waiting.over:
+            self._conclude(waiting)
+        elif current:
             waiting.poll.free = waiting.slots
-            engine.open(waiting.poll, now)
+            self._state.engine.open(waiting.poll, self._state.clock.now())
+            self._state.poke()
+        else:
+            self._roster.forget(holder)
+            self._turn_away(waiting)
+
+    def _turn_away(self, waiting: _Waiting) -> None:
+        del self._waiting[waiting.poll]
+        waiting.answer.set_exception(superseded(waiting.poll.holder))
+
+    # Restarts --------------------------------------------------------------------------------
+
+    def _began(self, holder: Holder) -> None:
+        """A worker's process began here: what earlier ones hold is free."""
+        self.replaced(holder)
+
+    def replaced(self, current: Holder) -> None:
+        """A worker's process began: nobody waits any more for the ones before it, and what they
+        hold in our partitions is free."""
+        self._roster.replaced(current)
+        for waiting in list(self._waiting.values()):
+            holder = waiting.poll.holder
+            if holder[:2] == current[:2] and holder != current and not waiting.answer.done():
+                self._state.engine.close(waiting.poll)
+                waiting.over = True
+                if not waiting.poll.in_flight:
+                    self._turn_away(waiting)
+        former = self._state.engine.held_by_former(current)
+        if former:
+            self._spawn(self._lose(former))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def close(self) -> None:
+        """The node stops: whoever waits here asks another one."""
+        self._closed = True
+        for waiting in list(self._waiting.values()):
+            self._end(waiting)
+
+    def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        return {"roster": self._keep_roster}
+
+    async def _keep_roster(self) -> None:
+        while True:
+            await asyncio.sleep(_WRITE_EVERY)
+            try:
+                await self._roster.write()
+            except StoreUnavailable as problem:
+                self._metrics.database_errors.inc()
+                log.warning("workers were not noted", action="roster.failed", problem=str(problem))
 
     def call_others(self) -> None:
         self._state.engine.calls()
 
-    def _remember(self, assignment: Assignment, lateness: Mapping[str, float]) -> None:
+    def _remember(
+        self, assignment: Assignment, lateness: Mapping[str, float], holder: Holder
+    ) -> None:
         name = (assignment.id, assignment.fence)
-        self._remembered[name] = (assignment._replace(payload=b""), lateness)
+        self._roster.leased(holder, 1)
+        self._remembered[name] = _Lease(assignment._replace(payload=b""), lateness, holder)
         if len(self._remembered) > _MOST_REMEMBERED:
             self._remembered.popitem(last=False)
 
     # Heartbeats ------------------------------------------------------------------------------
 
-    async def beat(self, holder: Holder, beats: Sequence[Beat]) -> list[Pulse]:
+    async def beat(
+        self,
+        holder: Holder,
+        beats: Sequence[Beat],
+        about: Mapping[str, object] | None = None,
+    ) -> list[Pulse]:
         """A worker is alive and runs these: extend its leases, and say what to do about each."""
+        offer = self._roster.heard(holder, about)
+        if offer is not None:
+            self._state.engine.know(holder.tenant_id, offer, self._state.clock.now())
         kept = await self._store.extend_for(
             *holder, beats, lease=self._config.worker_lease, grace=_TIMEOUT_GRACE
         )
@@ -278,16 +374,16 @@ class LeaseDesk:
         for one in said:
             name = (one.id, one.fence)
             known = self._remembered.get(name)
-            if known is None or known[0].tenant_id != tenant_id:
+            if known is None or known.assignment.tenant_id != tenant_id:
                 unknown.append(name)
             elif one.outcome is Outcome.SUCCEEDED:
-                found[name] = (known[0], False, known[1])
+                found[name] = (known.assignment, False, known.lateness)
             else:
                 unknown.append(name)  # only the database knows whether it was asked to cancel
         for assignment, cancelled in await self._held(tenant_id, unknown):
             name = (assignment.id, assignment.fence)
             known = self._remembered.get(name)
-            found[name] = (assignment, cancelled, known[1] if known else None)
+            found[name] = (assignment, cancelled, known.lateness if known else None)
         return found
 
     async def _held(
@@ -303,7 +399,9 @@ class LeaseDesk:
         lateness: Mapping[str, float] | None,
     ) -> Report:
         """A worker's clock may be wrong: what it says happened between the claim and now."""
-        self._remembered.pop((said.id, said.fence), None)
+        known = self._remembered.pop((said.id, said.fence), None)
+        if known is not None:
+            self._roster.reported(known.holder, said.outcome)
         now = max(self._state.clock.now(), assignment.picked)
         started = min(max(said.started or assignment.picked, assignment.picked), now)
         finished = min(max(said.finished or now, started), now)

@@ -17,6 +17,7 @@ from mainspring.execution.port import Executor
 from mainspring.lifecycle import Supervisor
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
+from mainspring.node.leasing import LeaseDesk
 from mainspring.node.loader import Loader
 from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
@@ -42,6 +43,7 @@ class Node:
         housekeeper: Housekeeper,
         materializer: Materializer,
         executors: Sequence[Executor],
+        desk: LeaseDesk | None = None,
     ) -> None:
         self._config = config
         self._state = state
@@ -53,6 +55,7 @@ class Node:
         self._housekeeper = housekeeper
         self._materializer = materializer
         self._executors = executors
+        self._desk = desk
         self._supervisor = Supervisor()
         self._joined = False
         signals.when(woken=self.changed, cluster_changed=membership.hint)
@@ -73,6 +76,8 @@ class Node:
             "housekeeper": self._housekeeper.run,
             "materializer": self._materializer.run,
         }
+        if self._desk is not None:
+            loops |= self._desk.loops()
         for name, loop in loops.items():
             self._supervisor.start(name, loop)
 
@@ -80,6 +85,8 @@ class Node:
         """Take no more work, hand partitions over at once, finish or release what is running."""
         self._joined = False
         self._dispatcher.close()
+        if self._desk is not None:
+            self._desk.close()
         await self._supervisor.stop("membership", "loader", "housekeeper", "materializer")
         await self._membership.leave()
         await self._housekeeper.leave()

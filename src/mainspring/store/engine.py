@@ -133,9 +133,10 @@ class EngineStore:
         rows = await self._database.fetch(SQL["extend"], lease, *_columns(held))
         return [Extended(*row) for row in rows]
 
-    async def lose(self, held: Iterable[TaskRef]) -> Seen:
-        """End leases that ran out, guarded by fence and by the database's clock."""
-        return _seen(await self._database.fetch(SQL["lose"], *_columns(held)))
+    async def lose(self, held: Iterable[TaskRef], *, blamed: Collection[UUID] = ()) -> Seen:
+        """End leases that ran out by the database's clock, or whose worker has begun anew, guarded
+        by fence. Of those in `blamed` it counts that they were lost with their worker."""
+        return _seen(await self._database.fetch(SQL["lose"], *_columns(held), list(blamed)))
 
     async def expire(self, tenure: Tenure) -> list[UUID]:
         """End tasks of our partitions that were not started by their expiry."""

@@ -16,6 +16,7 @@ PARTITIONED = {
     "task_history": "finished_at",
     "executions": "finished_at",
     "occurrences": "nominal_at",
+    "task_logs": "logged_at",
 }
 """Tables that come in partitions of a day, and the column that says which."""
 ArchiveHook = Callable[[str], Awaitable[None]]
@@ -89,6 +90,8 @@ class Housekeeping:
         await self._database.fetch(SQL["forget_expired_keys"], batch)
         await self._database.fetch(SQL["forget_expired_effects"], batch)
         await self._database.fetch(SQL["forget_dead_nodes"])
+        await self._database.fetch(SQL["forget_gone_workers"])
+        await self._database.fetch(SQL["forget_old_messages"])
 
     async def forget_old_keys(self, keep_days: int) -> None:
         """API keys that were revoked or ran out so many days ago."""

@@ -27,10 +27,15 @@ CREATE TABLE workers (
     offer       jsonb NOT NULL,
     about       jsonb NOT NULL DEFAULT '{}',
     leased      bigint NOT NULL DEFAULT 0,
+    succeeded   bigint NOT NULL DEFAULT 0,
+    failed      bigint NOT NULL DEFAULT 0,
+    released    bigint NOT NULL DEFAULT 0,
+    seq         bigint GENERATED ALWAYS AS IDENTITY,
     started_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     seen_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (tenant_id, name)
 ) WITH (fillfactor = 50);
+CREATE INDEX workers_seq ON workers (tenant_id, seq);
 
 -- How many tasks a worker holds in the partitions of a node.
 CREATE UNLOGGED TABLE worker_leases (

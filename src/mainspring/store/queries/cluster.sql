@@ -84,6 +84,12 @@ DELETE FROM nodes n WHERE n.state <> 'active'
   AND n.heartbeat_at < clock_timestamp() - interval '1 hour'
   AND NOT EXISTS (SELECT FROM partitions p WHERE p.owner = n.id);
 
+-- name: forget_gone_workers
+DELETE FROM workers WHERE seen_at < clock_timestamp() - interval '1 day';
+
+-- name: forget_old_messages
+DELETE FROM messages WHERE sent_at < clock_timestamp() - interval '1 minute';
+
 -- name: forget_expired_effects
 DELETE FROM effects
 WHERE ctid = ANY (ARRAY(SELECT ctid FROM effects WHERE expires_at < clock_timestamp() LIMIT $1));
