@@ -21,6 +21,8 @@ POINTS = {
     "wake.consumed": "wake rows are deleted, the engine has not seen them",
     "lease.before_commit": "tasks were picked for workers, the claim is not written",
     "lease.committed": "tasks are leased to workers, nobody has heard of it",
+    "lease.answered": "a worker is about to be told what it leased",
+    "forward.claimed": "tasks are leased to a worker of another node, which does not know",
     "lease.extended": "leases were extended, the node does not know",
     "takeover.committed": "partitions are ours, nothing is loaded",
     "handover.committed": "partitions are another's, that one does not know",

@@ -37,6 +37,7 @@ from mainspring.node.loader import Loader
 from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
 from mainspring.node.node import Node
+from mainspring.node.post import Post
 from mainspring.node.recorder import Recorder
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
@@ -51,6 +52,7 @@ from mainspring.store.firing import Firing
 from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.keys import Keys, NewKey, hash_secret
 from mainspring.store.leases import LeaseStore
+from mainspring.store.messages import Messages
 from mainspring.store.migrate import Migration
 from mainspring.store.schedules import Schedules
 from mainspring.store.secrets import WebhookSecrets
@@ -228,7 +230,7 @@ class Server:
         signals = Signals(state, self._engine_database, self._listener())
         recorder = Recorder(config, state, store, signals, metrics, rng)
         dispatcher = Dispatcher(config, state, store, recorder, metrics)
-        desk = self._desk(state, recorder, dispatcher)
+        desk = self._desk(state, recorder, dispatcher, signals)
         loader = Loader(config, state, store, Keys(self._engine_database), dispatcher, metrics)
         membership = Membership(
             config,
@@ -281,11 +283,15 @@ class Server:
             )
         )
 
-    def _desk(self, state: NodeState, recorder: Recorder, dispatcher: Dispatcher) -> LeaseDesk:
+    def _desk(
+        self, state: NodeState, recorder: Recorder, dispatcher: Dispatcher, signals: Signals
+    ) -> LeaseDesk:
         store = LeaseStore(self._engine_database)
         workers = Workers(self._engine_database)
+        post = Post(state, Messages(self._engine_database), self.config.wake_poll)
+        signals.when_mailed(post.hint)
         desk = LeaseDesk(
-            self.config, state, store, recorder, self.metrics, workers, dispatcher.lose
+            self.config, state, store, recorder, self.metrics, workers, post, dispatcher.lose
         )
         dispatcher.serve_workers(desk)
         return desk

@@ -104,7 +104,8 @@ async def opened_shop(database_url: str, **settings: Any) -> AsyncIterator[Shop]
     await server.start()
     tenant = await server.keys.ensure_tenant("workshop")
     scopes = frozenset({"read", "write", "work", "admin"})
-    await server.keys.add(NewKey("work-all", KEY, tenant, scopes))
+    if await server.keys.find(KEY) is None:
+        await server.keys.add(NewKey("work-all", KEY, tenant, scopes))
     async with aiohttp.ClientSession() as session:
         shop = Shop(server, Client(session, server.url, KEY), session)
         try:
@@ -116,6 +117,7 @@ async def opened_shop(database_url: str, **settings: Any) -> AsyncIterator[Shop]
 
 def _is_ready(server: Server) -> Any:
     async def ready() -> bool:
-        return server.node.ready()
+        # A node that says it is ready may be about to take more partitions: wait for some.
+        return server.node.ready() and bool(server.node.tenure().partitions)
 
     return ready

@@ -36,7 +36,8 @@ from mainspring.domain.capability import ALONE, Offer
 from mainspring.domain.execution import Outcome, TaskError
 from mainspring.engine.demand import Holder
 from mainspring.errors import InvalidRequest, Problem
-from mainspring.node.leasing import Said, Wish
+from mainspring.node.leasing import Wish
+from mainspring.node.reporting import Said
 from mainspring.store.leases import Beat, Leased
 
 T = TypeVar("T")

@@ -8,7 +8,8 @@ from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.demand import Holder
 from mainspring.engine.explain import Situation
-from mainspring.node.leasing import Pulse, Said, Verdict, Wish
+from mainspring.node.leasing import Wish
+from mainspring.node.reporting import Pulse, Said, Verdict
 from mainspring.store.leases import Beat, Leased
 
 

@@ -239,6 +239,12 @@ class Engine:
         """Which nodes to tell that tasks wait here for workers there."""
         return self._queue.calls()
 
+    def confirm(self, task_id: UUID, fence: int) -> None:
+        """A task that was claimed for a worker of another node has reached that node."""
+        running = self._running.get(task_id)
+        if running is not None and running.fence == fence:
+            running.confirmed = True
+
     def held_by_workers(self) -> dict[tuple[int, str], int]:
         """How many tasks of our partitions each worker, by tenant and name, holds."""
         return self._running.by_worker()
@@ -374,6 +380,7 @@ class Engine:
         task = Running(
             row.tenant_id, row.id, row.partition, row.concurrency_key, row.rev + 1,
             assignment.fence, assignment.lease_end, taker,
+            confirmed=entry.poll is None or entry.poll.here,
         )  # fmt: skip
         self._running.add(task, ours=taker is None)
 

@@ -48,14 +48,18 @@ class Call(NamedTuple):
 class Poll:
     """A worker's open slots, waiting to be filled. Known by identity."""
 
-    __slots__ = ("free", "holder", "idle", "in_flight", "offer")
+    __slots__ = ("free", "here", "holder", "idle", "in_flight", "offer")
 
-    def __init__(self, holder: Holder, offer: Offer, slots: int, *, idle: bool = True) -> None:
+    def __init__(
+        self, holder: Holder, offer: Offer, slots: int, *, idle: bool = True, here: bool = True
+    ) -> None:
         self.holder = holder
         self.offer = offer
         self.free = slots
         self.idle = idle
         """Whether the worker says that it holds nothing."""
+        self.here = here
+        """Whether the worker waits at this node: then we know when it is answered."""
         self.in_flight = 0
         """Tasks that were picked for it and are being claimed."""
 

@@ -4,7 +4,7 @@ The database decides: the last process to come under a name is the worker, all b
 for good. A node asks once per process; what it hears of them later it notes now and then.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mainspring.domain.capability import Offer
@@ -91,6 +91,14 @@ class Roster:
         known = self._known.get(current[:2])
         if known is not None and known.holder != current:
             del self._known[current[:2]]
+
+    def knows(self, holder: Holder) -> bool:
+        known = self._known.get(holder[:2])
+        return known is not None and known.holder == holder
+
+    def kinds(self) -> Iterable[tuple[int, Offer]]:
+        """The kinds of workers that asked here lately."""
+        return [(known.holder.tenant_id, known.offer) for known in self._known.values()]
 
     async def is_current(self, holder: Holder) -> bool:
         return await self._workers.is_current(*holder)

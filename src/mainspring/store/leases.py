@@ -126,6 +126,13 @@ class LeaseStore:
         )
         return [Beaten(*row) for row in rows]
 
+    async def leased(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[Leased]:
+        """Tasks that another node leased, as its claim returned them."""
+        rows = await self._database.fetch(
+            SQL["leased_tasks"], tenant_id, [id for id, _ in tries], [f for _, f in tries]
+        )
+        return [_leased(row) for row in rows]
+
     async def held(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[HeldTry]:
         """Those of these tries that are the present ones of their tasks; without payloads."""
         rows = await self._database.fetch(

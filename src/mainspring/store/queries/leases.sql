@@ -64,6 +64,16 @@ FROM unnest($2::uuid[], $3::integer[]) AS held (id, fence)
 JOIN tasks t ON t.tenant_id = $1 AND t.id = held.id AND t.fence = held.fence
 WHERE t.state = 'running' AND t.incarnation IS NOT NULL;
 
+-- name: leased_tasks
+-- What another node claimed for a worker of ours.
+SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
+    extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
+    extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
+    t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at
+FROM unnest($2::uuid[], $3::integer[]) AS held (id, fence)
+JOIN tasks t ON t.tenant_id = $1 AND t.id = held.id AND t.fence = held.fence
+WHERE t.state = 'running' AND t.incarnation IS NOT NULL;
+
 -- name: judge_reports
 -- Reports that changed nothing: was the same try reported before, is there a newer one, or no such
 -- task at all?
