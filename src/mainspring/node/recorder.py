@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from uuid import UUID
 
@@ -28,6 +29,15 @@ _WRITES_IN_FLIGHT = 2
 _RETRY_PAUSE = 0.25
 
 
+@dataclass(slots=True)
+class _Asked:
+    """Somebody waits until so many reports are written."""
+
+    open: int
+    answered: asyncio.Future[None]
+    accepted: set[tuple[UUID, int]] = field(default_factory=set)
+
+
 class Recorder:
     """A queue of reports and a few writers. While the writers are busy the queue grows into the
     next batch, so batches are large exactly when that pays."""
@@ -49,7 +59,7 @@ class Recorder:
         self._rng = rng
         self._queue: deque[Report] = deque()
         self._lateness: dict[tuple[UUID, int], Mapping[str, float]] = {}
-        self._asked: dict[tuple[UUID, int], list[asyncio.Future[bool]]] = {}
+        self._asked: dict[tuple[UUID, int], list[_Asked]] = {}
         self._filled = asyncio.Event()
         self._writing = 0
 
@@ -69,15 +79,15 @@ class Recorder:
     async def record(self, reports: Sequence[Report]) -> list[bool]:
         """Take reports from outside the node and wait until they are written, together with
         whatever else is; whether each was accepted."""
-        loop = asyncio.get_running_loop()
-        answers: list[asyncio.Future[bool]] = []
-        for report in reports:
-            answer = loop.create_future()
-            name = (report.assignment.id, report.assignment.fence)
-            self._asked.setdefault(name, []).append(answer)
-            answers.append(answer)
+        if not reports:
+            return []
+        names = [(report.assignment.id, report.assignment.fence) for report in reports]
+        asked = _Asked(len(set(names)), asyncio.get_running_loop().create_future())
+        for name in set(names):
+            self._asked.setdefault(name, []).append(asked)
         self.report(reports)
-        return await asyncio.gather(*answers)
+        await asked.answered
+        return [name in asked.accepted for name in names]
 
     async def record_now(self, report: Report) -> bool:
         """Record one report that did not come from an executor; whether it was accepted."""
@@ -150,9 +160,12 @@ class Recorder:
     def _answer(self, batch: Sequence[Report], accepted: set[UUID]) -> None:
         for report in batch:
             name = (report.assignment.id, report.assignment.fence)
-            for answer in self._asked.pop(name, ()):
-                if not answer.done():
-                    answer.set_result(report.assignment.id in accepted)
+            for asked in self._asked.pop(name, ()):
+                if report.assignment.id in accepted:
+                    asked.accepted.add(name)
+                asked.open -= 1
+                if asked.open == 0 and not asked.answered.done():
+                    asked.answered.set_result(None)
 
     async def _record_finishes(self, finishes: Sequence[Finish]) -> set[UUID]:
         accepted = await self._finish(finishes)

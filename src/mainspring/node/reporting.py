@@ -24,6 +24,8 @@ Action = Literal["continue", "cancel", "lost"]
 Verdict = Literal["accepted", "fenced", "unknown"]
 
 _MOST_REMEMBERED = 50_000
+_LARGE = 512
+"""A payload beyond this is not remembered: nobody reads it again."""
 _TIMEOUT_GRACE = 2.0
 """A worker ends its tries by itself when their time is over; so long after it, we do."""
 _WORTH_TELLING = 0.01
@@ -85,7 +87,9 @@ class Reporting:
         """A task was leased here."""
         name = (assignment.id, assignment.fence)
         self._roster.leased(holder, 1)
-        self._remembered[name] = _Lease(assignment._replace(payload=b""), lateness, holder)
+        if len(assignment.payload) > _LARGE:
+            assignment = assignment._replace(payload=b"")
+        self._remembered[name] = _Lease(assignment, lateness, holder)
         if len(self._remembered) > _MOST_REMEMBERED:
             self._remembered.popitem(last=False)
 
