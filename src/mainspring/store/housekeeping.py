@@ -42,14 +42,15 @@ class Housekeeping:
         """A partition per day and table, from today on. Where rows of a day lie in the default
         partition already (nobody kept house for a while), they stay there."""
         made = []
-        first = await self._today()
+        first, home = await self._today(), await self._home()
         for table in PARTITIONED:
             there = {
                 row["name"] for row in await self._database.fetch(SQL["list_partitions"], table)
             }
             for offset in range(days_ahead + 1):
                 name = _name(table, first + timedelta(offset))
-                if name not in there and await self._make(table, name, first + timedelta(offset)):
+                day = first + timedelta(offset)
+                if name not in there and await self._make(table, f"{home}.{name}", day):
                     made.append(name)
         return made
 
@@ -117,6 +118,12 @@ class Housekeeping:
         assert row is not None
         today: date = row["today"]
         return today
+
+    async def _home(self) -> str:
+        row = await self._database.fetch_row(SQL["home"])
+        assert row is not None
+        home: str = row["name"]
+        return home
 
     async def _make(self, table: str, name: str, day: date) -> bool:
         try:
