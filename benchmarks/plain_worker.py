@@ -9,12 +9,14 @@ import json
 import sys
 import time
 from datetime import datetime
+from typing import Any
 
 import aiohttp
 import msgspec
 
 from benchmarks.harness import API_KEY
 
+Json = dict[str, Any]
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
@@ -44,10 +46,10 @@ class PlainWorker:
             said = await self._post("/v1/leases/report", _encode({"outcomes": outcomes}))
             self.done += sum(o["status"] == "accepted" for o in said["outcomes"])
 
-    async def _post(self, path: str, body: bytes) -> dict[str, list[dict[str, str]]]:
+    async def _post(self, path: str, body: bytes) -> Json:
         async with self._session.post(path, data=body) as answer:
             assert answer.status == 200, await answer.text()
-            found: dict[str, list[dict[str, str]]] = _decode(await answer.read())
+            found: Json = _decode(await answer.read())
             return found
 
 

@@ -10,6 +10,7 @@ POINTS = {
     "create.before_commit": "a task was validated, nothing is written",
     "create.committed": "tasks are durable, the client has not heard of it",
     "create.told_engine": "the engine knows, the client does not",
+    "post.served": "what a POST asked for is done, the client has not heard of it",
     "claim.before_commit": "tasks were picked, the claim is not written",
     "claim.committed": "tasks are leased, no executor has them",
     "claim.handed_out": "executors have them, nothing is reported",

@@ -6,17 +6,24 @@
     ├── StoreError
     │   ├── StoreUnavailable the database cannot be reached, or was lost in mid-call
     │   └── MigrationError   the schema is not the one this version works with
-    └── RequestError         a caller asked for something that cannot be done: a 4xx answer
+    └── RequestError         a request cannot be served: an answer that says why
         ├── InvalidRequest       422  what was sent does not make sense; lists every problem
         ├── MalformedRequest     400  what was sent cannot be read at all
         ├── Unauthenticated      401  no key, or one that is not known
         ├── Forbidden            403  the key lacks the scope
         ├── NotFound             404  no such thing, or not yours: the same answer
         ├── NotAcceptable        406  the caller takes none of the forms we can answer in
+        ├── TooSlow              408  the request did not arrive in time
         ├── Conflict             409  the thing's state does not allow it
+        ├── Busy                 409  the first request under this key is still being served
         ├── PreconditionFailed   412  the thing changed since it was read
         ├── TooLarge             413  more bytes than the limit
-        └── UnsupportedMediaType 415  the body comes in a form we cannot read
+        ├── UnsupportedMediaType 415  the body comes in a form we cannot read
+        ├── KeyReused            422  an idempotency key was used for something else before
+        ├── TooManyRequests      429  the tenant calls more often than it may
+        ├── HeadTooLarge         431  more headers, or longer ones, than the limit
+        ├── Crowded              503  too many connections are open
+        └── NotReady             503  this node cannot serve yet, or no longer
 
 Each class has a stable `code`: it names the problem's type in API answers and log records.
 """
@@ -165,3 +172,64 @@ class UnsupportedMediaType(RequestError):
     code = "unsupported-media-type"
     status = 415
     title = "The body's form is not supported"
+
+
+class Busy(RequestError):
+    """Another request under the same idempotency key is still being served."""
+
+    code = "still-in-progress"
+    status = 409
+    title = "The first request under this key is still in progress"
+
+
+class KeyReused(RequestError):
+    """An idempotency key was used again for something else."""
+
+    code = "idempotency-key-reused"
+    status = 422
+    title = "The idempotency key belongs to another request"
+
+
+class TooManyRequests(RequestError):
+    """A tenant calls more often than it may; the headers tell where it stands."""
+
+    code = "too-many-requests"
+    status = 429
+    title = "Too many requests"
+
+    def __init__(self, retry_after: int, headers: list[tuple[bytes, bytes]]) -> None:
+        super().__init__(f"this tenant may call again in {retry_after} s")
+        self.retry_after = retry_after
+        self.headers = headers
+
+
+class HeadTooLarge(RequestError):
+    """More headers, or longer ones, than the limit."""
+
+    code = "head-too-large"
+    status = 431
+    title = "The request's headers are too large"
+
+
+class TooSlow(RequestError):
+    """The request did not arrive in time."""
+
+    code = "too-slow"
+    status = 408
+    title = "The request did not arrive in time"
+
+
+class Crowded(RequestError):
+    """Too many connections are open."""
+
+    code = "crowded"
+    status = 503
+    title = "Too many connections are open"
+
+
+class NotReady(RequestError):
+    """This node cannot serve yet, or no longer."""
+
+    code = "not-ready"
+    status = 503
+    title = "This node is not ready"

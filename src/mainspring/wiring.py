@@ -250,6 +250,7 @@ class Server:
             http_settings(config),
             WebhookSecrets(self._engine_database, vault),
             vault.open_headers,
+            metrics,
         )
         executors: list[Executor] = [BuiltInExecutor(self._clock, recorder.report), webhooks]
         self.node = Node(

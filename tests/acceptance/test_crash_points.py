@@ -5,11 +5,12 @@ traffic never reaches fails its test.
 """
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 
 from mainspring import crash
-from support.client import Client, noop
+from support.client import Answer, Client, Unacknowledged, noop
 from support.cluster import Cluster, Node, Tenant
 from support.traffic import Traffic, mixed
 from support.waiting import eventually
@@ -30,11 +31,14 @@ async def test_a_kill_loses_nothing(cluster: Cluster, point: str) -> None:
     assert await doomed.ended(within=REACHED_WITHIN) == -9, "it did not die at the crash point"
 
     survivor = (await cluster.start()).client(tenant)
+    assert (await a_key_of_its_own(survivor)).status == 201
     await traffic.send_again(survivor)
     await traffic.send(survivor, mixed())
     await cluster.evidence.all_finished(traffic.acknowledged, within=20)
     await cluster.evidence.sound(traffic.acknowledged)
     assert await tasks_per_key(cluster) == dict.fromkeys(traffic.keys_used, 1)
+    made = await cluster.evidence.value("SELECT count(*) FROM api_keys WHERE name = 'once'")
+    assert made == 1
 
 
 async def provocations(
@@ -46,6 +50,9 @@ async def provocations(
     await traffic.send(doomed.client(tenant), 4 * mixed())
     await quiet_or_dead(cluster, traffic, doomed)
     yield
+    with suppress(Unacknowledged):
+        await a_key_of_its_own(doomed.client(tenant))
+    yield
     newcomer = await cluster.start()  # is given some of its partitions
     await quiet_or_dead(cluster, traffic, doomed)
     yield
@@ -53,6 +60,12 @@ async def provocations(
     newcomer.kill()  # leaves partitions to take over
     steady.kill()
     yield
+
+
+async def a_key_of_its_own(client: Client) -> Answer:
+    """Made once, however often it is asked for."""
+    wanted = {"name": "once", "scopes": ["read"]}
+    return await client.post("/v1/keys", wanted, Idempotency_Key="a-key")
 
 
 async def every_second(client: Client) -> None:

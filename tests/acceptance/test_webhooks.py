@@ -5,9 +5,11 @@ import re
 import secrets
 import subprocess
 import sys
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import pytest
 from standardwebhooks import Webhook
 
 from support.client import Client
@@ -82,6 +84,9 @@ async def test_failures_are_tried_again_and_then_given_up(cluster: Cluster) -> N
         assert (await finished(client, capped))["attempts"] == 2
         assert len({r.headers["webhook-id"] for r in broken.requests}) == 1
         assert [r.headers["x-mainspring-attempt"] for r in broken.requests] == ["1", "2", "3"]
+        (scheduled,) = {r.headers["x-mainspring-scheduled-at"] for r in broken.requests}
+        wanted = (await client.get(f"/v1/tasks/{tired}")).json()["run_at"]
+        assert datetime.fromisoformat(scheduled) == datetime.fromisoformat(wanted)
 
 
 SMUGGLING: list[tuple[dict[str, Any], str]] = [
@@ -267,6 +272,8 @@ async def test_secrets_move_to_a_new_key(cluster: Cluster) -> None:
     async with receiver(answering(answer(200))) as there:
         body = http(there.url(), auth={"bearer": "sesame"})
         task_id = await client.create({**body, "delay": 3600})
+        yearly = {"name": "yearly", "cron": "@yearly", "task": body}
+        schedule = (await client.post("/v1/schedules", yearly)).json()
         node.terminate()
         await node.ended()
         fresh = secrets.token_hex(32)
@@ -276,9 +283,12 @@ async def test_secrets_move_to_a_new_key(cluster: Cluster) -> None:
         client = successor.client(tenant)
         await client.post(f"/v1/tasks/{task_id}/run")
         assert (await finished(client, task_id))["state"] == "completed"
-        request = there.requests[0]
-        assert request.headers["authorization"] == "Bearer sesame"
-        assert Webhook(made["secret"]).verify(request.body, request.headers)
+        ran = await client.post(f"/v1/schedules/{schedule['id']}/run")
+        assert (await finished(client, ran.json()["id"]))["state"] == "completed"
+        for request in there.requests:
+            assert request.headers["authorization"] == "Bearer sesame"
+            assert Webhook(made["secret"]).verify(request.body, request.headers)
+        assert len(there.requests) == 2
 
 
 def rotate(cluster: Cluster, **settings: str) -> None:
@@ -287,7 +297,74 @@ def rotate(cluster: Cluster, **settings: str) -> None:
     command = [sys.executable, "-m", "mainspring", "secrets", "rotate"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "sealed 2 secrets anew\n"
+    assert done.stdout == "sealed 3 secrets anew\n"
+
+
+async def test_a_schedule_ends_when_its_receiver_is_gone(cluster: Cluster) -> None:
+    node = await cluster.start(**SETTINGS)
+    client = node.client(await cluster.tenant())
+    async with receiver(answering(answer(410, b"gone"))) as there:
+        body = {
+            "name": "gone",
+            "cron": "* * * * * *",
+            "stop_on_410": True,
+            "task": http(there.url()),
+        }
+        schedule = (await client.post("/v1/schedules", body)).json()
+        path = f"/v1/schedules/{schedule['id']}"
+
+        async def ended() -> bool:
+            return bool((await client.get(path)).json()["state"] == "ended")
+
+        await eventually(ended, within=10, what="the schedule ends")
+        fired = (await client.get(f"{path}/occurrences?decision=fired")).json()["items"]
+        assert len(there.requests) == len(fired) <= 2
+        letters = (await client.get("/v1/dead-letters")).json()["items"]
+        assert {letter["task"]["schedule_id"] for letter in letters} == {schedule["id"]}
+        assert {letter["task"]["nominal_at"] for letter in letters} == {
+            line["nominal_at"] for line in fired
+        }
+
+
+async def test_what_waits_for_its_host_says_so(cluster: Cluster) -> None:
+    node = await cluster.start(**SETTINGS, http_per_host=1)
+    client = node.client(await cluster.tenant())
+    release = asyncio.Event()
+
+    async def held(_request: Received, writer: asyncio.StreamWriter) -> None:
+        await release.wait()
+        writer.write(answer(200))
+
+    async with receiver(held) as there:
+        first = await client.create(http(there.url()))
+        await there.arrived.wait()
+        second = await client.create({**http(there.url()), "sla": 0.001})
+        told: dict[str, Any] = {}
+
+        async def queued() -> bool:
+            told.update((await client.get(f"/v1/tasks/{second}/explain")).json())
+            return bool(told["verdict"] == "worker_queue")
+
+        await eventually(queued, within=10, what="the second waits in the executor's queue")
+        assert told["gates"] == [
+            {
+                "gate": "worker_queue",
+                "passed": False,
+                "detail": f"1 requests to 127.0.0.1:{there.port} are in flight,"
+                " 0 are queued before it",
+            }
+        ]
+        assert (await client.get(f"/v1/tasks/{first}/explain")).json()["verdict"] == "running"
+        release.set()
+        task = await finished(client, second)
+        assert task["lateness"]["worker_queue"] > 0
+        assert (task["sla_met"], task["blame"]) == (False, "capacity")
+        assert sum(task["lateness"].values()) == pytest.approx(late(task), abs=0.02)
+
+
+def late(task: dict[str, Any]) -> float:
+    started, due = (datetime.fromisoformat(task[name]) for name in ("started_at", "due_at"))
+    return (started - due).total_seconds()
 
 
 async def test_without_a_key_secrets_are_refused(cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ from mainspring.api import auth, key_activity
 from mainspring.config import Config
 from mainspring.domain import apikey
 from mainspring.domain.tenant import ApiKey
-from mainspring.store.keys import Keys
+from mainspring.store.keys import Keys, NewKey
 from support.api import SCOPES, Office, opened_office
 from support.asgi import Answer
 
@@ -353,6 +353,39 @@ async def test_the_audit_log_has_pages_newest_first(office: Office) -> None:
     assert rest["next_cursor"] is None
     assert {entry["actor"] for entry in entries} == {"key:a-all"}
     assert (await office.rival.get("/v1/audit")).json()["items"] == []
+
+
+async def test_operators_read_the_audit_log_of_the_whole_installation(office: Office) -> None:
+    ours = await make_key(office)
+    theirs = (await office.rival.post("/v1/keys", {"scopes": ["read"]})).json()
+    tenant = (await office.operator.post("/v1/tenants", {"name": "short-lived"})).json()
+    await office.operator.call("DELETE", f"/v1/tenants/{tenant['id']}")
+
+    first = (await office.operator.get("/v1/audit?limit=2")).json()
+    rest = (await office.operator.get(f"/v1/audit?cursor={first['next_cursor']}")).json()
+
+    seen = [(e["tenant_id"], e["action"], e["subject"]) for e in first["items"] + rest["items"]]
+    assert seen[0] == (None, "tenant.deleted", str(tenant["id"]))
+    assert {entry[:2] for entry in seen[1:3]} == {
+        (tenant["id"], "key.created"),
+        (tenant["id"], "tenant.created"),
+    }
+    assert seen[3:] == [
+        (office.tenants["b"], "key.created", theirs["id"]),
+        (office.tenants["a"], "key.created", ours["id"]),
+    ]
+    filtered = (await office.operator.get("/v1/audit?action=tenant.deleted")).json()["items"]
+    assert [entry["actor"] for entry in filtered] == ["key:operator"]
+
+
+async def test_an_operator_who_belongs_to_a_tenant_reads_that_tenants_audit(office: Office) -> None:
+    """As the key of `mainspring dev`: a tenant's key sees that tenant, whatever else it may."""
+    both = NewKey("both", "both", office.tenants["a"], frozenset(SCOPES), operator=True)
+    await office.deps.keys.add(both)
+    await office.rival.post("/v1/keys", {"scopes": ["read"]})
+    made = await make_key(office)
+    entries = (await office.client("both").get("/v1/audit")).json()["items"]
+    assert [(e["tenant_id"], e["subject"]) for e in entries] == [(office.tenants["a"], made["id"])]
 
 
 async def test_purges_are_in_the_audit_log(office: Office) -> None:

@@ -1,5 +1,6 @@
 """Schedules over the API and a real database, decided on by a node that is called by hand."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -406,6 +407,29 @@ async def test_a_new_tz_database_moves_the_future_only(desk: Desk) -> None:
     assert read["next_run_at"] == schedule["next_run_at"]
 
 
+async def test_a_new_tz_database_keeps_what_was_decided(desk: Desk) -> None:
+    schedule = await desk.make(cron="* * * * *", overlap="allow")
+    await desk.outage(schedule, 180)
+    await desk.decide()
+    before = await desk.get(f"/{schedule['id']}/occurrences")
+    await desk.office.database.fetch("UPDATE schedules SET tzdata = '1999a'")
+    cluster = (await desk.office.operator.get("/v1/cluster")).json()
+    assert cluster["schedules"]["outdated"] == 1
+    assert await desk.schedules.retime(range(PARTITIONS), limit=10) == 1
+    assert await desk.get(f"/{schedule['id']}/occurrences") == before
+    assert (await desk.decide()).decided == 0, "nothing is due once more"
+
+
+async def test_whoever_decides_says_by_which_tz_database(desk: Desk) -> None:
+    """Beside a newer node an older one computes by its own: the newer one must find that."""
+    schedule = await desk.make(cron="* * * * *")
+    await desk.office.database.fetch("UPDATE schedules SET tzdata = '9999z'")
+    await desk.outage(schedule, 60)
+    assert (await desk.decide()).decided == 1
+    [row] = await desk.office.database.fetch("SELECT tzdata FROM schedules")
+    assert row["tzdata"] == timezones.version()
+
+
 async def test_what_stands_still_is_found(desk: Desk) -> None:
     schedule = await desk.make(cron="* * * * *")
     assert await desk.schedules.overdue(10) == (0, None)
@@ -414,6 +438,32 @@ async def test_what_stands_still_is_found(desk: Desk) -> None:
     assert count == 1
     assert since is not None
     assert (await desk.get(f"/{schedule['id']}"))["overdue"] is True
+    punctual = await desk.make(interval=3600)
+    standing = (await desk.get("?overdue=true"))["items"]
+    assert [item["id"] for item in standing] == [schedule["id"]]
+    assert len((await desk.get("?overdue=false"))["items"]) == 2
+    assert (await desk.office.admin.get(f"{URL}?overdue=maybe")).status == 422
+    cluster = (await desk.office.operator.get("/v1/cluster")).json()
+    assert cluster["tzdata"] == timezones.version()
+    assert cluster["schedules"]["overdue"] == 1
+    assert cluster["schedules"]["overdue_since"] is not None
+    assert punctual["overdue"] is False
+
+
+async def test_each_time_that_stands_still_is_told_of_once(desk: Desk) -> None:
+    schedule = await desk.make(cron="* * * * *")
+    assert await desk.schedules.tell_overdue(10, limit=100) == []
+    await desk.outage(schedule, 300)
+    told = await asyncio.gather(*(desk.schedules.tell_overdue(10, limit=100) for _ in range(4)))
+    assert sorted(told) == [[], [], [], [schedule["id"]]], "whichever node looks first"
+    [event] = await desk.office.database.fetch("SELECT tenant_id, kind, body FROM outbox")
+    assert (event["tenant_id"], event["kind"]) == (desk.office.tenants["a"], "schedule.overdue")
+    assert event["body"]["schedule_id"] == schedule["id"]
+    assert event["body"]["name"] == schedule["name"]
+    await desk.decide()
+    assert await desk.schedules.tell_overdue(10, limit=100) == []
+    await desk.outage(schedule, 200)
+    assert await desk.schedules.tell_overdue(10, limit=100) == [schedule["id"]]
 
 
 async def test_a_receiver_that_is_gone_ends_the_schedule(desk: Desk) -> None:

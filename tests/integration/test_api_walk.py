@@ -9,49 +9,27 @@ import logging
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from io import StringIO
-from random import Random
-from typing import Any, cast
+from urllib.parse import quote
 from uuid import UUID, uuid4
 
 import pytest
 import structlog
 from starlette.types import ASGIApp
 
-from mainspring.api.app import ApiDependencies, paths_of
 from mainspring.api.routing import ForAll, ForOperators, ForTenants, Operation
-from mainspring.clock import ManualClock
 from mainspring.config import Config
-from mainspring.domain.ids import TaskIds
 from mainspring.observe.logging import set_up_logging
-from mainspring.observe.metrics import Metrics
 from support.api import SCOPES, Office, opened_office
 from support.asgi import Answer, AsgiClient
+from support.letters import INJECTIONS
+from support.routes import every_route
 
 NOOP = {"target": {"type": "handler", "name": "mainspring.noop"}, "delay": 3600}
 STREAMS_AFTER = 2.0
 """An answer that has not ended by then is a stream: whoever gets one was let in."""
 
 
-def routes() -> Iterator[tuple[str, str, Operation]]:
-    nothing = cast("Any", None)
-    deps = ApiDependencies(
-        config=Config(),
-        clock=ManualClock(0),
-        tasks=nothing,
-        keys=nothing,
-        ids=TaskIds(Random(1)),
-        rng=Random(1),
-        node=nothing,
-        metrics=Metrics(),
-        database=nothing,
-        desk=nothing,
-    )
-    for path, operations in paths_of(deps).items():
-        for method, operation in operations.items():
-            yield method, path, operation
-
-
-ROUTES = list(routes())
+ROUTES = list(every_route())
 FOR_TENANTS = [route for route in ROUTES if isinstance(route[2], ForTenants)]
 WITH_IDS = [route for route in FOR_TENANTS if "{" in route[1]]
 
@@ -161,6 +139,8 @@ async def test_every_route_asks_for_the_right_key(
 def may(key: str, operation: Operation) -> bool:
     match operation:
         case ForTenants():
+            if key == "operator":
+                return operation.or_operators is not None
             return key.removeprefix("a:") in (operation.scope, operation.or_scope)
         case ForOperators():
             return key == "operator"
@@ -185,6 +165,51 @@ async def test_anothers_id_is_worth_as_much_as_an_unknown_one(
     if ("GET", kind) in {(method, path) for method, path, _ in ROUTES}:
         unharmed = await office.rival.get(kind.replace("{id}", theirs))
         assert unharmed.status == 200, "the owner still has it"
+
+
+async def test_anothers_ids_are_worth_nothing_elsewhere(office: Office) -> None:
+    """In filters, bodies and cursors: no more than ids that nobody has."""
+    schedule, calendar, task = (
+        await a_schedule(office),
+        await a_calendar(office),
+        await a_task(office),
+    )
+    await office.rival.post(f"/v1/schedules/{schedule}/run")
+    listed = await office.admin.get(f"/v1/tasks?schedule_id={schedule}")
+    assert (listed.status, listed.json()["items"]) == (200, [])
+    mine = {"name": "mine", "cron": "0 0 * * *", "task": {"target": NOOP["target"]}}
+    for body in ({**mine, "calendars": [calendar]}, {**mine, "calendars": ["nobodys"]}):
+        refused = await office.admin.post("/v1/schedules", body)
+        assert (refused.status, refused.pointers()) == (422, ["/calendars/0"])
+    cancelled = await office.admin.post("/v1/tasks/cancel", {"filter": {}})
+    assert cancelled.json() == {"cancelled": 0, "cancel_requested": 0}
+    cursor = (await office.rival.get("/v1/tasks?limit=1")).json()["next_cursor"]
+    page = await office.admin.get(f"/v1/tasks?cursor={cursor}")
+    assert (page.status, page.json()["items"]) == (200, [])
+    assert (await office.rival.get(f"/v1/tasks/{task}")).json()["state"] == "scheduled"
+
+
+async def test_parameters_are_values_and_not_code(office: Office) -> None:
+    """Every query parameter there is: refused, or looked for and not found."""
+    await a_task(office)
+    await office.admin.post("/v1/tasks", NOOP)
+    for path, name, client in query_parameters(office):
+        for text in INJECTIONS:
+            value = quote(f"team:{text}" if name == "label" else text)
+            answer = await client.get(f"{path.replace('{id}', str(UUID(int=7)))}?{name}={value}")
+            assert answer.status in (200, 404, 422), (text, answer.body)
+            if answer.status == 200:
+                assert answer.json()["items"] == [], (path, name, text)
+
+
+def query_parameters(office: Office) -> Iterator[tuple[str, str, AsgiClient]]:
+    """Of everything that is read with a key."""
+    for method, path, operation in ROUTES:
+        if method == "GET" and operation.doc and not isinstance(operation, ForAll):
+            client = office.operator if isinstance(operation, ForOperators) else office.admin
+            for param in operation.doc.params:
+                if param.where == "query":
+                    yield path, param.name, client
 
 
 def told(answer: Answer, thing: str) -> tuple[dict[str, str], str]:

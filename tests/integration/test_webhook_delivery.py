@@ -374,6 +374,42 @@ async def test_accepted_work_times_out_when_nobody_completes_it(sent: Deliveries
         assert report.outcome is Outcome.CANCELLED
 
 
+async def test_what_came_of_webhooks_is_counted() -> None:
+    async with deliveries() as sent:
+        scripts = (answer(200), answer(302), answer(404), answer(503))
+        for script in scripts:
+            async with receiver(answering(script)) as there:
+                await sent.deliver(there.url())
+        await sent.deliver(there.url())  # nobody listens there any more
+        await sent.deliver("http://10.0.0.1/")
+        await sent.deliver("http://2130706433/")
+        later = answering(answer(202, b"", mainspring_complete="later"))
+        async with receiver(later) as taker, receiver(never) as slow:
+            stuck = assignment(slow.url(), timeout=0.3)
+            gone = assignment(slow.url())
+            accepted = assignment(taker.url())
+            sent.executor.start([stuck, gone, accepted])
+            await sent.until_reported(stuck)
+            value = sent.metrics.registry.get_sample_value
+            assert value("mainspring_webhooks_in_flight") == 1
+            assert value("mainspring_webhooks_waiting") == 0
+            sent.executor.cancel(gone.id, gone.fence)
+            await sent.until_reported(gone)
+        counted = {
+            sample.labels["result"]: sample.value
+            for family in sent.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == "mainspring_webhooks_total"
+        }
+        assert counted == {
+            **dict.fromkeys(("2xx", "3xx", "4xx", "5xx", "connection", "later", "timeout"), 1.0),
+            "refused": 2.0,
+            "cancelled": 1.0,
+        }
+        assert value("mainspring_webhook_seconds_count") == 9.0
+        assert value("mainspring_webhooks_in_flight") == 0
+
+
 def resident() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,16 +1,18 @@
 """Webhooks over TLS: whom a sender trusts, who it is, and which HTTP it offers."""
 
-import asyncio
 import ssl
 from pathlib import Path
 
 import pytest
+from standardwebhooks import Webhook
 
 from mainspring.domain.execution import Outcome, Report
-from mainspring.domain.webhook import TlsIdentity, WebhookProfile
+from mainspring.domain.webhook import SigningKey, TlsIdentity, WebhookProfile
+from mainspring.execution.signing import format_secret
+from support.http2 import http2_receiver
 from support.identities import Authority, Identity
 from support.receivers import answer, answering, receiver
-from support.webhooks import SETTINGS, Profiles, deliveries, with_sender
+from support.webhooks import SETTINGS, Profiles, assignment, deliveries, with_sender
 
 OK = answering(answer(200))
 
@@ -97,15 +99,51 @@ async def test_the_installations_authorities_are_a_file(
 
 
 async def test_http_2_is_spoken_where_it_is_offered(authority: Authority, tmp_path: Path) -> None:
+    profiles = Profiles()
+    key = SigningKey("hmac", b"n" * 32)
+    profiles.by_tenant[1] = WebhookProfile((key,), tls=TlsIdentity(ca=authority.pem))
     context = server_context(authority.identity("receiver"), tmp_path)
-    context.set_alpn_protocols(["h2", "http/1.1"])
-    opening: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    async with http2_receiver(context) as there, deliveries(SETTINGS, profiles) as sent:
+        url = f"https://127.0.0.1:{there.port}/hook?x=1"
+        payload = b'{"text":"' + b"x" * 200_000 + b'"}'  # more than a window and many frames
+        big = assignment(url, payload=payload, headers={"X-A": "1"})
+        many = [assignment(url) for _ in range(50)]
+        sent.executor.start([big, *many])
+        reports = await sent.until_reported(big, *many)
+        assert {r.outcome for r in reports} == {Outcome.SUCCEEDED}
+        assert {(r.status_code, r.response) for r in reports} == {(200, b'{"ok":true}')}
+        got = {r.headers["webhook-id"]: r for r in there.requests}
+        assert len(got) == len(there.requests) == 51
+        request = got[str(big.id)]
+        assert (request.method, request.path, request.body) == ("POST", "/hook?x=1", payload)
+        assert request.headers["x-a"] == "1"
+        assert Webhook(format_secret(key)).verify(request.body, request.headers)
+        assert "connection" not in request.headers, "of no meaning in HTTP/2, and forbidden"
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        opening.set_result(await reader.readexactly(24))
-        writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    async with server:
-        await deliver(server.sockets[0].getsockname()[1], TlsIdentity(ca=authority.pem))
-        assert await opening == b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+async def test_answers_over_http_2_are_judged_as_any_other(
+    authority: Authority, tmp_path: Path
+) -> None:
+    profiles = Profiles()
+    profiles.by_tenant[1] = WebhookProfile(tls=TlsIdentity(ca=authority.pem))
+    context = server_context(authority.identity("receiver"), tmp_path)
+    async with (
+        http2_receiver(context) as there,
+        deliveries(with_sender(max_response=1000), profiles) as sent,
+    ):
+        place = f"https://127.0.0.1:{there.port}"
+        busy = await sent.deliver(f"{place}/status/503")
+        assert (busy.outcome, busy.retryable, busy.retry_after) == (Outcome.FAILED, True, 7.0)
+        big = await sent.deliver(f"{place}/endless")
+        assert big.outcome is Outcome.SUCCEEDED
+        assert len(big.response or b"") == 1000
+        stuck = assignment(f"{place}/never", timeout=0.7)
+        gone = assignment(f"{place}/never", timeout=60)
+        sent.executor.start([stuck, gone])
+        (late,) = await sent.until_reported(stuck)
+        assert late.outcome is Outcome.TIMED_OUT
+        sent.executor.cancel(gone.id, gone.fence)
+        (report,) = await sent.until_reported(gone)
+        assert report.outcome is Outcome.CANCELLED
+        # A stream that was given up does not take the others of its connection with it.
+        assert (await sent.deliver(f"{place}/hook")).outcome is Outcome.SUCCEEDED

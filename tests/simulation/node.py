@@ -173,6 +173,9 @@ class Chaos:
         if attempt is not None:
             attempt.cancel()
 
+    def holds_back(self, task_id: UUID, fence: int) -> str | None:
+        return None
+
     async def stop(self, grace: float) -> None:
         if self._tries:
             await asyncio.wait(list(self._tries.values()), timeout=grace)

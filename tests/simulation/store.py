@@ -584,7 +584,7 @@ def _assignment(task: Task) -> Assignment:
     assert task.lease_until is not None
     return Assignment(
         task.tenant_id, task.id, task.fence, task.partition, task.attempts, task.failures, task.due,
-        task.picked, task.lease_until, _decode_spec(task.spec), task.payload,
+        task.picked, task.lease_until, _decode_spec(task.spec), task.payload, task.run,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from mainspring import crash
 from mainspring.config import Config
-from mainspring.observe.metrics import Metrics
+from mainspring.observe.metrics import Distribution, Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (
@@ -194,7 +194,7 @@ def metrics_table() -> str:
     rows = [
         (
             f"`{exposed_name(metric)}`",
-            type(metric).__name__.lower(),
+            type(metric).__name__.lower().replace("distribution", "histogram"),
             ", ".join(f"`{label}`" for label in metric._labelnames),
             metric._documentation,
         )
@@ -217,12 +217,12 @@ GENERATED: Mapping[str, Callable[[], str]] = MappingProxyType(
 )
 
 
-def metrics() -> list[Counter | Gauge | Histogram]:
-    kinds = (Counter, Gauge, Histogram)
+def metrics() -> list[Counter | Gauge | Histogram | Distribution]:
+    kinds = (Counter, Gauge, Histogram, Distribution)
     return [value for value in vars(Metrics()).values() if isinstance(value, kinds)]
 
 
-def exposed_name(metric: Counter | Gauge | Histogram) -> str:
+def exposed_name(metric: Counter | Gauge | Histogram | Distribution) -> str:
     return f"{metric._name}_total" if isinstance(metric, Counter) else metric._name
 
 

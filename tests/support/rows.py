@@ -44,5 +44,5 @@ def assignment(
     spec = TaskSpec(Target("handler", name="work"), retry=retry or RetryPolicy())
     return Assignment(
         of.tenant_id, of.id, of.fence + 1, of.partition, 1, failures, of.due, of.due, lease_end,
-        spec, b"",
+        spec, b"", of.due,
     )  # fmt: skip

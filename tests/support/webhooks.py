@@ -17,6 +17,7 @@ from mainspring.execution.guard import Egress, parse_networks
 from mainspring.execution.http import HttpExecutor, HttpSettings
 from mainspring.execution.lanes import Caps
 from mainspring.execution.sender import SenderSettings
+from mainspring.observe.metrics import Metrics
 
 LOOPBACK = Egress(parse_networks("127.0.0.0/8,::1/128"))
 SETTINGS = HttpSettings(Caps(1000, 500, 100), SenderSettings(), LOOPBACK, "Mainspring/test")
@@ -56,7 +57,7 @@ def assignment(
     target = Target("http", url=url, method=method, headers=headers, secret=secret)
     spec = TaskSpec(target, timeout, retry=RetryPolicy(on=on))
     task_id = UUID(int=next(_numbers) << 64)
-    return Assignment(tenant, task_id, 3, 0, 2, 1, now, now, now + 15, spec, payload)
+    return Assignment(tenant, task_id, 3, 0, 2, 1, now, now, now + 15, spec, payload, now - 60)
 
 
 class Deliveries:
@@ -66,8 +67,14 @@ class Deliveries:
         self.profiles = profiles
         self.reports: dict[UUID, Report] = {}
         self._came = asyncio.Condition()
+        self.metrics = Metrics()
         self.executor = HttpExecutor(
-            WallClock(), self._report, settings, profiles, lambda sealed: {"X-Secret": sealed}
+            WallClock(),
+            self._report,
+            settings,
+            profiles,
+            lambda sealed: {"X-Secret": sealed},
+            self.metrics,
         )
 
     def _report(self, reports: Sequence[Report]) -> None:

@@ -232,6 +232,9 @@ def test_intervals_do_not_drift(anchor: int, step: int, after: int) -> None:
         *("FREQ=MINUTELY;INTERVAL=7;BYMONTH=3", "FREQ=DAILY;COUNT=10"),
         *("FREQ=MONTHLY;BYDAY=MO,TU,WE,TH,FR;BYSETPOS=-1", "RRULE:FREQ=SECONDLY;COUNT=5"),
         *("FREQ=YEARLY;BYWEEKNO=20;BYDAY=MO", "FREQ=DAILY;UNTIL=20260110T093015"),
+        *("FREQ=SECONDLY;INTERVAL=7;BYDAY=TU;BYHOUR=9", "FREQ=HOURLY;BYMONTHDAY=-1;COUNT=30"),
+        *("FREQ=MINUTELY;BYWEEKNO=3;BYSETPOS=-1;BYSECOND=1,2", "FREQ=HOURLY;BYYEARDAY=100,-1"),
+        *("FREQ=MINUTELY;INTERVAL=10007;BYDAY=SU", "FREQ=HOURLY;INTERVAL=36;BYMONTH=2"),
     ],
 )
 def test_rules_equal_the_library_read_plainly(text: str) -> None:
@@ -261,3 +264,32 @@ def test_rules_equal_the_library_read_plainly(text: str) -> None:
 def test_rules_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(rrule.RuleError):
         rrule.parse(text, datetime(2026, 1, 1), "UTC")  # noqa: DTZ001
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=30", "FREQ=SECONDLY;BYMONTH=4;BYMONTHDAY=31"),
+        *("FREQ=MONTHLY;BYMONTHDAY=-31;BYMONTH=2", "FREQ=YEARLY;BYWEEKNO=20;BYMONTH=1"),
+        *("FREQ=DAILY;BYYEARDAY=366;BYMONTH=1", "FREQ=MINUTELY;BYMONTH=2;BYMONTHDAY=30;COUNT=9"),
+    ],
+)
+def test_rules_that_no_day_matches_are_refused_at_once(text: str) -> None:
+    rrule._every_kind_of_day()  # made once in the life of a process
+    took = []
+    for begin in (datetime(2026, 1, 5), datetime(2027, 1, 5)):  # noqa: DTZ001
+        began = perf_counter()
+        with pytest.raises(rrule.NeverFires):
+            rrule.parse(text, begin, "UTC")
+        took.append(perf_counter() - began)
+    assert min(took) < 0.01
+
+
+def test_a_rule_that_matches_once_in_decades_is_worked_out_in_leaps() -> None:
+    text = "FREQ=SECONDLY;BYMONTH=2;BYMONTHDAY=29;BYDAY=MO;BYHOUR=3;BYMINUTE=1;BYSECOND=1"
+    began = perf_counter()
+    rule = rrule.parse(text, datetime(2026, 1, 5), "UTC")  # noqa: DTZ001
+    found = rule.next(datetime(2026, 1, 5))  # noqa: DTZ001
+    assert found == datetime(2044, 2, 29, 3, 1, 1)  # noqa: DTZ001
+    assert perf_counter() - began < 1
+    assert rule.next(datetime(2044, 1, 1)) == found  # noqa: DTZ001

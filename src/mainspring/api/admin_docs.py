@@ -1,9 +1,5 @@
 """The operations of admins and operators, in words and types."""
 
-from typing import Annotated
-
-from msgspec import Meta
-
 from mainspring.api.admin_wire import (
     AuditPage,
     ClusterOut,
@@ -24,6 +20,8 @@ from mainspring.api.documentation import (
     LOCATION,
     NUMBER_CURSOR,
     REPLAYED,
+    TENANT_ID,
+    AnyText,
     Body,
     Doc,
     Link,
@@ -39,12 +37,10 @@ KEYS = "Keys"
 TENANTS = "Tenants"
 INSTALLATION = "Operations"
 
-_Text = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
 _EXPIRES_IN = {"expires_in": span(LONGEST_LIFE)}
 _GRACE = {"grace": span(LONGEST_GRACE, zero=True, null=False)}
 _EXPIRY = either("expires_at", "expires_in")
 _KEY_ID = Param("id", str, "The key's id.", "path", required=True)
-_TENANT_ID = Param("id", Annotated[int, Meta(ge=1)], "The tenant's id.", "path", required=True)
 _KEY_LINKS = {
     "read": Link("getKey", {"id": "$response.body#/id"}, "read it again"),
     "rotate": Link("rotateKey", {"id": "$response.body#/id"}, "replace it"),
@@ -157,7 +153,7 @@ READ_TENANT = Doc(
     id="getTenant",
     tag=TENANTS,
     summary="Read a tenant",
-    params=[_TENANT_ID],
+    params=[TENANT_ID],
     replies=[Reply(200, "The tenant.", TenantOut)],
 )
 
@@ -166,7 +162,7 @@ EDIT_TENANT = Doc(
     tag=TENANTS,
     summary="Change a tenant's weight and limits",
     description="Its tasks move to the partitions that follow from the new spread.",
-    params=[_TENANT_ID],
+    params=[TENANT_ID],
     bodies=[Body(TenantPatch, examples={"limit": {"max_running": 20}, "weight": {"weight": 3}})],
     replies=[Reply(200, "The tenant as it is now.", TenantOut)],
 )
@@ -177,7 +173,7 @@ DELETE_TENANT = Doc(
     summary="Let a tenant go",
     description="Only when it has no unfinished tasks. Its keys end at once; its history and all "
     "else it owned is removed within minutes. The audit log is kept.",
-    params=[_TENANT_ID],
+    params=[TENANT_ID],
     replies=[Reply(204, "It is gone.")],
     problems=[Conflict],
 )
@@ -194,7 +190,8 @@ CLUSTER = Doc(
     id="getCluster",
     tag=INSTALLATION,
     summary="Read the cluster",
-    description="Its nodes, also the dead ones for an hour, and who owns which partition.",
+    description="Its nodes, also the dead ones for an hour, who owns which partition, the version "
+    "of the tz database, and how many schedules stand undecided.",
     replies=[Reply(200, "The cluster.", ClusterOut)],
 )
 
@@ -202,11 +199,12 @@ AUDIT = Doc(
     id="listAudit",
     tag=INSTALLATION,
     summary="Read the audit log",
-    description="Who changed what, newest first: keys, limits, purges.",
+    description="Who changed what, newest first: keys, limits, purges. A tenant's key reads the "
+    "tenant's entries; an operator's key that belongs to no tenant reads all there are.",
     params=[
-        Param("action", _Text, "Only entries of this action, like `key.revoked`."),
-        Param("actor", _Text, "Only entries by this actor, like `key:1b7R…`."),
-        Param("subject", _Text, "Only entries about this thing, by its id."),
+        Param("action", AnyText, "Only entries of this action, like `key.revoked`."),
+        Param("actor", AnyText, "Only entries by this actor, like `key:1b7R…`."),
+        Param("subject", AnyText, "Only entries about this thing, by its id."),
         LIMIT,
         NUMBER_CURSOR,
     ],

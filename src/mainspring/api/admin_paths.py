@@ -21,6 +21,8 @@ def admin_paths(
     unpredictable = SystemRandom()
     keys = KeyResource(books.key_ring, activity, clock, config.key_environment, unpredictable)
     tenants = TenantResource(books.tenants, config, unpredictable)
+    audit = AuditResource(books.audit)
+    cluster = ClusterResource(books.topology, config.overdue_after)
     return {
         "/v1/keys": {
             "GET": ForTenants("admin", keys.page, admin_docs.LIST_KEYS),
@@ -35,7 +37,7 @@ def admin_paths(
         },
         "/v1/limits": {"GET": ForTenants("admin", tenants.limits, admin_docs.LIMITS)},
         "/v1/audit": {
-            "GET": ForTenants("admin", AuditResource(books.audit).page, admin_docs.AUDIT)
+            "GET": ForTenants("admin", audit.page, admin_docs.AUDIT, or_operators=audit.whole)
         },
         "/v1/tenants": {
             "GET": ForOperators(tenants.page, admin_docs.LIST_TENANTS),
@@ -46,7 +48,5 @@ def admin_paths(
             "PATCH": ForOperators(tenants.edit, admin_docs.EDIT_TENANT),
             "DELETE": ForOperators(tenants.delete, admin_docs.DELETE_TENANT),
         },
-        "/v1/cluster": {
-            "GET": ForOperators(ClusterResource(books.topology).show, admin_docs.CLUSTER)
-        },
+        "/v1/cluster": {"GET": ForOperators(cluster.show, admin_docs.CLUSTER)},
     }

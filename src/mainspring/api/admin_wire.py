@@ -130,17 +130,34 @@ class PartitionOut(Struct):
     epoch: int
 
 
+class SchedulesOut(Struct):
+    """Schedules of all tenants whose next time has passed without a decision, and since when the
+    first of them stands; those whose next time was computed with another tz database."""
+
+    overdue: int
+    overdue_since: datetime | None
+    outdated: int
+
+
 class ClusterOut(Struct):
-    """The cluster. `skew` is the largest share of partitions over a fair one: 1.0 is even."""
+    """The cluster. `skew` is the largest share of partitions over a fair one: 1.0 is even.
+
+    `tzdata` is the tz database that the answering node goes by.
+    """
 
     nodes: list[NodeOut]
     partitions: list[PartitionOut]
     unowned: int
     skew: float
+    tzdata: str
+    schedules: SchedulesOut
 
 
 class AuditEntryOut(Struct):
+    """A change. `tenant_id` is null for one that concerns the installation."""
+
     id: int
+    tenant_id: int | None
     at: datetime
     actor: str
     action: str

@@ -14,6 +14,7 @@ from mainspring.api.completion import Completion
 from mainspring.api.dead_letters import DeadLetterResource
 from mainspring.api.description import described
 from mainspring.api.effects import EffectLog
+from mainspring.api.egress import Egress
 from mainspring.api.explaining import TaskExplanation
 from mainspring.api.idempotency import Idempotency
 from mainspring.api.ingest import Ingest
@@ -102,7 +103,8 @@ def paths_of(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
 
 
 def _secret_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
-    secrets = Secrets(WebhookSecrets(deps.database, deps.vault), deps.profile_changed)
+    store = WebhookSecrets(deps.database, deps.vault)
+    secrets, egress = Secrets(store, deps.profile_changed), Egress(store, deps.profile_changed)
     return {
         "/v1/secrets": {
             "GET": ForTenants("admin", secrets.list, secret_docs.LIST),
@@ -113,8 +115,8 @@ def _secret_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
             "POST": ForTenants("admin", secrets.rotate, secret_docs.ROTATE, secret=True)
         },
         "/v1/tenants/{id}/egress": {
-            "GET": ForOperators(secrets.read_egress, secret_docs.READ_EGRESS),
-            "PUT": ForOperators(secrets.change_egress, secret_docs.CHANGE_EGRESS),
+            "GET": ForOperators(egress.read, secret_docs.READ_EGRESS),
+            "PUT": ForOperators(egress.change, secret_docs.CHANGE_EGRESS),
         },
     }
 

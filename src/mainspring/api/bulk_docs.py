@@ -16,16 +16,19 @@ from mainspring.api.documentation import (
     CURSOR,
     DRY_RUN,
     ETAG,
+    LABEL,
     LIMIT,
     LOCATION,
+    NAME,
+    QUEUE,
     REPLAYED,
-    AnyLabel,
     AnyText,
     Body,
     Doc,
     Link,
     Param,
     Reply,
+    next_page,
     span,
 )
 from mainspring.api.explaining import ExplanationOut
@@ -72,9 +75,9 @@ LIST = Doc(
     "most frequent first, among the newest 100,000.",
     params=[
         Param("resolved", bool, "Only resolved ones, or only unresolved ones."),
-        Param("name", AnyText, "Only letters of tasks of this name."),
-        Param("queue", AnyText, "Only letters of this queue."),
-        Param("label", list[AnyLabel], "Only with this label, `name:value`; may be repeated."),
+        NAME,
+        QUEUE,
+        LABEL,
         Param("fingerprint", AnyText, "Only letters that died of this kind of error."),
         Param("died_after", Instant, "Only letters that died at or after this time."),
         Param("died_before", Instant, "Only letters that died before this time."),
@@ -89,7 +92,7 @@ LIST = Doc(
             "A page of dead letters, or their groups.",
             DeadLetterPage,
             or_type=DeadLetterGroups,
-            links={"next": Link("listDeadLetters", {"cursor": "$response.body#/next_cursor"})},
+            links=next_page("listDeadLetters"),
         )
     ],
 )

@@ -1,7 +1,5 @@
 """/v1/calendars: named lists of dates on which schedules do not run."""
 
-import base64
-import binascii
 import re
 
 import msgspec
@@ -28,10 +26,12 @@ class CalendarResource:
 
     async def create(self, call: Call) -> Response:
         wanted = decode_as(_CALENDAR, await call.body())
-        made = await self._calendars.create(call.tenant_id, wanted.name, sorted(set(wanted.dates)))
+        made = await self._calendars.create(
+            call.tenant_id, wanted.name, sorted(set(wanted.dates)), call.keeps(_created)
+        )
         if made is None:
             raise Conflict(f"there is a calendar {wanted.name!r} already")
-        return _shown(made, 201, {"Location": f"/v1/calendars/{made.name}"})
+        return _created(made)
 
     async def page(self, call: Call) -> Response:
         query = schedule_query(call.request.query_params, {}, with_cursor=False)
@@ -79,6 +79,10 @@ def _shown(
     return json_response(_out(calendar), status, {"ETag": f'"{calendar.rev}"', **(headers or {})})
 
 
+def _created(calendar: StoredCalendar) -> Response:
+    return _shown(calendar, 201, {"Location": f"/v1/calendars/{calendar.name}"})
+
+
 def _name_in(call: Call) -> str:
     name: str = call.request.path_params["id"]
     if not _NAME.fullmatch(name):
@@ -91,17 +95,17 @@ def _no_such_calendar(name: str) -> NotFound:
 
 
 def _encode(name: str) -> str:
-    return base64.urlsafe_b64encode(name.encode()).decode("ascii")
+    return name.encode().hex()
 
 
 def _decode(cursor: str | None) -> str:
     if cursor is None:
         return ""
     try:
-        name = base64.urlsafe_b64decode(cursor.encode("ascii")).decode("ascii")
-    except (binascii.Error, UnicodeError):
+        name = bytes.fromhex(cursor).decode("ascii")
+    except ValueError:
         name = "?"
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or _encode(name) != cursor:
         problem = Problem("/query/cursor", "is not a cursor of this list")
         raise InvalidRequest("some query parameters do not make sense", [problem])
     return name

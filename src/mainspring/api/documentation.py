@@ -113,14 +113,43 @@ def either(one: str, other: str) -> dict[str, object]:
     return {"not": {"required": [one, other], "properties": {one: given, other: given}}}
 
 
-def span(most: float, *, zero: bool = False, null: bool = True) -> dict[str, object]:
+def exactly_one(**types: object) -> dict[str, object]:
+    """JSON Schema for fields of which one is given, of this type; a null is as good as nothing."""
+    return {"oneOf": [_alone(name, types) for name in types]}
+
+
+def one_or_none(**types: object) -> dict[str, object]:
+    """The same where all may be left out; a null is allowed beside the one that is given."""
+    none: dict[str, object] = {"properties": dict.fromkeys(types, False)}
+    return {"oneOf": [none, *(_alone(name, types) for name in types)]}
+
+
+def _alone(name: str, types: Mapping[str, object]) -> dict[str, object]:
+    properties = {other: {"type": types[other] if other == name else "null"} for other in types}
+    return {"required": [name], "properties": properties}
+
+
+def together(one: str, other: str, type_: str) -> dict[str, object]:
+    """JSON Schema for two fields of which both are given or neither."""
+    both, neither = ({one: {"type": kind}, other: {"type": kind}} for kind in (type_, "null"))
+    return {"oneOf": [{"required": [one, other], "properties": both}, {"properties": neither}]}
+
+
+def span(
+    most: float, *, least: float = 0, zero: bool = False, null: bool = True
+) -> dict[str, object]:
     """JSON Schema for a time span, in seconds or as an ISO 8601 duration."""
-    least = "minimum" if zero else "exclusiveMinimum"
+    bound = "minimum" if zero or least else "exclusiveMinimum"
     forms: list[dict[str, object]] = [
-        {"type": "number", least: 0, "maximum": most},
+        {"type": "number", bound: least, "maximum": most},
         {"type": "string", "format": "duration", "maxLength": 64},
     ]
     return {"anyOf": [*forms, {"type": "null"}] if null else forms}
+
+
+def next_page(operation: str) -> dict[str, Link]:
+    """The way from a page to the one after it."""
+    return {"next": Link(operation, {"cursor": "$response.body#/next_cursor"})}
 
 
 AnyText = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
@@ -141,6 +170,10 @@ IF_NONE_MATCH = Param(
     where="header",
     example='"1"',
 )
+QUEUE = Param("queue", AnyText, "Only those of this queue.")
+NAME = Param("name", AnyText, "Only those of tasks of this name.")
+LABEL = Param("label", list[AnyLabel], "Only with this label, `name:value`; may be repeated.")
+TENANT_ID = Param("id", Annotated[int, Meta(ge=1)], "The tenant's id.", "path", required=True)
 LIMIT = Param("limit", Annotated[int, Meta(ge=1, le=1000)], "The most items on a page (50).")
 CURSOR = Param(
     "cursor",

@@ -20,8 +20,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from mainspring.api.middleware import CORK
-from mainspring.api.problems import Crowded, HeadTooLarge, TooSlow, answer_to
-from mainspring.errors import MalformedRequest, RequestError
+from mainspring.api.problems import answer_to
+from mainspring.errors import Crowded, HeadTooLarge, MalformedRequest, RequestError, TooSlow
 from mainspring.observe.metrics import Metrics
 
 _STANDING_ROOM = 256

@@ -2,8 +2,9 @@
 
 Within a process the followers wait for the first; across nodes the key's row in the database
 decides. New tasks store their answer in the statement that creates them; any other POST takes a
-turn on the key, is served, and leaves its answer there. Should its node die in between, the turn
-runs out and the next request is served afresh.
+turn on the key, is served, and leaves its answer there: in the transaction that makes something
+(`Keeper`), or afterwards where doing it again is harmless. Should its node die before that, the
+turn runs out and the next request is served afresh.
 """
 
 import asyncio
@@ -11,16 +12,25 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256, shake_256
 from random import Random
+from typing import TypeVar
 
+import asyncpg
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mainspring import crash
 from mainspring.api.bodies import read_body, with_body
-from mainspring.api.problems import Busy, KeyReused
 from mainspring.clock import monotonic
-from mainspring.errors import InvalidRequest, Problem, RequestError, StoreUnavailable
-from mainspring.store.answers import Answers, Turn
+from mainspring.errors import (
+    Busy,
+    InvalidRequest,
+    KeyReused,
+    Problem,
+    RequestError,
+    StoreUnavailable,
+)
+from mainspring.store.answers import Answers, Conclude, Turn, keep_answer
 from mainspring.store.tasks import Answer
 
 HEADER = "Idempotency-Key"
@@ -31,7 +41,7 @@ _LONGEST_TURN = 60.0
 _IN_PROGRESS = 0
 _NONCE = 16
 
-Handler = Callable[[Request], Awaitable[Response]]
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -61,6 +71,44 @@ class Caller:
 
     tenant_id: int
     secret: str | None = None
+
+
+class Keeper:
+    """Keeps the answer to one request, sealed where it shows a secret."""
+
+    def __init__(self, turn: Turn, body_hash: bytes, ttl: float, secret: str | None) -> None:
+        self.turn = turn
+        self.ttl = ttl
+        self.done = False
+        self._body_hash = body_hash
+        self._secret = secret
+
+    async def keep(self, connection: asyncpg.Connection, response: Response) -> None:
+        """In the transaction of what was asked for: either both last or neither does."""
+        answer = self.sealed(_answer_of(response))
+        if not await keep_answer(connection, self.turn, answer, self.ttl):
+            raise Busy("this took so long that another request with its key may be served by now")
+        self.done = True
+
+    def sealed(self, answered: Answered) -> Answer:
+        body = answered.body
+        if self._secret is not None:
+            body = self.turn.token + _sealed(body, self._secret, self.turn.token)
+        return Answer(self._body_hash, answered.status, body, dict(answered.headers))
+
+
+Handler = Callable[[Request, Keeper | None], Awaitable[Response]]
+
+
+def keeping(keeper: Keeper | None, answer: Callable[[T], Response]) -> Conclude[T]:
+    """What a store does last in the transaction that makes something: `answer` says how the
+    caller will hear of it."""
+
+    async def conclude(connection: asyncpg.Connection, made: T) -> None:
+        if keeper is not None:
+            await keeper.keep(connection, answer(made))
+
+    return conclude
 
 
 def key_in(request: Request) -> str | None:
@@ -108,12 +156,12 @@ class Idempotency:
         """Answer any other POST, once per key. A dry run changes nothing, so it takes no key."""
         key = key_in(request)
         if key is None or request.query_params.get("dry_run") in ("true", "1"):
-            return await handler(request)
+            return await handler(request, None)
         body = await read_body(request)
         asked = RequestKey(caller.tenant_id, key, hash_of(request, body, caller.secret))
         again = with_body(request, body)
         answered = await self._once(
-            asked, lambda: self._serve(asked, caller.secret, lambda: handler(again))
+            asked, lambda: self._serve(asked, caller.secret, lambda keeper: handler(again, keeper))
         )
         headers = dict(answered.headers)
         if answered.replayed:
@@ -168,7 +216,7 @@ class Idempotency:
         return _replay(request, answer)
 
     async def _serve(
-        self, asked: RequestKey, secret: str | None, run: Callable[[], Awaitable[Response]]
+        self, asked: RequestKey, secret: str | None, run: Callable[[Keeper], Awaitable[Response]]
     ) -> Answered:
         turn = Turn(asked.tenant_id, asked.key, self._rng.randbytes(_NONCE))
         deadline = monotonic() + _WAIT
@@ -181,27 +229,23 @@ class Idempotency:
             if monotonic() > deadline:
                 raise _busy()
             await asyncio.sleep(_LOOK_AGAIN)
+        keeper = Keeper(turn, asked.body_hash, self._ttl, secret)
         kept = False
         try:
-            response = await run()
+            response = await run(keeper)
+            crash.reach("post.served")
             answered = _answer_of(response)
             if response.status_code < 400:
-                kept = await self._keep(turn, asked, answered, secret)
+                kept = keeper.done or await self._keep(keeper, answered)
             return answered
         finally:
             if not kept:
                 await self._give_up(turn)
 
-    async def _keep(
-        self, turn: Turn, asked: RequestKey, answered: Answered, secret: str | None
-    ) -> bool:
+    async def _keep(self, keeper: Keeper, answered: Answered) -> bool:
         """Store an answer. Its effect is there, whether this works or not: the caller hears it."""
-        body = answered.body
-        if secret is not None:
-            body = turn.token + _sealed(body, secret, turn.token)
-        answer = Answer(asked.body_hash, answered.status, body, dict(answered.headers))
         try:
-            await self._answers.keep(turn, answer, self._ttl)
+            await self._answers.keep(keeper.turn, keeper.sealed(answered), keeper.ttl)
         except StoreUnavailable as problem:
             log.warning("an answer was not kept", action="answer.unkept", problem=str(problem))
         return True

@@ -1,7 +1,8 @@
-"""The cluster, for operators, and the audit log, for a tenant's admins: both only to read."""
+"""The cluster, for operators, and the audit log, also for a tenant's admins: both only to read."""
 
 from collections.abc import Sequence
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring.api.admin_wire import (
@@ -10,11 +11,13 @@ from mainspring.api.admin_wire import (
     ClusterOut,
     NodeOut,
     PartitionOut,
+    SchedulesOut,
 )
 from mainspring.api.parameters import number_cursor, page_query
 from mainspring.api.routing import Call, OperatorCall, json_response
 from mainspring.domain.placement import PARTITIONS
-from mainspring.store.audit import AuditFilter, AuditLog
+from mainspring.store import timezones
+from mainspring.store.audit import INSTALLATION, AuditEntry, AuditFilter, AuditLog
 from mainspring.store.cluster import NodeRecord, Topology
 
 AUDIT_FILTERS = ("action", "actor", "subject")
@@ -23,17 +26,21 @@ AUDIT_FILTERS = ("action", "actor", "subject")
 class ClusterResource:
     """/v1/cluster."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, overdue_after: float) -> None:
         self._topology = topology
+        self._overdue_after = overdue_after
 
     async def show(self, _call: OperatorCall) -> Response:
         nodes, partitions = await self._topology.nodes(), await self._topology.partitions()
+        standing = await self._topology.standing(self._overdue_after)
         return json_response(
             ClusterOut(
                 nodes=[_node_out(node) for node in nodes],
                 partitions=[PartitionOut(p.partition, p.owner, p.epoch) for p in partitions],
                 unowned=sum(p.owner is None for p in partitions),
                 skew=_skew(nodes),
+                tzdata=timezones.version(),
+                schedules=SchedulesOut(standing.overdue, standing.since, standing.outdated),
             )
         )
 
@@ -45,13 +52,30 @@ class AuditResource:
         self._audit = audit
 
     async def page(self, call: Call) -> Response:
-        query = page_query(call.request.query_params, AUDIT_FILTERS)
-        found = await self._audit.list(
-            call.tenant_id, AuditFilter(**query.where), before=query.before, limit=query.limit
-        )
-        items = [AuditEntryOut(e.id, e.at, e.actor, e.action, e.subject, e.detail) for e in found]
+        return await self._page(call.request, call.tenant_id)
+
+    async def whole(self, call: OperatorCall) -> Response:
+        """Of every tenant, those that are gone too, and of the installation itself."""
+        return await self._page(call.request, None)
+
+    async def _page(self, request: Request, tenant_id: int | None) -> Response:
+        query = page_query(request.query_params, AUDIT_FILTERS)
+        where = AuditFilter(tenant_id, **query.where)
+        found = await self._audit.list(where, before=query.before, limit=query.limit)
         cursor = number_cursor(found, query.limit, found[-1].id if found else None)
-        return json_response(AuditPage(items, cursor))
+        return json_response(AuditPage([_entry_out(entry) for entry in found], cursor))
+
+
+def _entry_out(entry: AuditEntry) -> AuditEntryOut:
+    return AuditEntryOut(
+        entry.id,
+        None if entry.tenant_id == INSTALLATION else entry.tenant_id,
+        entry.at,
+        entry.actor,
+        entry.action,
+        entry.subject,
+        entry.detail,
+    )
 
 
 def _node_out(node: NodeRecord) -> NodeOut:

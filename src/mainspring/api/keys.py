@@ -55,6 +55,7 @@ class KeyResource:
             scopes=frozenset(wanted.scopes),
             expiry=expiry or Expiry(),
             actor=call.actor,
+            conclude=call.keeps(lambda made: _shown_once(made, text)),
         )
         if made is None:
             raise Forbidden("the tenant of this key no longer exists")
@@ -85,7 +86,13 @@ class KeyResource:
         expiry = self._expiry(wanted.expires_at, wanted.expires_in, problems)
         text = apikey.make(self._environment, self._unpredictable)
         made = await self._ring.rotate(
-            call.tenant_id, key_id, text, grace=grace, expiry=expiry, actor=call.actor
+            call.tenant_id,
+            key_id,
+            text,
+            grace=grace,
+            expiry=expiry,
+            actor=call.actor,
+            conclude=call.keeps(lambda made: _shown_once(made, text)),
         )
         if made is None:
             await self._existing(call.tenant_id, key_id)

@@ -14,18 +14,13 @@ import msgspec
 from msgspec import Meta
 
 from mainspring.api.documentation import Body, Doc, Header, Param, Reply
-from mainspring.api.problems import (
-    MEDIA_TYPE,
-    TYPE_PREFIX,
-    Busy,
-    KeyReused,
-    ProblemDocument,
-    TooManyRequests,
-)
+from mainspring.api.problems import MEDIA_TYPE, TYPE_PREFIX, ProblemDocument
 from mainspring.api.routing import ForAll, ForTenants, Operation
 from mainspring.errors import (
+    Busy,
     Forbidden,
     InvalidRequest,
+    KeyReused,
     MainspringError,
     MalformedRequest,
     NotAcceptable,
@@ -33,6 +28,7 @@ from mainspring.errors import (
     RequestError,
     StoreUnavailable,
     TooLarge,
+    TooManyRequests,
     Unauthenticated,
     UnsupportedMediaType,
 )
@@ -197,7 +193,8 @@ def _description(operation: Operation, doc: Doc) -> str:
     if isinstance(operation, ForAll):
         needed = "No key is needed."
     elif isinstance(operation, ForTenants):
-        needed = f"Needs the scope {' or '.join(f'`{scope}`' for scope in _scopes(operation))}."
+        needed = f"Needs the scope {' or '.join(f'`{scope}`' for scope in _scopes(operation))}"
+        needed += ", or an operator's key." if operation.or_operators else "."
     else:
         needed = "Needs an operator's key."
     return f"{doc.description}\n\n{needed}".strip()

@@ -5,7 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from mainspring.api.documentation import Doc, Reply
-from mainspring.api.problems import NotReady
+from mainspring.errors import NotReady
 
 TAG = "Operations"
 

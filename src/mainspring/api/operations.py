@@ -5,8 +5,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring.api.ports import NodePort
-from mainspring.api.problems import NotReady
 from mainspring.api.routing import OperatorCall, raw_json
+from mainspring.errors import NotReady
 from mainspring.observe.metrics import Metrics
 
 

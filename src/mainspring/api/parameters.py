@@ -4,6 +4,7 @@ import base64
 import binascii
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from uuid import UUID
 
 import msgspec
@@ -111,11 +112,7 @@ def schedule_query(
 ) -> ScheduleQuery:
     """A page and its filters: a name, and words out of a few."""
     problems: list[Problem] = []
-    where = {"name": _text(params, "name", problems)}
-    for name, words in choices.items():
-        where[name] = value = params.get(name)
-        if value is not None and value not in words:
-            problems.append(_problem(name, f"is none of {', '.join(words)}"))
+    where = {"name": _text(params, "name", problems), **_choices(params, choices, problems)}
     before = _cursor(params, problems) if with_cursor else None
     limit = _limit(params, problems)
     _raise_if(problems)
@@ -130,10 +127,15 @@ class PageQuery(msgspec.Struct, frozen=True):
     where: dict[str, str | None]
 
 
-def page_query(params: QueryParams, filters: Collection[str] = ()) -> PageQuery:
-    """The parameters of a list whose filters are plain texts."""
-    problems = _unknown(params, {*filters, "limit", "cursor"})
+def page_query(
+    params: QueryParams,
+    filters: Collection[str] = (),
+    choices: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> PageQuery:
+    """The parameters of a list whose filters are plain texts, or words out of a few."""
+    problems = _unknown(params, {*filters, *choices, "limit", "cursor"})
     where = {name: _text(params, name, problems) for name in filters}
+    where |= _choices(params, choices, problems)
     cursor = _cursor(params, problems)
     if cursor is not None and cursor.int >= 2**63:
         problems.append(_problem("cursor", "is not a cursor of this list"))
@@ -145,6 +147,14 @@ def page_query(params: QueryParams, filters: Collection[str] = ()) -> PageQuery:
 def number_cursor(items: Sequence[object], limit: int, last: int | None) -> str | None:
     """Where a list ordered by number goes on after this page; None when the page is not full."""
     return encode_cursor(UUID(int=last)) if last is not None and len(items) == limit else None
+
+
+def instant(params: QueryParams, name: str) -> datetime | None:
+    """A parameter that is a time."""
+    problems: list[Problem] = []
+    value = _instant(params, name, problems)
+    _raise_if(problems)
+    return value
 
 
 def flag(params: QueryParams, name: str) -> bool:
@@ -191,6 +201,16 @@ def _text(params: QueryParams, name: str, problems: list[Problem]) -> str | None
         problems.append(_problem(name, "contains a NUL character"))
         return None
     return value
+
+
+def _choices(
+    params: QueryParams, choices: Mapping[str, Collection[str]], problems: list[Problem]
+) -> dict[str, str | None]:
+    found = {name: params.get(name) for name in choices}
+    for name, value in found.items():
+        if value is not None and value not in choices[name]:
+            problems.append(_problem(name, f"is none of {', '.join(choices[name])}"))
+    return found
 
 
 def _choice(

@@ -8,10 +8,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from mainspring.errors import (
+    Busy,
+    Crowded,
+    NotReady,
     Problem,
     RequestError,
     StoreUnavailable,
     TooLarge,
+    TooManyRequests,
     Unauthenticated,
 )
 
@@ -34,67 +38,6 @@ class ProblemDocument(msgspec.Struct, omit_defaults=True):
     instance: str
     request_id: str
     errors: Sequence[Problem] = ()
-
-
-class Busy(RequestError):
-    """Another request under the same idempotency key is still being served."""
-
-    code = "still-in-progress"
-    status = 409
-    title = "The first request under this key is still in progress"
-
-
-class KeyReused(RequestError):
-    """An idempotency key was used again for something else."""
-
-    code = "idempotency-key-reused"
-    status = 422
-    title = "The idempotency key belongs to another request"
-
-
-class TooManyRequests(RequestError):
-    """A tenant calls more often than it may; the headers tell where it stands."""
-
-    code = "too-many-requests"
-    status = 429
-    title = "Too many requests"
-
-    def __init__(self, retry_after: int, headers: list[tuple[bytes, bytes]]) -> None:
-        super().__init__(f"this tenant may call again in {retry_after} s")
-        self.retry_after = retry_after
-        self.headers = headers
-
-
-class HeadTooLarge(RequestError):
-    """More headers, or longer ones, than the limit."""
-
-    code = "head-too-large"
-    status = 431
-    title = "The request's headers are too large"
-
-
-class TooSlow(RequestError):
-    """The request did not arrive in time."""
-
-    code = "too-slow"
-    status = 408
-    title = "The request did not arrive in time"
-
-
-class Crowded(RequestError):
-    """Too many connections are open."""
-
-    code = "crowded"
-    status = 503
-    title = "Too many connections are open"
-
-
-class NotReady(RequestError):
-    """This node cannot serve yet, or no longer."""
-
-    code = "not-ready"
-    status = 503
-    title = "This node is not ready"
 
 
 def answer_to(error: Exception, *, path: str, request_id: str) -> Response:

@@ -6,9 +6,9 @@ requests that are kept out. A tenant that spreads its requests over n nodes gets
 
 from collections.abc import Callable
 
-from mainspring.api.problems import TooManyRequests
 from mainspring.clock import monotonic
 from mainspring.domain.token_bucket import Allowance, TokenBucket
+from mainspring.errors import TooManyRequests
 
 _MOST_REMEMBERED = 10_000
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
@@ -14,26 +15,33 @@ from starlette.types import Receive, Scope, Send
 from mainspring.api.auth import Authenticator, check_operator, check_scope
 from mainspring.api.bodies import read_body
 from mainspring.api.documentation import Doc
-from mainspring.api.idempotency import Caller, Idempotency
+from mainspring.api.idempotency import Caller, Idempotency, Keeper, keeping
 from mainspring.api.middleware import EXCHANGE, FIELDS, HEADERS, ROUTE
 from mainspring.api.negotiation import Manners
-from mainspring.api.problems import TooManyRequests
 from mainspring.api.rate_limits import RateLimits
-from mainspring.errors import NotFound
+from mainspring.errors import NotFound, TooManyRequests
+from mainspring.store.answers import Conclude
 from mainspring.store.audit import INSTALLATION
+
+T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Call(Struct, frozen=True):
-    """One authorised request of a tenant."""
+    """One authorised request of a tenant. The keeper is there if it has an Idempotency-Key."""
 
     request: Request
     tenant_id: int
     actor: str
+    keeper: Keeper | None = None
 
     async def body(self) -> bytes:
         return await read_body(self.request)
+
+    def keeps(self, answer: Callable[[T], Response]) -> Conclude[T]:
+        """Keep the answer, for who asks again, in the transaction of what it tells of."""
+        return keeping(self.keeper, answer)
 
     @property
     def task_id(self) -> UUID:
@@ -57,9 +65,25 @@ class OperatorCall(Struct, frozen=True):
 
     request: Request
     actor: str
+    keeper: Keeper | None = None
 
     async def body(self) -> bytes:
         return await read_body(self.request)
+
+    def keeps(self, answer: Callable[[T], Response]) -> Conclude[T]:
+        """Keep the answer, for who asks again, in the transaction of what it tells of."""
+        return keeping(self.keeper, answer)
+
+    @property
+    def tenant_id(self) -> int:
+        """The id of a tenant in the path."""
+        text: str = self.request.path_params["id"]
+        if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 2**31):
+            raise self.no_such_tenant()
+        return int(text)
+
+    def no_such_tenant(self) -> NotFound:
+        return NotFound(f"there is no tenant {self.request.path_params['id'][:64]!r}")
 
 
 TenantHandler = Callable[[Call], Awaitable[Response]]
@@ -72,7 +96,8 @@ class ForTenants:
     """An operation for a tenant's key with this scope (or the other one).
 
     An answer under an Idempotency-Key is kept for every POST: `keeps_answers` says that the handler
-    does so itself, `secret` that the answer shows a secret, which is kept sealed.
+    does so itself, `secret` that the answer shows a secret, which is kept sealed. `or_operators`
+    answers an operator's key that belongs to no tenant, for the whole installation.
     """
 
     scope: str
@@ -81,6 +106,7 @@ class ForTenants:
     or_scope: str | None = None
     keeps_answers: bool = False
     secret: bool = False
+    or_operators: OperatorHandler | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,17 +180,19 @@ class Resource:
                 return await serve(OperatorCall(request, actor))
             caller = Caller(INSTALLATION, authorization if operation.secret else None)
             return await self._idempotency.serve(
-                caller, request, lambda same: serve(OperatorCall(same, actor))
+                caller, request, lambda same, keeper: serve(OperatorCall(same, actor, keeper))
             )
         if key.tenant_id is not None:
             self._check_rate(request, key.tenant_id)
+        elif key.operator and operation.or_operators is not None:
+            return await operation.or_operators(OperatorCall(request, actor))
         tenant_id = check_scope(key, operation.scope, operation.or_scope)
         handle = operation.handler
         if operation.keeps_answers or request.method != "POST":
             return await handle(Call(request, tenant_id, actor))
         caller = Caller(tenant_id, authorization if operation.secret else None)
         return await self._idempotency.serve(
-            caller, request, lambda same: handle(Call(same, tenant_id, actor))
+            caller, request, lambda same, keeper: handle(Call(same, tenant_id, actor, keeper))
         )
 
     def _check_rate(self, request: Request, tenant_id: int) -> None:

@@ -11,13 +11,19 @@ from mainspring.api.documentation import (
     IF_MATCH,
     LIMIT,
     LOCATION,
+    NUMBER_CURSOR,
     REPLAYED,
+    AnyText,
     Body,
     Doc,
     Link,
     Param,
     Reply,
+    exactly_one,
+    one_or_none,
+    span,
 )
+from mainspring.api.schedule_validation import INTERVALS
 from mainspring.api.schedule_wire import (
     BackfilledOut,
     BackfillIn,
@@ -60,6 +66,24 @@ _PAYDAY = {
     "rrule": "FREQ=MONTHLY;BYDAY=MO,TU,WE,TH,FR;BYSETPOS=-1",
     "task": {"target": {"type": "handler", "name": "pay"}},
 }
+_KINDS = {"cron": "string", "interval": ["number", "string"], "rrule": "string"}
+_INTERVAL = {"interval": span(INTERVALS[1], least=INTERVALS[0])}
+# Policies that make tasks wait have a concurrency key of their own.
+_ONE_KEY_ONLY = {
+    "not": {
+        "required": ["overlap", "task"],
+        "properties": {
+            "overlap": {"enum": ["queue", "cancel_running"]},
+            "task": {
+                "type": "object",
+                "required": ["concurrency"],
+                "properties": {"concurrency": {"type": "object"}},
+            },
+        },
+    }
+}
+_TIMING = {**exactly_one(**_KINDS), **_ONE_KEY_ONLY, "properties": _INTERVAL}
+_PATCH = {**one_or_none(**_KINDS), "properties": _INTERVAL}
 _VERBS = ("pause", "resume", "run")
 _AFTERWARDS = {
     "read": Link("getSchedule", {"id": "$response.body#/id"}, "read it again"),
@@ -70,9 +94,18 @@ _AFTERWARDS = {
     **{verb: Link(f"{verb}Schedule", {"id": "$response.body#/id"}) for verb in _VERBS},
 }
 _THE_SCHEDULE = Reply(200, "The schedule as it is now.", ScheduleOut, [ETAG], links=_AFTERWARDS)
-_Text = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
 _TIMES = Param("n", Annotated[int, Meta(ge=1, le=1000)], "How many times to show (10).")
-_PLACE = Param("cursor", str, "Where to go on: `next_cursor` of the page before.")
+# The characters of a name, in hexadecimal: see `calendars`.
+_NAME_CURSOR = Param(
+    "cursor",
+    Annotated[
+        str,
+        Meta(
+            pattern=r"^(2[de]|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]){1,100}$", max_length=200
+        ),
+    ],
+    "Where to go on: `next_cursor` of the page before.",
+)
 _NAME = Param("id", CalendarName, "The calendar's name.", "path", required=True)
 
 LIST = Doc(
@@ -82,7 +115,8 @@ LIST = Doc(
     description="Newest first.",
     params=[
         Param("state", StateName, "Only schedules in this state."),
-        Param("name", _Text, "Only the schedule of this name."),
+        Param("name", AnyText, "Only the schedule of this name."),
+        Param("overdue", bool, "Only those whose next time has passed without a decision."),
         LIMIT,
         CURSOR,
     ],
@@ -97,7 +131,13 @@ CREATE = Doc(
     "never fire is refused. Strings in the task's payload may contain `{{scheduled_at}}`, "
     "`{{occurrence}}` and `{{schedule_id}}`; `\\{{` escapes.",
     params=[DRY_RUN],
-    bodies=[Body(ScheduleIn, examples={"cron": _REPORT, "interval": _HEARTBEAT, "rrule": _PAYDAY})],
+    bodies=[
+        Body(
+            ScheduleIn,
+            examples={"cron": _REPORT, "interval": _HEARTBEAT, "rrule": _PAYDAY},
+            rules={"ScheduleIn": _TIMING},
+        )
+    ],
     replies=[
         Reply(201, "The new schedule.", ScheduleOut, [LOCATION, ETAG, REPLAYED], links=_AFTERWARDS),
         Reply(200, "With `dry_run`: the schedule as it would be, and its fire times.", ScheduleOut),
@@ -113,7 +153,11 @@ PREVIEW = Doc(
     "and the same in plain English.",
     params=[_TIMES, Param("after", Instant, "Show times after this one, instead of after now.")],
     bodies=[
-        Body(PreviewIn, examples={"nightly": {"cron": "30 2 * * *", "timezone": "Europe/Rome"}})
+        Body(
+            PreviewIn,
+            examples={"nightly": {"cron": "30 2 * * *", "timezone": "Europe/Rome"}},
+            rules={"PreviewIn": _TIMING},
+        )
     ],
     replies=[Reply(200, "What it would do.", PreviewOut)],
 )
@@ -139,7 +183,13 @@ EDIT = Doc(
     description="A field that is given replaces the old value whole. With `dry_run` the answer "
     "shows how the fire times would change.",
     params=[DRY_RUN, IF_MATCH],
-    bodies=[Body(SchedulePatch, examples={"later": {"cron": "0 9 * * MON-FRI"}})],
+    bodies=[
+        Body(
+            SchedulePatch,
+            examples={"later": {"cron": "0 9 * * MON-FRI"}},
+            rules={"SchedulePatch": _PATCH},
+        )
+    ],
     replies=[_THE_SCHEDULE],
     problems=[Conflict, PreconditionFailed],
 )
@@ -154,26 +204,24 @@ DELETE = Doc(
     problems=[PreconditionFailed],
 )
 
-PAUSE = Doc(
-    id="pauseSchedule",
-    tag=TAG,
-    summary="Pause a schedule",
-    description="Times that pass meanwhile are recorded as `skipped_paused`. Calling twice is "
-    "harmless.",
-    params=[IF_MATCH],
-    replies=[_THE_SCHEDULE],
-    problems=[Conflict, PreconditionFailed],
-)
 
-RESUME = Doc(
-    id="resumeSchedule",
-    tag=TAG,
-    summary="Resume a paused schedule",
-    description="It goes on with the next time to come. Calling twice is harmless.",
-    params=[IF_MATCH],
-    replies=[_THE_SCHEDULE],
-    problems=[Conflict, PreconditionFailed],
+def _verb(verb: str, summary: str, description: str) -> Doc:
+    """What is done to a schedule by calling it."""
+    return Doc(
+        id=f"{verb}Schedule",
+        tag=TAG,
+        summary=summary,
+        description=f"{description} Calling twice is harmless.",
+        params=[IF_MATCH],
+        replies=[_THE_SCHEDULE],
+        problems=[Conflict, PreconditionFailed],
+    )
+
+
+PAUSE = _verb(
+    "pause", "Pause a schedule", "Times that pass meanwhile are recorded as `skipped_paused`."
 )
+RESUME = _verb("resume", "Resume a paused schedule", "It goes on with the next time to come.")
 
 RUN = Doc(
     id="runSchedule",
@@ -221,7 +269,7 @@ OCCURRENCES = Doc(
     params=[
         Param("decision", Decision, "Only these decisions."),
         LIMIT,
-        _PLACE,
+        NUMBER_CURSOR,
     ],
     replies=[Reply(200, "A page of the ledger.", OccurrencePage)],
 )
@@ -230,7 +278,7 @@ LIST_CALENDARS = Doc(
     id="listCalendars",
     tag=CALENDARS,
     summary="List calendars",
-    params=[LIMIT, _PLACE],
+    params=[LIMIT, _NAME_CURSOR],
     replies=[Reply(200, "A page of calendars, by name.", CalendarPage)],
 )
 

@@ -1,9 +1,5 @@
 """Reading schedules: one, a page, what comes and what was decided; previews of unsaved ones."""
 
-import base64
-import binascii
-import struct
-from datetime import UTC, datetime
 from typing import get_args
 from uuid import UUID
 
@@ -11,8 +7,9 @@ import msgspec
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
+from mainspring.api import parameters
 from mainspring.api.decoding import decode_as
-from mainspring.api.parameters import encode_cursor, schedule_query
+from mainspring.api.parameters import encode_cursor, flag, number_cursor, page_query, schedule_query
 from mainspring.api.routing import Call, json_response
 from mainspring.api.schedule_validation import ScheduleValidator, raise_if
 from mainspring.api.schedule_views import instant, occurrence_out, schedule_out, upcoming_out
@@ -30,13 +27,12 @@ from mainspring.domain import describe
 from mainspring.domain.misfire import Decision
 from mainspring.errors import InvalidRequest, NotFound, Problem
 from mainspring.store import timezones
-from mainspring.store.schedule_rows import StoredSchedule
+from mainspring.store.schedule_rows import Occurrence, StoredSchedule
 from mainspring.store.schedules import Schedules
 
 _PREVIEW = msgspec.json.Decoder(PreviewIn)
 _DEFAULT_TIMES = 10
 _MOST_TIMES = 1000
-_CURSOR = struct.Struct(">dB")
 
 
 class ScheduleReading:
@@ -51,13 +47,16 @@ class ScheduleReading:
         self._validator = validator
 
     async def page(self, call: Call) -> Response:
-        query = schedule_query(call.request.query_params, {"state": get_args(StateName)})
+        params = call.request.query_params
+        query = schedule_query(params, {"state": get_args(StateName)})
+        overdue = self._config.overdue_after if flag(params, "overdue") else None
         found = await self._schedules.page(
             call.tenant_id,
             before=query.before,
             limit=query.limit,
             state=query.where["state"],
             name=query.where["name"],
+            overdue=overdue,
         )
         items = [schedule_out(schedule, self._config.overdue_after) for schedule in found]
         full = len(found) == query.limit
@@ -83,19 +82,16 @@ class ScheduleReading:
 
     async def occurrences(self, call: Call) -> Response:
         choices = {"decision": tuple(decision.value for decision in Decision)}
-        query = schedule_query(call.request.query_params, choices, with_cursor=False)
-        before = _decode_place(call.request.query_params.get("cursor"))
+        query = page_query(call.request.query_params, choices=choices)
         schedule = await existing_schedule(self._schedules, call)
         lines = await self._schedules.occurrences(
             call.tenant_id,
             schedule.id,
-            before=before,
+            before=None if query.before is None else _place_of(query.before),
             decision=query.where["decision"],
             limit=query.limit,
         )
-        cursor = None
-        if len(lines) == query.limit:
-            cursor = _encode_place(lines[-1].nominal_at.timestamp(), lines[-1].attempt)
+        cursor = number_cursor(lines, query.limit, _number_of(lines[-1]) if lines else None)
         return json_response(OccurrencePage([occurrence_out(line) for line in lines], cursor))
 
     async def preview(self, call: Call) -> Response:
@@ -152,33 +148,19 @@ def _number(params: QueryParams) -> int:
 
 
 def _after(params: QueryParams) -> float | None:
-    text = params.get("after")
-    if text is None:
-        return None
-    try:
-        # In a query an unescaped plus sign means a space: take the offset as it was meant.
-        found = datetime.fromisoformat(text[:11] + text[11:].replace(" ", "+"))
-    except ValueError:
-        raise _refused("after", "is not an ISO 8601 time with an offset") from None
-    if found.tzinfo is None or not 1970 <= found.astimezone(UTC).year < 9000:
-        raise _refused("after", "is not an ISO 8601 time with an offset")
-    return found.timestamp()
+    found = parameters.instant(params, "after")
+    if found is not None and not 1970 <= found.year < 9000:
+        raise _refused("after", "is out of range")
+    return None if found is None else found.timestamp()
 
 
-def _encode_place(nominal: float, attempt: int) -> str:
-    return base64.urlsafe_b64encode(_CURSOR.pack(nominal, attempt)).decode("ascii")
+def _number_of(line: Occurrence) -> int:
+    """The place of a line in the ledger: its time in microseconds, then which pass it was."""
+    return 2 * round(line.nominal_at.timestamp() * 1e6) + line.attempt
 
 
-def _decode_place(text: str | None) -> tuple[float, int] | None:
-    if text is None:
-        return None
-    try:
-        nominal, attempt = _CURSOR.unpack(base64.urlsafe_b64decode(text.encode("ascii")))
-    except (binascii.Error, UnicodeEncodeError, struct.error):
-        raise _refused("cursor", "is not a cursor of this list") from None
-    if not 0 <= nominal < 253_000_000_000 or attempt > 1:
-        raise _refused("cursor", "is not a cursor of this list")
-    return nominal, attempt
+def _place_of(number: int) -> tuple[float, int]:
+    return number // 2 / 1e6, number % 2
 
 
 def _refused(name: str, detail: str) -> InvalidRequest:

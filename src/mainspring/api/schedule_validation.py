@@ -20,8 +20,11 @@ from mainspring.store.calendars import Calendars
 from mainspring.store.schedule_rows import Template
 
 _KINDS = ("cron", "interval", "rrule")
-_LONGEST_INTERVAL = 3660 * 86400.0
+INTERVALS = (1.0, 3660 * 86400.0)
+"""The shortest and the longest, in seconds."""
+
 _LAST_YEAR = 9000
+_SLOW_RULES = asyncio.Semaphore(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,8 @@ def merged(old: Definition, patch: SchedulePatch) -> TimingIn:
         "stop_on_410": old.stop_on_410,
     }
     given = {name: value for name in values if (value := getattr(patch, name)) is not UNSET}
-    if any(given.get(kind) is not None for kind in _KINDS):
+    if not given.keys().isdisjoint(_KINDS):
+        # One takes the place of another; a null alone leaves none, which is refused later.
         values |= dict.fromkeys(_KINDS)
     return TimingIn(**{**values, **given})
 
@@ -196,7 +200,7 @@ def _time_problems(wanted: TimingIn) -> list[Problem]:
         except ValueError as error:
             problems.append(Problem("/interval", str(error)))
         else:
-            if not 1 <= seconds <= _LONGEST_INTERVAL:
+            if not INTERVALS[0] <= seconds <= INTERVALS[1]:
                 problems.append(Problem("/interval", "is not between one second and ten years"))
     return problems
 
@@ -210,8 +214,10 @@ async def _recurrence_problems(definition: Definition) -> list[Problem]:
     if definition.rrule is not None:
         begin = zone(definition.timezone).wall(definition.anchor)
         try:
-            # A rule that never matches is followed for centuries: the others shall not wait for it.
-            await asyncio.to_thread(rrule.parse, definition.rrule, begin, definition.timezone)
+            # A rule that matches seldom is followed for years: the others shall not wait for it,
+            # nor for several of its kind at once.
+            async with _SLOW_RULES:
+                await asyncio.to_thread(rrule.parse, definition.rrule, begin, definition.timezone)
         except rrule.RuleError as error:
             return [Problem("/rrule", str(error))]
     return []

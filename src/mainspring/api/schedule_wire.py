@@ -30,8 +30,11 @@ from mainspring.domain.schedule import MisfirePolicy, OverlapPolicy
 from mainspring.domain.task import Requirements
 from mainspring.domain.zones import GapPolicy, RepeatPolicy
 
-Expression = Annotated[str, Meta(min_length=1, max_length=1000)]
-ZoneName = Annotated[str, Meta(min_length=1, max_length=64)]
+Cron = Annotated[str, Meta(min_length=1, max_length=1000, extra_json_schema={"format": "cron"})]
+Rule = Annotated[str, Meta(min_length=1, max_length=1000, extra_json_schema={"format": "rrule"})]
+ZoneName = Annotated[
+    str, Meta(min_length=1, max_length=64, extra_json_schema={"format": "timezone"})
+]
 CalendarName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}(?!\n)$")]
 Dates = Annotated[list[date], Meta(max_length=2000)]
 StateName = Literal["active", "paused", "ended"]
@@ -71,9 +74,9 @@ class TemplateIn(Struct, frozen=True, forbid_unknown_fields=True):
 class TimingIn(Struct, kw_only=True, forbid_unknown_fields=True):
     """When, and by which policies: exactly one of cron, interval and rrule is given."""
 
-    cron: Expression | None = None
+    cron: Cron | None = None
     interval: Delay | None = None
-    rrule: Expression | None = None
+    rrule: Rule | None = None
     timezone: ZoneName = "UTC"
     start_at: Instant | None = None
     end_at: Instant | None = None
@@ -105,12 +108,12 @@ class PreviewIn(TimingIn, kw_only=True, forbid_unknown_fields=True):
 
 class SchedulePatch(Struct, kw_only=True, forbid_unknown_fields=True):
     """What shall differ. A field that is given replaces the old value whole; giving one of cron,
-    interval and rrule replaces whichever there was."""
+    interval and rrule replaces whichever there was. A null is allowed only beside another one."""
 
     name: Line | UnsetType = UNSET
-    cron: Expression | UnsetType | None = UNSET
+    cron: Cron | UnsetType | None = UNSET
     interval: Delay | UnsetType | None = UNSET
-    rrule: Expression | UnsetType | None = UNSET
+    rrule: Rule | UnsetType | None = UNSET
     timezone: ZoneName | UnsetType = UNSET
     start_at: Instant | UnsetType | None = UNSET
     end_at: Instant | UnsetType | None = UNSET

@@ -99,7 +99,7 @@ class ScheduleChanges:
             shown = schedule_out(unsaved, self._config.overdue_after)
             shown.fire_times = compared(None, table, now)
             return json_response(shown)
-        partition = await self._schedules.create(
+        made = await self._schedules.create(
             call.tenant_id,
             schedule_id,
             wanted.name,
@@ -107,16 +107,17 @@ class ScheduleChanges:
             wanted.template,
             now=now,
             next_at=following,
+            conclude=call.keeps(self._created),
         )
-        if partition is None:
-            raise _taken(wanted.name)
-        self._announce(Settled(), partition)
-        made = await self._schedules.get(call.tenant_id, schedule_id)
         if made is None:
-            raise no_such_schedule(str(schedule_id))
-        response = self._reading.response(made)
+            raise _taken(wanted.name)
+        self._announce(Settled(), made.partition)
+        return self._created(made)
+
+    def _created(self, schedule: StoredSchedule) -> Response:
+        response = self._reading.response(schedule)
         response.status_code = 201
-        response.headers["Location"] = f"/v1/schedules/{schedule_id}"
+        response.headers["Location"] = f"/v1/schedules/{schedule.id}"
         return response
 
     async def replace(self, call: Call) -> Response:
@@ -166,32 +167,36 @@ class ScheduleChanges:
 
     async def run(self, call: Call) -> Response:
         schedule_id = schedule_id_in(call)
-        settled = await self._schedules.run_now(call.tenant_id, schedule_id, self._node.tenure())
+        settled = await self._schedules.run_now(
+            call.tenant_id, schedule_id, self._node.tenure(), call.keeps(_first_task)
+        )
         if settled is None:
             raise no_such_schedule(str(schedule_id))
         self._announce(settled)
-        task = settled.made[0].task
-        headers = {"Location": f"/v1/tasks/{task.id}", "ETag": '"1"'}
-        return json_response(new_task_out(task), 201, headers)
+        return _first_task(settled)
 
     async def backfill(self, call: Call) -> Response:
         schedule_id = (await existing_schedule(self._schedules, call)).id
         wanted = decode_as(_BACKFILL, await call.body())
-        first, last = wanted.from_.timestamp(), wanted.to.timestamp()
-        if last < first:
+        first, last = max(0.0, wanted.from_.timestamp()), wanted.to.timestamp()
+        if wanted.to < wanted.from_:
             raise InvalidRequest("the range is empty", [Problem("/to", "is before from")])
 
         def choose(schedule: StoredSchedule) -> list[float]:
             return _between(schedule.timetable, first, min(last, schedule.now - schedule.offset))
 
         settled = await self._schedules.backfill(
-            call.tenant_id, schedule_id, self._node.tenure(), choose, wanted.max_running
+            call.tenant_id,
+            schedule_id,
+            self._node.tenure(),
+            choose,
+            wanted.max_running,
+            call.keeps(_all_tasks),
         )
         if settled is None:
             raise no_such_schedule(str(schedule_id))
         self._announce(settled)
-        ids = [made.task.id for made in settled.made]
-        return json_response(BackfilledOut(len(ids), ids), 201)
+        return _all_tasks(settled)
 
     # Details ----------------------------------------------------------------------------------
 
@@ -266,6 +271,17 @@ class ScheduleChanges:
         self._node.changed()
         if elsewhere := concerned - ours:
             self._node.hint_others(elsewhere)
+
+
+def _first_task(settled: Settled) -> Response:
+    task = settled.made[0].task
+    headers = {"Location": f"/v1/tasks/{task.id}", "ETag": '"1"'}
+    return json_response(new_task_out(task), 201, headers)
+
+
+def _all_tasks(settled: Settled) -> Response:
+    ids = [made.task.id for made in settled.made]
+    return json_response(BackfilledOut(len(ids), ids), 201)
 
 
 def _paused(schedule: StoredSchedule) -> ScheduleChange | None:

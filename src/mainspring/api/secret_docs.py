@@ -5,17 +5,31 @@ from uuid import UUID
 
 from msgspec import Meta, Raw, Struct, field
 
-from mainspring.api.documentation import Body, Doc, Reply
+from mainspring.api.documentation import REPLAYED, TENANT_ID, Body, Doc, Link, Reply, together
 from mainspring.api.views import TaskOut, Time
 from mainspring.api.wire import DAY, Line
 from mainspring.errors import Conflict
+from mainspring.execution.signing import SECRET_PATTERN
+from mainspring.store.vault import NoKey
 
 TAG = "Webhooks"
 
 Kind = Literal["hmac", "ed25519"]
 SecretText = Annotated[str, Meta(min_length=1, max_length=200)]
-Pem = Annotated[str, Meta(min_length=1, max_length=100_000)]
-Networks = Annotated[tuple[Annotated[str, Meta(max_length=50)], ...], Meta(max_length=100)]
+Certificates = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=100_000,
+        pattern=r"^[^\x00]*$",
+        extra_json_schema={"format": "pem-certificates"},
+    ),
+]
+PrivateKey = Annotated[
+    str, Meta(min_length=1, max_length=100_000, extra_json_schema={"format": "pem-private-key"})
+]
+Network = Annotated[str, Meta(max_length=50, extra_json_schema={"format": "ip-network"})]
+Networks = Annotated[tuple[Network, ...], Meta(max_length=100)]
 
 
 class SecretIn(Struct, forbid_unknown_fields=True):
@@ -68,9 +82,9 @@ class EgressIn(Struct, forbid_unknown_fields=True):
 
     allow: Networks = ()
     deny: Networks = ()
-    ca: Pem | None = None
-    certificate: Pem | None = None
-    key: Pem | None = None
+    ca: Certificates | None = None
+    certificate: Certificates | None = None
+    key: PrivateKey | None = None
 
 
 class EgressOut(Struct):
@@ -92,6 +106,16 @@ class CompleteIn(Struct, forbid_unknown_fields=True):
     retryable: bool = True
 
 
+_SECRET = {
+    "properties": {
+        "secret": {"anyOf": [{"type": "string", "pattern": SECRET_PATTERN}, {"type": "null"}]}
+    }
+}
+_LINKS = {
+    "rotate": Link("rotateSecret", {"id": "$response.body#/id"}, "replace it"),
+    "delete": Link("deleteSecret", {"id": "$response.body#/id"}, "end it"),
+}
+
 LIST = Doc(
     id="listSecrets",
     tag=TAG,
@@ -103,19 +127,35 @@ CREATE = Doc(
     id="createSecret",
     tag=TAG,
     summary="Make a signing secret",
-    description="The secret is in the answer and nowhere else afterwards.",
-    bodies=[Body(SecretIn, examples={"new": {"name": "main"}}, required=False)],
-    replies=[Reply(201, "The new secret.", NewSecretOut)],
-    problems=[Conflict],
+    description="The secret is in the answer and nowhere else afterwards. One that is taken over "
+    "from elsewhere says by its prefix which kind it is: `whsec_` HMAC, `whsk_` ed25519.",
+    bodies=[
+        Body(
+            SecretIn,
+            examples={"new": {"name": "main"}},
+            required=False,
+            rules={"SecretIn": _SECRET},
+        )
+    ],
+    replies=[Reply(201, "The new secret.", NewSecretOut, [REPLAYED], links=_LINKS)],
+    problems=[Conflict, NoKey],
 )
 ROTATE = Doc(
     id="rotateSecret",
     tag=TAG,
     summary="Replace a signing secret",
-    description="Both sign until the old one ends, `overlap` seconds from now.",
-    bodies=[Body(RotateIn, examples={"a day": {"overlap": 86400}}, required=False)],
-    replies=[Reply(201, "The new secret and the old one.", RotatedOut)],
-    problems=[Conflict],
+    description="Both sign until the old one ends, `overlap` seconds from now. The new one is of "
+    "the same kind.",
+    bodies=[
+        Body(
+            RotateIn,
+            examples={"a day": {"overlap": 86400}},
+            required=False,
+            rules={"RotateIn": _SECRET},
+        )
+    ],
+    replies=[Reply(201, "The new secret and the old one.", RotatedOut, [REPLAYED])],
+    problems=[Conflict, NoKey],
 )
 DELETE = Doc(
     id="deleteSecret",
@@ -128,14 +168,25 @@ READ_EGRESS = Doc(
     id="readEgress",
     tag=TAG,
     summary="Read a tenant's egress rules",
+    params=[TENANT_ID],
     replies=[Reply(200, "The rules.", EgressOut)],
 )
 CHANGE_EGRESS = Doc(
     id="changeEgress",
     tag=TAG,
     summary="Replace a tenant's egress rules and TLS identity",
-    bodies=[Body(EgressIn, examples={"office": {"allow": ["10.20.0.0/16"]}})],
+    description="Networks that its webhooks may call, or may not, beside the installation's rules. "
+    "`ca` holds the authorities it trusts; `certificate` (its own first) and `key` go together.",
+    params=[TENANT_ID],
+    bodies=[
+        Body(
+            EgressIn,
+            examples={"office": {"allow": ["10.20.0.0/16"]}},
+            rules={"EgressIn": together("certificate", "key", "string")},
+        )
+    ],
     replies=[Reply(200, "The rules.", EgressOut)],
+    problems=[NoKey],
 )
 COMPLETE = Doc(
     id="completeTask",

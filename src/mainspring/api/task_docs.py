@@ -10,17 +10,19 @@ from mainspring.api.documentation import (
     ETAG,
     IF_MATCH,
     IF_NONE_MATCH,
+    LABEL,
     LIMIT,
     LOCATION,
+    NAME,
+    QUEUE,
     REPLAYED,
-    AnyLabel,
-    AnyText,
     Body,
     Doc,
     Link,
     Param,
     Reply,
     either,
+    next_page,
 )
 from mainspring.api.views import ExecutionList, OutcomeOut, State, TaskOut, TaskPage
 from mainspring.api.wire import BatchIn, Instant, TaskIn, TaskPatch
@@ -70,9 +72,9 @@ LIST = Doc(
     "may be short, or even empty, and still have a `next_cursor`: only its absence ends the list.",
     params=[
         Param("state", State, "Only tasks in this state."),
-        Param("queue", AnyText, "Only tasks of this queue."),
-        Param("name", AnyText, "Only tasks of this name."),
-        Param("label", list[AnyLabel], "Only with this label, `name:value`; may be repeated."),
+        QUEUE,
+        NAME,
+        LABEL,
         Param("due_after", Instant, "Only tasks due at or after this time."),
         Param("due_before", Instant, "Only tasks due before this time."),
         Param("schedule_id", UUID, "Only tasks of this schedule."),
@@ -80,14 +82,7 @@ LIST = Doc(
         LIMIT,
         CURSOR,
     ],
-    replies=[
-        Reply(
-            200,
-            "A page of tasks.",
-            TaskPage,
-            links={"next": Link("listTasks", {"cursor": "$response.body#/next_cursor"})},
-        )
-    ],
+    replies=[Reply(200, "A page of tasks.", TaskPage, links=next_page("listTasks"))],
 )
 
 CREATE = Doc(
@@ -179,39 +174,24 @@ EXECUTIONS = Doc(
     replies=[Reply(200, "The tries.", ExecutionList)],
 )
 
-CANCEL = Doc(
-    id="cancelTask",
-    tag=TAG,
-    summary="Cancel a task",
-    description="A waiting task ends at once. A running one is asked to stop (`cancel_requested`). "
-    "Calling twice is harmless.",
-    replies=[_THE_TASK],
-    problems=[Conflict],
-)
 
-PAUSE = Doc(
-    id="pauseTask",
-    tag=TAG,
-    summary="Pause a task",
-    description="It will not start until it is resumed. Calling twice is harmless.",
-    replies=[_THE_TASK],
-    problems=[Conflict],
-)
+def _verb(verb: str, summary: str, description: str) -> Doc:
+    """What is done to a task by calling it."""
+    return Doc(
+        id=f"{verb}Task",
+        tag=TAG,
+        summary=summary,
+        description=f"{description} Calling twice is harmless.",
+        replies=[_THE_TASK],
+        problems=[Conflict],
+    )
 
-RESUME = Doc(
-    id="resumeTask",
-    tag=TAG,
-    summary="Resume a paused task",
-    description="It keeps its due time. Calling twice is harmless.",
-    replies=[_THE_TASK],
-    problems=[Conflict],
-)
 
-RUN = Doc(
-    id="runTask",
-    tag=TAG,
-    summary="Run a task now",
-    description="Makes a waiting task due at once. Calling twice is harmless.",
-    replies=[_THE_TASK],
-    problems=[Conflict],
+CANCEL = _verb(
+    "cancel",
+    "Cancel a task",
+    "A waiting task ends at once. A running one is asked to stop (`cancel_requested`).",
 )
+PAUSE = _verb("pause", "Pause a task", "It will not start until it is resumed.")
+RESUME = _verb("resume", "Resume a paused task", "It keeps its due time.")
+RUN = _verb("run", "Run a task now", "Makes a waiting task due at once.")

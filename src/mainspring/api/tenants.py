@@ -23,7 +23,7 @@ from mainspring.config import Config
 from mainspring.domain import apikey
 from mainspring.domain.placement import PARTITIONS
 from mainspring.domain.tenant import TenantLimits
-from mainspring.errors import Conflict, Forbidden, InvalidRequest, NotFound, Problem
+from mainspring.errors import Conflict, Forbidden, InvalidRequest, Problem
 from mainspring.store.key_ring import MOST_LIVE_KEYS
 from mainspring.store.tenants import StoredTenant, Tenants
 
@@ -45,13 +45,17 @@ class TenantResource:
         spread = wanted.spread or _usual_spread(wanted.max_running)
         limits = _checked(TenantLimits(wanted.weight, wanted.max_running, spread))
         text = apikey.make(self._config.key_environment, self._unpredictable)
-        made = await self._tenants.create(wanted.name, limits, text, SCOPES, call.actor)
+        made = await self._tenants.create(
+            wanted.name,
+            limits,
+            text,
+            SCOPES,
+            call.actor,
+            call.keeps(lambda made: _shown_once(made, text)),
+        )
         if made is None:
             raise Conflict(f"there is a tenant {wanted.name!r} already")
-        shown = msgspec.structs.asdict(_tenant_out(made))
-        body = NewTenantOut(**shown, api_key=text.secret)
-        headers = {"Cache-Control": "no-store", "Location": f"/v1/tenants/{made.id}"}
-        return json_response(body, 201, headers)
+        return _shown_once(made, text)
 
     async def page(self, call: OperatorCall) -> Response:
         query = page_query(call.request.query_params)
@@ -61,19 +65,17 @@ class TenantResource:
         return json_response(TenantPage([_tenant_out(tenant) for tenant in found], cursor))
 
     async def one(self, call: OperatorCall) -> Response:
-        tenant_id = _id_in(call)
-        return _shown(await self._tenants.get(tenant_id), tenant_id)
+        return _shown(call, await self._tenants.get(call.tenant_id))
 
     async def edit(self, call: OperatorCall) -> Response:
-        tenant_id = _id_in(call)
+        tenant_id = call.tenant_id
         patch = decode_as(_PATCH, await call.body())
         changed = await self._tenants.change(tenant_id, lambda old: _merged(old, patch), call.actor)
-        return _shown(changed, tenant_id)
+        return _shown(call, changed)
 
     async def delete(self, call: OperatorCall) -> Response:
-        tenant_id = _id_in(call)
-        if not await self._tenants.delete(tenant_id, call.actor):
-            raise _no_such_tenant(tenant_id)
+        if not await self._tenants.delete(call.tenant_id, call.actor):
+            raise call.no_such_tenant()
         return Response(status_code=204)
 
     async def limits(self, call: Call) -> Response:
@@ -123,18 +125,13 @@ def _tenant_out(tenant: StoredTenant) -> TenantOut:
     return msgspec.convert(tenant, TenantOut, from_attributes=True)
 
 
-def _shown(tenant: StoredTenant | None, tenant_id: int) -> Response:
+def _shown_once(tenant: StoredTenant, key: apikey.KeyText) -> Response:
+    body = NewTenantOut(**msgspec.structs.asdict(_tenant_out(tenant)), api_key=key.secret)
+    headers = {"Cache-Control": "no-store", "Location": f"/v1/tenants/{tenant.id}"}
+    return json_response(body, 201, headers)
+
+
+def _shown(call: OperatorCall, tenant: StoredTenant | None) -> Response:
     if tenant is None:
-        raise _no_such_tenant(tenant_id)
+        raise call.no_such_tenant()
     return json_response(_tenant_out(tenant))
-
-
-def _id_in(call: OperatorCall) -> int:
-    text: str = call.request.path_params["id"]
-    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= _LARGEST_ID):
-        raise _no_such_tenant(text)
-    return int(text)
-
-
-def _no_such_tenant(tenant_id: int | str) -> NotFound:
-    return NotFound(f"there is no tenant {str(tenant_id)[:64]!r}")

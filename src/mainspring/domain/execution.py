@@ -41,6 +41,8 @@ class Assignment(NamedTuple):
     lease_end: float
     spec: TaskSpec
     payload: bytes
+    run: float
+    """When it was meant to run; `due` moves on with every retry."""
 
 
 class Report(NamedTuple):

@@ -3,13 +3,17 @@
 dateutil counts from the rule's beginning each time, and a rule that never matches it follows to
 the year 9999. So the beginning is moved close to where we look, by whole periods, which changes
 nothing; and since the Gregorian calendar repeats itself after 400 years, we look in its last
-repetition, where the end is never far.
+repetition, where the end is never far. What no day of any year can match is refused before that, by
+looking at one year of each of the fourteen kinds.
 """
 
 import re
-from datetime import UTC, datetime, timedelta
+from calendar import isleap, monthrange
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 from itertools import islice
+from typing import NamedTuple
 
 from dateutil.rrule import DAILY, HOURLY, MINUTELY, SECONDLY, WEEKLY, rrule, rrulestr
 
@@ -31,6 +35,12 @@ _END = datetime(9999, 12, 31)  # noqa: DTZ001 - walls are naive on purpose
 _MOST_COUNT = 10_000
 _MOST_STEPS = 100_000
 _LONGEST = 1000
+_MOST_LEAPS = 2000
+_BOUNDS = frozenset({"COUNT", "UNTIL"})
+_WITHIN_THE_DAY = (HOURLY, MINUTELY, SECONDLY)
+_DAY_PARTS = frozenset({"bymonth", "bymonthday", "byyearday", "byweekno", "byweekday"})
+_DAY = timedelta(days=1)
+_INSTANT = timedelta(seconds=1)
 _UNTIL = re.compile(r"(\d{8})(?:T(\d{6})(Z?))?")
 
 
@@ -49,14 +59,24 @@ class Rule:
         self._begin = begin
         self._until = until
         self._era = timedelta(0)
+        self._asked: tuple[datetime, datetime] | None = None
+        """The last question and its answer: between the two every question has the same answer."""
         if begin.year < 9600:
             years = (9999 - begin.year) // _ERA * _ERA
             self._era = begin.replace(year=begin.year + years) - begin
-        text = ";".join(f"{name}={value}" for name, value in parts.items() if name != "UNTIL")
+        text = ";".join(f"{name}={value}" for name, value in parts.items() if name not in _BOUNDS)
         self._rule = _read(text, begin + self._era)
-        self.every_hour = self._freq in (HOURLY, MINUTELY, SECONDLY) and "BYHOUR" not in parts
+        if _matches_no_day(self._rule):
+            raise NeverFires("never fires: no day of any year matches")
+        if self._freq in _WITHIN_THE_DAY and _beyond_the_set(self._rule):
+            raise NeverFires("never fires: no period has so many times as BYSETPOS asks for")
+        self._days: rrule | None = None
+        """Which days a rule within the day is for: to be leapt to, not walked to."""
+        self.every_hour = self._freq in _WITHIN_THE_DAY and "BYHOUR" not in parts
+        if self._freq in _WITHIN_THE_DAY:
+            self._rule, self._days = _split(self._rule, begin + self._era)
         if "COUNT" in parts:
-            self._until = self._last_counted(parts)
+            self._until = self._last_counted(int(parts["COUNT"]))
 
     @property
     def _freq(self) -> int:
@@ -65,11 +85,16 @@ class Rule:
     def next(self, after: datetime) -> datetime | None:
         if self._is_over(after):
             return None
+        if self._asked is not None and self._asked[0] <= after < self._asked[1]:
+            return self._within(self._asked[1])
         near = max(after, self._begin - timedelta(seconds=1)) + self._era
-        found = self._from(near).after(near)
+        found = next(self._after(near), None)
         if found is None:
             return None
-        wall = found - self._era
+        self._asked = (after, found - self._era)
+        return self._within(found - self._era)
+
+    def _within(self, wall: datetime) -> datetime | None:
         return None if self._until is not None and wall > self._until else wall
 
     def count(self, after: datetime, until: datetime) -> int:
@@ -84,12 +109,33 @@ class Rule:
             return []
         near = max(after, self._begin - timedelta(seconds=1)) + self._era
         found: list[datetime] = []
-        for late in islice(self._from(near).xafter(near), _MOST_STEPS):
+        for late in islice(self._after(near), _MOST_STEPS):
             wall = late - self._era
             if wall > end:
                 break
             found.append(wall)
         return found
+
+    def _after(self, near: datetime) -> Iterator[datetime]:
+        """What matches after a time of the last era."""
+        if self._days is None:
+            yield from self._from(near).xafter(near)
+            return
+        today = None
+        for _ in range(_MOST_LEAPS):
+            for found in self._from(near).xafter(near):
+                if found.date() != today:
+                    midnight = datetime.combine(found.date(), time())
+                    day = _moved(self._days, midnight - _DAY).after(midnight - _INSTANT)
+                    if day != midnight:
+                        break
+                    today = found.date()
+                yield found
+            else:
+                return
+            if day is None:
+                return
+            near = day - _INSTANT
 
     def _from(self, near: datetime) -> rrule:
         """The same rule, begun a little before that time of the last era."""
@@ -104,13 +150,10 @@ class Rule:
             return True
         return after >= _END - self._era - timedelta(days=1)
 
-    def _last_counted(self, parts: dict[str, str]) -> datetime:
-        counted = int(parts.pop("COUNT"))
+    def _last_counted(self, counted: int) -> datetime:
         if not 1 <= counted <= _MOST_COUNT:
             raise RuleError(f"COUNT is not between 1 and {_MOST_COUNT}")
-        times = list(islice(self._rule, counted))
-        text = ";".join(f"{name}={value}" for name, value in parts.items())
-        self._rule = _read(text, self._begin + self._era)
+        times = list(islice(self._after(self._begin + self._era - _INSTANT), counted))
         return times[-1] - self._era if times else self._begin - timedelta(seconds=1)
 
 
@@ -141,6 +184,90 @@ def parse(text: str, begin: datetime, zone_name: str) -> Rule:
     if never:
         raise NeverFires("never fires")
     return rule
+
+
+def _beyond_the_set(rule: rrule) -> bool:
+    """Whether an hour, minute or second never has as many times as BYSETPOS counts up to."""
+    known = vars(rule)
+    size = 1
+    if known["_freq"] == HOURLY:
+        size *= len(known["_byminute"] or (0,))
+    if known["_freq"] in (HOURLY, MINUTELY):
+        size *= len(known["_bysecond"] or (0,))
+    return all(abs(place) > size for place in known["_bysetpos"] or (1,))
+
+
+def _split(rule: rrule, begin: datetime) -> tuple[rrule, rrule | None]:
+    """A rule by the hour, minute or second without its choice of days, and that choice."""
+    given = vars(rule)["_original_rule"]
+    chosen = {name: given[name] for name in _DAY_PARTS if given.get(name)}
+    if not chosen:
+        return rule, None
+    rest = {name: value for name, value in given.items() if name not in _DAY_PARTS}
+    wkst = vars(rule)["_wkst"]
+    days = rrule(DAILY, dtstart=begin, wkst=wkst, byhour=0, byminute=0, bysecond=0, **chosen)
+    within = rrule(vars(rule)["_freq"], begin, vars(rule)["_interval"], wkst=wkst, **rest)
+    return within, days
+
+
+def _matches_no_day(rule: rrule) -> bool:
+    """Whether no day can match, whatever the year. Positions in a set and intervals are not looked
+    at here: they only make matches rarer."""
+    known = vars(rule)
+    months, weekdays, weeks = known["_bymonth"], known["_byweekday"], known["_byweekno"]
+    forward, backward = known["_bymonthday"], known["_bynmonthday"]
+    year_days = known["_byyearday"]
+    if not any((forward, backward, year_days, weeks)):
+        return False  # some day of any month has any weekday
+    for day in _every_kind_of_day():
+        if months and day.month not in months:
+            continue
+        if weekdays and day.weekday not in weekdays:
+            continue
+        if (forward or backward) and not (day.day in forward or day.from_end in backward):
+            continue
+        if year_days and not (day.of_year in year_days or day.of_year_from_end in year_days):
+            continue
+        if not weeks or not day.weeks.isdisjoint(weeks):
+            return False
+    return True
+
+
+class _Day(NamedTuple):
+    """What rules say about a day; the numbers from the end are negative."""
+
+    month: int
+    day: int
+    from_end: int
+    of_year: int
+    of_year_from_end: int
+    weekday: int
+    weeks: frozenset[int]
+
+
+@lru_cache(1)
+def _every_kind_of_day() -> tuple[_Day, ...]:
+    """All days of fourteen years: leap years or not, begun on each weekday."""
+    kinds: dict[tuple[bool, int], int] = {}
+    for year in range(2000, 2028):
+        kinds.setdefault((isleap(year), date(year, 1, 1).weekday()), year)
+    return tuple(day for year in kinds.values() for day in _days_of(year))
+
+
+def _days_of(year: int) -> Iterator[_Day]:
+    length = 365 + isleap(year)
+    for number in range(length):
+        day = date(year, 1, 1) + timedelta(number)
+        from_end = day.day - monthrange(year, day.month)[1] - 1
+        # A week's number depends on the day that weeks begin with: give a week on both sides.
+        week = number // 7 + 1
+        weeks = {w for near in (week - 1, week, week + 1) for w in (near, near - 54, near - 53)}
+        if number < 7 or number >= length - 7:
+            weeks |= {1, 52, 53, -1, -52, -53}
+        yield _Day(
+            day.month, day.day, from_end, number + 1, number - length, day.weekday(),
+            frozenset(weeks),
+        )  # fmt: skip
 
 
 def _read(text: str, begin: datetime) -> rrule:

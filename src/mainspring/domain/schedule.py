@@ -168,17 +168,13 @@ class Timetable:
         """(after, until] in pieces that are excluded or not as a whole."""
         if after >= until:
             return
-        edges = {after, until}
-        if after < cut < until:
-            edges.add(cut)
+        borders = [cut]
         first = bisect_left(self._excluded, self._zone.day(after))
         for day in self._excluded[first : bisect_right(self._excluded, self._zone.day(until))]:
-            for edge in (day, day + timedelta(1)):
-                moment = self._zone.start_of(edge) - INSTANT
-                if after < moment < until:
-                    edges.add(moment)
-        ordered = sorted(edges)
-        for start, end in pairwise(ordered):
+            borders += (self._zone.start_of(day), self._zone.start_of(day + timedelta(1)))
+        # What is due at a border belongs to the piece that begins there.
+        edges = {edge for border in borders if after < (edge := border - INSTANT) < until}
+        for start, end in pairwise(sorted({after, until} | edges)):
             yield start, end, self.excludes(end)
 
     def _has(self, day: date) -> bool:

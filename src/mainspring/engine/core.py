@@ -22,13 +22,11 @@ from mainspring.engine.explain import Situation
 from mainspring.engine.fair import Accepts, FairQueue, NeedsWorker
 from mainspring.engine.gates import expired
 from mainspring.engine.leases import Held, HeldLeases, Running, RunningTasks
-from mainspring.engine.ledger import Cause
+from mainspring.engine.ledger import WORTH_TELLING, Cause
 from mainspring.engine.room import Room
 from mainspring.engine.timer import Timer
 from mainspring.engine.window import Refill, Window
 
-_WORTH_TELLING = 0.01
-"""A start less late than this is on time: nobody asks where the milliseconds went."""
 _UNEXPLAINED = 0.001
 
 
@@ -208,7 +206,7 @@ class Engine:
     def lateness(self, entry: Entry, started: float) -> dict[str, float]:
         """Where the seconds between due and start went."""
         late = started - entry.row.due
-        if late < _WORTH_TELLING:
+        if late < WORTH_TELLING:
             return {}
         waited = {cause.value: round(s, 6) for cause, s in (entry.waited or {}).items()}
         rest = late - sum(waited.values())

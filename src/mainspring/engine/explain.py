@@ -29,6 +29,8 @@ class Situation:
     place: int | None = None
     crowded_out: bool = False
     started: bool = False
+    held_back: str | None = None
+    """What a claimed task waits for in the queue of its executor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,9 @@ class Explanation:
 
 def explain(row: TaskRow, attempts: int, around: Situation, now: float) -> Explanation:
     """Judge an unfinished task."""
+    if around.held_back is not None:
+        gate = Gate(Cause.WORKER_QUEUE, False, around.held_back)
+        return Explanation(Cause.WORKER_QUEUE, (gate,), None, None, _UNBLOCK[Cause.WORKER_QUEUE])
     if row.state == TaskState.RUNNING or around.started:
         wish = "It was asked to cancel." if row.cancel_requested else "There is nothing to unblock."
         return Explanation(RUNNING, (), None, None, f"The task is running. {wish}")
@@ -149,5 +154,6 @@ _UNBLOCK: dict[str, str] = {
     Cause.TENANT_LIMIT: "A running task of the tenant has to end, or the tenant's limit to rise.",
     Cause.CONCURRENCY_KEY: "A running task under the same concurrency key has to end.",
     Cause.NO_WORKER: "Start a worker that offers what the task's target needs.",
+    Cause.WORKER_QUEUE: "It is claimed; what its executor does before it has to end.",
     Cause.FAIR_SHARE: "A slot has to become free: running tasks have to end, or slots to be added.",
 }

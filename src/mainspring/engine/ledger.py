@@ -32,6 +32,10 @@ _LIMITS = frozenset({Cause.TENANT_LIMIT, Cause.RATE_LIMIT, Cause.CONCURRENCY_KEY
 _CAPACITY = frozenset({Cause.NO_WORKER, Cause.FAIR_SHARE, Cause.WORKER_QUEUE, Cause.BREAKER_OPEN})
 
 
+WORTH_TELLING = 0.01
+"""A start less late than this is on time: nobody asks where the milliseconds went."""
+
+
 class Stamp(NamedTuple):
     """What a bucket had added up when a task entered it."""
 
@@ -74,6 +78,17 @@ class Bucket:
     def _up_to(self, now: float) -> Mapping[Cause, float]:
         spent = self._totals.get(self._cause, 0.0) + now - self._since
         return {**self._totals, self._cause: spent}
+
+
+def with_queue(waited: Mapping[str, float] | None, late: float) -> Mapping[str, float] | None:
+    """The ledger of a task that started this late: what nobody has accounted for it spent in the
+    queue of its executor, after it was handed out."""
+    if late < WORTH_TELLING:
+        return waited
+    rest = late - sum(waited.values()) if waited else late
+    if rest < WORTH_TELLING:
+        return waited
+    return {**(waited or {}), Cause.WORKER_QUEUE.value: round(rest, 6)}
 
 
 def blame(waited: Mapping[str, float]) -> str:

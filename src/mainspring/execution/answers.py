@@ -18,12 +18,13 @@ LONGEST_WAIT = 30 * 86400.0
 """No receiver is believed that asks for more patience than this."""
 
 _RETRIED = frozenset({408, 425, 429})
-_OF_INTEREST = frozenset(
-    {
+_OF_INTEREST = {
+    name.encode(): name
+    for name in (
         *("content-type", "content-encoding", "content-length", "date", "location", "server"),
         *("etag", "retry-after", "mainspring-complete", "x-request-id", "request-id"),
-    }
-)
+    )
+}
 _LONGEST_VALUE = 512
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -66,10 +67,10 @@ def headers_of_interest(lines: Iterable[bytes]) -> dict[str, str]:
     """The few headers that are kept, by their lower-case names; of several the last."""
     kept: dict[str, str] = {}
     for line in lines:
-        raw_name, colon, raw_value = line.partition(b":")
-        name = raw_name.decode("latin-1").strip().lower()
-        if colon and name in _OF_INTEREST:
-            kept[name] = raw_value.decode("latin-1").strip()[:_LONGEST_VALUE]
+        name, colon, value = line.partition(b":")
+        known = _OF_INTEREST.get(name.strip().lower()) if colon else None
+        if known is not None:
+            kept[known] = value.decode("latin-1").strip()[:_LONGEST_VALUE]
     return kept
 
 

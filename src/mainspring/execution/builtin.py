@@ -79,6 +79,9 @@ class BuiltInExecutor:
         if running is not None:
             running.cancel()
 
+    def holds_back(self, task_id: UUID, fence: int) -> str | None:
+        return None
+
     async def stop(self, grace: float) -> None:
         if self._tries:
             await asyncio.wait(self._tries.values(), timeout=grace)

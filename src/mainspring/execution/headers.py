@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from mainspring.domain.execution import Assignment
 from mainspring.domain.webhook import WebhookProfile
@@ -37,7 +38,17 @@ def build(
     user_agent: str,
 ) -> list[bytes]:
     """All header lines of one try. Secret headers win over plain ones of the same name."""
-    theirs = {**(assignment.spec.target.headers or {}), **secret}
+    headers = assignment.spec.target.headers
+    if headers or secret:
+        lines = _theirs({**(headers or {}), **secret}, user_agent)
+    else:
+        lines = list(_without_theirs(user_agent))
+    lines += _own(assignment, profile, int(now))
+    return lines
+
+
+def _theirs(theirs: Mapping[str, str], user_agent: str) -> list[bytes]:
+    """What the user gave, and what it lacks."""
     given = {name.lower() for name in theirs}
     lines = [_line(name, value) for name, value in theirs.items()]
     if "content-type" not in given:
@@ -48,20 +59,25 @@ def build(
     lines.append(b"Expect:")
     if "accept" not in given:
         lines.append(b"Accept: */*")
-    lines += _own(assignment, profile, int(now))
     return lines
 
 
+@lru_cache(16)
+def _without_theirs(user_agent: str) -> list[bytes]:
+    return _theirs({}, user_agent)
+
+
 def _own(assignment: Assignment, profile: WebhookProfile, timestamp: int) -> list[bytes]:
-    message_id, digits, fence = str(assignment.id), assignment.id.hex, assignment.fence
-    due = datetime.fromtimestamp(assignment.due, UTC).isoformat().replace("+00:00", "Z")
+    digits, fence = assignment.id.hex, assignment.fence
+    message_id = f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    run = datetime.fromtimestamp(assignment.run, UTC).isoformat().replace("+00:00", "Z")
     # One trace per task, one span per try: both follow from what the receiver is told anyway.
     text = (
         f"webhook-id: {message_id}\n"
         f"webhook-timestamp: {timestamp}\n"
         f"X-Idempotency-Key: {message_id}\n"
         f"X-Mainspring-Attempt: {assignment.attempt}\n"
-        f"X-Mainspring-Scheduled-At: {due}\n"
+        f"X-Mainspring-Scheduled-At: {run}\n"
         f"X-Mainspring-Fence: {fence}\n"
         f"traceparent: 00-{digits}-{digits[24:]}{fence & 0xFFFFFFFF:08x}-01"
     )

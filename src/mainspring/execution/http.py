@@ -5,6 +5,7 @@ Its deadline counts from the moment it is sent, so that waiting for a turn costs
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -21,6 +22,7 @@ from mainspring.execution.guard import Egress, Origin, host_problem, origin_of
 from mainspring.execution.lanes import Caps, Lanes
 from mainspring.execution.port import ReportSink
 from mainspring.execution.sender import Key, Reply, Request, Sender, SenderSettings
+from mainspring.observe.metrics import Metrics
 
 log = structlog.get_logger()
 
@@ -89,12 +91,14 @@ class HttpExecutor:
         settings: HttpSettings,
         source: ProfileSource,
         unseal: Unseal,
+        metrics: Metrics,
     ) -> None:
         self._clock = clock
         self._report = report
         self._settings = settings
         self._source = source
         self._unseal = unseal
+        self._metrics = metrics
         self._lanes: Lanes[_Try] = Lanes(settings.caps)
         self._sender = Sender(settings.sender, self._deliver)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -106,6 +110,8 @@ class HttpExecutor:
         self._asked: set[int] = set()
         self._releasing = False
         self._idle = asyncio.Event()
+        metrics.webhooks_in_flight.set_function(lambda: self._lanes.in_flight)
+        metrics.webhooks_waiting.set_function(lambda: sum(not t.sent for t in self._tries.values()))
 
     def can_run(self, capability: str) -> bool:
         return capability == "http"
@@ -118,6 +124,9 @@ class HttpExecutor:
             if wrong is not None:
                 failed.append(wrong)
         if failed:
+            self._metrics.webhooks.labels("refused").inc(
+                sum(r.error is not None and r.error.code == "egress-blocked" for r in failed)
+            )
             self._report(failed)
         self._pump()
 
@@ -130,6 +139,17 @@ class HttpExecutor:
             self._sender.cancel(waiting.key)
         else:
             self._withdraw([waiting])
+
+    def holds_back(self, task_id: UUID, fence: int) -> str | None:
+        waiting = self._tries.get((task_id, fence))
+        if waiting is None or waiting.sent:
+            return None
+        found = self._lanes.place(waiting.assignment.tenant_id, waiting.origin, waiting)
+        if found is None:
+            return "it waits for the tenant's webhook settings to be read"
+        ahead, in_flight = found
+        host = f"{waiting.origin.host}:{waiting.origin.port}"
+        return f"{in_flight} requests to {host} are in flight, {ahead} are queued before it"
 
     def forget(self, tenant_id: int) -> None:
         """A tenant's profile was changed through this node: read it anew before the next try."""
@@ -260,15 +280,21 @@ class HttpExecutor:
     def _replied(self, replies: Sequence[Reply]) -> None:
         now = self._clock.now()
         reports = []
+        results: Counter[str] = Counter()
         for reply in replies:
             each = self._tries[reply.key]
+            self._metrics.webhook_seconds.observe(max(0.0, now - each.started))
             self._lanes.ended(each.assignment.tenant_id, each.origin)
             kept = answers.headers_of_interest(reply.headers)
             if not each.cancelled and answers.completes_later(reply, kept):
+                results["later"] += 1
                 self._expect_later(each, now)
             else:
+                results[_result_class(reply)] += 1
                 del self._tries[reply.key]
                 reports.append(self._conclude(each, reply, kept, now))
+        for result, count in results.items():
+            self._metrics.webhooks.labels(result).inc(count)
         self._pump()
         self._hand_in(reports)
 
@@ -338,6 +364,12 @@ class HttpExecutor:
             self._report(reports)
         if not self._tries:
             self._idle.set()
+
+
+def _result_class(reply: Reply) -> str:
+    if reply.trouble is not None:
+        return "refused" if reply.trouble == "blocked" else reply.trouble
+    return f"{reply.status // 100}xx" if 200 <= reply.status < 600 else "bad-answer"
 
 
 def _masked(

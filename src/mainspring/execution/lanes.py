@@ -52,6 +52,19 @@ class Lanes(Generic[T]):
         self._turn: deque[tuple[int, _Tenant[T]]] = deque()
         self._in_flight = 0
 
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    def place(self, tenant_id: int, origin: Origin, item: T) -> tuple[int, int] | None:
+        """How many of its lane go before something that waits, and how many are in flight there;
+        None when it does not wait."""
+        tenant = self._tenants.get(tenant_id)
+        lane = tenant.lanes.get(origin) if tenant else None
+        if lane is None or item not in lane.waiting:
+            return None
+        return lane.waiting.index(item), lane.in_flight
+
     def push(self, tenant_id: int, origin: Origin, item: T) -> None:
         """Something shall be sent."""
         tenant = self._tenants.get(tenant_id)

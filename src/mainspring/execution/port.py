@@ -27,6 +27,10 @@ class Executor(Protocol):
         """Stop this try if it is still running; it is then reported as cancelled."""
         ...
 
+    def holds_back(self, task_id: UUID, fence: int) -> str | None:
+        """What a try waits for that was started and is not under way yet; None: it waits not."""
+        ...
+
     async def stop(self, grace: float) -> None:
         """Let running tries finish for `grace` seconds, then release the rest."""
         ...

@@ -2,8 +2,8 @@
 
 The node where a worker waits says so to the others. One that has tasks for it calls back, is
 granted slots of that very worker, claims, and tells what it claimed; the worker's node reads the
-tasks and answers. Slots are counted in one place only, at the worker's node, so no worker gets more than it
-asked for, and no task waits because its worker asks elsewhere.
+tasks and answers. Slots are counted in one place only, at the worker's node: no worker gets more
+than it asked for, and no task waits because its worker asks elsewhere.
 """
 
 import asyncio

@@ -31,6 +31,9 @@ _WATCH_EVERY = 5.0
 # it is not due yet by the database's clock.
 _REST = 0.02
 _RETIME_CHUNK = 1000
+# After an outage all schedules of an installation stand still for a moment: so many are told of
+# at a look.
+_MOST_TOLD = 100
 
 
 class Materializer:
@@ -51,7 +54,6 @@ class Materializer:
         self._metrics = metrics
         self._hinted = asyncio.Event()
         self._watch_at = 0.0
-        self._retimed: frozenset[int] = frozenset()
 
     def hint(self) -> None:
         """Somebody changed something: look now."""
@@ -69,9 +71,7 @@ class Materializer:
 
     async def _turn(self) -> None:
         partitions = self._state.engine.partitions
-        if partitions - self._retimed:
-            await self._retime(partitions)
-        await self._watch()
+        await self._look_after(partitions)
         now = self._state.clock.now()
         batch = self._config.schedule_batch
         due = await self._schedules.due(partitions, until=now + _AHEAD, limit=_BATCHES * batch)
@@ -116,12 +116,15 @@ class Materializer:
         if elsewhere - ours:
             self._signals.wake_owners(elsewhere - ours)
 
+    async def _look_after(self, partitions: frozenset[int]) -> None:
+        now = self._state.clock.now()
+        if now >= self._watch_at:
+            self._watch_at = now + _WATCH_EVERY
+            await self._retime(partitions)
+            await self._watch()
+
     async def _watch(self) -> None:
         """Say so when schedules stand still, whoever should have decided on them."""
-        now = self._state.clock.now()
-        if now < self._watch_at:
-            return
-        self._watch_at = now + _WATCH_EVERY
         overdue, since = await self._schedules.overdue(self._config.overdue_after)
         self._metrics.schedules_overdue.set(overdue)
         if overdue:
@@ -131,18 +134,18 @@ class Materializer:
                 schedules=overdue,
                 since=since.isoformat() if since else None,
             )
+            await self._schedules.tell_overdue(self._config.overdue_after, limit=_MOST_TOLD)
 
     async def _retime(self, partitions: frozenset[int]) -> None:
-        """After a change of the tz database the future is computed anew, once per partition."""
-        fresh = partitions - self._retimed
-        while count := await self._schedules.retime(fresh, limit=_RETIME_CHUNK):
+        """After a change of the tz database the future is computed anew. Looked for again and
+        again: a node of an older version may have computed something meanwhile."""
+        while count := await self._schedules.retime(partitions, limit=_RETIME_CHUNK):
             log.info(
                 "computed next times anew",
                 action="schedule.retimed",
                 schedules=count,
                 tzdata=timezones.version(),
             )
-        self._retimed = partitions
 
     async def _rest(self, seconds: float) -> None:
         try:

@@ -134,7 +134,13 @@ class Node:
         if needs_worker(row.capability):
             return around
         slots = self._dispatcher.free_slots if around.owned else None
-        return replace(around, can_run=self._dispatcher.can_run(row), free_slots=slots)
+        waits = (executor.holds_back(row.id, row.fence) for executor in self._executors)
+        return replace(
+            around,
+            can_run=self._dispatcher.can_run(row),
+            free_slots=slots,
+            held_back=next(filter(None, waits), None),
+        )
 
     def ready(self) -> bool:
         """Joined, and everything that is ours is loaded."""

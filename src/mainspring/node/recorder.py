@@ -15,7 +15,7 @@ from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.settlement import Finish, Retry, settle
 from mainspring.domain.task import TaskState
-from mainspring.engine.ledger import blame
+from mainspring.engine.ledger import blame, with_queue
 from mainspring.errors import StoreUnavailable
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
@@ -92,8 +92,8 @@ class Recorder:
     async def record_now(self, report: Report) -> bool:
         """Record one report that did not come from an executor; whether it was accepted."""
         assignment = report.assignment
-        lateness = self._lateness.get((assignment.id, assignment.fence))
-        match settle(report, lateness, blame(lateness or {}), self._rng):
+        waited = self._lateness.get((assignment.id, assignment.fence))
+        match self._settle(report, waited):
             case Finish() as finish:
                 accepted = bool(await self._record_finishes([finish]))
             case Retry() as retry:
@@ -136,8 +136,8 @@ class Recorder:
         finishes: list[Finish] = []
         retries: list[Retry] = []
         for report in batch:
-            lateness = self._lateness.pop((report.assignment.id, report.assignment.fence), None)
-            match settle(report, lateness, blame(lateness or {}), self._rng):
+            waited = self._lateness.pop((report.assignment.id, report.assignment.fence), None)
+            match self._settle(report, waited):
                 case Finish() as finish:
                     finishes.append(finish)
                 case Retry() as retry:
@@ -166,6 +166,10 @@ class Recorder:
                 asked.open -= 1
                 if asked.open == 0 and not asked.answered.done():
                     asked.answered.set_result(None)
+
+    def _settle(self, report: Report, waited: Mapping[str, float] | None) -> Finish | Retry:
+        lateness = with_queue(waited, report.started - report.assignment.due)
+        return settle(report, lateness, blame(lateness or {}), self._rng)
 
     async def _record_finishes(self, finishes: Sequence[Finish]) -> set[UUID]:
         accepted = await self._finish(finishes)

@@ -199,11 +199,11 @@ class Reporting:
         now = max(self._state.clock.now(), assignment.picked)
         started = min(max(said.started or assignment.picked, assignment.picked), now)
         finished = min(max(said.finished or now, started), now)
-        if lateness is not None:
-            waited = started - assignment.picked
-            if waited > _WORTH_TELLING:
-                lateness = {**lateness, Cause.WORKER_QUEUE.value: round(waited, 6)}
-            self._recorder.expect(assignment, lateness)
+        if lateness is None:
+            # Another node claimed it, or this one before it was restarted: nobody knows why then.
+            late = assignment.picked - assignment.due
+            lateness = {Cause.UNATTRIBUTED.value: round(late, 6)} if late > _WORTH_TELLING else {}
+        self._recorder.expect(assignment, lateness)
         outcome = said.outcome
         if cancelled and outcome is not Outcome.SUCCEEDED:
             outcome = Outcome.CANCELLED

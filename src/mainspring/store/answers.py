@@ -1,13 +1,21 @@
 """First answers, kept for who asks again: under idempotency keys, and in the effect log."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeVar
+
+import asyncpg
 
 from mainspring.store import queries
 from mainspring.store.database import Database
 from mainspring.store.tasks import Answer
 
 SQL = queries.load("answers")
+T = TypeVar("T")
+
+Conclude = Callable[[asyncpg.Connection, T], Awaitable[None]]
+"""The last step of a transaction that made something: keep the answer of who asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +57,25 @@ class Answers:
 
     async def keep(self, turn: Turn, answer: Answer, ttl: float) -> None:
         """End a turn with an answer. Nothing happens if it ran out: then it is another's."""
-        await self._database.fetch(
-            SQL["keep_answer"],
-            turn.tenant_id,
-            turn.key,
-            turn.token,
-            answer.status,
-            answer.body,
-            answer.headers,
-            ttl,
-        )
+        await self._database.fetch(SQL["keep_answer"], *_kept(turn, answer, ttl))
 
     async def give_up(self, turn: Turn) -> None:
         """End a turn without an answer: the next request under the key is served afresh."""
         await self._database.fetch(SQL["give_up_turn"], turn.tenant_id, turn.key, turn.token)
+
+
+async def keep_answer(
+    connection: asyncpg.Connection, turn: Turn, answer: Answer, ttl: float
+) -> bool:
+    """The same within the transaction of what was asked for. False: the turn ran out."""
+    row = await connection.fetchrow(SQL["keep_answer"], *_kept(turn, answer, ttl))
+    return row is not None
+
+
+def _kept(turn: Turn, answer: Answer, ttl: float) -> tuple[object, ...]:
+    return (
+        turn.tenant_id, turn.key, turn.token, answer.status, answer.body, answer.headers, ttl
+    )  # fmt: skip
 
 
 class Effects:

@@ -22,6 +22,7 @@ class AuditEntry:
     """One change."""
 
     id: int
+    tenant_id: int
     at: datetime
     actor: str
     action: str
@@ -31,31 +32,29 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class AuditFilter:
-    """Which entries are wanted; None means all."""
+    """Which entries are wanted; None means all, for the tenant too: then an operator asks."""
 
+    tenant_id: int | None
     action: str | None = None
     actor: str | None = None
     subject: str | None = None
 
 
 class AuditLog:
-    """The entries of one tenant, newest first."""
+    """The entries of one tenant, or of the whole installation, newest first."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def list(
-        self, tenant_id: int, where: AuditFilter, *, before: int | None, limit: int
-    ) -> list[AuditEntry]:
-        rows = await self._database.fetch(
-            SQL["list_entries"],
-            tenant_id,
-            END_OF_IDS if before is None else before,
-            limit,
-            where.action,
-            where.actor,
-            where.subject,
-        )
+    async def list(self, where: AuditFilter, *, before: int | None, limit: int) -> list[AuditEntry]:
+        texts = (where.action, where.actor, where.subject)
+        start = END_OF_IDS if before is None else before
+        if where.tenant_id is None:
+            rows = await self._database.fetch(SQL["list_all"], start, limit, *texts)
+        else:
+            rows = await self._database.fetch(
+                SQL["list_of_tenant"], start, limit, *texts, where.tenant_id
+            )
         return [AuditEntry(*row) for row in rows]
 
 

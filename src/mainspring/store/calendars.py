@@ -7,6 +7,7 @@ from datetime import date, datetime
 import asyncpg
 
 from mainspring.store import queries
+from mainspring.store.answers import Conclude
 from mainspring.store.database import Database
 
 SQL = queries.load("schedules")
@@ -29,11 +30,23 @@ class Calendars:
         self._database = database
 
     async def create(
-        self, tenant_id: int, name: str, dates: Sequence[date]
+        self,
+        tenant_id: int,
+        name: str,
+        dates: Sequence[date],
+        conclude: Conclude[StoredCalendar],
     ) -> StoredCalendar | None:
         """None: the name is taken."""
-        row = await self._database.fetch_row(SQL["create_calendar"], tenant_id, name, list(dates))
-        return StoredCalendar(*row) if row else None
+
+        async def work(connection: asyncpg.Connection) -> StoredCalendar | None:
+            row = await connection.fetchrow(SQL["create_calendar"], tenant_id, name, list(dates))
+            if row is None:
+                return None
+            made = StoredCalendar(*row)
+            await conclude(connection, made)
+            return made
+
+        return await self._database.transact(work)
 
     async def replace(
         self,

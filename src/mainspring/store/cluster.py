@@ -8,7 +8,7 @@ from uuid import UUID
 import asyncpg
 
 from mainspring.domain.placement import Tenure
-from mainspring.store import queries
+from mainspring.store import queries, timezones
 from mainspring.store.database import Database
 
 SQL = queries.load("cluster")
@@ -49,6 +49,16 @@ class PartitionRecord:
     epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Schedules of the whole installation that stand undecided, since when, and those whose next
+    time came from another tz database; both are counted up to ten thousand."""
+
+    overdue: int
+    since: datetime | None
+    outdated: int
+
+
 class Topology:
     """The whole cluster, to look at."""
 
@@ -63,6 +73,11 @@ class Topology:
 
     async def partitions(self) -> list[PartitionRecord]:
         return [PartitionRecord(*row) for row in await self._database.fetch(SQL["partitions"])]
+
+    async def standing(self, overdue_after: float) -> Standing:
+        row = await self._database.fetch_row(SQL["standing"], overdue_after, timezones.version())
+        assert row is not None
+        return Standing(*row)
 
 
 class Cluster:

@@ -1,7 +1,7 @@
 """Dead letters: read, grouped by what went wrong, replayed, archived, purged."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -24,7 +24,7 @@ Resolution = Literal["replayed", "archived"]
 
 _LAST_ID = UUID(int=2**128 - 1)
 _MOST_GROUPED = 100_000
-_TASK_COLUMNS = 27
+_TASK_COLUMNS = len(fields(StoredTask))
 # An owner that is told by a wake row hears of a replay whose answer was lost on the way, too.
 _NOBODY = Tenure(UUID(int=0), 0, frozenset())
 

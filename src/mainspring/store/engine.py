@@ -210,10 +210,13 @@ def _columns(refs: Iterable[TaskRef]) -> tuple[list[int], list[UUID], list[int]]
 
 def assignment_of(row: Iterable[Any]) -> Assignment:
     """A leased task, as claims and their like return it."""
-    tenant_id, task_id, fence, partition, attempts, failures, due, picked, end, spec, payload = row
+    (
+        tenant_id, task_id, fence, partition, attempts, failures, due, picked, end, spec, payload,
+        run,
+    ) = row  # fmt: skip
     return Assignment(
         tenant_id, task_id, fence, partition, attempts, failures, due, picked, end,
-        _decode_spec(spec), payload,
+        _decode_spec(spec), payload, run,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from mainspring.domain.misfire import Decision, Ruling, Verdict
 from mainspring.domain.placement import Tenure
 from mainspring.domain.schedule import Backlog, Definition, Span
 from mainspring.domain.template import Values, expand, has_placeholders
-from mainspring.store import queries
+from mainspring.store import queries, timezones
 from mainspring.store.database import sparse
 from mainspring.store.schedule_rows import Entry, StoredSchedule
 from mainspring.store.tasks import Creation, NewTask, creation_arguments
@@ -301,6 +301,7 @@ async def _advance(connection: asyncpg.Connection, steps: Sequence[_Step]) -> No
         [None if s.next is None else s.next + s.schedule.offset for s in steps],
         [len(times) for times in fired],
         [times[-1] if times else None for times in fired],
+        timezones.version(),
     )
     if len(moved) != len(steps):
         raise AssertionError("a locked schedule cannot have changed")

@@ -87,9 +87,11 @@ class Housekeeping:
         await self._database.transact(work)
 
     async def forget_expired(self, batch: int = 10_000) -> None:
-        """Idempotency keys and effects past their time, and nodes that are long gone."""
+        """Idempotency keys and effects past their time, events that nobody took, and nodes that
+        are long gone."""
         await self._database.fetch(SQL["forget_expired_keys"], batch)
         await self._database.fetch(SQL["forget_expired_effects"], batch)
+        await self._database.fetch(SQL["forget_old_events"], batch)
         await self._database.fetch(SQL["forget_dead_nodes"])
         await self._database.fetch(SQL["forget_gone_workers"])
         await self._database.fetch(SQL["forget_old_messages"])

@@ -8,6 +8,7 @@ import asyncpg
 from mainspring.domain.apikey import KeyText
 from mainspring.errors import Conflict
 from mainspring.store import queries
+from mainspring.store.answers import Conclude
 from mainspring.store.audit import END_OF_IDS, write_entry
 from mainspring.store.database import Database
 from mainspring.store.keys import hash_secret
@@ -60,6 +61,7 @@ class KeyRing:
         scopes: frozenset[str],
         expiry: Expiry,
         actor: str,
+        conclude: Conclude[StoredKey],
     ) -> StoredKey | None:
         """A new key; None when the tenant is gone."""
 
@@ -70,6 +72,7 @@ class KeyRing:
             await write_entry(
                 connection, tenant_id, actor, "key.created", made.id, scopes=made.scopes, name=name
             )
+            await conclude(connection, made)
             return made
 
         return await self._database.transact(work)
@@ -104,6 +107,7 @@ class KeyRing:
         grace: float,
         expiry: Expiry | None,
         actor: str,
+        conclude: Conclude[StoredKey],
     ) -> StoredKey | None:
         """A key in place of another, which ends after `grace` seconds; None: no such live key.
 
@@ -126,6 +130,7 @@ class KeyRing:
             await write_entry(
                 connection, tenant_id, actor, "key.rotated", key_id, to=made.id, grace=grace
             )
+            await conclude(connection, made)
             return made
 
         return await self._database.transact(work)

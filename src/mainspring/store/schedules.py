@@ -14,6 +14,7 @@ from mainspring.domain.misfire import Decision, Ruling
 from mainspring.domain.placement import Tenure
 from mainspring.domain.schedule import Definition, spread_of
 from mainspring.store import queries, timezones
+from mainspring.store.answers import Conclude
 from mainspring.store.database import Database
 from mainspring.store.firing import Firing, Settled, record
 from mainspring.store.schedule_rows import Entry, Occurrence, StoredSchedule, Template
@@ -95,23 +96,34 @@ class Schedules:
         *,
         now: float,
         next_at: float | None,
-    ) -> int | None:
-        """Keep a new schedule; answers its partition, or None when the name is taken."""
-        row = await self._database.fetch_row(
-            SQL["create_schedule"],
-            tenant_id,
-            schedule_id,
-            name,
-            definition.timezone,
-            timezones.version(),
-            list(definition.calendars),
-            _encode(definition),
-            _encode(template),
-            now - spread_of(schedule_id, definition.spread),
-            next_at,
-            _wake(schedule_id, definition, next_at),
-        )
-        return None if row is None else int(row["partition"])
+        conclude: Conclude[StoredSchedule],
+    ) -> StoredSchedule | None:
+        """Keep a new schedule; None when the name is taken."""
+
+        async def work(connection: asyncpg.Connection) -> StoredSchedule | None:
+            made = await connection.fetchrow(
+                SQL["create_schedule"],
+                tenant_id,
+                schedule_id,
+                name,
+                definition.timezone,
+                timezones.version(),
+                list(definition.calendars),
+                _encode(definition),
+                _encode(template),
+                now - spread_of(schedule_id, definition.spread),
+                next_at,
+                _wake(schedule_id, definition, next_at),
+            )
+            if made is None:
+                return None
+            row = await connection.fetchrow(SQL["get_schedule"], tenant_id, schedule_id)
+            assert row is not None
+            schedule = StoredSchedule(*row)
+            await conclude(connection, schedule)
+            return schedule
+
+        return await self._database.transact(work)
 
     async def get(self, tenant_id: int, schedule_id: UUID) -> StoredSchedule | None:
         row = await self._database.fetch_row(SQL["get_schedule"], tenant_id, schedule_id)
@@ -125,10 +137,11 @@ class Schedules:
         limit: int,
         state: str | None = None,
         name: str | None = None,
+        overdue: float | None = None,
     ) -> Sequence[StoredSchedule]:
-        """Newest first."""
+        """Newest first; `overdue`: only those undecided for longer than that."""
         rows = await self._database.fetch(
-            SQL["list_schedules"], tenant_id, before or _LARGEST_ID, state, name, limit
+            SQL["list_schedules"], tenant_id, before or _LARGEST_ID, state, name, limit, overdue
         )
         return [StoredSchedule(*row) for row in rows]
 
@@ -197,7 +210,13 @@ class Schedules:
 
         return await self._database.transact(work)
 
-    async def run_now(self, tenant_id: int, schedule_id: UUID, tenure: Tenure) -> Settled | None:
+    async def run_now(
+        self,
+        tenant_id: int,
+        schedule_id: UUID,
+        tenure: Tenure,
+        conclude: Conclude[Settled],
+    ) -> Settled | None:
         """Make a task at once, beside the timetable. None: there is no such schedule."""
 
         async def work(connection: asyncpg.Connection) -> Settled | None:
@@ -205,8 +224,9 @@ class Schedules:
             if locked is None:
                 return None
             task = self._firing.by_hand(locked)
-            made = await self._firing.create(connection, tenure, [task])
-            return Settled(made=made)
+            settled = Settled(made=await self._firing.create(connection, tenure, [task]))
+            await conclude(connection, settled)
+            return settled
 
         return await self._database.transact(work)
 
@@ -217,6 +237,7 @@ class Schedules:
         tenure: Tenure,
         choose: Callable[[StoredSchedule], Sequence[float]],
         max_running: int | None,
+        conclude: Conclude[Settled],
     ) -> Settled | None:
         """Make tasks for those of the chosen nominal times that never had one."""
 
@@ -236,7 +257,9 @@ class Schedules:
             tasks, entries = self._firing.made_up(locked, missing, max_running)
             made = await self._firing.create(connection, tenure, tasks)
             await record(connection, entries)
-            return Settled(made=made, decided=len(missing))
+            settled = Settled(made=made, decided=len(missing))
+            await conclude(connection, settled)
+            return settled
 
         return await self._database.transact(work)
 
@@ -269,6 +292,12 @@ class Schedules:
         row = await self._database.fetch_row(SQL["overdue"], seconds)
         assert row is not None
         return row["schedules"], row["since"]
+
+    async def tell_overdue(self, seconds: float, *, limit: int) -> list[str]:
+        """Write an event for each that is undecided for longer than that and was not told of yet;
+        answers which."""
+        rows = await self._database.fetch(SQL["tell_overdue"], seconds, limit)
+        return [row["schedule"] for row in rows]
 
     async def retime(self, partitions: Collection[int], *, limit: int) -> int:
         """Compute some next times anew that came from an older tz database; answers how many."""
@@ -367,6 +396,7 @@ async def _skip_paused(connection: asyncpg.Connection, paused: StoredSchedule) -
         [_wake(paused.id, paused.definition, following)],
         [0],
         [None],
+        timezones.version(),
     )
 
 

@@ -11,6 +11,7 @@ import msgspec
 from mainspring.domain.task import TaskSpec
 from mainspring.domain.webhook import KeyKind, SigningKey, TlsIdentity, WebhookProfile
 from mainspring.store import queries
+from mainspring.store.answers import Conclude
 from mainspring.store.audit import write_entry
 from mainspring.store.database import Database
 from mainspring.store.schedule_rows import Template
@@ -47,6 +48,10 @@ class NewSecret:
     name: str | None
     key: SigningKey
     public_key: str | None
+
+
+Successor = tuple[StoredSecret, StoredSecret]
+"""A new secret, and the one it follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +96,16 @@ class WebhookSecrets:
             )
         return WebhookProfile((), tuple(row["allow"] or ()), tuple(row["deny"] or ()), tls)
 
-    async def add(self, tenant_id: int, new: NewSecret, actor: str) -> StoredSecret | None:
+    async def add(
+        self, tenant_id: int, new: NewSecret, actor: str, conclude: Conclude[StoredSecret]
+    ) -> StoredSecret | None:
         """Store a secret; None when the tenant has as many live ones as it may have."""
 
         async def work(connection: asyncpg.Connection) -> StoredSecret | None:
-            return await self._insert(connection, tenant_id, new, actor, "secret.created")
+            made = await self._insert(connection, tenant_id, new, actor, "secret.created")
+            if made is not None:
+                await conclude(connection, made)
+            return made
 
         return await self._database.transact(work)
 
@@ -104,14 +114,18 @@ class WebhookSecrets:
         return [StoredSecret(*row) for row in rows]
 
     async def rotate(
-        self, tenant_id: int, old_id: UUID, new: NewSecret, overlap: float, actor: str
-    ) -> tuple[StoredSecret, StoredSecret] | None:
+        self,
+        tenant_id: int,
+        old_id: UUID,
+        new: NewSecret,
+        overlap: float,
+        actor: str,
+        conclude: Conclude[Successor],
+    ) -> Successor | None:
         """Store the successor of a secret, which ends `overlap` seconds from now: both, the new
         one first. None when there is no such live secret, or one that was rotated already."""
 
-        async def work(
-            connection: asyncpg.Connection,
-        ) -> tuple[StoredSecret, StoredSecret] | None:
+        async def work(connection: asyncpg.Connection) -> Successor | None:
             row = await connection.fetchrow(SQL["lock"], tenant_id, old_id)
             if row is None or row["kind"] != new.key.kind:
                 return None
@@ -119,7 +133,9 @@ class WebhookSecrets:
             if made is None:
                 return None
             ended = await connection.fetch(SQL["end_later"], tenant_id, old_id, overlap)
-            return made, StoredSecret(*ended[0])
+            both = made, StoredSecret(*ended[0])
+            await conclude(connection, both)
+            return both
 
         return await self._database.transact(work)
 
@@ -132,9 +148,10 @@ class WebhookSecrets:
 
         return await self._database.transact(work)
 
-    async def settings(self, tenant_id: int) -> EgressSettings:
+    async def settings(self, tenant_id: int) -> EgressSettings | None:
+        """A tenant's settings; None when there is no such tenant."""
         row = await self._database.fetch_row(SQL["get_settings"], tenant_id)
-        return EgressSettings([], []) if row is None else EgressSettings(*row)
+        return None if row is None else EgressSettings(*row)
 
     async def put_settings(
         self, tenant_id: int, wanted: EgressSettings, client_key: bytes | None, actor: str

@@ -10,6 +10,7 @@ from mainspring.domain.apikey import KeyText
 from mainspring.domain.tenant import TenantLimits
 from mainspring.errors import Conflict
 from mainspring.store import queries
+from mainspring.store.answers import Conclude
 from mainspring.store.audit import INSTALLATION, write_entry
 from mainspring.store.database import Database
 from mainspring.store.key_ring import NEVER, insert_key
@@ -60,6 +61,7 @@ class Tenants:
         key: KeyText,
         scopes: frozenset[str],
         actor: str,
+        conclude: Conclude[StoredTenant],
     ) -> StoredTenant | None:
         """A new tenant with its first key; None when the name is taken."""
 
@@ -77,6 +79,7 @@ class Tenants:
             await write_entry(
                 connection, tenant.id, actor, "key.created", key.id, scopes=sorted(scopes)
             )
+            await conclude(connection, tenant)
             return tenant
 
         return await self._database.transact(work)

@@ -16,7 +16,8 @@ RETURNING key;
 -- End a turn with an answer. The token says whose turn it was.
 UPDATE idempotency_keys
 SET status = $4, answer = $5, headers = $6, expires_at = clock_timestamp() + $7 * interval '1 second'
-WHERE tenant_id = $1 AND key = $2 AND status = 0 AND answer = $3;
+WHERE tenant_id = $1 AND key = $2 AND status = 0 AND answer = $3
+RETURNING key;
 
 -- name: give_up_turn
 DELETE FROM idempotency_keys WHERE tenant_id = $1 AND key = $2 AND status = 0 AND answer = $3;

@@ -90,9 +90,30 @@ DELETE FROM workers WHERE seen_at < clock_timestamp() - interval '1 day';
 -- name: forget_old_messages
 DELETE FROM messages WHERE sent_at < clock_timestamp() - interval '1 minute';
 
+-- name: standing
+-- How schedules fare, for operators. It is enough to know that there are many.
+SELECT count(*) FILTER (WHERE kind = 'overdue') AS overdue,
+    min(wake_at) FILTER (WHERE kind = 'overdue') AS since,
+    count(*) FILTER (WHERE kind = 'outdated') AS outdated
+FROM (
+    (SELECT 'overdue' AS kind, wake_at FROM schedules
+     WHERE state = 'active' AND wake_at < now() - $1 * interval '1 second'
+     ORDER BY wake_at LIMIT 10000)
+    UNION ALL
+    (SELECT 'outdated', wake_at FROM schedules
+     WHERE tzdata < $2 AND state <> 'ended' LIMIT 10000)
+) found;
+
 -- name: forget_expired_effects
 DELETE FROM effects
 WHERE ctid = ANY (ARRAY(SELECT ctid FROM effects WHERE expires_at < clock_timestamp() LIMIT $1));
+
+-- name: forget_old_events
+-- What nobody took out of the outbox for a week, nobody waits for.
+DELETE FROM outbox
+WHERE id = ANY (ARRAY(
+    SELECT id FROM outbox WHERE created_at < clock_timestamp() - interval '7 days'
+    ORDER BY id LIMIT $1));
 
 -- name: forget_expired_keys
 DELETE FROM idempotency_keys

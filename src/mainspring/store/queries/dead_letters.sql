@@ -2,14 +2,17 @@
 
 -- name: find_letters
 -- A page of ids, newest first, of unresolved ($4) and resolved ($5) letters. At most `scan` ($3) rows
--- are looked at, and a page ends early where its payloads would weigh too much ($13).
+-- are looked at, and a page ends early where its payloads would weigh too much ($13). The limits in
+-- the branches are for the planner, as in list_tasks.
 WITH scanned AS MATERIALIZED (
     SELECT * FROM (
-        SELECT id, name, queue, labels, reason, fingerprint, died_at, octet_length(payload) AS size
+        (SELECT id, name, queue, labels, fingerprint, died_at, octet_length(payload) AS size
         FROM dead_letters WHERE tenant_id = $1 AND id < $2 AND resolved_at IS NULL AND $4
+        ORDER BY id DESC LIMIT 1000)
         UNION ALL
-        SELECT id, name, queue, labels, reason, fingerprint, died_at, octet_length(payload) AS size
+        (SELECT id, name, queue, labels, fingerprint, died_at, octet_length(payload) AS size
         FROM dead_letters WHERE tenant_id = $1 AND id < $2 AND resolved_at IS NOT NULL AND $5
+        ORDER BY id DESC LIMIT 1000)
     ) every ORDER BY id DESC LIMIT $3
 ), page AS (
     SELECT id, sum(size) OVER (ORDER BY id DESC) - size AS weight FROM scanned
@@ -51,11 +54,13 @@ SELECT page.id, edge.scanned, edge.edge FROM edge LEFT JOIN page ON true ORDER B
 -- What went wrong how often, among the newest ($3) letters: unresolved ($4), resolved ($5).
 WITH scanned AS MATERIALIZED (
     SELECT * FROM (
-        SELECT id, name, queue, labels, fingerprint, died_at
+        (SELECT id, name, queue, labels, fingerprint, died_at
         FROM dead_letters WHERE tenant_id = $1 AND resolved_at IS NULL AND $4
+        ORDER BY id DESC LIMIT 100000)
         UNION ALL
-        SELECT id, name, queue, labels, fingerprint, died_at
+        (SELECT id, name, queue, labels, fingerprint, died_at
         FROM dead_letters WHERE tenant_id = $1 AND resolved_at IS NOT NULL AND $5
+        ORDER BY id DESC LIMIT 100000)
     ) every ORDER BY id DESC LIMIT $3
 ), kinds AS (
     SELECT fingerprint, count(*) AS count, min(died_at) AS first_at, max(died_at) AS last_at,
@@ -81,8 +86,8 @@ SELECT id, coalesce(created_at, time_of(id)) AS created_at, coalesce(run_at, die
     coalesce((attempts -> -1 ->> 'attempt')::integer, 0) AS tries, concurrency_limit, priority,
     false AS cancel_requested, sla_met, 'failed' AS state, queue, concurrency_key, name, blame, labels,
     final_error AS error, lateness, spec,
-    CASE WHEN $3::boolean THEN payload ELSE ''::bytea END AS payload, result, replay_of,
-    reason, fingerprint, attempts, resolution, resolved_at, replayed_as
+    CASE WHEN $3::boolean THEN payload ELSE ''::bytea END AS payload, result, replay_of, schedule_id,
+    nominal_at, reason, fingerprint, attempts, resolution, resolved_at, replayed_as
 FROM dead_letters WHERE tenant_id = $1 AND id = ANY ($2::uuid[])
 ORDER BY id DESC;
 

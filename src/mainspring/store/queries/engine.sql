@@ -18,7 +18,8 @@ WHERE t.tenant_id = pick.tenant_id AND t.id = pick.id AND t.rev = pick.rev
   AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
 RETURNING t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
-    extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload;
+    extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
+    extract(epoch FROM t.run_at)::float8 AS run;
 
 -- name: void_claim
 -- After a claim whose answer was lost: it may still be on its way. This waits for it if it has
@@ -32,7 +33,8 @@ WHERE t.tenant_id = pick.tenant_id AND t.id = pick.id AND t.rev = pick.rev
 -- After that: which of these did we get?
 SELECT tenant_id, id, fence, partition, attempts, failures,
     extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM picked_at)::float8 AS picked,
-    extract(epoch FROM lease_until)::float8 AS lease_until, spec, payload
+    extract(epoch FROM lease_until)::float8 AS lease_until, spec, payload,
+    extract(epoch FROM run_at)::float8 AS run
 FROM tasks
 WHERE (tenant_id, id) IN (SELECT * FROM unnest($1::integer[], $2::uuid[]))
   AND state = 'running' AND worker = $3;

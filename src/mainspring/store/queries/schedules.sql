@@ -29,6 +29,7 @@ SELECT s.tenant_id, s.id, s.rev, s.edition, s.partition, s.state, s.name, s.defi
 FROM schedules s
 WHERE s.tenant_id = $1 AND s.id < $2
   AND ($3::text IS NULL OR s.state = $3) AND ($4::text IS NULL OR s.name = $4)
+  AND ($6::float8 IS NULL OR (s.state = 'active' AND s.wake_at < now() - $6 * interval '1 second'))
 ORDER BY s.id DESC LIMIT $5;
 
 -- name: lock_schedule
@@ -127,11 +128,12 @@ FROM unnest($1::uuid[], $2::integer[], $3::float8[], $4::float8[], $5::bigint[],
     AS o (schedule_id, tenant_id, first, last, count, decision, reason, task_id);
 
 -- name: advance
--- Schedules move on, each from the revision that was decided on.
+-- Schedules move on, each from the revision that was decided on. While nodes of different versions
+-- run side by side, the tz database is the one that this very time was computed with.
 UPDATE schedules s
 SET rev = s.rev + 1, decided_to = to_timestamp(a.decided_to), next_at = to_timestamp(a.next),
     wake_at = to_timestamp(a.wake), runs = s.runs + a.fired,
-    last_at = coalesce(to_timestamp(a.last), s.last_at),
+    last_at = coalesce(to_timestamp(a.last), s.last_at), tzdata = $9,
     state = CASE WHEN a.next IS NULL THEN 'ended' ELSE s.state END
 FROM unnest($1::integer[], $2::uuid[], $3::integer[], $4::float8[], $5::float8[], $6::float8[],
     $7::integer[], $8::float8[])
@@ -180,6 +182,25 @@ SELECT count(*) AS schedules, min(wake_at) AS since FROM (
     WHERE state = 'active' AND wake_at < now() - $1 * interval '1 second'
     ORDER BY wake_at LIMIT 10000
 ) standing;
+
+-- name: tell_overdue
+-- One event for each time that stands undecided, whichever node notices it first: what somebody
+-- else holds is being decided on, or told of, at this moment.
+WITH standing AS MATERIALIZED (
+    SELECT tenant_id, id, name, wake_at, next_at FROM schedules
+    WHERE state = 'active' AND wake_at < now() - $1 * interval '1 second'
+      AND told_for IS DISTINCT FROM wake_at
+    ORDER BY wake_at LIMIT $2
+    FOR UPDATE SKIP LOCKED
+), told AS (
+    UPDATE schedules s SET told_for = t.wake_at FROM standing t
+    WHERE s.tenant_id = t.tenant_id AND s.id = t.id
+)
+INSERT INTO outbox (tenant_id, kind, body)
+SELECT tenant_id, 'schedule.overdue', jsonb_build_object('schedule_id', id, 'name', name,
+    'nominal_at', next_at, 'due_at', wake_at)
+FROM standing
+RETURNING body ->> 'schedule_id' AS schedule;
 
 -- name: lock_outdated
 -- Schedules whose next time was computed with an older tz database, a few at a time.

@@ -36,7 +36,8 @@ RETURNING id, name, kind, public_key, created_at, expires_at;
 DELETE FROM webhook_secrets WHERE tenant_id = $1 AND id = $2 RETURNING id;
 
 -- name: get_settings
-SELECT allow, deny, ca, certificate FROM webhook_settings WHERE tenant_id = $1;
+SELECT coalesce(w.allow, '{}') AS allow, coalesce(w.deny, '{}') AS deny, w.ca, w.certificate
+FROM tenants t LEFT JOIN webhook_settings w ON w.tenant_id = t.id WHERE t.id = $1;
 
 -- name: put_settings
 INSERT INTO webhook_settings (tenant_id, allow, deny, ca, certificate, sealed_key)

@@ -84,7 +84,8 @@ FROM tasks WHERE tenant_id = $1 AND id = $2 FOR UPDATE;
 -- The present try of a running task, as its claim returned it.
 SELECT tenant_id, id, fence, partition, attempts, failures,
     extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM picked_at)::float8 AS picked,
-    extract(epoch FROM lease_until)::float8 AS lease_until, spec, payload
+    extract(epoch FROM lease_until)::float8 AS lease_until, spec, payload,
+    extract(epoch FROM run_at)::float8 AS run
 FROM tasks WHERE tenant_id = $1 AND id = $2 AND state = 'running';
 
 -- name: change_task

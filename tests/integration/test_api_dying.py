@@ -1,0 +1,141 @@
+"""A node dies right after it did what a POST asked for: who asks again hears what became of it.
+
+The answer is kept in the transaction of what it tells of, so that nothing is made twice and no
+secret is lost that was shown to nobody.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from mainspring import crash
+from mainspring.api import idempotency
+from mainspring.api.app import build_app
+from mainspring.config import Config
+from mainspring.store.answers import Answers
+from mainspring.store.vault import Vault
+from support.api import Office, opened_office
+from support.asgi import AsgiClient
+
+CRON = {"name": "hourly", "cron": "0 * * * *", "task": {"target": {"type": "handler", "name": "x"}}}
+TABLES = ("api_keys", "tenants", "webhook_secrets", "schedules", "tasks", "calendars", "audit")
+MAKING = (
+    "/v1/keys",
+    "/v1/keys/{id}/rotate",
+    "/v1/tenants",
+    "/v1/secrets",
+    "/v1/secrets/{id}/rotate",
+    "/v1/schedules",
+    "/v1/schedules/{id}/run",
+    "/v1/schedules/{id}/backfill",
+    "/v1/calendars",
+)
+"""Every POST that makes something each time it is served; tasks have a way of their own."""
+
+
+@pytest.fixture
+async def office(database_url: str) -> AsyncIterator[Office]:
+    async with opened_office(database_url, Config()) as opened:
+        deps = replace(opened.deps, vault=Vault(b"k" * 32))
+        yield Office(deps, build_app(deps), opened.tenants)
+
+
+class Died(BaseException):
+    """As near to SIGKILL as one process can come to see it."""
+
+
+@pytest.mark.parametrize("path", MAKING)
+async def test_what_was_made_is_not_made_again(
+    office: Office, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    url, body = await prepared(office, path)
+    before = await counted(office)
+    with monkeypatch.context() as dying:
+        dying.setattr(crash, "reach", die)
+        dying.setattr(Answers, "keep", die)
+        dying.setattr(Answers, "give_up", nothing)
+        with pytest.raises(Died):
+            await caller(office, path).post(url, body, idempotency_key="once")
+    made = await counted(office)
+
+    again = await caller(office.another_node(), path).post(url, body, idempotency_key="once")
+
+    assert again.status == 201, again.body
+    assert again.headers["idempotency-replayed"] == "true"
+    assert made != before, "it was made before the node died"
+    assert await counted(office) == made, "and not once more"
+
+
+async def test_the_secret_of_a_key_whose_maker_died_can_be_used(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as dying:
+        dying.setattr(crash, "reach", die)
+        dying.setattr(Answers, "give_up", nothing)
+        with pytest.raises(Died):
+            await office.admin.post("/v1/keys", {"scopes": ["read"]}, idempotency_key="once")
+    again = await office.admin.post("/v1/keys", {"scopes": ["read"]}, idempotency_key="once")
+    assert (await office.client(again.json()["api_key"]).get("/v1/tasks")).status == 200
+
+
+async def test_a_turn_that_ran_out_makes_nothing(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another request under the key may be served by then: the slow one undoes what it did."""
+    monkeypatch.setattr(idempotency, "keep_answer", run_out)
+    before = await counted(office)
+    answer = await office.admin.post("/v1/keys", {"scopes": ["read"]}, idempotency_key="slow")
+    assert answer.status == 409, answer.body
+    assert await counted(office) == before
+
+
+def caller(office: Office, path: str) -> AsgiClient:
+    return office.operator if path == "/v1/tenants" else office.admin
+
+
+async def prepared(office: Office, path: str) -> tuple[str, object]:
+    """What the path needs to be there, and a body for it."""
+    bodies: dict[str, object] = {
+        "/v1/keys": {"scopes": ["read"]},
+        "/v1/tenants": {"name": "new"},
+        "/v1/secrets": {},
+        "/v1/schedules": CRON,
+        "/v1/calendars": {"name": "holidays", "dates": []},
+    }
+    if "{id}" not in path:
+        return path, bodies[path]
+    collection, verb = path.split("/{id}/")
+    made = await office.admin.post(collection, bodies[collection])
+    assert made.status == 201, made.body
+    return path.replace("{id}", made.json()["id"]), await last_hours(office, verb)
+
+
+async def last_hours(office: Office, verb: str) -> object:
+    if verb != "backfill":
+        return {}
+    row = await office.database.fetch_row("SELECT now() AS now")
+    assert row is not None
+    return {"from": (row["now"] - timedelta(hours=5)).isoformat(), "to": row["now"].isoformat()}
+
+
+async def counted(office: Office) -> dict[str, int]:
+    rows = {}
+    for table in TABLES:
+        found = await office.database.fetch_row(f"SELECT count(*) AS rows FROM {table}")
+        assert found is not None
+        rows[table] = found["rows"]
+    return rows
+
+
+def die(*_arguments: object) -> None:
+    raise Died
+
+
+async def nothing(*_arguments: object) -> None:
+    """A dead process tidies nothing up."""
+
+
+async def run_out(*_arguments: object) -> bool:
+    return False

@@ -1,0 +1,138 @@
+"""Signing secrets, and operators' rules for a tenant's egress: what is taken, and what is not."""
+
+import re
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from mainspring.api.app import build_app
+from mainspring.config import Config
+from mainspring.execution.signing import SECRET_PATTERN, parse_secret
+from mainspring.store.vault import Vault
+from support.api import Office, opened_office
+from support.identities import Authority
+
+HMAC = "whsec_" + b64encode(bytes(range(32))).decode()
+ED25519 = "whsk_" + b64encode(bytes(range(32))).decode()
+
+
+@pytest.fixture
+async def office(database_url: str) -> AsyncIterator[Office]:
+    async with opened_office(database_url, Config()) as opened:
+        deps = replace(opened.deps, vault=Vault(b"k" * 32))
+        yield Office(deps, build_app(deps), opened.tenants)
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+async def test_a_secret_from_elsewhere_is_taken_over(office: Office) -> None:
+    for secret, kind in ((HMAC, "hmac"), (ED25519, "ed25519")):
+        made = await office.admin.post("/v1/secrets", {"secret": secret})
+        assert (made.status, made.json()["kind"], made.json()["secret"]) == (201, kind, secret)
+        assert made.headers["cache-control"] == "no-store"
+        listed = await office.admin.get("/v1/secrets")
+        assert secret.encode() not in listed.body
+
+
+NONE = (
+    "",
+    "hunter2",
+    "whsec_",
+    "whsec_" + b64encode(bytes(23)).decode(),
+    "whsec_" + b64encode(bytes(65)).decode(),
+    HMAC.rstrip("="),
+    HMAC + "==",
+    HMAC[:-2] + "9=",
+    HMAC + "\n",
+    "whsec_\u00e9" + HMAC,
+    "whsk_" + b64encode(bytes(31)).decode(),
+    "whsk_" + b64encode(bytes(33)).decode(),
+)
+
+
+async def test_a_secret_that_is_none_is_refused(office: Office) -> None:
+    for secret in NONE:
+        answer = await office.admin.post("/v1/secrets", {"secret": secret})
+        assert (answer.status, answer.pointers()) == (422, ["/secret"]), secret
+        assert not secret or secret.encode() not in answer.body
+
+
+def test_the_pattern_takes_what_the_parser_takes() -> None:
+    """The document shows the pattern; the parser decides."""
+    for size in range(20, 70):
+        for prefix in ("whsec_", "whsk_"):
+            text = prefix + b64encode(b"\xff" * size).decode()
+            assert (re.fullmatch(SECRET_PATTERN, text) is not None) == takes(text), text
+    assert not any(
+        re.match(SECRET_PATTERN, text) or takes(text) for text in NONE if "\n" not in text
+    )
+
+
+def takes(text: str) -> bool:
+    try:
+        parse_secret(text)
+    except ValueError:
+        return False
+    return True
+
+
+async def test_a_successor_is_of_the_same_kind(office: Office) -> None:
+    made = (await office.admin.post("/v1/secrets", {})).json()
+    url = f"/v1/secrets/{made['id']}/rotate"
+    other = await office.admin.post(url, {"secret": ED25519})
+    assert (other.status, other.pointers()) == (422, ["/secret"])
+    assert (await office.admin.post(url, {"secret": HMAC})).status == 201
+    assert (await office.admin.post(url)).status == 409
+
+
+# --- egress --------------------------------------------------------------------------------------
+
+
+def egress(office: Office) -> str:
+    return f"/v1/tenants/{office.tenants['a']}/egress"
+
+
+async def test_rules_are_replaced_whole(office: Office, authority: Authority) -> None:
+    own = authority.identity("tenant")
+    rules = {
+        "allow": ["10.20.0.0/16"],
+        "deny": ["10.20.7.7"],
+        "ca": authority.pem.decode(),
+        "certificate": own.certificate.decode(),
+    }
+    put = await office.operator.call("PUT", egress(office), {**rules, "key": own.key.decode()})
+    assert (put.status, put.json()) == (200, rules)
+    assert (await office.operator.get(egress(office))).json() == rules
+    nothing: dict[str, object] = {"allow": [], "deny": [], "ca": None, "certificate": None}
+    assert (await office.operator.call("PUT", egress(office), {})).json() == nothing
+    assert (await office.operator.get(egress(office))).json() == nothing
+
+
+async def test_what_a_sender_could_not_use_is_refused(office: Office, authority: Authority) -> None:
+    own, other = authority.identity("tenant"), authority.identity("other")
+    certificate, key = own.certificate.decode(), own.key.decode()
+    for body, pointers in (
+        ({"allow": ["10.0.0.1/8"], "deny": ["everything", "10.0.0.0/8"]}, ["/allow/0", "/deny/0"]),
+        ({"ca": "-----BEGIN CERTIFICATE-----"}, ["/ca"]),
+        ({"ca": key}, ["/ca"]),
+        ({"ca": authority.pem.decode() + "\0"}, ["/ca"]),
+        ({"certificate": certificate}, ["/key"]),
+        ({"key": key}, ["/key"]),
+        ({"certificate": key, "key": certificate}, ["/certificate", "/key"]),
+        ({"certificate": certificate, "key": other.key.decode()}, ["/key"]),
+        ({"certificate": certificate, "key": "\0"}, ["/key"]),
+    ):
+        answer = await office.operator.call("PUT", egress(office), body)
+        assert (answer.status, answer.pointers()) == (422, pointers), body
+
+
+async def test_a_tenant_that_is_not_there_has_no_rules(office: Office) -> None:
+    for tenant in ("0", "999999", "2147483648", "-1", "x", "9" * 30):
+        for method in ("GET", "PUT"):
+            answer = await office.operator.call(method, f"/v1/tenants/{tenant}/egress", {})
+            assert answer.status == 404, answer.body

@@ -1,0 +1,145 @@
+"""The API over a real database, with a node that only listens."""
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+from uuid import UUID
+
+from mainspring.api.app import ApiDependencies, build_app
+from mainspring.clock import ManualClock
+from mainspring.config import Config
+from mainspring.domain.execution import Report
+from mainspring.domain.ids import TaskIds
+from mainspring.domain.placement import Tenure
+from mainspring.domain.rows import TaskRow
+from mainspring.engine.explain import Situation
+from mainspring.errors import StoreUnavailable
+from mainspring.observe.metrics import Metrics
+from mainspring.store.database import Database, DatabaseOptions
+from mainspring.store.keys import Keys, NewKey
+from mainspring.store.tasks import Creation, Tasks
+from support.api import QuietDesk
+from support.asgi import AsgiClient
+
+NOOP = {"type": "handler", "name": "mainspring.noop"}
+ALL = frozenset({"read", "write"})
+
+
+@dataclass
+class ListeningNode:
+    """A node that remembers what it was told."""
+
+    owned: frozenset[int] = frozenset(range(256))
+    is_ready: bool = True
+    rows: list[TaskRow] = field(default_factory=list)
+    hinted: set[int] = field(default_factory=set)
+    changes: int = 0
+
+    def tenure(self) -> Tenure:
+        return Tenure(UUID(int=1), 1, self.owned)
+
+    def created(self, rows: Sequence[TaskRow]) -> None:
+        self.rows.extend(rows)
+
+    def changed(self) -> None:
+        self.changes += 1
+
+    def hint_others(self, partitions: Collection[int]) -> None:
+        self.hinted.update(partitions)
+
+    def explain(self, row: TaskRow) -> Situation:
+        return Situation()
+
+    async def conclude(self, report: Report) -> bool:
+        return False
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+
+class FragileTasks(Tasks):
+    """A store whose next insert can be made to fail around its commit."""
+
+    statements = 0
+    lose_answer = False
+    lose_request = False
+
+    async def create(self, creations: Sequence[Creation], tenure: Tenure) -> dict[UUID, int]:
+        self.statements += 1
+        if self.lose_request:
+            raise StoreUnavailable("lost before")
+        made = await super().create(creations, tenure)
+        if self.lose_answer:
+            raise StoreUnavailable("lost after")
+        return made
+
+
+@dataclass
+class Api:
+    """The application under test and what stands around it."""
+
+    deps: ApiDependencies
+    database: Database
+    tasks: FragileTasks
+    node: ListeningNode
+    clock: ManualClock
+    a: AsgiClient
+    b: AsgiClient
+    reader: AsgiClient
+    operator: AsgiClient
+    stranger: AsgiClient
+
+    def another_node(self) -> AsgiClient:
+        """A second application over the same database, which shares no memory with the first."""
+        return AsgiClient(build_app(replace(self.deps, ids=TaskIds(Random(3)))), "a")
+
+    async def make(self, **fields: object) -> dict[str, Any]:
+        answer = await self.a.post("/v1/tasks", {"target": NOOP, **fields})
+        assert answer.status == 201, answer.body
+        made: dict[str, Any] = answer.json()
+        return made
+
+    async def count(self, table: str = "tasks") -> int:
+        rows = await self.database.fetch(f"SELECT count(*) AS n FROM {table}")
+        return int(rows[0]["n"])
+
+    async def start(self, task_id: str) -> None:
+        """Put a task into the state that a claim leaves behind."""
+        await self.database.fetch(
+            "UPDATE tasks SET state = 'running', fence = 1, attempts = 1, worker = 'w',"
+            " rev = rev + 1, picked_at = clock_timestamp(),"
+            " lease_until = clock_timestamp() + interval '1 minute'"
+            " WHERE id = $1::uuid",
+            UUID(task_id),
+        )
+
+
+@asynccontextmanager
+async def listening_api(database_url: str) -> AsyncIterator[Api]:
+    database = Database(DatabaseOptions(database_url, connections=5))
+    await database.open()
+    keys = Keys(database)
+    await _add_keys(keys)
+    config = Config(max_batch=2000, max_payload=5000, max_body=2**20)
+    now = await database.fetch("SELECT extract(epoch FROM clock_timestamp())::float8 AS now")
+    clock = ManualClock(now[0]["now"])
+    node = ListeningNode()
+    tasks = FragileTasks(database, near=config.near)
+    ids = TaskIds(Random(1))
+    deps = ApiDependencies(
+        config, clock, tasks, keys, ids, Random(2), node, Metrics(), database, QuietDesk()
+    )
+    app = build_app(deps)
+    clients = {k: AsgiClient(app, k) for k in ("a", "b", "reader", "operator", "stranger")}
+    yield Api(deps, database, tasks, node, clock, **clients)
+    await database.close()
+
+
+async def _add_keys(keys: Keys) -> None:
+    tenant_a, tenant_b = await keys.ensure_tenant("a"), await keys.ensure_tenant("b")
+    await keys.add(NewKey("1", "a", tenant_a, ALL))
+    await keys.add(NewKey("2", "b", tenant_b, ALL))
+    await keys.add(NewKey("3", "reader", tenant_a, frozenset({"read"})))
+    await keys.add(NewKey("4", "operator", None, frozenset(), operator=True))

@@ -1,0 +1,32 @@
+"""Every route of the application, from the application itself: a new one is walked too."""
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any, cast
+
+from mainspring.api.app import ApiDependencies, paths_of
+from mainspring.api.routing import Operation
+from mainspring.clock import ManualClock
+from mainspring.config import Config
+from mainspring.domain.ids import TaskIds
+from mainspring.observe.metrics import Metrics
+
+
+def every_route() -> Iterator[tuple[str, str, Operation]]:
+    """Method, path and operation. Nothing stands behind them: they are only to be looked at."""
+    nothing = cast("Any", None)
+    deps = ApiDependencies(
+        config=Config(),
+        clock=ManualClock(0),
+        tasks=nothing,
+        keys=nothing,
+        ids=TaskIds(Random(1)),
+        rng=Random(1),
+        node=nothing,
+        metrics=Metrics(),
+        database=nothing,
+        desk=nothing,
+    )
+    for path, operations in paths_of(deps).items():
+        for method, operation in operations.items():
+            yield method, path, operation
