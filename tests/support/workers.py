@@ -1,9 +1,10 @@
 """Workers that speak the protocol by hand, and nodes in this process for them to speak to."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 import aiohttp
@@ -11,7 +12,8 @@ import aiohttp
 from mainspring.config import Config
 from mainspring.store.keys import NewKey
 from mainspring.wiring import Server
-from support.client import Client
+from support.client import Client, Unacknowledged
+from support.cluster import Node, Tenant
 from support.waiting import eventually
 
 KEY = "work:all"
@@ -60,6 +62,36 @@ class RawWorker:
     @property
     def _name(self) -> Json:
         return {"worker": self.name, "incarnation": self.incarnation}
+
+
+class Crew:
+    """Workers that ask nodes until those are dead, heartbeat once, and report what they got."""
+
+    def __init__(self, tenant: Tenant) -> None:
+        self._tenant = tenant
+        self._loops: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_problem: object) -> None:
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.wait(self._loops)
+
+    def serve(self, node: Node) -> None:
+        self._loops.append(asyncio.create_task(self._serve(node)))
+
+    async def _serve(self, node: Node) -> None:
+        worker = RawWorker(node.client(self._tenant), f"crew-{node.name}")
+        while node.alive:
+            try:
+                tasks = await worker.lease(most=5, wait=0.3)
+                if tasks:
+                    await worker.beat(*tasks)
+                    await worker.report(*tasks)
+            except (Unacknowledged, AssertionError):
+                await asyncio.sleep(0.05)
 
 
 @dataclass

@@ -113,6 +113,7 @@ class LeaseContext(Struct):
     name: str | None
     queue: str
     labels: dict[str, str]
+    run_at: Time
     due_at: Time
     deadline: Time
     max_attempts: int

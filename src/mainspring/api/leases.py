@@ -138,7 +138,7 @@ def _beat(index: int, beat: BeatIn) -> Beat:
     if len(progress) > _LARGEST_PROGRESS:
         problem = Problem(f"/running/{index}/progress", f"the most is {_LARGEST_PROGRESS} bytes")
         raise InvalidRequest("progress is a word, not a book", [problem])
-    return Beat(beat.id, beat.fence, msgspec.json.decode(progress) if progress else None)
+    return Beat(beat.id, beat.fence, progress or None)
 
 
 def _said(outcome: OutcomeIn) -> Said:
@@ -169,6 +169,7 @@ def _lease_out(leased: Leased) -> LeaseOut:
         name=leased.name,
         queue=leased.queue,
         labels=leased.labels or {},
+        run_at=_instant(task.run),
         due_at=_instant(task.due),
         deadline=_instant(task.picked + spec.timeout),
         max_attempts=spec.retry.max_attempts,

@@ -15,6 +15,8 @@ from mainspring.store.engine import assignment_of
 
 SQL = queries.load("leases") | queries.load("engine")
 
+_ASSIGNMENT = len(Assignment._fields)
+
 
 class WorkerPick(NamedTuple):
     """A task that was picked for a worker, and the rev its claim is guarded by."""
@@ -43,7 +45,7 @@ class Beat(NamedTuple):
 
     id: UUID
     fence: int
-    progress: object = None
+    progress: bytes | None = None
 
 
 class Beaten(NamedTuple):
@@ -149,7 +151,8 @@ class LeaseStore:
 
 
 def _leased(row: asyncpg.Record) -> Leased:
-    return Leased(assignment_of(tuple(row)[:11]), *tuple(row)[11:])
+    values = tuple(row)
+    return Leased(assignment_of(values[:_ASSIGNMENT]), *values[_ASSIGNMENT:])
 
 
 def _columns(picks: Iterable[WorkerPick]) -> tuple[list[object], ...]:

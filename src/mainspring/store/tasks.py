@@ -104,7 +104,7 @@ class StoredTask:
     replay_of: UUID | None = None
     schedule_id: UUID | None = None
     nominal_at: datetime | None = None
-    progress: object = None
+    progress: bytes | None = None
     """What its worker said last; known while it runs, and only where one task is read."""
 
 

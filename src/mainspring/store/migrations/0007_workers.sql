@@ -9,7 +9,8 @@ ALTER TABLE tasks
     ADD COLUMN incarnation text,
     -- How often it was lost together with its worker since its last report.
     ADD COLUMN losses      smallint NOT NULL DEFAULT 0,
-    ADD COLUMN progress    jsonb;
+    -- What its worker said last: JSON, as it came.
+    ADD COLUMN progress    bytea;
 
 CREATE OR REPLACE VIEW window_rows AS
 SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,

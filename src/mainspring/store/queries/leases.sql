@@ -22,14 +22,14 @@ WHERE t.tenant_id = pick.tenant_id AND t.id = pick.id AND t.rev = pick.rev
 RETURNING t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
     extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
-    t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at;
+    extract(epoch FROM t.run_at)::float8 AS run, t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at;
 
 -- name: claimed_for_workers
 -- After a claim whose answer was lost: which of these did whom we claimed them for get?
 SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
     extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
-    t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at
+    extract(epoch FROM t.run_at)::float8 AS run, t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at
 FROM unnest($1::integer[], $2::uuid[], $3::integer[], $4::text[], $5::text[])
     AS p (tenant_id, id, rev, worker, incarnation)
 JOIN tasks t ON t.tenant_id = p.tenant_id AND t.id = p.id
@@ -41,7 +41,7 @@ WHERE t.state = 'running' AND t.worker = p.worker AND t.incarnation = p.incarnat
 WITH held AS MATERIALIZED (
     SELECT t.id, t.fence, h.progress, clock_timestamp() >= t.picked_at
         + ((convert_from(t.spec, 'UTF8')::json ->> 'timeout')::float8 + $8) * interval '1 second' AS over
-    FROM unnest($5::uuid[], $6::integer[], $7::jsonb[]) AS h (id, fence, progress)
+    FROM unnest($5::uuid[], $6::integer[], $7::bytea[]) AS h (id, fence, progress)
     JOIN tasks t ON t.tenant_id = $1 AND t.id = h.id AND t.fence = h.fence
     WHERE t.state = 'running' AND t.worker = $2 AND t.incarnation = $3
 )
@@ -59,7 +59,7 @@ RETURNING t.tenant_id, t.id, extract(epoch FROM t.lease_until)::float8 AS lease_
 SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
     extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, ''::bytea AS payload,
-    t.cancel_requested
+    extract(epoch FROM t.run_at)::float8 AS run, t.cancel_requested
 FROM unnest($2::uuid[], $3::integer[]) AS held (id, fence)
 JOIN tasks t ON t.tenant_id = $1 AND t.id = held.id AND t.fence = held.fence
 WHERE t.state = 'running' AND t.incarnation IS NOT NULL;
@@ -69,7 +69,7 @@ WHERE t.state = 'running' AND t.incarnation IS NOT NULL;
 SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
     extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
-    t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at
+    extract(epoch FROM t.run_at)::float8 AS run, t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at
 FROM unnest($2::uuid[], $3::integer[]) AS held (id, fence)
 JOIN tasks t ON t.tenant_id = $1 AND t.id = held.id AND t.fence = held.fence
 WHERE t.state = 'running' AND t.incarnation IS NOT NULL;

@@ -158,7 +158,8 @@ WITH expired AS MATERIALIZED (
 ), dead AS (
     INSERT INTO dead_letters (id, tenant_id, died_at, reason, name, queue, priority,
         concurrency_key, concurrency_limit, labels, final_error, attempts, spec, payload,
-        created_at, run_at, due_at, expires_at, picked_at, rev, fence, replay_of)
+        created_at, run_at, due_at, expires_at, picked_at, rev, fence, replay_of,
+        schedule_id, nominal_at)
     SELECT id, tenant_id, clock_timestamp(), 'poison', name, queue, priority,
         concurrency_key, concurrency_limit, labels, final_error,
         coalesce((SELECT jsonb_agg(jsonb_build_object('attempt', e.attempt, 'outcome', e.outcome,
@@ -167,7 +168,8 @@ WITH expired AS MATERIALIZED (
                     AND e.finished_at >= time_of(d.id)), '[]'::jsonb)
         || jsonb_build_object('attempt', d.attempts, 'outcome', 'lost', 'error', NULL,
                       'finished_at', clock_timestamp()),
-        spec, payload, created_at, run_at, due_at, expires_at, picked_at, rev + 1, fence, replay_of
+        spec, payload, created_at, run_at, due_at, expires_at, picked_at, rev + 1, fence, replay_of,
+        schedule_id, nominal_at
     FROM ended d WHERE final_state = 'failed'
 )
 SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
