@@ -1,7 +1,7 @@
 """One interface to two stores, PostgreSQL and the simulation's, and shorthands for the tests."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
@@ -22,7 +22,10 @@ from mainspring.store.cluster import Cluster
 from mainspring.store.database import Database
 from mainspring.store.engine import EngineStore, TaskRef
 from mainspring.store.keys import Keys
+from mainspring.store.leases import LeaseStore, WorkerPick
 from mainspring.store.tasks import Change, Creation, Keyed, LockedTask, NewTask, Tasks
+from mainspring.store.workers import Workers
+from simulation.leases import MemoryLeases
 from simulation.remote import (
     DirectLink,
     RemoteConnection,
@@ -176,6 +179,8 @@ class Lab:
     keys: Keys
     cluster: Cluster
     inspect: Inspector
+    leases: LeaseStore | MemoryLeases
+    register: Callable[..., Awaitable[bool]]
     ids: TaskIds = field(default_factory=lambda: TaskIds(Random(1)))
     worker: str = "node:test"
 
@@ -254,6 +259,20 @@ class Lab:
         claimed = await self.engine.claim(tenure, [ref], worker=self.worker, lease=lease)
         return claimed[0] if claimed else None
 
+    async def lease(
+        self,
+        tenure: Tenure,
+        row: TaskRow,
+        *,
+        worker: str = "w",
+        incarnation: str = "1",
+        lease: float = 60.0,
+    ) -> Assignment | None:
+        """Claim a task for a worker."""
+        pick = WorkerPick(row.tenant_id, row.id, row.rev, worker, incarnation)
+        leased = await self.leases.claim_for(tenure, [pick], lease=lease)
+        return leased[0].assignment if leased else None
+
     async def running(
         self, tenure: Tenure, tenant: int, *, lease: float = 60.0, key: str | None = None
     ) -> Assignment:
@@ -330,6 +349,8 @@ def memory_lab() -> Lab:
         RemoteKeys(store, link),
         Cluster(connection),
         MemoryInspector(store),
+        MemoryLeases(store),
+        MemoryLeases(store).register,
     )
 
 
@@ -340,4 +361,6 @@ def postgres_lab(database: Database, connection: asyncpg.Connection) -> Lab:
         Keys(database),
         Cluster(connection),
         PostgresInspector(connection),
+        LeaseStore(database),
+        Workers(database).register,
     )

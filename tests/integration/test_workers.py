@@ -383,3 +383,27 @@ async def test_lines_are_kept_with_the_task_up_to_a_cap(shop: Shop) -> None:
     assert (await shop.client.post("/v1/leases/logs", many)).json()["accepted"] == 997
     await shop.client.call("DELETE", f"/v1/tasks/{there}")
     assert (await shop.client.get(f"/v1/tasks/{there}/logs")).status == 404
+
+
+# --- answers that never arrive -----------------------------------------------------------------
+
+
+async def test_a_lost_answer_is_given_again(shop: Shop) -> None:
+    """The worker says what it holds: what it was told last and does not hold, it never heard."""
+    there = await shop.create()
+    worker = shop.worker()
+    (heard,) = await worker.lease(running=[])
+    again = await worker.lease(running=[], wait=0)
+    assert again == [heard]
+    mine = {"id": there, "fence": 1}
+    assert await worker.lease(running=[mine], wait=0) == []
+    assert await worker.report(heard) == ["accepted"]
+    assert await worker.lease(running=[], wait=0) == [], "it was reported: nothing is missing"
+    assert len(await shop.tries(there)) == 1
+
+
+async def test_a_worker_that_does_not_say_what_it_holds_gets_nothing_twice(shop: Shop) -> None:
+    await shop.create()
+    worker = shop.worker()
+    assert len(await worker.lease()) == 1
+    assert await worker.lease(wait=0) == []

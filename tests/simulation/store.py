@@ -173,6 +173,7 @@ class Tables:
     idempotency: dict[tuple[int, str], KeyRow] = field(default_factory=dict)
     workers: dict[tuple[int, str], str] = field(default_factory=dict)
     """The present incarnation of each worker."""
+    former_workers: set[tuple[int, str, str | None]] = field(default_factory=set)
 
 
 class MemoryStore:
@@ -261,7 +262,7 @@ class MemoryStore:
             task.state, task.worker = "running", worker
             task.rev, task.fence, task.attempts = task.rev + 1, task.fence + 1, task.attempts + 1
             task.picked, task.lease_until = now, now + lease
-            claimed.append(_assignment(task))
+            claimed.append(assignment_of(task))
         self.committed("claim")
         return claimed
 
@@ -272,7 +273,7 @@ class MemoryStore:
             if task is None:
                 continue
             if task.state == "running" and task.worker == worker:
-                claimed.append(_assignment(task))
+                claimed.append(assignment_of(task))
             elif task.state == "scheduled" and task.rev == pick.guard:
                 task.rev += 1  # a claim that is still on its way comes to nothing
         self.committed("claimed_by")
@@ -579,7 +580,7 @@ def _fresh(new: NewTask, spread: int) -> Task:
     )  # fmt: skip
 
 
-def _assignment(task: Task) -> Assignment:
+def assignment_of(task: Task) -> Assignment:
     assert task.picked is not None
     assert task.lease_until is not None
     return Assignment(

@@ -11,7 +11,7 @@ from mainspring.domain.execution import Assignment
 from mainspring.domain.placement import Tenure
 from mainspring.store import queries
 from mainspring.store.database import Database, sparse
-from mainspring.store.engine import assignment_of
+from mainspring.store.engine import TaskRef, assignment_of
 
 SQL = queries.load("leases") | queries.load("engine")
 
@@ -26,6 +26,10 @@ class WorkerPick(NamedTuple):
     rev: int
     worker: str
     incarnation: str
+
+    @property
+    def ref(self) -> TaskRef:
+        return TaskRef(self.tenant_id, self.id, self.rev)
 
 
 class Leased(NamedTuple):
