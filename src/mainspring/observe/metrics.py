@@ -109,7 +109,19 @@ class Metrics:
         )
 
         self._count_schedules()
+        self._count_workers()
         self._count_webhooks()
+
+    def _count_workers(self) -> None:
+        self.leases_given = self._counter("leases_given", "Tasks leased to workers by this node")
+        self.polls_waiting = self._gauge("polls_waiting", "Workers that wait here for tasks")
+        self.worker_held = self._gauge(
+            "worker_leases", "Tasks of this node's partitions that workers hold"
+        )
+        self.worker_losses = self._counter("worker_losses", "Tries lost together with their worker")
+        self.poisoned = self._counter(
+            "poisoned_tasks", "Tasks given up because they killed their workers"
+        )
 
     def _count_schedules(self) -> None:
         self.occurrences = Counter(
