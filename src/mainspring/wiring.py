@@ -232,16 +232,7 @@ class Server:
         dispatcher = Dispatcher(config, state, store, recorder, metrics)
         desk = self._desk(state, recorder, dispatcher, signals)
         loader = Loader(config, state, store, Keys(self._engine_database), dispatcher, metrics)
-        membership = Membership(
-            config,
-            state,
-            self._own_connection(),
-            self._clock,
-            loader,
-            signals,
-            metrics,
-            __version__,
-        )
+        membership = self._membership(state, loader, signals)
         housekeeper = Housekeeper(config, state, Housekeeping(self._engine_database))
         vault = vault_of(config)
         webhooks = HttpExecutor(
@@ -282,6 +273,18 @@ class Server:
                 vault=vault,
                 profile_changed=webhooks.forget,
             )
+        )
+
+    def _membership(self, state: NodeState, loader: Loader, signals: Signals) -> Membership:
+        return Membership(
+            self.config,
+            state,
+            self._own_connection(),
+            self._clock,
+            loader,
+            signals,
+            self.metrics,
+            __version__,
         )
 
     def _desk(

@@ -12,7 +12,7 @@ from mainspring.engine.entry import Entry
 from support.rows import assignment, row, task_id
 
 WORK = Offer(frozenset({"default"}), frozenset({"work"}))
-ANYTHING = st.text(st.characters(blacklist_categories=("Cs",)), min_size=1, max_size=20)
+ANYTHING = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 
 
 def make_engine(limits: TenantLimits | None = None) -> Engine:
