@@ -52,10 +52,11 @@ OPERATIONS = ROOT / "docs" / "operations.md"
 CONFIGURATION = ROOT / "docs" / "configuration.md"
 API = ROOT / "docs" / "api.md"
 WORKFLOWS = ROOT / "docs" / "workflows.md"
+WORKERS = ROOT / "docs" / "workers.md"
 
 RUNNABLE = {"bash", "sh", "python"}
-CHECKED = RUNNABLE | {"json", "text", "toml"}
-RUN_HERE = {README, OPERATIONS, CONFIGURATION, API, WORKFLOWS}
+CHECKED = RUNNABLE | {"json", "sql", "text", "toml"}
+RUN_HERE = {README, OPERATIONS, CONFIGURATION, API, WORKERS, WORKFLOWS}
 SOURCE = ROOT / "src" / "mainspring"
 
 SETTINGS = {field.name: field for field in fields(Config)}
@@ -87,8 +88,8 @@ async def test_the_tour_in_the_readme(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("document", [API, WORKFLOWS], ids=lambda document: document.stem)
-async def test_the_tours_of_the_api(document: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("document", [API, WORKERS, WORKFLOWS], ids=lambda path: path.stem)
+async def test_the_tour_of_the_api(document: Path, tmp_path: Path) -> None:
     port, key = free_ports(document)["7070"], "ms_dev_docs"
     server = MainspringProcess(
         tmp_path / "dev.log",
@@ -118,6 +119,19 @@ async def test_the_commands_for_operators(pg_server: str, tmp_path: Path) -> Non
     finally:
         await connection.execute("DROP DATABASE docs WITH (FORCE)")
         await connection.close()
+
+
+async def test_the_sql_is_run(database_url: str) -> None:
+    connection = await asyncpg.connect(database_url)
+    role = "CREATE ROLE shop; CREATE TABLE public.orders (id integer, total integer);"
+    await connection.execute(role + "INSERT INTO tenants (name) VALUES ('default')")
+    for document in DOCUMENTS:
+        for block in blocks(document):
+            if block.language == "sql":
+                await connection.execute(block.text)
+    assert await connection.fetchval("SELECT count(*) FROM tasks JOIN orders ON total = 99") == 1
+    await connection.execute("DROP OWNED BY shop; DROP ROLE shop")
+    await connection.close()
 
 
 async def test_the_commands_about_settings(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from mainspring.clock import DatabaseClock
 from mainspring.config import Config
 from mainspring.domain import apikey
 from mainspring.domain.apikey import KeyText
+from mainspring.domain.capability import needs_worker
 from mainspring.domain.ids import TaskIds
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import ConfigError, MigrationError
@@ -33,10 +34,12 @@ from mainspring.lifecycle import Supervisor
 from mainspring.node.deadlines import Deadlines
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
+from mainspring.node.leasing import LeaseDesk
 from mainspring.node.loader import Loader
 from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
 from mainspring.node.node import Node
+from mainspring.node.post import Post
 from mainspring.node.recorder import Recorder
 from mainspring.node.run_starter import RunStarter
 from mainspring.node.signals import Signals
@@ -52,6 +55,8 @@ from mainspring.store.engine import EngineStore
 from mainspring.store.firing import Firing
 from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.keys import Keys, NewKey, hash_secret
+from mainspring.store.leases import LeaseStore
+from mainspring.store.messages import Messages
 from mainspring.store.migrate import Migration
 from mainspring.store.schedules import Schedules
 from mainspring.store.secrets import WebhookSecrets
@@ -60,6 +65,7 @@ from mainspring.store.steps import Steps, new_steps
 from mainspring.store.task_runs import TaskRuns
 from mainspring.store.tasks import Tasks
 from mainspring.store.vault import Vault, parse_key
+from mainspring.store.workers import Workers
 from mainspring.store.workflow_runs import WorkflowRuns
 
 _AUTHORITIES = (
@@ -234,17 +240,9 @@ class Server:
         outcomes = StepOutcomes(self._engine_database, steps)
         recorder = Recorder(config, state, store, outcomes, signals, metrics, rng)
         dispatcher = Dispatcher(config, state, store, recorder, metrics)
+        desk = self._desk(state, recorder, dispatcher, signals)
         loader = Loader(config, state, store, Keys(self._engine_database), dispatcher, metrics)
-        membership = Membership(
-            config,
-            state,
-            self._own_connection(),
-            self._clock,
-            loader,
-            signals,
-            metrics,
-            __version__,
-        )
+        membership = self._membership(state, loader, signals)
         housekeeper = Housekeeper(config, state, Housekeeping(self._engine_database))
         vault = vault_of(config)
         webhooks = HttpExecutor(
@@ -272,10 +270,13 @@ class Server:
             self._materializer(state, loader, signals, rng),
             Deadlines(state, outcomes, recorder, metrics),
             executors,
+            desk,
         )
-        self.app = self._api(vault, webhooks, rng)
+        self.app = self._api(desk, vault, webhooks, rng)
 
-    def _api(self, vault: Vault, webhooks: HttpExecutor, rng: Random) -> ASGIApp:
+    def _api(
+        self, desk: LeaseDesk, vault: Vault, webhooks: HttpExecutor, rng: Random
+    ) -> ASGIApp:
         config = self.config
         return build_app(
             ApiDependencies(
@@ -286,6 +287,7 @@ class Server:
                 ids=TaskIds(Random(rng.getrandbits(64))),
                 rng=Random(rng.getrandbits(64)),
                 node=self.node,
+                desk=desk,
                 metrics=self.metrics,
                 database=self._api_database,
                 activity=self._activity,
@@ -293,6 +295,31 @@ class Server:
                 profile_changed=webhooks.forget,
             )
         )
+
+    def _membership(self, state: NodeState, loader: Loader, signals: Signals) -> Membership:
+        return Membership(
+            self.config,
+            state,
+            self._own_connection(),
+            self._clock,
+            loader,
+            signals,
+            self.metrics,
+            __version__,
+        )
+
+    def _desk(
+        self, state: NodeState, recorder: Recorder, dispatcher: Dispatcher, signals: Signals
+    ) -> LeaseDesk:
+        store = LeaseStore(self._engine_database)
+        workers = Workers(self._engine_database)
+        post = Post(state, Messages(self._engine_database), self.config.wake_poll)
+        signals.when_mailed(post.hint)
+        desk = LeaseDesk(
+            self.config, state, store, recorder, self.metrics, workers, post, dispatcher.lose
+        )
+        dispatcher.serve_workers(desk)
+        return desk
 
     def _engine(self) -> Engine:
         config = self.config
@@ -302,7 +329,7 @@ class Server:
             stream_cap=config.stream_cap,
             tenant_cap=config.tenant_cap,
         )
-        engine = Engine(settings)
+        engine = Engine(settings, needs_worker)
         self.metrics.window_entries.set_function(lambda: engine.waiting)
         self.metrics.running.set_function(lambda: engine.running)
         return engine

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 from datetime import datetime
+from uuid import UUID
 
 import pytest
 
@@ -93,6 +94,36 @@ async def test_a_kill_around_the_commit(cluster: Cluster, point: str) -> None:
     await eventually(caught_up, within=20, what="the survivor catches up", tick=0.1)
     await stop(survivor.client(tenant), made)
     await ledger.sound()
+
+
+async def test_one_that_cannot_be_decided_on_holds_up_no_other_and_is_told_of(
+    cluster: Cluster,
+) -> None:
+    tenant = await cluster.tenant()
+    node = await cluster.start(overdue_after=1)
+    client = node.client(tenant)
+    [broken, *sound] = await make(client, 20)
+    assert await cluster.metric(node, "schedules_overdue") == 0
+    await cluster.evidence.rows(
+        "UPDATE schedules SET definition = 'nonsense', rev = rev + 1 WHERE id = $1", UUID(broken)
+    )
+    before = await Ledger(cluster.evidence).ends()
+
+    async def told() -> bool:
+        return await cluster.metric(node, "schedules_overdue") == 1
+
+    await eventually(told, within=20, what="the watchdog sees the broken one", tick=0.2)
+    events = await cluster.evidence.rows("SELECT kind, body FROM outbox")
+    assert [(row["kind"], row["body"]["schedule_id"]) for row in events] == [
+        ("schedule.overdue", broken)
+    ]
+    operator = node.client(await cluster.operator())
+    assert (await operator.get("/v1/cluster")).json()["schedules"]["overdue"] == 1
+    after = await Ledger(cluster.evidence).ends()
+    assert all(after[schedule] > before[schedule] for schedule in sound)
+    assert after[broken] == before[broken]
+    assert "schedule.undecidable" in node.said()
+    await stop(client, sound)
 
 
 async def test_a_slow_run_is_not_overlapped(cluster: Cluster) -> None:

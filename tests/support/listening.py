@@ -21,6 +21,7 @@ from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.keys import Keys, NewKey
 from mainspring.store.step_rows import Moved
 from mainspring.store.tasks import Creation, Tasks
+from support.api import QuietDesk
 from support.asgi import AsgiClient
 
 NOOP = {"type": "handler", "name": "mainspring.noop"}
@@ -134,7 +135,9 @@ async def listening_api(database_url: str) -> AsyncIterator[Api]:
     node = ListeningNode()
     tasks = FragileTasks(database, near=config.near)
     ids = TaskIds(Random(1))
-    deps = ApiDependencies(config, clock, tasks, keys, ids, Random(2), node, Metrics(), database)
+    deps = ApiDependencies(
+        config, clock, tasks, keys, ids, Random(2), node, Metrics(), database, QuietDesk()
+    )
     app = build_app(deps)
     clients = {k: AsgiClient(app, k) for k in ("a", "b", "reader", "operator", "stranger")}
     yield Api(deps, database, tasks, node, clock, **clients)

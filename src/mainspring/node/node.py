@@ -7,6 +7,7 @@ from dataclasses import replace
 import structlog
 
 from mainspring.config import Config
+from mainspring.domain.capability import needs_worker
 from mainspring.domain.execution import Report
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
@@ -17,6 +18,7 @@ from mainspring.lifecycle import Supervisor
 from mainspring.node.deadlines import Deadlines
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
+from mainspring.node.leasing import LeaseDesk
 from mainspring.node.loader import Loader
 from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
@@ -44,6 +46,7 @@ class Node:
         materializer: Materializer,
         deadlines: Deadlines,
         executors: Sequence[Executor],
+        desk: LeaseDesk | None = None,
     ) -> None:
         self._config = config
         self._state = state
@@ -56,6 +59,7 @@ class Node:
         self._materializer = materializer
         self._deadlines = deadlines
         self._executors = executors
+        self._desk = desk
         self._supervisor = Supervisor()
         self._joined = False
         signals.when(woken=self.changed, cluster_changed=membership.hint)
@@ -77,6 +81,8 @@ class Node:
             "materializer": self._materializer.run,
             "deadlines": self._deadlines.run,
         }
+        if self._desk is not None:
+            loops |= self._desk.loops()
         for name, loop in loops.items():
             self._supervisor.start(name, loop)
 
@@ -84,6 +90,8 @@ class Node:
         """Take no more work, hand partitions over at once, finish or release what is running."""
         self._joined = False
         self._dispatcher.close()
+        if self._desk is not None:
+            self._desk.close()
         await self._supervisor.stop(
             "membership", "loader", "housekeeper", "materializer", "deadlines"
         )
@@ -138,6 +146,8 @@ class Node:
 
     def explain(self, row: TaskRow) -> Situation:
         around = self._state.engine.situation(row, self._state.clock.now())
+        if needs_worker(row.capability):
+            return around
         slots = self._dispatcher.free_slots if around.owned else None
         waits = (executor.holds_back(row.id, row.fence) for executor in self._executors)
         return replace(

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from uuid import UUID
 
@@ -31,6 +32,15 @@ _RETRY_PAUSE = 0.25
 _UNSTORABLE = "unstorable-result"
 
 
+@dataclass(slots=True)
+class _Asked:
+    """Somebody waits until so many reports are written."""
+
+    open: int
+    answered: asyncio.Future[None]
+    accepted: set[tuple[UUID, int]] = field(default_factory=set)
+
+
 class Recorder:
     """A queue of reports and a few writers. While the writers are busy the queue grows into the
     next batch, so batches are large exactly when that pays."""
@@ -54,6 +64,7 @@ class Recorder:
         self._rng = rng
         self._queue: deque[Report] = deque()
         self._lateness: dict[tuple[UUID, int], Mapping[str, float]] = {}
+        self._asked: dict[tuple[UUID, int], list[_Asked]] = {}
         self._filled = asyncio.Event()
         self._writing = 0
 
@@ -69,6 +80,19 @@ class Recorder:
             self._state.engine.reported(report.assignment.id, report.assignment.fence)
         self._queue.extend(reports)
         self._filled.set()
+
+    async def record(self, reports: Sequence[Report]) -> list[bool]:
+        """Take reports from outside the node and wait until they are written, together with
+        whatever else is; whether each was accepted."""
+        if not reports:
+            return []
+        names = [(report.assignment.id, report.assignment.fence) for report in reports]
+        asked = _Asked(len(set(names)), asyncio.get_running_loop().create_future())
+        for name in set(names):
+            self._asked.setdefault(name, []).append(asked)
+        self.report(reports)
+        await asked.answered
+        return [name in asked.accepted for name in names]
 
     async def record_now(self, report: Report) -> bool:
         """Record one report that did not come from an executor; whether it was accepted."""
@@ -86,9 +110,11 @@ class Recorder:
         self._state.poke()
         return accepted
 
-    async def lose_steps(self, held: Sequence[TaskRef]) -> None:
-        """Steps that were asked to cancel, and whose lease ran out: their runs hear of the end."""
-        done = await self._steps.lose(self._state.tenure(), held, self._state.clock.now())
+    async def lose_steps(self, held: Sequence[TaskRef], blamed: Collection[UUID]) -> None:
+        """Steps that end by being lost, because they were asked to cancel or kill every worker:
+        their runs hear of it."""
+        tenure, now = self._state.tenure(), self._state.clock.now()
+        done = await self._steps.lose(tenure, held, now, blamed=blamed)
         self.moved(done.moved)
         self._metrics.executions.labels("lost").inc(len(done.accepted))
 
@@ -129,15 +155,30 @@ class Recorder:
                     finishes.append(finish)
                 case Retry() as retry:
                     retries.append(retry)
+        accepted = {retry.report.assignment.id for retry in retries}
         if retries:
-            finishes += await self._record_retries(retries)
+            cancelled = await self._record_retries(retries)
+            accepted -= {finish.report.assignment.id for finish in cancelled}
+            finishes += cancelled
         if finishes:
-            await self._record_finishes(finishes)
+            accepted |= await self._record_finishes(finishes)
+        if self._asked:
+            self._answer(batch, accepted)
         ours = self._state.engine.partitions
         foreign = {r.assignment.partition for r in batch if r.assignment.partition not in ours}
         if foreign:
             self._signals.wake_owners(foreign)
         self._state.poke()
+
+    def _answer(self, batch: Sequence[Report], accepted: set[UUID]) -> None:
+        for report in batch:
+            name = (report.assignment.id, report.assignment.fence)
+            for asked in self._asked.pop(name, ()):
+                if report.assignment.id in accepted:
+                    asked.accepted.add(name)
+                asked.open -= 1
+                if asked.open == 0 and not asked.answered.done():
+                    asked.answered.set_result(None)
 
     def _settle(self, report: Report, waited: Mapping[str, float] | None) -> Finish | Retry:
         lateness = with_queue(waited, report.started - report.assignment.due)

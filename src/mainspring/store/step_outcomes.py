@@ -3,13 +3,13 @@
 The outcome, the counters of the steps that wait for it, and what they become are one transaction.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 import asyncpg
 
-from mainspring.domain.execution import Outcome, Report
+from mainspring.domain.execution import Outcome, Report, TaskError
 from mainspring.domain.placement import Tenure
 from mainspring.domain.settlement import Finish
 from mainspring.domain.task import TaskState
@@ -51,21 +51,26 @@ class StepOutcomes:
 
         return await self._database.transact(work)
 
-    async def lose(self, tenure: Tenure, held: Sequence[TaskRef], now: float) -> StepsFinished:
-        """End tries of steps that were asked to cancel and whose lease ran out."""
+    async def lose(
+        self,
+        tenure: Tenure,
+        held: Sequence[TaskRef],
+        now: float,
+        *,
+        blamed: Collection[UUID] = (),
+    ) -> StepsFinished:
+        """End tries of steps whose lease ran out, and that were asked to cancel, or, of those in
+        `blamed`, were leased alone and lost with their worker."""
         rows = await self._database.fetch(
             SQL["lost_steps"],
             [h.tenant_id for h in held],
             [h.id for h in held],
             [h.guard for h in held],
+            list(blamed),
         )
-        found = [assignment_of(row) for row in rows]
-        if not found:
+        if not rows:
             return StepsFinished(set(), Moved())
-        finished = [
-            Finish(Report(a, Outcome.LOST, a.picked, max(a.picked, now)), TaskState.CANCELLED)
-            for a in found
-        ]
+        finished = [_lost(row, now) for row in rows]
         return await self.finish(tenure, finished, now)
 
     async def expire(self, tenure: Tenure, now: float) -> Moved:
@@ -108,6 +113,15 @@ class StepOutcomes:
             return await self._steps.cut_short(connection, tenure, RunHead(*row), why, now)
 
         return await self._database.transact(work)
+
+
+def _lost(row: asyncpg.Record, now: float) -> Finish:
+    a = assignment_of(tuple(row)[:-1])
+    report = Report(a, Outcome.LOST, a.picked, max(a.picked, now))
+    if row["cancel_requested"]:
+        return Finish(report, TaskState.CANCELLED)
+    error = TaskError("poison", "it was lost with its worker, alone as well")
+    return Finish(report._replace(error=error), TaskState.FAILED, "poison")
 
 
 def _run_of(finish: Finish) -> tuple[int, UUID]:

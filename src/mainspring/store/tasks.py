@@ -108,6 +108,8 @@ class StoredTask:
     nominal_at: datetime | None = None
     workflow_run_id: UUID | None = None
     step: str | None = None
+    progress: bytes | None = None
+    """What its worker said last; known while it runs, and only where one task is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +303,7 @@ class Tasks:
                 return False
             await connection.execute(SQL["purge_executions"], tenant_id, task_id)
             await connection.execute(SQL["purge_dead_letter"], tenant_id, task_id)
+            await connection.execute(SQL["purge_logs"], tenant_id, task_id)
             await connection.execute(
                 SQL["audit"], tenant_id, actor, "task.purged", str(task_id), None
             )

@@ -236,15 +236,21 @@ RETURNING r.id;
 SELECT definition FROM workflow_versions WHERE tenant_id = $1 AND name = $2 AND version = $3;
 
 -- name: lost_steps
--- Of these tries of steps, those that were asked to cancel and whose lease ran out.
+-- Of these tries of steps, those that end by being lost: asked to cancel, or poison ($4: whose worker
+-- is to blame).
 SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
     extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
-    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step
+    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, t.cancel_requested
 FROM tasks t JOIN unnest($1::integer[], $2::uuid[], $3::integer[]) AS held (tenant_id, id, fence)
     ON t.tenant_id = held.tenant_id AND t.id = held.id AND t.fence = held.fence
-WHERE t.state = 'running' AND t.cancel_requested AND t.lease_until <= clock_timestamp()
-  AND t.workflow_run_id IS NOT NULL;
+WHERE t.state = 'running' AND t.workflow_run_id IS NOT NULL
+  AND (t.lease_until <= clock_timestamp()
+       OR t.incarnation IS NOT NULL AND EXISTS (
+           SELECT FROM workers w WHERE w.tenant_id = t.tenant_id AND w.name = t.worker
+             AND w.incarnation <> t.incarnation))
+  AND (t.cancel_requested
+       OR t.incarnation IS NOT NULL AND t.id = ANY ($4::uuid[]) AND t.capability LIKE '%;alone');
 
 -- name: overdue_steps
 -- Steps in the partitions of a node that were not started by their expiry.
