@@ -274,9 +274,7 @@ class Server:
         )
         self.app = self._api(desk, vault, webhooks, rng)
 
-    def _api(
-        self, desk: LeaseDesk, vault: Vault, webhooks: HttpExecutor, rng: Random
-    ) -> ASGIApp:
+    def _api(self, desk: LeaseDesk, vault: Vault, webhooks: HttpExecutor, rng: Random) -> ASGIApp:
         config = self.config
         return build_app(
             ApiDependencies(
