@@ -321,3 +321,20 @@ async def test_old_runs_are_forgotten_with_their_steps(world: RunWorld) -> None:
     assert await world.runs.get(world.tenant_id, old) is None
     assert await world.states(old) == {}
     assert len(await world.states(young)) == len(await world.states(going)) == 5
+
+
+async def test_a_step_that_kills_every_worker_fails_its_run(world: RunWorld) -> None:
+    run = await world.begin(workflow(step("a"), step("b", "a")))
+    [held] = await world.claim(run, lease=0.0)
+    await world.database.fetch(
+        "UPDATE tasks SET incarnation = 'one', capability = capability || ';alone' WHERE id = $1",
+        held.id,
+    )
+    ref = TaskRef(held.tenant_id, held.id, held.fence)
+    seen = await world.engine.lose([ref], blamed=[held.id])
+    assert (seen.rows, seen.gone) == ([], []), "its end concerns its run"
+    await world.outcomes.lose(world.tenure, [ref], await world.now(), blamed=[held.id])
+    assert await world.states(run) == {"a": "failed", "b": "skipped"}
+    assert await world.state(run) == "failed"
+    [letter] = await world.database.fetch("SELECT reason FROM dead_letters")
+    assert letter["reason"] == "poison"
