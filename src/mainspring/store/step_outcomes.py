@@ -42,11 +42,11 @@ class StepOutcomes:
         """Record ends of steps, guarded by fence, and move their runs on."""
 
         async def work(connection: asyncpg.Connection) -> StepsFinished:
-            await self._steps.hold(connection, [_run_of(finish) for finish in finished])
+            huge = await self._steps.hold(connection, [_run_of(finish) for finish in finished])
             rows = await connection.fetch(_FINISH, *finish_arguments(tenure, finished))
             accepted = {row["id"] for row in rows}
             ended = [ended_of(f) for f in finished if f.report.assignment.id in accepted]
-            moved = await self._steps.settle(connection, tenure, ended, now)
+            moved = await self._steps.settle(connection, tenure, ended, now, huge=huge)
             return StepsFinished(accepted, moved)
 
         return await self._database.transact(work)

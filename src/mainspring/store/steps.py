@@ -59,6 +59,7 @@ NOBODY = Tenure(UUID(int=0), 0, frozenset())
 """Who owns nothing: what is released for it is told to all by wake rows."""
 LARGE = 100
 """Of more rows than these a statement is planned anew."""
+_HUGE = 2000
 _HEAD = len(RunHead._fields)
 
 _decode = msgspec.json.Decoder().decode
@@ -86,10 +87,14 @@ class Steps:
 
     async def hold(
         self, connection: asyncpg.Connection, runs: Collection[tuple[int, UUID]]
-    ) -> None:
-        """Lock runs, before any task of theirs is touched: the one order that all keep to."""
+    ) -> bool:
+        """Lock runs, before any task of theirs is touched: the one order that all keep to. Answers
+        whether one of them is so large that the end of a step may concern thousands."""
         ordered = sorted(set(runs))
-        await connection.fetch(SQL["hold_runs"], [t for t, _ in ordered], [r for _, r in ordered])
+        rows = await connection.fetch(
+            SQL["hold_runs"], [tenant for tenant, _ in ordered], [run for _, run in ordered]
+        )
+        return any(row["total"] > _HUGE for row in rows)
 
     async def hold_of(
         self, connection: asyncpg.Connection, tenant_id: int, tasks: Sequence[UUID]
@@ -103,9 +108,13 @@ class Steps:
         tenure: Tenure,
         ended: Sequence[Ended],
         now: float,
+        *,
+        huge: bool = False,
     ) -> Moved:
         """Steps of runs that the caller holds have ended: count that, and do what follows from it,
         until nothing does."""
+        if huge:
+            await connection.execute(SQL["plan_anew"])
         heads: dict[UUID, RunHead] = {}
         since: dict[UUID, float] = {}
         for end in ended:

@@ -8,7 +8,7 @@ SELECT set_config('plan_cache_mode', 'force_custom_plan', true);
 
 -- name: hold_runs
 -- Lock runs, in order: before any task of theirs is locked.
-SELECT tenant_id, id FROM workflow_runs
+SELECT tenant_id, id, total FROM workflow_runs
 WHERE (tenant_id, id) IN (SELECT * FROM unnest($1::integer[], $2::uuid[]))
 ORDER BY tenant_id, id FOR NO KEY UPDATE;
 
