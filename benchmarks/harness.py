@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -70,6 +70,36 @@ async def bench(**settings: object) -> AsyncIterator[Bench]:
             await asyncio.to_thread(node.wait)
 
 
+@asynccontextmanager
+async def another_node(server: Bench) -> AsyncIterator[Bench]:
+    """A second node on the same database, as a bigger machine would run."""
+    port = free_port()
+    node = _start_node(server.database_url, port, {})
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
+            await _ready(client)
+            url = f"http://127.0.0.1:{port}"
+            yield replace(server, url=url, client=client, node_pid=node.pid)
+    finally:
+        node.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(node.wait)
+
+
+@asynccontextmanager
+async def bare_server(answer: bytes) -> AsyncIterator[tuple[int, int]]:
+    """The HTTP server alone, which reads a body and says this: its port and process id. What it
+    takes is what no feature of ours can take away."""
+    port = free_port()
+    process = _start_bare(port, answer)
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
+            await _ready(client, 201)
+        yield port, process.pid
+    finally:
+        process.terminate()
+        await asyncio.to_thread(process.wait)
+
+
 def cpu_seconds(*pids: int) -> float:
     """Processor time that processes and their children have used so far."""
     return sum(_own_seconds(pid) for root in pids for pid in _family(root))
@@ -110,12 +140,21 @@ def _start_node(
     return subprocess.Popen([sys.executable, "-m", "mainspring", "server"], env=environment)
 
 
-async def _ready(client: aiohttp.ClientSession) -> None:
+def _start_bare(port: int, answer: bytes) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "benchmarks.bare", str(port)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    with process.stdin as its_input:
+        its_input.write(answer)
+    return process
+
+
+async def _ready(client: aiohttp.ClientSession, status: int = 200) -> None:
     async with asyncio.timeout(30):
         while True:
             try:
                 async with client.get("/readyz") as answer:
-                    if answer.status == 200:
+                    if answer.status == status:
                         return
             except aiohttp.ClientError:
                 pass

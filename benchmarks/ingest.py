@@ -1,12 +1,16 @@
 """How fast the API takes tasks in and shows them again, durable throughout.
 
-Singles come over 64 connections, one request at a time on each; batches of 1,000 over 4, as JSON
-and as NDJSON. Then pages and single tasks are read while history holds a million rows.
+Singles come over 64 connections, one request at a time on each: to the HTTP server with nothing
+behind it, for comparison, to one node, and to two that share the connections (a node is one process
+with one event loop, so that one alone cannot use a second core). Batches of 1,000 come over 4, as
+JSON and as NDJSON. Then pages and single tasks are read while history holds a million rows.
 """
 
 import argparse
 import asyncio
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from urllib.parse import urlsplit
 
@@ -14,7 +18,7 @@ import asyncpg
 import msgspec
 import uvloop
 
-from benchmarks.harness import Bench, bench, cpu_seconds
+from benchmarks.harness import Bench, another_node, bare_server, bench, cpu_seconds
 from benchmarks.wire import Tally, hammer, request
 
 _BATCH = 1000
@@ -52,14 +56,22 @@ async def _run(seconds: float, history: int, only: str | None) -> None:
 
 async def _singles(server: Bench, seconds: float) -> None:
     one = request("POST", "/v1/tasks", _ONE)
-    await _measure("single creates", "6,000/s, 50 ms", server, [one], 64, seconds)
+    async with server.client.post("/v1/tasks", data=_ONE) as created:
+        answer = await created.read()
+    async with bare_server(answer) as (port, pid):
+        idle = replace(server, url=f"http://127.0.0.1:{port}", node_pid=pid)
+        await _measure("bare HTTP server", "", [idle], [one], 64, seconds)
+    await _measure("single creates", "6,000/s, 50 ms", [server], [one], 64, seconds)
+    async with another_node(server) as other:
+        goal = "6,000/s, 50 ms"
+        await _measure("…by two nodes", goal, [server, other], [one], 64, seconds)
 
 
 async def _batches(server: Bench, seconds: float) -> None:
     document = request("POST", "/v1/tasks/batch", msgspec.json.encode({"tasks": [_TASK] * _BATCH}))
     lines = request("POST", "/v1/tasks/batch", (_ONE + b"\n") * _BATCH, _NDJSON)
-    await _measure("batches (JSON)", "30,000 tasks/s", server, [document], 4, seconds, _BATCH)
-    await _measure("batches (NDJSON)", "30,000 tasks/s", server, [lines], 4, seconds, _BATCH)
+    await _measure("batches (JSON)", "30,000 tasks/s", [server], [document], 4, seconds, _BATCH)
+    await _measure("batches (NDJSON)", "30,000 tasks/s", [server], [lines], 4, seconds, _BATCH)
 
 
 async def _reads(server: Bench, seconds: float) -> None:
@@ -77,27 +89,26 @@ async def _reads(server: Bench, seconds: float) -> None:
         request("GET", "/v1/tasks?limit=50&state=failed"),
         request("GET", "/v1/tasks?limit=50&queue=default&name=n7"),
     ]
-    await _measure("read one", "p99 20 ms", server, some, 4, seconds)
-    await _measure("list 50", "p99 20 ms", server, pages[:1], 2, seconds)
-    await _measure("list 50, filtered", "p99 20 ms", server, pages[1:], 2, seconds)
+    await _measure("read one", "p99 20 ms", [server], some, 4, seconds)
+    await _measure("list 50", "p99 20 ms", [server], pages[:1], 2, seconds)
+    await _measure("list 50, filtered", "p99 20 ms", [server], pages[1:], 2, seconds)
 
 
 async def _measure(
     name: str,
     goal: str,
-    server: Bench,
+    nodes: Sequence[Bench],
     requests: list[bytes],
     connections: int,
     seconds: float,
     tasks: int = 1,
 ) -> None:
     """`tasks`: how many each request creates."""
-    port = urlsplit(server.url).port
-    assert port is not None
-    await hammer(port, requests, connections=connections, seconds=min(2.0, seconds))
-    before = _usage(server)
-    tally = await hammer(port, requests, connections=connections, seconds=seconds)
-    used = [after - start for after, start in zip(_usage(server), before, strict=True)]
+    ports = [urlsplit(node.url).port or 0 for node in nodes]
+    await hammer(ports, requests, connections=connections, seconds=min(2.0, seconds))
+    before = _usage(nodes)
+    tally = await hammer(ports, requests, connections=connections, seconds=seconds)
+    used = [after - start for after, start in zip(_usage(nodes), before, strict=True)]
     assert not tally.failures, tally.last_failure
     _print(name, goal, tally, used, tasks)
 
@@ -112,8 +123,9 @@ def _print(name: str, goal: str, tally: Tally, used: list[float], tasks: int) ->
     )
 
 
-def _usage(server: Bench) -> tuple[float, float, float]:
-    return cpu_seconds(server.node_pid), cpu_seconds(server.postgres_pid), time.process_time()
+def _usage(nodes: Sequence[Bench]) -> tuple[float, float, float]:
+    used = cpu_seconds(*(node.node_pid for node in nodes))
+    return used, cpu_seconds(nodes[0].postgres_pid), time.process_time()
 
 
 async def _fill_history(server: Bench, count: int) -> None:

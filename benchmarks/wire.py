@@ -40,17 +40,17 @@ def request(method: str, path: str, body: bytes = b"", kind: str = "application/
 
 
 async def hammer(
-    port: int, requests: Sequence[bytes], *, connections: int, seconds: float
+    ports: Sequence[int], requests: Sequence[bytes], *, connections: int, seconds: float
 ) -> Tally:
-    """Keep every connection busy with one request at a time, each in turn."""
+    """Keep every connection busy with one request at a time, each in turn; the ports share them."""
     tally = Tally()
     turn = cycle(requests)
     deadline = time.perf_counter() + seconds
     loop = asyncio.get_running_loop()
     clients = []
-    for _ in range(connections):
+    for number in range(connections):
         _, client = await loop.create_connection(
-            lambda: _Client(turn, deadline, tally), "127.0.0.1", port
+            lambda: _Client(turn, deadline, tally), "127.0.0.1", ports[number % len(ports)]
         )
         clients.append(client)
     started = time.perf_counter()

@@ -253,7 +253,7 @@ class Server:
             recorder,
             signals,
             housekeeper,
-            self._materializer(state, signals, rng),
+            self._materializer(state, loader, signals, rng),
             executors,
             desk,
         )
@@ -313,11 +313,13 @@ class Server:
         self.metrics.running.set_function(lambda: engine.running)
         return engine
 
-    def _materializer(self, state: NodeState, signals: Signals, rng: Random) -> Materializer:
+    def _materializer(
+        self, state: NodeState, loader: Loader, signals: Signals, rng: Random
+    ) -> Materializer:
         ids = TaskIds(Random(rng.getrandbits(64)))
         firing = Firing(ids, Random(rng.getrandbits(64)), near=self.config.near)
         schedules = Schedules(self._engine_database, firing)
-        return Materializer(self.config, state, schedules, signals, self.metrics)
+        return Materializer(self.config, state, schedules, loader, signals, self.metrics)
 
     def _own_connection(self) -> Callable[[], Awaitable[asyncpg.Connection]]:
         options = replace(

@@ -6,6 +6,7 @@ import pytest
 
 from support.client import Client, noop
 from support.cluster import Cluster, Node, Tenant
+from support.fire import kill_in_turns
 from support.traffic import Traffic
 
 TASKS = 10_000
@@ -35,7 +36,7 @@ async def test_nodes_killed_again_and_again_lose_nothing(cluster: Cluster) -> No
     tenant, traffic, stop = await cluster.tenant(), Traffic(), asyncio.Event()
     nodes = list(await cluster.pair())
     flow = asyncio.create_task(traffic.flow(lambda: clients(nodes, tenant), pause=0.1, stop=stop))
-    kills = await kill_in_turns(cluster, nodes)
+    kills = await kill_in_turns(cluster, nodes, seconds=UNDER_FIRE, between=BETWEEN_KILLS)
     stop.set()
     await flow
     for client in clients(nodes, tenant)[:1]:
@@ -44,18 +45,6 @@ async def test_nodes_killed_again_and_again_lose_nothing(cluster: Cluster) -> No
     assert kills >= 5
     await cluster.evidence.all_finished(traffic.acknowledged, within=30)
     await cluster.evidence.sound(traffic.acknowledged)
-
-
-async def kill_in_turns(cluster: Cluster, nodes: list[Node]) -> int:
-    """Kill the older of two nodes and start a new one, for as long as the fire lasts."""
-    loop, kills = asyncio.get_running_loop(), 0
-    end = loop.time() + UNDER_FIRE
-    while loop.time() < end:
-        nodes.pop(0).kill()
-        kills += 1
-        nodes.append(await cluster.start())
-        await asyncio.sleep(BETWEEN_KILLS)
-    return kills
 
 
 def clients(nodes: list[Node], tenant: Tenant) -> list[Client]:

@@ -238,7 +238,12 @@ async def test_canaries_show_nowhere(cluster: Cluster) -> None:
         assert there.requests[0].headers["authorization"] == f"Bearer {bearer}"
         assert there.requests[0].headers["x-key"] == header
     said.append((await client.get("/v1/tasks?payload=true")).body)
-    said.append((await client.get("/v1/secrets")).body)
+    paths = ("/v1/secrets", "/v1/dead-letters", "/v1/audit", f"/v1/tasks/{task_id}/explain")
+    said += [(await client.get(path)).body for path in paths]
+    hourly = {"name": "hourly", "cron": "@hourly", "task": http(there.url(), **target)}
+    said.append((await client.post("/v1/schedules", hourly)).body)
+    said.append((await client.get("/v1/schedules")).body)
+    said.append((await node.client(await cluster.operator()).get("/metrics")).body)
     bad = {**http("http://127.0.0.1/", **target), "name": 7}
     said.append((await client.post("/v1/tasks", bad)).body)
     said.append(node.said().encode())

@@ -13,16 +13,20 @@ import msgspec
 
 from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import PARTITIONS, Tenure
+from mainspring.domain.placement import NOBODY, PARTITIONS, Tenure, partition_of
 from mainspring.domain.rows import TaskRow
+from mainspring.domain.schedule import Definition
 from mainspring.domain.settlement import DeathCause, Finish, Retry
 from mainspring.domain.task import Target, TaskSpec, TaskState
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store.cluster import Cluster
 from mainspring.store.database import Database
 from mainspring.store.engine import EngineStore, TaskRef
+from mainspring.store.firing import Firing
 from mainspring.store.keys import Keys
 from mainspring.store.leases import LeaseStore, WorkerPick
+from mainspring.store.schedule_rows import Template
+from mainspring.store.schedules import Schedules
 from mainspring.store.tasks import Change, Creation, Keyed, LockedTask, NewTask, Tasks
 from mainspring.store.workers import Workers
 from simulation.leases import MemoryLeases
@@ -33,10 +37,14 @@ from simulation.remote import (
     RemoteKeys,
     RemoteTasks,
 )
+from simulation.schedules import MemorySchedules, RemoteSchedules, new_schedule
 from simulation.store import MemoryStore
 
 NEAR = 30.0
 SPEC = msgspec.json.encode(TaskSpec(Target("handler", name="work")))
+TEMPLATE = msgspec.json.encode(
+    Template(msgspec.Raw(SPEC), msgspec.Raw(b"{}"), "handler:work", "default", 5)
+)
 EVERYWHERE = frozenset(range(PARTITIONS))
 
 
@@ -68,6 +76,10 @@ class Inspector(Protocol):
     async def node(self, node_id: UUID) -> tuple[int, str]: ...
 
     async def answer_under(self, tenant: int, key: str) -> bytes: ...
+
+    async def add_schedule(self, tenant: int, definition: Definition) -> UUID: ...
+
+    async def ledger(self, schedule_id: UUID) -> list[tuple[float, float, int, str]]: ...
 
 
 class MemoryInspector:
@@ -106,6 +118,20 @@ class MemoryInspector:
 
     async def answer_under(self, tenant: int, key: str) -> bytes:
         return self._tables.idempotency[tenant, key].answer
+
+    async def add_schedule(self, tenant: int, definition: Definition) -> UUID:
+        schedule_id = uuid4()
+        partition = partition_of(tenant, schedule_id, None, PARTITIONS)
+        row = new_schedule(tenant, schedule_id, partition, definition, TEMPLATE)
+        self._tables.schedules[schedule_id] = row
+        return schedule_id
+
+    async def ledger(self, schedule_id: UUID) -> list[tuple[float, float, int, str]]:
+        return [
+            (line.first, line.last, line.count, line.decision)
+            for line in self._tables.occurrences
+            if line.schedule_id == schedule_id
+        ]
 
 
 class PostgresInspector:
@@ -169,6 +195,29 @@ class PostgresInspector:
         )
         return answer
 
+    async def add_schedule(self, tenant: int, definition: Definition) -> UUID:
+        schedule_id, first = uuid4(), definition.start_at
+        await self._connection.execute(
+            "INSERT INTO schedules (tenant_id, id, name, partition, timezone, tzdata, definition,"
+            " template, decided_to, next_at, wake_at) VALUES ($1::integer, $2::uuid, $2::text,"
+            " partition_of($1::integer, $2::uuid, NULL, 256), 'UTC', '9999z', $3, $4,"
+            " to_timestamp($5::float8 - 1), to_timestamp($5), to_timestamp($5))",
+            tenant,
+            schedule_id,
+            msgspec.json.encode(definition),
+            TEMPLATE,
+            first,
+        )
+        return schedule_id
+
+    async def ledger(self, schedule_id: UUID) -> list[tuple[float, float, int, str]]:
+        rows = await self._connection.fetch(
+            "SELECT extract(epoch FROM nominal_at)::float8, extract(epoch FROM to_at)::float8,"
+            " count, decision FROM occurrences WHERE schedule_id = $1 ORDER BY nominal_at",
+            schedule_id,
+        )
+        return [tuple(row) for row in rows]
+
 
 @dataclass
 class Lab:
@@ -179,6 +228,7 @@ class Lab:
     keys: Keys
     cluster: Cluster
     inspect: Inspector
+    schedules: Schedules
     leases: LeaseStore | MemoryLeases
     register: Callable[..., Awaitable[bool]]
     ids: TaskIds = field(default_factory=lambda: TaskIds(Random(1)))
@@ -301,10 +351,6 @@ class Lab:
         return await self.engine.take_stock(partitions, after=after, until=until, cap=cap)
 
 
-NOBODY = Tenure(UUID(int=0), 0, frozenset())
-"""Who writes without owning anything."""
-
-
 def finish(
     assignment: Assignment,
     *,
@@ -349,6 +395,7 @@ def memory_lab() -> Lab:
         RemoteKeys(store, link),
         Cluster(connection),
         MemoryInspector(store),
+        RemoteSchedules(MemorySchedules(store), link, _firing()),
         MemoryLeases(store),
         MemoryLeases(store).register,
     )
@@ -361,6 +408,11 @@ def postgres_lab(database: Database, connection: asyncpg.Connection) -> Lab:
         Keys(database),
         Cluster(connection),
         PostgresInspector(connection),
+        Schedules(database, _firing()),
         LeaseStore(database),
         Workers(database).register,
     )
+
+
+def _firing() -> Firing:
+    return Firing(TaskIds(Random(3)), Random(3), near=NEAR)

@@ -1,7 +1,7 @@
 """Creating and changing tasks: places, idempotency keys, limits that move tasks."""
 
-from contract.store_lab import NOBODY, Lab, retry
-from mainspring.domain.placement import partition_of
+from contract.store_lab import Lab, retry
+from mainspring.domain.placement import NOBODY, partition_of
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store.tasks import Creation
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 import pytest
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mainspring.api.door import DoorConfig, DoorLimits, DoorServer
+from mainspring.api.middleware import CYCLE
 from mainspring.observe.metrics import Metrics
 from support.waiting import eventually
 
@@ -162,6 +164,62 @@ async def test_good_visitors_notice_nothing() -> None:
             await visitor.writer.drain()
         assert (await visitor.hear())[0] == 200
         assert house.inside.bodies[-1] == b"x" * 200_000
+
+
+class Whole(Inside):
+    """An application that hands over its answers in one piece."""
+
+    def __init__(self, *answers: Response) -> None:
+        super().__init__()
+        self.answers = list(answers)
+
+    async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
+        await scope[CYCLE].answer(self.answers.pop(0))
+
+
+async def test_whole_answers_leave_as_they_are() -> None:
+    """With what HTTP asks of them: no body for HEAD, and an end where one was asked for."""
+    whole = Whole(
+        Response(b"one", 201, {"x": "y"}),
+        Response(b"two"),
+        Response(status_code=204),
+        Response(b"bye"),
+    )
+    async with opened_house(inside=whole) as house:
+        visitor = await house.visit()
+        visitor.say(GET)
+        status, headers, body = await visitor.hear()
+        assert (status, headers["x"], body) == (201, "y", b"one")
+        visitor.say(GET.replace(b"GET", b"HEAD") + GET)
+        visitor.say(GET.replace(b"Host", b"Connection: close\r\nHost"))
+        rest = await visitor.hear_the_end()
+    head, empty, bye = rest.split(b"HTTP/1.1 ")[1:]
+    assert head.startswith(b"200 OK")
+    assert b"content-length: 3\r\n" in head
+    assert head.endswith(b"\r\n\r\n")
+    assert empty.startswith(b"204 No Content")
+    assert b"connection: close" in bye
+    assert bye.endswith(b"\r\n\r\nbye")
+
+
+async def test_an_answer_that_says_it_is_the_last_is() -> None:
+    whole = Whole(Response(b"no", 413, {"Connection": "close"}))
+    async with opened_house(inside=whole) as house:
+        visitor = await house.visit()
+        visitor.say(POST % 9)
+        said = await visitor.hear_the_end()
+    assert said.lower().count(b"connection: close") == 1
+
+
+@pytest.mark.parametrize("value", ["a\nb: c", "a\r\nb: c", "a\rb"])
+async def test_no_header_of_an_answer_breaks_its_line(value: str) -> None:
+    """Whatever a handler lets through: better no answer than two."""
+    answer = Response(b"x")
+    answer.raw_headers.append((b"x", value.encode()))
+    async with opened_house(inside=Whole(answer)) as house:
+        visitor = await house.visit()
+        visitor.say(GET)
+        assert await visitor.hear_the_end() == b""
 
 
 async def test_patience_is_for_each_request_anew() -> None:

@@ -104,7 +104,12 @@ async def test_expired_keys_and_dead_nodes_are_forgotten(
         " VALUES (gen_random_uuid(), 'long gone', '0', 'dead', now() - interval '2 hours'),"
         " (gen_random_uuid(), 'just left', '0', 'left', now())"
     )
+    await database.fetch(
+        "INSERT INTO outbox (tenant_id, kind, body, created_at)"
+        " VALUES (1, 'old', '{}', now() - interval '8 days'), (1, 'new', '{}', now())"
+    )
     await house.forget_expired()
+    assert [row["kind"] for row in await database.fetch("SELECT kind FROM outbox")] == ["new"]
     assert [row["key"] for row in await database.fetch("SELECT key FROM idempotency_keys")] == [
         "new"
     ]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from mainspring.domain.tenant import TenantLimits
-from simulation.store import Finished, MemoryStore, Task
+from simulation.store import Finished, MemoryStore, ScheduleRow, Task
 from simulation.world import SimulationFailed
 
 
@@ -45,6 +45,8 @@ class Invariants:
         self._owners: dict[int, tuple[UUID | None, int]] = {}
         self._most: dict[int, int | None] = {}
         self._wakes: Counter[tuple[int, int, UUID]] = Counter()
+        self._lines = 0
+        self._expected: dict[UUID, float] = {}
         self.may_lose: Callable[[str], bool] = lambda _worker: True
 
     def check(self, statement: str) -> None:
@@ -64,11 +66,15 @@ class Invariants:
             else:
                 self._check_change(task, _Past(*past), statement)
             task.past = self._tasks[task.id] = _state_of(task)
-            if statement in ("create", "retry") and task.due <= self._now() + self._store.near:
+            if (
+                statement in ("create", "retry", "fire")
+                and task.due <= self._now() + self._store.near
+            ):
                 self._check_told(task.partition, task.tenant_id, task.id)
         self._check_history(statement)
         self._check_executions()
         self._check_wakes(statement)
+        self._check_occurrences(statement)
         self._check_nothing_lost()
 
     def check_end(self) -> None:
@@ -76,6 +82,47 @@ class Invariants:
         stuck = list(self._tables.tasks.values())
         if stuck:
             raise SimulationFailed(f"{len(stuck)} tasks are stuck, such as {stuck[0]}")
+        for schedule in self._tables.schedules.values():
+            self._require(schedule.state == "ended", "a schedule stands still", schedule)
+            end = schedule.definition.end_at or 0.0
+            self._require(self._next_of(schedule) > end, "occurrences are undecided", schedule)
+
+    @property
+    def schedules_are_over(self) -> bool:
+        return all(schedule.state == "ended" for schedule in self._tables.schedules.values())
+
+    # Schedules -------------------------------------------------------------------------------
+
+    def _next_of(self, schedule: ScheduleRow) -> float:
+        """The nominal time that must be decided on next: counted here, from the start."""
+        return self._expected.get(schedule.id, schedule.definition.start_at or 0.0)
+
+    def _check_occurrences(self, statement: str) -> None:
+        """Each nominal time once, in order, none left out; what is fired has its one task."""
+        for line in self._tables.occurrences[self._lines :]:
+            schedule = self._tables.schedules[line.schedule_id]
+            step = schedule.definition.interval or 0.0
+            expected = self._next_of(schedule)
+            self._require(abs(line.first - expected) < 1e-5, f"not {expected}", line)
+            last = line.first + (line.count - 1) * step
+            self._require(abs(line.last - last) < 1e-5, "a range that counts wrongly", line)
+            self._require(line.last <= self._now(), "decided before its time", line)
+            writer, owner = self._store.writer, self._tables.partitions[schedule.partition].owner
+            ours = writer is not None and self._store.is_valid(writer) and writer.node_id == owner
+            self._require(ours, "decided by another than the owner", line)
+            self._expected[schedule.id] = line.last + step
+            task = self._tables.tasks.get(line.task_id) if line.task_id else None
+            fired = line.decision == "fired"
+            self._require(fired == (task is not None), "a task without its line", line)
+            if task is not None:
+                whose = (task.made.schedule_id, task.made.nominal)
+                self._require(whose == (line.schedule_id, line.first), "another's task", line)
+        self._lines = len(self._tables.occurrences)
+        if statement == "fire":
+            made = sum(t.made.schedule_id is not None for t in self._tables.tasks.values())
+            fired_ids = {o.task_id for o in self._tables.occurrences if o.task_id}
+            known = sum(t in fired_ids for t in self._tables.tasks)
+            self._require(made == known, "a task that no line tells of", None)
 
     # Tasks -----------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from mainspring.api.ingest import Ingest
 from mainspring.clock import DatabaseClock
 from mainspring.config import Config
 from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
+from mainspring.domain.ids import TaskIds
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import Conflict, MainspringError, StoreUnavailable
 from mainspring.execution.port import ReportSink
@@ -27,7 +28,9 @@ from mainspring.node.recorder import Recorder
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
+from mainspring.store.firing import Firing
 from simulation.remote import RemoteConnection, RemoteEngineStore, RemoteKeys, RemoteTasks
+from simulation.schedules import MemorySchedules, RemoteSchedules
 from simulation.store import MemoryStore
 from simulation.world import CALM, World
 
@@ -127,16 +130,6 @@ class LossySignals(Signals):
     def _tell(self, hint: Callable[[], None]) -> None:
         if self._world.rng.random() >= self._world.weather.hint_lost:
             self._world.later(self._world.delay(), hint)
-
-
-class _NoSchedules:
-    """Tasks come from the scenario here, and from nowhere else."""
-
-    async def run(self) -> None:
-        pass
-
-    def hint(self) -> None:
-        pass
 
 
 class _NoHousekeeping:
@@ -271,12 +264,18 @@ class SimNode:
             recorder,
             signals,
             cast(Housekeeper, _NoHousekeeping()),
-            cast(Materializer, _NoSchedules()),
+            self._materializer(config, store, signals),
             [Chaos(world, rng, self.clock, recorder.report)],
         )
         self.tasks = RemoteTasks(store, self.network)
         self.ingest = Ingest(self.tasks, self.node, self.clock, METRICS, config.near)
         self.process.spawn(self._start)
+
+    def _materializer(self, config: Config, store: MemoryStore, signals: Signals) -> Materializer:
+        chance = Random(self.world.rng.getrandbits(64))
+        firing = Firing(TaskIds(chance), chance, near=config.near)
+        schedules = RemoteSchedules(MemorySchedules(store), self.network, firing)
+        return Materializer(config, self.state, schedules, self.loader, signals, METRICS)
 
     @property
     def alive(self) -> bool:

@@ -18,15 +18,18 @@ from mainspring.domain import transitions
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import partition_of
 from mainspring.domain.retry import RetryPolicy
+from mainspring.domain.schedule import Definition, Misfire
 from mainspring.domain.task import Target, TaskSpec, TaskState
 from mainspring.domain.tenant import TenantLimits
 from mainspring.domain.transitions import Move, Standing
 from mainspring.errors import Conflict, StoreUnavailable
+from mainspring.store.schedule_rows import Template
 from mainspring.store.tasks import Change, Creation, LockedTask, NewTask
 from simulation.invariants import Invariants
 from simulation.node import CAPABILITY, SimNode
+from simulation.schedules import new_schedule
 from simulation.store import MemoryStore
-from simulation.world import CALM, SimulationFailed, World
+from simulation.world import CALM, EPOCH, SimulationFailed, World
 
 TROUBLE = 25.0
 """Seconds of faults; then the weather clears up."""
@@ -35,6 +38,9 @@ PATIENCE = 90.0
 
 _RETRY = RetryPolicy(max_attempts=3, initial=0.5, factor=2.0, max_delay=3.0)
 _SPEC = msgspec.json.encode(TaskSpec(Target("handler", name="work"), retry=_RETRY))
+_TEMPLATE = msgspec.json.encode(
+    Template(msgspec.Raw(_SPEC), msgspec.Raw(b"{}"), CAPABILITY, "default", 5)
+)
 
 
 class Scenario:
@@ -58,7 +64,8 @@ class Scenario:
         self.nodes: list[SimNode] = []
         self.fallen: set[str] = set()
         self.ids = TaskIds(Random(rng.getrandbits(64)))
-        self.made: dict[UUID, NewTask] = {}
+        for _ in range(rng.choice((0, 1, 3))):
+            self._make_schedule()
         self.size = rng.randint(1, 4)
         self.problem: BaseException | None = None
 
@@ -101,7 +108,7 @@ class Scenario:
             self._step()
             if self.world.now >= next_look:
                 next_look = self.world.now + 0.5
-                if not self.store.tables.tasks:
+                if not self.store.tables.tasks and self.invariants.schedules_are_over:
                     break
                 self._resume_paused()
         self.invariants.check_end()
@@ -214,7 +221,7 @@ class Scenario:
         due = round(now + rng.choice((0.0, 0.0, rng.uniform(0, 3), rng.uniform(0, 15))), 6)
         stranger = rng.random() < 0.05
         hurry = rng.random() < 0.15 or stranger
-        task = NewTask(
+        return NewTask(
             tenant_id=tenant,
             id=self.ids.make(now),
             created=now,
@@ -231,8 +238,30 @@ class Scenario:
             spec=_SPEC,
             payload=b"",
         )
-        self.made[task.id] = task
-        return task
+
+    def _make_schedule(self) -> None:
+        """One that recurs every few seconds until the weather clears up."""
+        rng = self.rng
+        start = EPOCH + rng.randint(1, 5)
+        definition = Definition(
+            interval=rng.choice((1.0, 1.0, 2.5, 7.0)),
+            anchor=start,
+            start_at=start,
+            end_at=EPOCH + TROUBLE,
+            jitter=rng.choice((0.0, 0.0, 1.5)),
+            spread=rng.choice((0.0, 0.0, 3.0)),
+            misfire=Misfire(
+                rng.choice(("skip", "latest", "all")),
+                rng.choice((2.0, 3600.0)),
+                rng.choice((2, 100)),
+            ),
+            overlap=rng.choice(("allow", "skip", "queue", "cancel_running")),
+            max_running=rng.choice((1, 2)),
+        )
+        tenant = rng.choice(sorted(self.store.tables.tenants))
+        partition = rng.choice(sorted(self.store.tables.partitions))
+        made = new_schedule(tenant, self.world.uuid(), partition, definition, _TEMPLATE)
+        self.store.tables.schedules[made.id] = made
 
     def _client_changes(self) -> None:
         node = self._some_node()
@@ -249,11 +278,11 @@ class Scenario:
         self._ask(node, self.rng.choice(waiting), self.rng.choice(rules))
 
     def _ask(self, node: SimNode, task_id: UUID, rule: Any) -> None:
+        tenant = self.store.tables.tasks[task_id].tenant_id
+
         async def ask() -> None:
             try:
-                decided = await node.tasks.change(
-                    self.made[task_id].tenant_id, task_id, partial(_decide, rule)
-                )
+                decided = await node.tasks.change(tenant, task_id, partial(_decide, rule))
             except (StoreUnavailable, Conflict):
                 return
             if decided is True:

@@ -16,6 +16,7 @@ from mainspring.domain.capability import ALONE
 from mainspring.domain.execution import Assignment, Report, TaskError
 from mainspring.domain.placement import Tenure, partition_of
 from mainspring.domain.rows import StreamKey, TaskRow
+from mainspring.domain.schedule import Definition
 from mainspring.domain.settlement import Finish, Retry
 from mainspring.domain.task import PARKED, TaskSpec, TaskState
 from mainspring.domain.tenant import TenantLimits
@@ -132,6 +133,39 @@ class DeadLetter:
 
 
 @dataclass(slots=True)
+class ScheduleRow:
+    """A row of `schedules`."""
+
+    tenant_id: int
+    id: UUID
+    partition: int
+    definition: Definition
+    template: bytes = field(repr=False)
+    decided_to: float
+    next: float
+    offset: float
+    state: str = "active"
+    rev: int = 1
+    runs: int = 0
+
+    @property
+    def wake(self) -> float:
+        return self.next + self.offset
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A row of `occurrences`."""
+
+    schedule_id: UUID
+    first: float
+    last: float
+    count: int
+    decision: str
+    task_id: UUID | None
+
+
+@dataclass(slots=True)
 class NodeRow:
     """A row of `nodes`."""
 
@@ -171,6 +205,8 @@ class Tables:
     partitions: dict[int, PartitionRow] = field(default_factory=dict)
     tenants: dict[int, TenantLimits] = field(default_factory=dict)
     idempotency: dict[tuple[int, str], KeyRow] = field(default_factory=dict)
+    schedules: dict[UUID, ScheduleRow] = field(default_factory=dict)
+    occurrences: list[Line] = field(default_factory=list)
     workers: dict[tuple[int, str], str] = field(default_factory=dict)
     """The present incarnation of each worker."""
     former_workers: set[tuple[int, str, str | None]] = field(default_factory=set)
@@ -237,7 +273,7 @@ class MemoryStore:
         )
 
     def take_wakes(self, tenure: Tenure) -> Seen:
-        if not self._valid(tenure):
+        if not self.is_valid(tenure):
             return Seen([], [])
         mine = [wake for wake in self.tables.wakes if wake[0] in tenure.partitions]
         self.tables.wakes = [wake for wake in self.tables.wakes if wake[0] not in tenure.partitions]
@@ -250,7 +286,7 @@ class MemoryStore:
     def claim(
         self, tenure: Tenure, picks: Iterable[TaskRef], *, worker: str, lease: float
     ) -> list[Assignment]:
-        if not self._valid(tenure):
+        if not self.is_valid(tenure):
             return []
         now, claimed = self.now(), []
         for pick in sorted(picks):
@@ -320,7 +356,7 @@ class MemoryStore:
         return ran_out or (task.incarnation is not None and present != task.incarnation)
 
     def expire(self, tenure: Tenure) -> list[UUID]:
-        if not self._valid(tenure):
+        if not self.is_valid(tenure):
             return []
         now = self.now()
         ended = [
@@ -384,16 +420,35 @@ class MemoryStore:
             if creation.keyed is not None and not self._take_key(creation):
                 continue
             for new in creation.tasks:
-                limits = self.tables.tenants.get(new.tenant_id)
-                if limits is None:
-                    continue
-                task = _fresh(new, limits.spread)
-                self.tables.tasks[new.id] = task
-                made[new.id] = task.partition
-                if task.due <= self.now() + self.near:
-                    self._wake_unless_owned(task, tenure)
+                task = self.add_task(new, tenure)
+                if task is not None:
+                    made[new.id] = task.partition
         self.committed("create")
         return made
+
+    def add_task(self, new: NewTask, tenure: Tenure) -> Task | None:
+        """A part of a transaction that creates tasks."""
+        limits = self.tables.tenants.get(new.tenant_id)
+        if limits is None:
+            return None
+        task = _fresh(new, limits.spread)
+        self.tables.tasks[new.id] = task
+        if task.due <= self.now() + self.near:
+            self._wake_unless_owned(task, tenure)
+        return task
+
+    def tasks_of(self, schedule_id: UUID) -> list[Task]:
+        """The unfinished tasks of a schedule, oldest first."""
+        found = [t for t in self.tables.tasks.values() if t.made.schedule_id == schedule_id]
+        return sorted(found, key=lambda task: task.id)
+
+    def cancel(self, task: Task) -> None:
+        """A part of a transaction that cancels a task: it ends at once, or is asked to stop."""
+        if task.state == "running":
+            task.cancel_requested, task.rev = True, task.rev + 1
+        else:
+            self._end(task, "cancelled", self.now())
+        self._wake(task)
 
     def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
         found: dict[UUID, int | None] = {}
@@ -433,7 +488,8 @@ class MemoryStore:
             return
         self.tables.tenants[tenant_id] = limits
         for task in self.tables.tasks.values():
-            new = partition_of(tenant_id, task.id, task.key, limits.spread)
+            placed_by = task.made.schedule_id or task.id
+            new = partition_of(tenant_id, placed_by, task.key, limits.spread)
             if task.tenant_id == tenant_id and task.partition != new:
                 self._wake(task)
                 task.partition, task.rev = new, task.rev + 1
@@ -488,7 +544,7 @@ class MemoryStore:
     def hand_over(
         self, tenure: Tenure, gifts: Mapping[int, UUID | None], *, leaving: bool = False
     ) -> int | None:
-        if not self._valid(tenure):
+        if not self.is_valid(tenure):
             return None
         for partition, heir in gifts.items():
             if self.tables.partitions[partition].owner == tenure.node_id:
@@ -514,7 +570,7 @@ class MemoryStore:
         assignment = report.assignment
         return self._current_try(assignment.tenant_id, assignment.id, assignment.fence)
 
-    def _valid(self, tenure: Tenure) -> bool:
+    def is_valid(self, tenure: Tenure) -> bool:
         node = self.tables.nodes.get(tenure.node_id)
         return node is not None and node.epoch == tenure.epoch
 
@@ -528,7 +584,7 @@ class MemoryStore:
         row.owner, row.epoch = heir, row.epoch + 1
 
     def _wake_unless_owned(self, task: Task, tenure: Tenure) -> None:
-        if task.partition not in tenure.partitions or not self._valid(tenure):
+        if task.partition not in tenure.partitions or not self.is_valid(tenure):
             self._wake(task)
 
     def _wake(self, task: Task) -> None:
@@ -573,7 +629,8 @@ def _by_task(item: Finish | Retry) -> tuple[int, UUID]:
 
 
 def _fresh(new: NewTask, spread: int) -> Task:
-    partition = partition_of(new.tenant_id, new.id, new.concurrency_key, spread)
+    placed_by = new.schedule_id or new.id
+    partition = partition_of(new.tenant_id, placed_by, new.concurrency_key, spread)
     return Task(
         new, partition, new.run, round(new.due, 6), new.expires, new.priority, new.queue,
         new.capability, new.name, new.labels, new.spec, new.payload,

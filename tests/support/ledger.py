@@ -1,6 +1,7 @@
 """The ledger of occurrences, held against what it must say."""
 
 from dataclasses import dataclass
+from uuid import UUID
 
 from support.evidence import Evidence
 
@@ -51,6 +52,23 @@ class Ledger:
         """How many occurrences have been decided on so far."""
         found = await self.evidence.value("SELECT coalesce(sum(count), 0) FROM occurrences")
         return int(str(found))
+
+    async def ends(self) -> dict[str, int]:
+        """Up to which second each schedule is decided, by its own word."""
+        rows = await self.evidence.rows(
+            "SELECT id, floor(extract(epoch FROM decided_to))::bigint AS last FROM schedules"
+        )
+        return {str(row["id"]): row["last"] for row in rows}
+
+    async def seconds(self, schedule: str) -> list[int]:
+        """Every second that the lines of a schedule speak of, as often as they do."""
+        rows = await self.evidence.rows(
+            "SELECT extract(epoch FROM second)::bigint AS second FROM occurrences,"
+            " generate_series(nominal_at, to_at, interval '1 second') AS second"
+            " WHERE schedule_id = $1 AND pass = 0 ORDER BY 1",
+            UUID(schedule),
+        )
+        return [row["second"] for row in rows]
 
     async def sound(self) -> None:
         """Each second of each schedule is decided once, none is missing, and what was fired has

@@ -16,6 +16,7 @@ from mainspring.api.admin_wire import (
     TenantPatch,
 )
 from mainspring.api.documentation import (
+    GONE,
     LIMIT,
     LOCATION,
     NUMBER_CURSOR,
@@ -174,7 +175,7 @@ DELETE_TENANT = Doc(
     description="Only when it has no unfinished tasks. Its keys end at once; its history and all "
     "else it owned is removed within minutes. The audit log is kept.",
     params=[TENANT_ID],
-    replies=[Reply(204, "It is gone.")],
+    replies=[GONE],
     problems=[Conflict],
 )
 

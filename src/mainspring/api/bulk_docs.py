@@ -16,11 +16,10 @@ from mainspring.api.documentation import (
     CURSOR,
     DRY_RUN,
     ETAG,
-    LABEL,
+    GONE,
     LIMIT,
     LOCATION,
-    NAME,
-    QUEUE,
+    OF_TASKS,
     REPLAYED,
     AnyText,
     Body,
@@ -75,9 +74,7 @@ LIST = Doc(
     "most frequent first, among the newest 100,000.",
     params=[
         Param("resolved", bool, "Only resolved ones, or only unresolved ones."),
-        NAME,
-        QUEUE,
-        LABEL,
+        *OF_TASKS,
         Param("fingerprint", AnyText, "Only letters that died of this kind of error."),
         Param("died_after", Instant, "Only letters that died at or after this time."),
         Param("died_before", Instant, "Only letters that died before this time."),
@@ -132,7 +129,7 @@ DELETE = Doc(
     tag=LETTERS,
     summary="Delete a dead letter",
     description="The removal is noted in the audit log; the task stays in history.",
-    replies=[Reply(204, "It is gone.")],
+    replies=[GONE],
 )
 
 REPLAY_MANY = Doc(

@@ -99,6 +99,7 @@ class Doc:
 
 
 ETAG = Header("ETag", "The revision, for If-Match and If-None-Match.")
+GONE = Reply(204, "It is gone.")
 LOCATION = Header("Location", "The path of what was created.")
 REPLAYED = Header(
     "Idempotency-Replayed",
@@ -170,9 +171,13 @@ IF_NONE_MATCH = Param(
     where="header",
     example='"1"',
 )
-QUEUE = Param("queue", AnyText, "Only those of this queue.")
-NAME = Param("name", AnyText, "Only those of tasks of this name.")
-LABEL = Param("label", list[AnyLabel], "Only with this label, `name:value`; may be repeated.")
+OF_TASKS = (
+    Param("queue", AnyText, "Only those of this queue."),
+    Param("name", AnyText, "Only those of tasks of this name."),
+    Param("label", list[AnyLabel], "Only with this label, `name:value`; may be repeated."),
+)
+"""Filters that tasks, and what became of them, have in common."""
+
 TENANT_ID = Param("id", Annotated[int, Meta(ge=1)], "The tenant's id.", "path", required=True)
 LIMIT = Param("limit", Annotated[int, Meta(ge=1, le=1000)], "The most items on a page (50).")
 CURSOR = Param(

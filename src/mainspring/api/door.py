@@ -11,15 +11,20 @@ from asyncio import TimerHandle, Transport
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
+from urllib.parse import unquote
 
 import httptools
 import uvicorn
 from starlette.responses import Response
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
-from mainspring.api.middleware import CORK
+from mainspring.api.middleware import CYCLE
 from mainspring.api.problems import answer_to
 from mainspring.errors import Crowded, HeadTooLarge, MalformedRequest, RequestError, TooSlow
 from mainspring.observe.metrics import Metrics
@@ -99,7 +104,7 @@ class Door(HttpToolsProtocol):
     # How a connection begins and ends ----------------------------------------------------------
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        super().connection_made(cast("Transport", Cork(transport)))
+        super().connection_made(transport)
         beyond = len(self.connections) - self._limits.connections
         self._crowded = beyond > 0
         if beyond > _STANDING_ROOM:
@@ -135,7 +140,6 @@ class Door(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        cast("dict[str, Any]", self.scope)[CORK] = self.transport
         self._in_head = self._in_message = True
         self._head_size = 0
 
@@ -149,7 +153,38 @@ class Door(HttpToolsProtocol):
         if self._crowded:
             self._refusal = Crowded(f"{self._limits.connections} connections are open already")
             raise self._refusal
-        super().on_headers_complete()
+        self._begin(self.parser.get_http_version())
+
+    def _begin(self, version: str) -> None:
+        """Serve the request, after those that came before it. As the server's own, with a cycle of
+        ours, and without what we do not use: other protocols, a root path, a limit of its own."""
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        scope = cast("dict[str, Any]", self.scope)
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["http_version"] = version
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"] = url.path
+        scope["query_string"] = url.query or b""
+        before = self.cycle
+        self.cycle = scope[CYCLE] = Cycle(
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -207,36 +242,39 @@ class Door(HttpToolsProtocol):
         self.transport.close()
 
 
-class Cork:
-    """A transport that can hold bytes back, so that an answer's head and body leave together."""
+class Cycle(RequestResponseCycle):
+    """A request and its answer, which nearly always leaves in one piece.
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._held: list[bytes] | None = None
-        self._write = transport.write
-        self.is_closing = transport.is_closing
+    The server's own way checks and joins an answer part by part, and writes it in two.
+    """
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+    async def answer(self, response: Response) -> None:
+        """Send a whole answer."""
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        self.response_started = True
+        self.waiting_for_100_continue = False
+        self.transport.write(self._bytes_of(response))
+        self.response_complete = True
+        self.message_event.set()
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
 
-    def write(self, data: bytes) -> None:
-        if self._held is None:
-            self._write(data)
-        else:
-            self._held.append(data)
-
-    def hold(self) -> None:
-        self._held = []
-
-    def let_go(self) -> None:
-        held, self._held = self._held, None
-        if held:
-            self._transport.writelines(held)
-
-    def close(self) -> None:
-        """What is held was written before the end, so it leaves before the end."""
-        self.let_go()
-        self._transport.close()
+    def _bytes_of(self, response: Response) -> bytes:
+        headers = [*self.default_headers, *response.raw_headers]
+        if not self.keep_alive:
+            headers = [header for header in headers if header[0] != b"connection"]
+            headers.append((b"connection", b"close"))
+        elif (b"connection", b"close") in headers:
+            self.keep_alive = False
+        head = b"\r\n".join([b"%b: %b" % header for header in headers])
+        if head.count(b"\n") + head.count(b"\r") != 2 * len(headers) - 2:
+            raise RuntimeError("a header of an answer has a line break in it")
+        body = b"" if self.scope["method"] == "HEAD" else bytes(response.body)
+        return b"%b%b\r\n\r\n%b" % (STATUS_LINE[response.status_code], head, body)
 
 
 def _head_too_large(limits: DoorLimits) -> HeadTooLarge:

@@ -83,9 +83,11 @@ def _identity_problems(certificate: str, key: str) -> Iterator[Problem]:
 
 def _certificates(text: str) -> list[x509.Certificate]:
     try:
-        return x509.load_pem_x509_certificates(text.encode())
+        found = x509.load_pem_x509_certificates(text.encode())
     except ValueError:
         return []
+    # What stands around the certificates is of no matter, but the database cannot keep a NUL.
+    return [] if "\0" in text else found
 
 
 def _private_key(text: str) -> PrivateKeyTypes | None:

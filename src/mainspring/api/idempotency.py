@@ -79,7 +79,6 @@ class Keeper:
     def __init__(self, turn: Turn, body_hash: bytes, ttl: float, secret: str | None) -> None:
         self.turn = turn
         self.ttl = ttl
-        self.done = False
         self._body_hash = body_hash
         self._secret = secret
 
@@ -88,7 +87,6 @@ class Keeper:
         answer = self.sealed(_answer_of(response))
         if not await keep_answer(connection, self.turn, answer, self.ttl):
             raise Busy("this took so long that another request with its key may be served by now")
-        self.done = True
 
     def sealed(self, answered: Answered) -> Answer:
         body = answered.body
@@ -236,14 +234,15 @@ class Idempotency:
             crash.reach("post.served")
             answered = _answer_of(response)
             if response.status_code < 400:
-                kept = keeper.done or await self._keep(keeper, answered)
+                kept = await self._keep(keeper, answered)
             return answered
         finally:
             if not kept:
                 await self._give_up(turn)
 
     async def _keep(self, keeper: Keeper, answered: Answered) -> bool:
-        """Store an answer. Its effect is there, whether this works or not: the caller hears it."""
+        """Store an answer, unless the transaction of its effect has done so. The effect is there,
+        whether this works or not: the caller hears of it."""
         try:
             await self._answers.keep(keeper.turn, keeper.sealed(answered), keeper.ttl)
         except StoreUnavailable as problem:

@@ -6,7 +6,7 @@ One plain ASGI layer, because every layer costs time on every request.
 import re
 from random import Random
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mainspring.api.problems import answer_to
 from mainspring.clock import monotonic
 from mainspring.errors import MalformedRequest, StoreUnavailable, TooLarge
-from mainspring.observe.metrics import Metrics
+from mainspring.observe.metrics import Distribution, Metrics
 
 ROUTE = "mainspring.route"
 """Where a resource leaves its path template in the scope, for the metrics."""
@@ -28,8 +28,8 @@ FIELDS = "mainspring.fields"
 EXCHANGE = "mainspring.exchange"
 """Where a resource finds the way to answer in one piece."""
 
-CORK = "mainspring.cork"
-"""Where the server offers, if it does, to hold bytes back until the answer is whole."""
+CYCLE = "mainspring.cycle"
+"""Where the server offers, if it does, to take a whole answer at once."""
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9_.:/+=@-]{1,128}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -44,7 +44,7 @@ class Envelope:
         self._rng = rng
         self._max_body = max_body
         # Finding a series by its labels costs more than counting: each is looked up once.
-        self._series: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._series: dict[tuple[str, str, int], tuple[Counter, Distribution]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -108,20 +108,19 @@ class Exchange:
 
     async def answer(self, response: Response) -> None:
         """Send a whole answer at once: nearly all are, and each write to a socket has its price."""
-        cork = self._scope.get(CORK)
-        if cork is not None:
-            cork.hold()
-        try:
-            start = {
-                "type": "http.response.start",
-                "status": response.status_code,
-                "headers": response.raw_headers,
-            }
-            await self.send(start)
-            await self._send({"type": "http.response.body", "body": response.body})
-        finally:
-            if cork is not None:
-                cork.let_go()
+        cycle = self._scope.get(CYCLE)
+        if cycle is None:
+            await response(self._scope, _nothing_comes, self.send)
+            return
+        self.started = True
+        self.status = response.status_code
+        response.raw_headers.append((b"x-request-id", self.request_id.encode("ascii")))
+        response.raw_headers.extend(self._scope.get(HEADERS, ()))
+        await cycle.answer(response)
+
+
+async def _nothing_comes() -> Message:
+    raise AssertionError("a whole answer asks for nothing more")
 
 
 class _LimitedBody:

@@ -8,6 +8,7 @@ from mainspring.api.documentation import (
     CURSOR,
     DRY_RUN,
     ETAG,
+    GONE,
     IF_MATCH,
     LIMIT,
     LOCATION,
@@ -200,7 +201,7 @@ DELETE = Doc(
     summary="Delete a schedule",
     description="With its occurrences. Tasks that it made stay as they are.",
     params=[IF_MATCH],
-    replies=[Reply(204, "It is gone.")],
+    replies=[GONE],
     problems=[PreconditionFailed],
 )
 
@@ -321,6 +322,6 @@ DELETE_CALENDAR = Doc(
     summary="Delete a calendar",
     description="While no schedule names it.",
     params=[_NAME],
-    replies=[Reply(204, "It is gone.")],
+    replies=[GONE],
     problems=[Conflict],
 )

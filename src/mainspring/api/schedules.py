@@ -38,6 +38,7 @@ from mainspring.api.views import new_task_out
 from mainspring.clock import Clock, monotonic
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
+from mainspring.domain.placement import NOBODY
 from mainspring.domain.schedule import Timetable
 from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.store.firing import Settled
@@ -168,7 +169,7 @@ class ScheduleChanges:
     async def run(self, call: Call) -> Response:
         schedule_id = schedule_id_in(call)
         settled = await self._schedules.run_now(
-            call.tenant_id, schedule_id, self._node.tenure(), call.keeps(_first_task)
+            call.tenant_id, schedule_id, NOBODY, call.keeps(_first_task)
         )
         if settled is None:
             raise no_such_schedule(str(schedule_id))
@@ -188,7 +189,7 @@ class ScheduleChanges:
         settled = await self._schedules.backfill(
             call.tenant_id,
             schedule_id,
-            self._node.tenure(),
+            NOBODY,
             choose,
             wanted.max_running,
             call.keeps(_all_tasks),
@@ -251,9 +252,7 @@ class ScheduleChanges:
             check_rev(revs, locked.edition)
             return decide(locked)
 
-        changed = await self._schedules.change(
-            call.tenant_id, schedule_id, self._node.tenure(), checked
-        )
+        changed = await self._schedules.change(call.tenant_id, schedule_id, NOBODY, checked)
         if changed is None:
             raise no_such_schedule(str(schedule_id))
         self._announce(changed.settled, changed.schedule.partition)

@@ -8,13 +8,12 @@ from mainspring.api.documentation import (
     CURSOR,
     DRY_RUN,
     ETAG,
+    GONE,
     IF_MATCH,
     IF_NONE_MATCH,
-    LABEL,
     LIMIT,
     LOCATION,
-    NAME,
-    QUEUE,
+    OF_TASKS,
     REPLAYED,
     Body,
     Doc,
@@ -72,9 +71,7 @@ LIST = Doc(
     "may be short, or even empty, and still have a `next_cursor`: only its absence ends the list.",
     params=[
         Param("state", State, "Only tasks in this state."),
-        QUEUE,
-        NAME,
-        LABEL,
+        *OF_TASKS,
         Param("due_after", Instant, "Only tasks due at or after this time."),
         Param("due_before", Instant, "Only tasks due before this time."),
         Param("schedule_id", UUID, "Only tasks of this schedule."),
@@ -162,7 +159,7 @@ DELETE = Doc(
     summary="Delete a task",
     description="Cancels it where needed, then removes it with its executions. The removal is "
     "noted in the audit log.",
-    replies=[Reply(204, "It is gone.")],
+    replies=[GONE],
 )
 
 EXECUTIONS = Doc(

@@ -80,6 +80,10 @@ class Cron:
         object.__setattr__(self, "per_day", count)
 
     @property
+    def at_once(self) -> float | None:
+        return None
+
+    @property
     def every_hour(self) -> bool:
         """It names no hour, so it means elapsed time rather than times of the day."""
         return len(self.hours) == 24

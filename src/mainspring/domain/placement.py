@@ -35,3 +35,8 @@ class Tenure:
     node_id: UUID
     epoch: int
     partitions: frozenset[int]
+
+
+NOBODY = Tenure(UUID(int=0), 0, frozenset())
+"""Who writes in this name gets a wake row for everything: the owner then hears of what was written
+even if the answer, and with it the writer's own word, is lost on the way."""

@@ -31,12 +31,21 @@ class Recurrence(Protocol):
         """The last of (after, until], at most that many, in order."""
         ...
 
+    def reach(self, after: float) -> float:
+        """How far `count` and `recent` can be asked about at once."""
+        ...
+
 
 class WallRecurrence(Protocol):
     """The same over a wall clock, in whole seconds."""
 
     @property
     def every_hour(self) -> bool: ...
+
+    @property
+    def at_once(self) -> float | None:
+        """A stretch of so many seconds can be counted at once; None: any."""
+        ...
 
     def next(self, after: datetime) -> datetime | None: ...
 
@@ -62,6 +71,9 @@ class Interval:
         last = self._number(until)
         first = max(0, self._number(after) + 1, last - most + 1)
         return [self._at(number) for number in range(first, last + 1)]
+
+    def reach(self, after: float) -> float:
+        return float("inf")
 
     def _number(self, instant: float) -> int:
         """Which of the series is the last one not after that instant."""
@@ -108,6 +120,10 @@ class ZonedRecurrence:
             walls = self.walls.recent(part.start, part.end, most - len(found))
             found[:0] = [part.instant(wall) for wall in walls]
         return found
+
+    def reach(self, after: float) -> float:
+        seconds = self.walls.at_once
+        return float("inf") if seconds is None else after + seconds
 
     def _parts(self, after: float, until: float) -> Iterator[Stretch | float]:
         """Stretches of wall time to read, and instants that make up for what a gap swallowed."""

@@ -34,6 +34,7 @@ _ERA = 400
 _END = datetime(9999, 12, 31)  # noqa: DTZ001 - walls are naive on purpose
 _MOST_COUNT = 10_000
 _MOST_STEPS = 100_000
+_AT_ONCE = 20_000
 _LONGEST = 1000
 _MOST_LEAPS = 2000
 _BOUNDS = frozenset({"COUNT", "UNTIL"})
@@ -75,12 +76,21 @@ class Rule:
         self.every_hour = self._freq in _WITHIN_THE_DAY and "BYHOUR" not in parts
         if self._freq in _WITHIN_THE_DAY:
             self._rule, self._days = _split(self._rule, begin + self._era)
+        self.at_once: float | None = _AT_ONCE * 86400.0 / _most_a_day(self._rule)
+        plain = self._freq in _PERIODS and self._days is None and not _says_more(self._rule)
+        self._step = self._period if plain else None
+        """What recurs evenly is counted, not walked through."""
         if "COUNT" in parts:
             self._until = self._last_counted(int(parts["COUNT"]))
 
     @property
     def _freq(self) -> int:
         return int(self._rule._freq)  # type: ignore[attr-defined]
+
+    @property
+    def _period(self) -> timedelta:
+        interval: int = vars(self._rule)["_interval"]
+        return _PERIODS[self._freq] * interval
 
     def next(self, after: datetime) -> datetime | None:
         if self._is_over(after):
@@ -107,6 +117,10 @@ class Rule:
         end = until if self._until is None else min(until, self._until)
         if self._is_over(after):
             return []
+        if self._step is not None:
+            first = max(0, (after - self._begin) // self._step + 1)
+            last = (end - self._begin) // self._step
+            return [self._begin + number * self._step for number in range(first, last + 1)]
         near = max(after, self._begin - timedelta(seconds=1)) + self._era
         found: list[datetime] = []
         for late in islice(self._after(near), _MOST_STEPS):
@@ -141,7 +155,7 @@ class Rule:
         """The same rule, begun a little before that time of the last era."""
         if self._freq not in _PERIODS:
             return self._rule
-        step = _PERIODS[self._freq] * int(self._rule._interval)  # type: ignore[attr-defined]
+        step = self._period
         begin = self._begin + self._era
         return _moved(self._rule, begin + max(0, (near - begin) // step - 1) * step)
 
@@ -184,6 +198,24 @@ def parse(text: str, begin: datetime, zone_name: str) -> Rule:
     if never:
         raise NeverFires("never fires")
     return rule
+
+
+def _says_more(rule: rrule) -> bool:
+    """Whether a rule chooses among its periods, beyond what its beginning implies."""
+    return any(value for value in vars(rule)["_original_rule"].values())
+
+
+def _most_a_day(rule: rrule) -> int:
+    """No day has more times than this."""
+    known = vars(rule)
+    hours, minutes, seconds = (
+        len(known[name] or (0,)) for name in ("_byhour", "_byminute", "_bysecond")
+    )
+    periods = {HOURLY: 24, MINUTELY: 1440, SECONDLY: 86400}.get(known["_freq"])
+    if periods is None:
+        return hours * minutes * seconds
+    in_a_period = {HOURLY: minutes * seconds, MINUTELY: seconds}.get(known["_freq"], 1)
+    return (periods // int(known["_interval"]) + 1) * in_a_period
 
 
 def _beyond_the_set(rule: rrule) -> bool:

@@ -23,7 +23,6 @@ from uuid import UUID
 import pycurl
 import structlog
 
-from mainspring.clock import monotonic
 from mainspring.domain.webhook import TlsIdentity
 from mainspring.execution.guard import Egress
 
@@ -169,21 +168,21 @@ class _Loop:
         self._poll.set(wake, _EPOLL_IN)
         self._resting: set[int] = set()
         """Descriptors that epoll may still know, though nothing waits for them."""
-        self._deadline: float | None = None
         self._active: dict[Key, _Slot] = {}
         self._idle: dict[str, list[_Slot]] = {}
         self._ended: list[Reply] = []
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
-        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
         self._multi.setopt(pycurl.M_MAXCONNECTS, settings.idle_connections)
 
     def wait(self) -> bool:
         """Let libcurl work on what is ready; True when somebody woke us for the inbox."""
-        deadline = self._deadline
-        rest = None if deadline is None else max(0.0, deadline - monotonic())
+        # Asked for, not told: each callback would have to wait for the interpreter.
+        milliseconds = self._multi.timeout()
+        rest = None if milliseconds < 0 else milliseconds / 1000
         woken = False
-        for fd, mask in self._poll.wait(rest):
+        ready = self._poll.wait(rest)
+        for fd, mask in ready:
             if fd == self._wake:
                 woken = True
             elif fd in self._resting:
@@ -191,8 +190,7 @@ class _Loop:
                 self._poll.unregister(fd)
             else:
                 self._multi.socket_action(fd, _action(mask))
-        if self._deadline is not None and monotonic() >= self._deadline:
-            self._deadline = None
+        if milliseconds == 0 or not ready:
             self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
         return woken
 
@@ -262,9 +260,6 @@ class _Loop:
         mask = (_EPOLL_IN if what & 1 else 0) | (_EPOLL_OUT if what & 2 else 0)
         self._resting.discard(fd)
         self._poll.set(fd, mask)
-
-    def _set_timer(self, milliseconds: int) -> None:
-        self._deadline = None if milliseconds < 0 else monotonic() + milliseconds / 1000
 
 
 class _Slot:

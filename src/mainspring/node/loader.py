@@ -61,6 +61,10 @@ class Loader:
         self._to_load.update(partitions)
         self._state.load_wanted.set()
 
+    def doubt(self, partitions: Collection[int]) -> None:
+        """Something may have been written there that we never heard of: look at all again."""
+        self.load(self._state.engine.partitions.intersection(partitions))
+
     def give_up(self, partitions: Collection[int]) -> None:
         """These partitions are no longer ours."""
         self._to_load.difference_update(partitions)
@@ -171,7 +175,7 @@ class Loader:
                 await self._refresh_limits()
         except StoreUnavailable:
             # The rows may be deleted all the same, and what they said with them: look at all.
-            self._to_load.update(tenure.partitions & self._state.engine.partitions)
+            self.doubt(tenure.partitions)
             raise
         if not (seen.rows or seen.gone):
             return

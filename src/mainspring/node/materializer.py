@@ -7,12 +7,14 @@ counts, in the transaction that decides.
 
 import asyncio
 from collections.abc import Sequence
+from uuid import UUID
 
 import structlog
 
 from mainspring import crash
 from mainspring.config import Config
 from mainspring.errors import StoreUnavailable
+from mainspring.node.loader import Loader
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
@@ -30,6 +32,7 @@ _WATCH_EVERY = 5.0
 # How long a schedule rests that could not be decided on: somebody is changing it at the moment, or
 # it is not due yet by the database's clock.
 _REST = 0.02
+_ASIDE = 30.0
 _RETIME_CHUNK = 1000
 # After an outage all schedules of an installation stand still for a moment: so many are told of
 # at a look.
@@ -44,16 +47,20 @@ class Materializer:
         config: Config,
         state: NodeState,
         schedules: Schedules,
+        loader: Loader,
         signals: Signals,
         metrics: Metrics,
     ) -> None:
         self._config = config
         self._state = state
         self._schedules = schedules
+        self._loader = loader
         self._signals = signals
         self._metrics = metrics
         self._hinted = asyncio.Event()
         self._watch_at = 0.0
+        self._set_aside: dict[UUID, float] = {}
+        """Schedules that could not be decided on, and when they are looked at again."""
 
     def hint(self) -> None:
         """Somebody changed something: look now."""
@@ -81,14 +88,44 @@ class Materializer:
             # What comes in between is found by looking again, at the latest when the first is due.
             await self._rest(min(due[0].wake - self._state.clock.now(), self._config.wake_poll))
         else:
-            ready = [schedule for schedule in due if schedule.wake <= now]
+            ready = [s for s in due if s.wake <= now and self._set_aside.get(s.id, 0.0) <= now]
             for start in range(0, len(ready), batch):
-                await self._decide(ready[start : start + batch])
+                await self._settle(ready[start : start + batch])
+            if not ready:
+                await self._rest(self._config.wake_poll)
+
+    async def _settle(self, due: Sequence[Due]) -> None:
+        """Decide on some. One that cannot be decided on, by a mistake of ours, holds up no other:
+        it is found by halves and set aside, and the watchdog tells of it."""
+        try:
+            await self._decide(due)
+        except StoreUnavailable:
+            raise
+        except Exception as problem:
+            if len(due) > 1:
+                middle = len(due) // 2
+                await self._settle(due[:middle])
+                await self._settle(due[middle:])
+                return
+            log.error(
+                "a schedule cannot be decided on",
+                action="schedule.undecidable",
+                schedule=str(due[0].id),
+                exc_info=problem,
+            )
+            now = self._state.clock.now()
+            self._set_aside = {s: until for s, until in self._set_aside.items() if until > now}
+            self._set_aside[due[0].id] = now + _ASIDE
 
     async def _decide(self, due: Sequence[Due]) -> None:
         crash.reach("schedule.before_commit")
         tenure = self._state.tenure()
-        settled = await self._schedules.fire(tenure, due)
+        try:
+            settled = await self._schedules.fire(tenure, due)
+        except StoreUnavailable:
+            # It may have been written all the same, without a word about its tasks to our engine.
+            self._loader.doubt(tenure.partitions)
+            raise
         crash.reach("schedule.committed")
         now = self._state.clock.now()
         self._tell(settled, now)

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import asyncpg
 
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import NOBODY
 from mainspring.store import queries
 from mainspring.store.audit import write_entry
 from mainspring.store.database import Database
@@ -25,8 +25,6 @@ Resolution = Literal["replayed", "archived"]
 _LAST_ID = UUID(int=2**128 - 1)
 _MOST_GROUPED = 100_000
 _TASK_COLUMNS = len(fields(StoredTask))
-# An owner that is told by a wake row hears of a replay whose answer was lost on the way, too.
-_NOBODY = Tenure(UUID(int=0), 0, frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +246,7 @@ class DeadLetters:
         tasks = list(made.values())
         created = await connection.fetch(
             CREATE_TASKS,
-            *creation_arguments([Creation(tenant_id, tasks)], _NOBODY, self._near),
+            *creation_arguments([Creation(tenant_id, tasks)], NOBODY, self._near),
         )
         partitions = {row["id"]: row["partition"] for row in created}
         if len(partitions) < len(tasks):

@@ -48,7 +48,7 @@ class Settled:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """How a schedule moves on."""
 
     schedule: StoredSchedule
@@ -76,7 +76,7 @@ class Firing:
             rows = await connection.fetch(SQL["count_unfinished"], limited)
             unfinished = {row["schedule_id"]: row["unfinished"] for row in rows}
         gone = await self._gone(connection, due)
-        steps: list[_Step] = []
+        steps: list[Step] = []
         entries: list[Entry] = []
         tasks: list[NewTask] = []
         for schedule in due:
@@ -86,7 +86,7 @@ class Firing:
             steps.append(step)
             if step.verdict.cancel:
                 settled.cancelled_in |= await self._cancel(connection, step)
-            for task, entry in self._lines(step):
+            for task, entry in self.lines(step):
                 entries.append(entry)
                 if task is not None:
                     tasks.append(task)
@@ -176,7 +176,7 @@ class Firing:
         ]
         return tasks, entries
 
-    def _lines(self, step: _Step) -> list[tuple[NewTask | None, Entry]]:
+    def lines(self, step: Step) -> list[tuple[NewTask | None, Entry]]:
         """Each ruling with its task, if it has one."""
         schedule, number = step.schedule, step.schedule.runs
         turn = _turn(schedule)
@@ -201,7 +201,7 @@ class Firing:
         )
         return {row["id"] for row in rows}
 
-    async def _cancel(self, connection: asyncpg.Connection, step: _Step) -> set[int]:
+    async def _cancel(self, connection: asyncpg.Connection, step: Step) -> set[int]:
         schedule = step.schedule
         rows = await connection.fetch(
             SQL["lock_unfinished"], schedule.tenant_id, schedule.id, step.verdict.cancel
@@ -212,12 +212,12 @@ class Firing:
         return {row["partition"] for row in told}
 
 
-def decide(schedule: StoredSchedule, unfinished: int, *, gone: bool = False) -> _Step:
+def decide(schedule: StoredSchedule, unfinished: int, *, gone: bool = False) -> Step:
     """What becomes of everything that is due of a schedule, and when it is due again."""
     definition, table = schedule.definition, schedule.timetable
     now = schedule.now - schedule.offset
     if gone or schedule.next is None:
-        return _Step(schedule, Verdict(()), max(now, schedule.decided_to), None)
+        return Step(schedule, Verdict(()), max(now, schedule.decided_to), None)
     backlog, following = _due(schedule, definition, now)
     left = None if definition.max_runs is None else max(0, definition.max_runs - schedule.runs)
     last = backlog.recent[-1] if backlog.recent else None
@@ -234,7 +234,7 @@ def decide(schedule: StoredSchedule, unfinished: int, *, gone: bool = False) -> 
         following = None
     elif following is not None and following <= backlog.until:
         following = table.next(backlog.until)
-    return _Step(schedule, verdict, max(backlog.until, schedule.decided_to), following)
+    return Step(schedule, verdict, max(backlog.until, schedule.decided_to), following)
 
 
 def _due(
@@ -287,7 +287,7 @@ async def record(connection: asyncpg.Connection, entries: Sequence[Entry]) -> No
     )
 
 
-async def _advance(connection: asyncpg.Connection, steps: Sequence[_Step]) -> None:
+async def _advance(connection: asyncpg.Connection, steps: Sequence[Step]) -> None:
     if not steps:
         return
     fired = [step.verdict.fired for step in steps]

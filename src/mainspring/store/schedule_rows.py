@@ -73,6 +73,11 @@ class StoredSchedule:
         return spread_of(self.id, self.definition.spread)
 
     @property
+    def passed(self) -> bool:
+        """Whether a nominal time has come that is not decided on."""
+        return self.next is not None and self.next + self.offset <= self.now
+
+    @property
     def overdue(self) -> float:
         """Seconds by which its next decision is late; 0 when it is not."""
         if self.state != "active" or self.next is None:

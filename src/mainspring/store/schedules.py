@@ -333,7 +333,7 @@ class Schedules:
             settled.made += step.made
             settled.cancelled_in |= step.cancelled_in
             locked = await _locked(connection, tenant_id, schedule_id)
-        if locked is not None and locked.state == "paused" and locked.next is not None:
+        while locked is not None and locked.state == "paused" and locked.passed:
             await _skip_paused(connection, locked)
             locked = await _locked(connection, tenant_id, schedule_id)
         return locked, settled

@@ -203,15 +203,20 @@ FROM standing
 RETURNING body ->> 'schedule_id' AS schedule;
 
 -- name: lock_outdated
--- Schedules whose next time was computed with an older tz database, a few at a time.
+-- Schedules whose next time was computed with an older tz database, a few at a time. They are found
+-- by their index before they are put in order: this is asked every few seconds, and mostly in vain.
+WITH outdated AS MATERIALIZED (
+    SELECT tenant_id, id FROM schedules
+    WHERE tzdata < $2 AND partition = ANY ($1::smallint[]) LIMIT $3
+)
 SELECT s.tenant_id, s.id, s.rev, s.edition, s.partition, s.state, s.name, s.definition, s.template,
     s.created_at, s.updated_at, extract(epoch FROM s.decided_to)::float8 AS decided_to,
     extract(epoch FROM s.next_at)::float8 AS next, extract(epoch FROM s.last_at)::float8 AS last,
     s.runs, CASE WHEN s.calendars = '{}' THEN NULL ELSE holidays(s.tenant_id, s.calendars) END,
     extract(epoch FROM clock_timestamp())::float8 AS now
-FROM schedules s
-WHERE s.partition = ANY ($1::smallint[]) AND s.tzdata < $2
-ORDER BY s.tenant_id, s.id LIMIT $3
+FROM outdated o JOIN schedules s ON s.tenant_id = o.tenant_id AND s.id = o.id
+WHERE s.tzdata < $2
+ORDER BY s.tenant_id, s.id
 FOR UPDATE OF s SKIP LOCKED;
 
 -- name: retime

@@ -1,0 +1,125 @@
+"""Deciding on schedules, as their owner asks for it: both stores say the same."""
+
+import time
+from dataclasses import replace
+from math import floor
+
+import pytest
+
+from contract.store_lab import EVERYWHERE, Lab
+from mainspring.domain.placement import Tenure
+from mainspring.domain.schedule import Definition, Misfire, OverlapPolicy
+from mainspring.store.firing import Settled
+
+
+def every_minute(behind: int, **fields: object) -> Definition:
+    """Due every minute, for the first time so many seconds ago, and undecided since."""
+    first = float(floor(time.time()) - behind)
+    made = Definition(interval=60.0, anchor=first, start_at=first, overlap="allow")
+    return replace(made, **fields)  # type: ignore[arg-type]
+
+
+async def decide(lab: Lab, tenure: Tenure, *, until: float = 4e9) -> Settled:
+    due = await lab.schedules.due(tenure.partitions, until=until, limit=100)
+    return await lab.schedules.fire(tenure, due)
+
+
+async def test_what_is_due_is_decided_once(lab: Lab) -> None:
+    tenant, tenure = await lab.tenant(), await lab.join()
+    definition = every_minute(10)
+    schedule = await lab.inspect.add_schedule(tenant, definition)
+    due = await lab.schedules.due(EVERYWHERE, until=time.time(), limit=100)
+    assert [(d.tenant_id, d.id, d.wake) for d in due] == [(tenant, schedule, definition.anchor)]
+    settled = await lab.schedules.fire(tenure, due)
+    [made] = settled.made
+    assert (made.task.schedule_id, made.task.nominal) == (schedule, definition.anchor)
+    assert (await lab.row(tenant, made.task.id)).partition == made.partition
+    again = await lab.schedules.fire(tenure, due)
+    assert (again.made, again.decided) == ([], 0), "the same look, once more"
+    assert await lab.inspect.ledger(schedule) == [
+        (definition.anchor, definition.anchor, 1, "fired")
+    ]
+    assert await lab.schedules.due(EVERYWHERE, until=time.time(), limit=100) == []
+    [later] = await lab.schedules.due(EVERYWHERE, until=4e9, limit=100)
+    assert later.wake == definition.anchor + 60
+
+
+@pytest.mark.parametrize("policy", ["skip", "latest", "all"])
+async def test_an_outage_is_one_transaction(lab: Lab, policy: str) -> None:
+    tenant, tenure = await lab.tenant(), await lab.join()
+    misfire = Misfire(policy, 3600, 3)  # type: ignore[arg-type]
+    definition = every_minute(590, misfire=misfire)
+    schedule = await lab.inspect.add_schedule(tenant, definition)
+    settled = await decide(lab, tenure)
+    first = definition.anchor
+    lines = {
+        "skip": [(first, first + 540, 10, "skipped_misfire")],
+        "latest": [
+            (first, first + 480, 9, "coalesced"),
+            (first + 540, first + 540, 1, "fired"),
+        ],
+        "all": [
+            (first, first + 360, 7, "skipped_misfire"),
+            *((first + at, first + at, 1, "fired") for at in (420, 480, 540)),
+        ],
+    }
+    assert await lab.inspect.ledger(schedule) == lines[policy]
+    assert len(settled.made) == {"skip": 0, "latest": 1, "all": 3}[policy]
+
+
+async def test_only_the_owner_decides(lab: Lab) -> None:
+    tenant, tenure = await lab.tenant(), await lab.join()
+    schedule = await lab.inspect.add_schedule(tenant, every_minute(10))
+    due = await lab.schedules.due(EVERYWHERE, until=time.time(), limit=100)
+    nothing = replace(tenure, partitions=frozenset())
+    assert (await lab.schedules.fire(nothing, due)).decided == 0
+    assert await lab.schedules.due([], until=4e9, limit=100) == []
+    assert (await lab.schedules.fire(replace(tenure, epoch=tenure.epoch + 1), due)).decided == 0
+    assert await lab.inspect.ledger(schedule) == []
+    assert (await lab.schedules.fire(tenure, due)).decided == 1
+
+
+async def test_nothing_is_decided_before_its_time(lab: Lab) -> None:
+    tenant, tenure = await lab.tenant(), await lab.join()
+    schedule = await lab.inspect.add_schedule(tenant, every_minute(-30))
+    assert (await decide(lab, tenure)).decided == 0
+    assert await lab.inspect.ledger(schedule) == []
+
+
+async def test_the_last_time_ends_it(lab: Lab) -> None:
+    tenant, tenure = await lab.tenant(), await lab.join()
+    definition = every_minute(10)
+    await lab.inspect.add_schedule(tenant, replace(definition, end_at=definition.anchor + 1))
+    assert (await decide(lab, tenure)).decided == 1
+    assert await lab.schedules.due(EVERYWHERE, until=4e9, limit=100) == []
+
+
+@pytest.mark.parametrize(
+    ("overlap", "decision", "state"),
+    [
+        ("allow", "fired", "scheduled"),
+        ("skip", "skipped_overlap", "scheduled"),
+        ("queue", "fired", "scheduled"),
+        ("cancel_running", "fired", "cancelled"),
+    ],
+)
+async def test_overlap_is_decided_by_what_is_unfinished(
+    lab: Lab, overlap: OverlapPolicy, decision: str, state: str
+) -> None:
+    tenant, tenure = await lab.tenant(), await lab.join()
+    first = floor(time.time()) - 1
+    definition = Definition(
+        interval=1.0, anchor=float(first), start_at=float(first), overlap=overlap
+    )
+    schedule = await lab.inspect.add_schedule(tenant, definition)
+    made = (await decide(lab, tenure)).made[-1]
+    while True:
+        settled = await decide(lab, tenure)
+        if settled.decided:
+            break
+    assert (await lab.inspect.ledger(schedule))[-1][3] == decision
+    end = await lab.inspect.end_of(made.task.id)
+    assert (end.state if end else "scheduled") == state
+    if state == "cancelled":
+        assert settled.cancelled_in == {made.partition}
+        assert (made.partition, made.task.id) in await lab.inspect.wakes()

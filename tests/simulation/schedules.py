@@ -1,0 +1,148 @@
+"""Schedules of the simulation: what their owner asks of `store.schedules`, in memory.
+
+What is decided is said by the real code (`firing.decide`, `Firing.lines`). Here is what the SQL
+does around it: whose schedules these are, which are due, and that all is one transaction.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from uuid import UUID
+
+import msgspec
+
+from mainspring.domain.placement import Tenure
+from mainspring.domain.schedule import Definition, spread_of
+from mainspring.store.firing import Firing, Placed, Settled, decide
+from mainspring.store.schedule_rows import StoredSchedule
+from mainspring.store.schedules import Due, Schedules
+from simulation.remote import Link
+from simulation.store import Line, MemoryStore, ScheduleRow
+
+_EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySchedules:
+    """One method per statement, on the tables of a store."""
+
+    store: MemoryStore
+
+    def due(self, partitions: Collection[int], until: float, limit: int) -> list[Due]:
+        found = [
+            Due(row.tenant_id, row.id, row.wake)
+            for row in self.store.tables.schedules.values()
+            if row.partition in partitions and row.state == "active" and row.wake <= until
+        ]
+        return sorted(found, key=lambda due: due.wake)[:limit]
+
+    def fire(self, tenure: Tenure, due: Sequence[Due], firing: Firing) -> Settled:
+        settled = Settled()
+        self.store.writer = tenure
+        if not self.store.is_valid(tenure):
+            return settled
+        now = self.store.now()
+        for name in sorted((schedule.tenant_id, schedule.id) for schedule in due):
+            row = self.store.tables.schedules.get(name[1])
+            if row is None or row.state != "active" or row.partition not in tenure.partitions:
+                continue
+            if row.wake <= now and row.tenant_id in self.store.tables.tenants:
+                self._settle(row, tenure, firing, settled)
+        self.store.committed("fire")
+        return settled
+
+    def overdue(self, seconds: float) -> int:
+        past = self.store.now() - seconds
+        rows = self.store.tables.schedules.values()
+        return sum(row.state == "active" and row.wake < past for row in rows)
+
+    def _settle(self, row: ScheduleRow, tenure: Tenure, firing: Firing, settled: Settled) -> None:
+        unfinished = self.store.tasks_of(row.id)
+        step = decide(stored(row, self.store.now()), len(unfinished))
+        waiting = [task for task in unfinished if not task.cancel_requested]
+        for task in waiting[: step.verdict.cancel]:
+            self.store.cancel(task)
+            settled.cancelled_in.add(task.partition)
+        for new, entry in firing.lines(step):
+            if new is not None:
+                made = self.store.add_task(new, tenure)
+                assert made is not None
+                settled.made.append(Placed(new, made.partition))
+            ruling = entry.ruling
+            self.store.tables.occurrences.append(
+                Line(
+                    row.id,
+                    ruling.span.first,
+                    ruling.span.last,
+                    ruling.span.size,
+                    ruling.decision.value,
+                    entry.task_id,
+                )
+            )
+        row.rev, row.runs = row.rev + 1, row.runs + len(step.verdict.fired)
+        row.decided_to = step.decided_to
+        if step.next is None:
+            row.state = "ended"
+        else:
+            row.next = step.next
+        settled.decided += 1
+
+
+def stored(row: ScheduleRow, now: float) -> StoredSchedule:
+    return StoredSchedule(
+        tenant_id=row.tenant_id,
+        id=row.id,
+        rev=row.rev,
+        edition=1,
+        partition=row.partition,
+        state=row.state,
+        name=str(row.id),
+        definition_bytes=msgspec.json.encode(row.definition),
+        template_bytes=row.template,
+        created_at=_EPOCH,
+        updated_at=_EPOCH,
+        decided_to=row.decided_to,
+        next=row.next if row.state != "ended" else None,
+        last=None,
+        runs=row.runs,
+        holidays=None,
+        now=now,
+    )
+
+
+class RemoteSchedules(Schedules):
+    """The owner's side of the schedules' store, over a link."""
+
+    def __init__(self, schedules: MemorySchedules, link: Link, firing: Firing) -> None:
+        self._memory = schedules
+        self._link = link
+        self._firing = firing
+
+    async def due(self, partitions: Collection[int], *, until: float, limit: int) -> list[Due]:
+        asked = frozenset(partitions)
+        return await self._link.call(lambda: self._memory.due(asked, until, limit))
+
+    async def fire(self, tenure: Tenure, due: Sequence[Due]) -> Settled:
+        asked = list(due)
+        return await self._link.call(lambda: self._memory.fire(tenure, asked, self._firing))
+
+    async def overdue(self, seconds: float) -> tuple[int, datetime | None]:
+        return await self._link.call(lambda: (self._memory.overdue(seconds), None))
+
+    async def tell_overdue(self, seconds: float, *, limit: int) -> list[str]:
+        return []
+
+    async def retime(self, partitions: Collection[int], *, limit: int) -> int:
+        return 0
+
+
+def new_schedule(
+    tenant_id: int, schedule_id: UUID, partition: int, definition: Definition, template: bytes
+) -> ScheduleRow:
+    """A schedule as it is right after it was made, at the start of its series."""
+    assert definition.start_at is not None
+    first = definition.start_at
+    offset = spread_of(schedule_id, definition.spread)
+    return ScheduleRow(
+        tenant_id, schedule_id, partition, definition, template, first - 1.0, first, offset
+    )
