@@ -11,7 +11,7 @@ def main() -> None:
     names = sorted(
         module.name
         for module in pkgutil.iter_modules([str(Path(__file__).parent)])
-        if module.name not in {"__main__", "bare", "harness", "receivers", "wire"}
+        if module.name not in {"__main__", "bare", "harness", "plain_worker", "receivers", "wire"}
     )
     parser = argparse.ArgumentParser(prog="./dev bench", description=__doc__)
     parser.add_argument("name", choices=names, help="which bench to run")

@@ -121,7 +121,7 @@ async def _make_key(database_url: str) -> int:
     await store.open()
     keys = Keys(store)
     tenant_id = await keys.ensure_tenant("bench")
-    scopes = frozenset({"read", "write", "admin"})
+    scopes = frozenset({"read", "write", "work", "admin"})
     await keys.add(NewKey("bench", API_KEY, tenant_id, scopes, operator=True))
     await store.close()
     return tenant_id

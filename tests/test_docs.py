@@ -50,10 +50,11 @@ README = ROOT / "README.md"
 OPERATIONS = ROOT / "docs" / "operations.md"
 CONFIGURATION = ROOT / "docs" / "configuration.md"
 API = ROOT / "docs" / "api.md"
+WORKERS = ROOT / "docs" / "workers.md"
 
 RUNNABLE = {"bash", "sh", "python"}
-CHECKED = RUNNABLE | {"json", "text", "toml"}
-RUN_HERE = {README, OPERATIONS, CONFIGURATION, API}
+CHECKED = RUNNABLE | {"json", "sql", "text", "toml"}
+RUN_HERE = {README, OPERATIONS, CONFIGURATION, API, WORKERS}
 SOURCE = ROOT / "src" / "mainspring"
 
 SETTINGS = {field.name: field for field in fields(Config)}
@@ -85,7 +86,8 @@ async def test_the_tour_in_the_readme(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_the_tour_of_the_api(tmp_path: Path) -> None:
+@pytest.mark.parametrize("document", [API, WORKERS], ids=lambda path: path.stem)
+async def test_the_tour_of_the_api(document: Path, tmp_path: Path) -> None:
     port, key = free_ports(API)["7070"], "ms_dev_docs"
     server = MainspringProcess(
         tmp_path / "dev.log",
@@ -100,7 +102,7 @@ async def test_the_tour_of_the_api(tmp_path: Path) -> None:
 
         await eventually(listens, within=30, what="mainspring dev is running")
         environment = {"MAINSPRING_URL": f"http://127.0.0.1:{port}", "MAINSPRING_API_KEY": key}
-        await run_blocks(API, tmp_path, {}, environment)
+        await run_blocks(document, tmp_path, {}, environment)
     finally:
         server.kill()
 
@@ -115,6 +117,19 @@ async def test_the_commands_for_operators(pg_server: str, tmp_path: Path) -> Non
     finally:
         await connection.execute("DROP DATABASE docs WITH (FORCE)")
         await connection.close()
+
+
+async def test_the_sql_is_run(database_url: str) -> None:
+    connection = await asyncpg.connect(database_url)
+    role = "CREATE ROLE shop; CREATE TABLE public.orders (id integer, total integer);"
+    await connection.execute(role + "INSERT INTO tenants (name) VALUES ('default')")
+    for document in DOCUMENTS:
+        for block in blocks(document):
+            if block.language == "sql":
+                await connection.execute(block.text)
+    assert await connection.fetchval("SELECT count(*) FROM tasks JOIN orders ON total = 99") == 1
+    await connection.execute("DROP OWNED BY shop; DROP ROLE shop")
+    await connection.close()
 
 
 async def test_the_commands_about_settings(tmp_path: Path) -> None:

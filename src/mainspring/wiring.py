@@ -19,6 +19,7 @@ from mainspring.clock import DatabaseClock
 from mainspring.config import Config
 from mainspring.domain import apikey
 from mainspring.domain.apikey import KeyText
+from mainspring.domain.capability import needs_worker
 from mainspring.domain.ids import TaskIds
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import ConfigError, MigrationError
@@ -31,10 +32,12 @@ from mainspring.execution.sender import SenderSettings
 from mainspring.lifecycle import Supervisor
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
+from mainspring.node.leasing import LeaseDesk
 from mainspring.node.loader import Loader
 from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
 from mainspring.node.node import Node
+from mainspring.node.post import Post
 from mainspring.node.recorder import Recorder
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
@@ -48,11 +51,14 @@ from mainspring.store.engine import EngineStore
 from mainspring.store.firing import Firing
 from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.keys import Keys, NewKey, hash_secret
+from mainspring.store.leases import LeaseStore
+from mainspring.store.messages import Messages
 from mainspring.store.migrate import Migration
 from mainspring.store.schedules import Schedules
 from mainspring.store.secrets import WebhookSecrets
 from mainspring.store.tasks import Tasks
 from mainspring.store.vault import Vault, parse_key
+from mainspring.store.workers import Workers
 
 _AUTHORITIES = (
     "/etc/ssl/certs/ca-certificates.crt",
@@ -224,17 +230,9 @@ class Server:
         signals = Signals(state, self._engine_database, self._listener())
         recorder = Recorder(config, state, store, signals, metrics, rng)
         dispatcher = Dispatcher(config, state, store, recorder, metrics)
+        desk = self._desk(state, recorder, dispatcher, signals)
         loader = Loader(config, state, store, Keys(self._engine_database), dispatcher, metrics)
-        membership = Membership(
-            config,
-            state,
-            self._own_connection(),
-            self._clock,
-            loader,
-            signals,
-            metrics,
-            __version__,
-        )
+        membership = self._membership(state, loader, signals)
         housekeeper = Housekeeper(config, state, Housekeeping(self._engine_database))
         vault = vault_of(config)
         webhooks = HttpExecutor(
@@ -257,6 +255,7 @@ class Server:
             housekeeper,
             self._materializer(state, loader, signals, rng),
             executors,
+            desk,
         )
         self.app = build_app(
             ApiDependencies(
@@ -267,6 +266,7 @@ class Server:
                 ids=TaskIds(Random(rng.getrandbits(64))),
                 rng=Random(rng.getrandbits(64)),
                 node=self.node,
+                desk=desk,
                 metrics=metrics,
                 database=self._api_database,
                 activity=self._activity,
@@ -274,6 +274,31 @@ class Server:
                 profile_changed=webhooks.forget,
             )
         )
+
+    def _membership(self, state: NodeState, loader: Loader, signals: Signals) -> Membership:
+        return Membership(
+            self.config,
+            state,
+            self._own_connection(),
+            self._clock,
+            loader,
+            signals,
+            self.metrics,
+            __version__,
+        )
+
+    def _desk(
+        self, state: NodeState, recorder: Recorder, dispatcher: Dispatcher, signals: Signals
+    ) -> LeaseDesk:
+        store = LeaseStore(self._engine_database)
+        workers = Workers(self._engine_database)
+        post = Post(state, Messages(self._engine_database), self.config.wake_poll)
+        signals.when_mailed(post.hint)
+        desk = LeaseDesk(
+            self.config, state, store, recorder, self.metrics, workers, post, dispatcher.lose
+        )
+        dispatcher.serve_workers(desk)
+        return desk
 
     def _engine(self) -> Engine:
         config = self.config
@@ -283,7 +308,7 @@ class Server:
             stream_cap=config.stream_cap,
             tenant_cap=config.tenant_cap,
         )
-        engine = Engine(settings)
+        engine = Engine(settings, needs_worker)
         self.metrics.window_entries.set_function(lambda: engine.waiting)
         self.metrics.running.set_function(lambda: engine.running)
         return engine

@@ -14,8 +14,10 @@ from support.client import Answer, Client, Unacknowledged, noop
 from support.cluster import Cluster, Node, Tenant
 from support.traffic import Traffic, mixed
 from support.waiting import eventually
+from support.workers import Crew, work
 
 REACHED_WITHIN = 8.0
+FOR_WORKERS = 20 * [work()]
 
 pytestmark = pytest.mark.slow
 
@@ -25,16 +27,22 @@ async def test_a_kill_loses_nothing(cluster: Cluster, point: str) -> None:
     traffic, tenant = Traffic(), await cluster.tenant()
     steady = await cluster.start()
     doomed = await cluster.start(crash_at=point)
-    async for _ in provocations(cluster, tenant, traffic, steady, doomed):
-        if not doomed.alive:
-            break
+    async with Crew(tenant) as crew:
+        crew.serve(steady)
+        crew.serve(doomed)
+        async for _ in provocations(cluster, tenant, traffic, steady, doomed):
+            if not doomed.alive:
+                break
     assert await doomed.ended(within=REACHED_WITHIN) == -9, "it did not die at the crash point"
 
-    survivor = (await cluster.start()).client(tenant)
+    last = await cluster.start()
+    survivor = last.client(tenant)
     assert (await a_key_of_its_own(survivor)).status == 201
-    await traffic.send_again(survivor)
-    await traffic.send(survivor, mixed())
-    await cluster.evidence.all_finished(traffic.acknowledged, within=20)
+    async with Crew(tenant) as crew:
+        crew.serve(last)
+        await traffic.send_again(survivor)
+        await traffic.send(survivor, [*mixed(), *FOR_WORKERS])
+        await cluster.evidence.all_finished(traffic.acknowledged, within=20)
     await cluster.evidence.sound(traffic.acknowledged)
     assert await tasks_per_key(cluster) == dict.fromkeys(traffic.keys_used, 1)
     made = await cluster.evidence.value("SELECT count(*) FROM api_keys WHERE name = 'once'")
@@ -46,8 +54,8 @@ async def provocations(
 ) -> AsyncIterator[None]:
     """Make the doomed node do everything a node does; after each step its life is looked at."""
     await every_second(steady.client(tenant))
-    await traffic.send(steady.client(tenant), 4 * mixed())
-    await traffic.send(doomed.client(tenant), 4 * mixed())
+    await traffic.send(steady.client(tenant), 4 * mixed() + FOR_WORKERS)
+    await traffic.send(doomed.client(tenant), 4 * mixed() + FOR_WORKERS)
     await quiet_or_dead(cluster, traffic, doomed)
     yield
     with suppress(Unacknowledged):

@@ -12,7 +12,7 @@ from mainspring.store.database import Database, DatabaseOptions, connect
 
 _EMPTY = """
 TRUNCATE tenants, tasks, task_history, executions, dead_letters, idempotency_keys, nodes,
-    partitions, wakes, audit, schedules, occurrences RESTART IDENTITY CASCADE;
+    partitions, wakes, audit, schedules, occurrences, workers, messages RESTART IDENTITY CASCADE;
 INSERT INTO partitions (partition) SELECT generate_series(0, 255);
 """
 

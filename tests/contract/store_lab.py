@@ -1,7 +1,7 @@
 """One interface to two stores, PostgreSQL and the simulation's, and shorthands for the tests."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
@@ -24,9 +24,12 @@ from mainspring.store.database import Database
 from mainspring.store.engine import EngineStore, TaskRef
 from mainspring.store.firing import Firing
 from mainspring.store.keys import Keys
+from mainspring.store.leases import LeaseStore, WorkerPick
 from mainspring.store.schedule_rows import Template
 from mainspring.store.schedules import Schedules
 from mainspring.store.tasks import Change, Creation, Keyed, LockedTask, NewTask, Tasks
+from mainspring.store.workers import Workers
+from simulation.leases import MemoryLeases
 from simulation.remote import (
     DirectLink,
     RemoteConnection,
@@ -226,6 +229,8 @@ class Lab:
     cluster: Cluster
     inspect: Inspector
     schedules: Schedules
+    leases: LeaseStore | MemoryLeases
+    register: Callable[..., Awaitable[bool]]
     ids: TaskIds = field(default_factory=lambda: TaskIds(Random(1)))
     worker: str = "node:test"
 
@@ -304,6 +309,20 @@ class Lab:
         claimed = await self.engine.claim(tenure, [ref], worker=self.worker, lease=lease)
         return claimed[0] if claimed else None
 
+    async def lease(
+        self,
+        tenure: Tenure,
+        row: TaskRow,
+        *,
+        worker: str = "w",
+        incarnation: str = "1",
+        lease: float = 60.0,
+    ) -> Assignment | None:
+        """Claim a task for a worker."""
+        pick = WorkerPick(row.tenant_id, row.id, row.rev, worker, incarnation)
+        leased = await self.leases.claim_for(tenure, [pick], lease=lease)
+        return leased[0].assignment if leased else None
+
     async def running(
         self, tenure: Tenure, tenant: int, *, lease: float = 60.0, key: str | None = None
     ) -> Assignment:
@@ -377,6 +396,8 @@ def memory_lab() -> Lab:
         Cluster(connection),
         MemoryInspector(store),
         RemoteSchedules(MemorySchedules(store), link, _firing()),
+        MemoryLeases(store),
+        MemoryLeases(store).register,
     )
 
 
@@ -388,6 +409,8 @@ def postgres_lab(database: Database, connection: asyncpg.Connection) -> Lab:
         Cluster(connection),
         PostgresInspector(connection),
         Schedules(database, _firing()),
+        LeaseStore(database),
+        Workers(database).register,
     )
 
 

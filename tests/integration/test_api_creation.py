@@ -35,6 +35,7 @@ FIELDS = [
     "lateness",
     "schedule_id",
     "nominal_at",
+    "progress",
     "workflow_run_id",
     "step",
     "replay_of",

@@ -304,7 +304,7 @@ class Mistaken(AsgiClient):
 
 async def everything_stored(office: Office) -> str:
     tables = await office.database.fetch(
-        "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
+        "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
     )
     text = ""
     for table in tables:

@@ -143,7 +143,7 @@ async def test_the_oldest_transaction_is_found(house: Housekeeping, database_url
 async def make_old_partitions(database: Database) -> None:
     for name in OLD:
         await database.fetch(
-            f"CREATE TABLE {name} PARTITION OF {name.removesuffix('_d20200102')}"
+            f"CREATE TABLE public.{name} PARTITION OF {name.removesuffix('_d20200102')}"
             " FOR VALUES FROM ('2020-01-02T00:00:00Z') TO ('2020-01-03T00:00:00Z')"
         )
 

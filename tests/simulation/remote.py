@@ -84,9 +84,9 @@ class RemoteEngineStore(EngineStore):
         asked = list(held)
         return await self._link.call(lambda: self._store.extend(asked, lease=lease))
 
-    async def lose(self, held: Iterable[TaskRef]) -> Seen:
+    async def lose(self, held: Iterable[TaskRef], *, blamed: Collection[UUID] = ()) -> Seen:
         asked = list(held)
-        return await self._link.call(lambda: self._store.lose(asked))
+        return await self._link.call(lambda: self._store.lose(asked, blamed=blamed))
 
     async def expire(self, tenure: Tenure) -> list[UUID]:
         return await self._link.call(lambda: self._store.expire(tenure))

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import msgspec
 
+from mainspring.domain.capability import ALONE
 from mainspring.domain.execution import Assignment, Report, TaskError
 from mainspring.domain.placement import Tenure, partition_of
 from mainspring.domain.rows import StreamKey, TaskRow
@@ -54,6 +55,8 @@ class Task:
     picked: float | None = None
     lease_until: float | None = None
     worker: str | None = None
+    incarnation: str | None = None
+    losses: int = 0
     error: TaskError | None = None
     past: tuple[int, int, str, float, int, bool] | None = field(default=None, repr=False)
     """How a watcher saw it last."""
@@ -81,7 +84,8 @@ class Task:
         return TaskRow(
             self.tenant_id, self.id, self.rev, self.partition, self.state, self.queue,
             self.capability, self.key, self.made.concurrency_limit, self.priority, self.due,
-            self.expires, self.fence, self.lease_until, self.cancel_requested,
+            self.expires, self.fence, self.lease_until, self.cancel_requested, self.worker,
+            self.incarnation,
         )  # fmt: skip
 
     def stream(self) -> StreamKey:
@@ -91,7 +95,7 @@ class Task:
 
     def back_to_scheduled(self) -> None:
         self.state, self.rev = "scheduled", self.rev + 1
-        self.picked = self.lease_until = self.worker = None
+        self.picked = self.lease_until = self.worker = self.incarnation = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +207,9 @@ class Tables:
     idempotency: dict[tuple[int, str], KeyRow] = field(default_factory=dict)
     schedules: dict[UUID, ScheduleRow] = field(default_factory=dict)
     occurrences: list[Line] = field(default_factory=list)
+    workers: dict[tuple[int, str], str] = field(default_factory=dict)
+    """The present incarnation of each worker."""
+    former_workers: set[tuple[int, str, str | None]] = field(default_factory=set)
 
 
 class MemoryStore:
@@ -291,7 +298,7 @@ class MemoryStore:
             task.state, task.worker = "running", worker
             task.rev, task.fence, task.attempts = task.rev + 1, task.fence + 1, task.attempts + 1
             task.picked, task.lease_until = now, now + lease
-            claimed.append(_assignment(task))
+            claimed.append(assignment_of(task))
         self.committed("claim")
         return claimed
 
@@ -302,7 +309,7 @@ class MemoryStore:
             if task is None:
                 continue
             if task.state == "running" and task.worker == worker:
-                claimed.append(_assignment(task))
+                claimed.append(assignment_of(task))
             elif task.state == "scheduled" and task.rev == pick.guard:
                 task.rev += 1  # a claim that is still on its way comes to nothing
         self.committed("claimed_by")
@@ -318,22 +325,35 @@ class MemoryStore:
         self.committed("extend")
         return extended
 
-    def lose(self, held: Iterable[TaskRef]) -> Seen:
+    def lose(self, held: Iterable[TaskRef], *, blamed: Collection[UUID] = ()) -> Seen:
         now = self.now()
         rows, gone = [], []
         for ref in sorted(held):
             task = self._current_try(ref.tenant_id, ref.id, ref.guard)
-            if task is None or task.lease_until is None or task.lease_until > now:
+            if task is None or not self._is_over(task, now):
                 continue
             self._write_execution(task, "lost", ref.guard)
+            blame = task.incarnation is not None and task.id in blamed
             if task.cancel_requested:
                 self._end(task, "cancelled", now)
                 gone.append(task.id)
+            elif blame and task.capability.endswith(ALONE):
+                self._bury(task, "poison")
+                self._end(task, "failed", now)
+                gone.append(task.id)
             else:
+                task.losses += blame
+                if blame and task.losses >= 2:
+                    task.capability += ALONE
                 task.back_to_scheduled()
                 rows.append(task.row())
         self.committed("lose")
         return Seen(rows, gone)
+
+    def _is_over(self, task: Task, now: float) -> bool:
+        present = self.tables.workers.get((task.tenant_id, task.worker or ""), task.incarnation)
+        ran_out = task.lease_until is not None and task.lease_until <= now
+        return ran_out or (task.incarnation is not None and present != task.incarnation)
 
     def expire(self, tenure: Tenure) -> list[UUID]:
         if not self.is_valid(tenure):
@@ -380,6 +400,8 @@ class MemoryStore:
                 continue
             self._write_execution(task, report.outcome.value, report.assignment.fence)
             task.failures += report.outcome.value in _FAILURES
+            if report.outcome.value in _FAILURES:
+                task.losses, task.capability = 0, task.capability.removesuffix(ALONE)
             task.error = report.error
             if retry.delay is not None:
                 task.due = round(self.now() + retry.delay, 6)
@@ -615,7 +637,7 @@ def _fresh(new: NewTask, spread: int) -> Task:
     )  # fmt: skip
 
 
-def _assignment(task: Task) -> Assignment:
+def assignment_of(task: Task) -> Assignment:
     assert task.picked is not None
     assert task.lease_until is not None
     return Assignment(

@@ -1,6 +1,6 @@
 """The API in this process, over a real database, with a node that does nothing."""
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -16,10 +16,14 @@ from mainspring.domain.execution import Report
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
+from mainspring.engine.demand import Holder
 from mainspring.engine.explain import Situation
+from mainspring.node.leasing import Wish
+from mainspring.node.reporting import Pulse, Said, Verdict
 from mainspring.observe.metrics import Metrics
 from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.keys import Keys, NewKey
+from mainspring.store.leases import Beat, Leased
 from mainspring.store.tasks import Tasks
 from support.asgi import AsgiClient
 
@@ -49,6 +53,24 @@ class QuietNode:
 
     def ready(self) -> bool:
         return True
+
+
+class QuietDesk:
+    """A desk where workers find nothing to do."""
+
+    async def lease(self, wish: Wish) -> list[Leased]:
+        return []
+
+    async def beat(
+        self,
+        holder: Holder,
+        beats: Sequence[Beat],
+        about: Mapping[str, object] | None = None,
+    ) -> list[Pulse]:
+        return [Pulse(beat.id, None, "lost") for beat in beats]
+
+    async def report(self, tenant_id: int, said: Sequence[Said]) -> list[Verdict]:
+        return ["unknown" for _ in said]
 
 
 @dataclass
@@ -103,6 +125,7 @@ async def opened_office(database_url: str, config: Config) -> AsyncIterator[Offi
         node=QuietNode(),
         metrics=Metrics(),
         database=database,
+        desk=QuietDesk(),
     )
     office = Office(deps, build_app(deps))
     for name in ("a", "b"):

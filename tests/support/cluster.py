@@ -28,6 +28,7 @@ QUICK: Mapping[str, object] = MappingProxyType(
         "heartbeat": 0.25,
         "node_ttl": 1.2,
         "lease": 3,
+        "worker_lease": 3,
         "grace": 5,
         "log_format": "json",
     }

@@ -20,6 +20,7 @@ from mainspring.observe.metrics import Metrics
 from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.keys import Keys, NewKey
 from mainspring.store.tasks import Creation, Tasks
+from support.api import QuietDesk
 from support.asgi import AsgiClient
 
 NOOP = {"type": "handler", "name": "mainspring.noop"}
@@ -127,7 +128,9 @@ async def listening_api(database_url: str) -> AsyncIterator[Api]:
     node = ListeningNode()
     tasks = FragileTasks(database, near=config.near)
     ids = TaskIds(Random(1))
-    deps = ApiDependencies(config, clock, tasks, keys, ids, Random(2), node, Metrics(), database)
+    deps = ApiDependencies(
+        config, clock, tasks, keys, ids, Random(2), node, Metrics(), database, QuietDesk()
+    )
     app = build_app(deps)
     clients = {k: AsgiClient(app, k) for k in ("a", "b", "reader", "operator", "stranger")}
     yield Api(deps, database, tasks, node, clock, **clients)

@@ -25,6 +25,7 @@ def every_route() -> Iterator[tuple[str, str, Operation]]:
         node=nothing,
         metrics=Metrics(),
         database=nothing,
+        desk=nothing,
     )
     for path, operations in paths_of(deps).items():
         for method, operation in operations.items():

@@ -6,7 +6,7 @@ from random import Random
 
 from starlette.types import ASGIApp
 
-from mainspring.api import bulk_docs, operation_docs, secret_docs, task_docs
+from mainspring.api import bulk_docs, lease_docs, operation_docs, secret_docs, task_docs
 from mainspring.api.admin_paths import admin_paths
 from mainspring.api.auth import Authenticator
 from mainspring.api.bulk import TaskBulk
@@ -19,10 +19,11 @@ from mainspring.api.explaining import TaskExplanation
 from mainspring.api.idempotency import Idempotency
 from mainspring.api.ingest import Ingest
 from mainspring.api.key_activity import KeyActivity
+from mainspring.api.leases import LeaseResource
 from mainspring.api.middleware import Envelope
 from mainspring.api.operations import Operations
 from mainspring.api.patching import TaskPatcher
-from mainspring.api.ports import NodePort
+from mainspring.api.ports import LeasePort, NodePort
 from mainspring.api.rate_limits import RateLimits
 from mainspring.api.replaying import Replayer
 from mainspring.api.router import Router
@@ -33,6 +34,7 @@ from mainspring.api.task_changes import TaskChanges
 from mainspring.api.task_creation import TaskCreation
 from mainspring.api.task_reading import TaskReading
 from mainspring.api.validation import TaskValidator
+from mainspring.api.workers import LogResource, WorkerResource
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
@@ -50,6 +52,7 @@ from mainspring.store.schedules import Schedules
 from mainspring.store.secrets import WebhookSecrets
 from mainspring.store.tasks import Tasks
 from mainspring.store.vault import Vault
+from mainspring.store.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class ApiDependencies:
     node: NodePort
     metrics: Metrics
     database: Database
+    desk: LeasePort
     activity: KeyActivity = field(default_factory=KeyActivity)
     vault: Vault = field(default_factory=Vault)
     profile_changed: Callable[[int], None] = lambda _tenant: None
@@ -91,6 +95,7 @@ def paths_of(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
         **_letter_paths(deps),
         **_schedule_paths(deps),
         **_secret_paths(deps),
+        **_worker_paths(deps),
         **_admin_paths(deps),
         **_operation_paths(deps),
     }
@@ -112,6 +117,26 @@ def _secret_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
         "/v1/tenants/{id}/egress": {
             "GET": ForOperators(egress.read, secret_docs.READ_EGRESS),
             "PUT": ForOperators(egress.change, secret_docs.CHANGE_EGRESS),
+        },
+    }
+
+
+def _worker_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
+    leases = LeaseResource(deps.config, deps.desk)
+    registry = Workers(deps.database)
+    workers = WorkerResource(deps.config, registry, deps.clock)
+    logs = LogResource(registry, deps.tasks, deps.clock)
+    return {
+        "/v1/leases": {"POST": ForTenants("work", leases.lease, lease_docs.LEASE)},
+        "/v1/leases/heartbeat": {
+            "POST": ForTenants("work", leases.heartbeat, lease_docs.HEARTBEAT)
+        },
+        "/v1/leases/report": {"POST": ForTenants("work", leases.report, lease_docs.REPORT)},
+        "/v1/leases/logs": {"POST": ForTenants("work", logs.add, lease_docs.LOGS)},
+        "/v1/tasks/{id}/logs": {"GET": ForTenants("read", logs.page, lease_docs.TASK_LOGS)},
+        "/v1/workers": {"GET": ForTenants("work", workers.page, lease_docs.LIST, or_scope="read")},
+        "/v1/workers/nodes": {
+            "GET": ForTenants("work", workers.nodes, lease_docs.NODES, or_scope="read")
         },
     }
 

@@ -26,12 +26,19 @@ def check_unique_names(body: bytes, payloads: Iterable[Raw]) -> None:
     in the order of the body, are cut out first: that keeps the pass short. Where every name of
     the whole body differs from all others, as in most small ones, no object has one twice.
     """
+    if _all_differ(body):
+        return
     rest = _without(body, payloads)
-    if len(rest) <= _SMALL and b"\\" not in rest:
-        names = _NAMES.findall(rest)
-        if len(set(names)) == len(names):
-            return
-    _DECODER.decode(rest.decode("utf-8"))
+    if not _all_differ(rest):
+        _DECODER.decode(rest.decode("utf-8"))
+
+
+def _all_differ(text: bytes) -> bool:
+    """Whether no name comes twice, in whichever objects; False also where that is not clear."""
+    if len(text) > _SMALL or b"\\" in text:
+        return False
+    names = _NAMES.findall(text)
+    return len(set(names)) == len(names)
 
 
 def _without(body: bytes, payloads: Iterable[Raw]) -> bytes:

@@ -6,7 +6,7 @@ One plain ASGI layer, because every layer costs time on every request.
 import re
 from random import Random
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mainspring.api.problems import answer_to
 from mainspring.clock import monotonic
 from mainspring.errors import MalformedRequest, StoreUnavailable, TooLarge
-from mainspring.observe.metrics import Metrics
+from mainspring.observe.metrics import Distribution, Metrics
 
 ROUTE = "mainspring.route"
 """Where a resource leaves its path template in the scope, for the metrics."""
@@ -44,7 +44,7 @@ class Envelope:
         self._rng = rng
         self._max_body = max_body
         # Finding a series by its labels costs more than counting: each is looked up once.
-        self._series: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._series: dict[tuple[str, str, int], tuple[Counter, Distribution]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -17,6 +17,7 @@ from mainspring.api.validation import (
 from mainspring.api.views import spec_of
 from mainspring.api.wire import TargetIn, TaskPatch
 from mainspring.clock import Clock
+from mainspring.domain.capability import capability_of
 from mainspring.domain.task import Target, TaskSpec
 from mainspring.errors import InvalidRequest, Problem
 from mainspring.store.tasks import Change, LockedTask
@@ -49,7 +50,7 @@ class TaskPatcher:
             self._retimed(task, patch, spec, problems),
             priority=_given(patch.priority, task.priority),
             queue=_given(patch.queue, task.queue),
-            capability=spec.target.capability,
+            capability=capability_of(spec),
             name=_given(patch.name, task.name),
             labels=_given(patch.labels, task.labels) or None,
             spec=_encode(spec),

@@ -1,12 +1,37 @@
 """What the API needs of the node it runs in."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from mainspring.domain.execution import Report
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
+from mainspring.engine.demand import Holder
 from mainspring.engine.explain import Situation
+from mainspring.node.leasing import Wish
+from mainspring.node.reporting import Pulse, Said, Verdict
+from mainspring.store.leases import Beat, Leased
+
+
+class LeasePort(Protocol):
+    """The node as workers see it. Every method waits for the database, and raises its errors."""
+
+    async def lease(self, wish: Wish) -> list[Leased]:
+        """Wait for tasks; when it is cancelled, what was leased meanwhile is released."""
+        ...
+
+    async def beat(
+        self,
+        holder: Holder,
+        beats: Sequence[Beat],
+        about: Mapping[str, object] | None = None,
+    ) -> list[Pulse]:
+        """A worker runs these."""
+        ...
+
+    async def report(self, tenant_id: int, said: Sequence[Said]) -> list[Verdict]:
+        """What a worker says about its tries: accepted, fenced or unknown."""
+        ...
 
 
 class NodePort(Protocol):

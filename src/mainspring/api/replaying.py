@@ -9,6 +9,7 @@ import msgspec
 from mainspring.api.bulk_wire import ReplayedOut, ReplayIn
 from mainspring.api.ports import NodePort
 from mainspring.clock import Clock, monotonic
+from mainspring.domain.capability import capability_of
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.task import TaskSpec
 from mainspring.store.dead_letters import DeadLetters, LetterFilter, Replay, StoredLetter
@@ -122,7 +123,7 @@ class Replayer:
             concurrency_limit=dead.concurrency_limit,
             priority=dead.priority,
             queue=dead.queue,
-            capability=_decode_spec(dead.spec).target.capability,
+            capability=capability_of(_decode_spec(dead.spec)),
             name=dead.name,
             labels=dead.labels,
             spec=dead.spec,

@@ -28,6 +28,7 @@ from mainspring.api.wire import (
 )
 from mainspring.clock import Clock
 from mainspring.config import Config
+from mainspring.domain.capability import capability_of
 from mainspring.domain.duration import parse_duration
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.retry import RetryPolicy
@@ -171,7 +172,7 @@ class TaskValidator:
             retry_of(task.retry),
             requirements_of(task.requires),
         )
-        return CompiledSpec(_encode(spec), target.capability, problems)
+        return CompiledSpec(_encode(spec), capability_of(spec), problems)
 
     def times(
         self,

@@ -97,6 +97,7 @@ class TaskOut(Struct, kw_only=True):
     started_at: Time | None
     finished_at: Time | None
     result: Raw | None
+    progress: Raw | None = None
     error: ErrorOut | None
     sla_met: bool | None
     blame: Blame | None
@@ -166,6 +167,7 @@ def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
         started_at=task.started_at,
         finished_at=task.finished_at,
         result=None if task.result is None else Raw(task.result),
+        progress=None if task.progress is None else Raw(task.progress),
         error=task.error,
         sla_met=task.sla_met,
         blame=task.blame,

@@ -22,6 +22,9 @@ class TaskRow(NamedTuple):
     fence: int
     lease_end: float | None
     cancel_requested: bool
+    worker: str | None = None
+    incarnation: str | None = None
+    """Set while a worker holds it; a node's own executors have none."""
 
 
 class StreamKey(NamedTuple):

@@ -12,12 +12,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
+from mainspring.domain.capability import Offer
 from mainspring.domain.execution import Assignment
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
+from mainspring.engine.demand import Call, Holder, Poll, taker_of
 from mainspring.engine.entry import Entry, Phase
 from mainspring.engine.explain import Situation
-from mainspring.engine.fair import Accepts, FairQueue
+from mainspring.engine.fair import Accepts, FairQueue, NeedsWorker
 from mainspring.engine.gates import expired
 from mainspring.engine.leases import Held, HeldLeases, Running, RunningTasks
 from mainspring.engine.ledger import WORTH_TELLING, Cause
@@ -41,12 +43,15 @@ class EngineSettings:
 class Engine:
     """Decides for the partitions a node owns which tasks start when."""
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(
+        self, settings: EngineSettings, needs_worker: NeedsWorker = lambda _capability: False
+    ) -> None:
         self._settings = settings
+        self._needs_worker = needs_worker
         self._owned: set[int] = set()
         self._window = Window(stream_cap=settings.stream_cap, tenant_cap=settings.tenant_cap)
         self._timer: Timer[Entry] = Timer()
-        self._queue = FairQueue()
+        self._queue = FairQueue(needs_worker)
         self._running = RunningTasks()
         self._held = HeldLeases(settings.lease)
         self._claiming: Counter[int] = Counter()
@@ -77,10 +82,14 @@ class Engine:
 
     def situation(self, row: TaskRow, now: float) -> Situation:
         """What surrounds a task of ours, for `explain`; of others' tasks we know nothing."""
+        around = Situation()
+        if self._needs_worker(row.capability):
+            can_run, free = self._queue.workers_for(row)
+            around = Situation(can_run=can_run, free_slots=free if can_run else None)
         if row.partition not in self._owned:
-            return Situation()
+            return replace(around, free_slots=None)
         entry = self._window.get(row.id)
-        around = self._queue.situation(row, entry)
+        around = self._queue.situation(row, entry, around)
         if entry is not None or row.state != "scheduled" or row.due > now:
             return around
         # Due and not in the window: it started since the row was read, or there was no room.
@@ -103,7 +112,7 @@ class Engine:
             if entry.phase is not Phase.CLAIMING:
                 self._queue.forget(entry, now)
         for task in self._running.remove_partitions(partitions):
-            self._queue.ended(task.tenant_id, task.partition, task.concurrency_key, now)
+            self._free_slot(task, now)
 
     def set_limits(self, limits: Mapping[int, TenantLimits], now: float) -> None:
         """What tenants may use, whenever that may have changed."""
@@ -153,9 +162,7 @@ class Engine:
         `free` is how many slots our own executors have left, when these are what is on offer: then
         no tenant may take them all.
         """
-        for entry in self._timer.pop_due(now):
-            if entry.phase is Phase.TIMED:
-                self._queue.push(entry, now)
+        self._ring(now)
         if slots <= 0:
             return []
         room = None if free is None else Room(free, self._held.by_tenant, self._claiming)
@@ -167,11 +174,21 @@ class Engine:
         self._claiming.update(entry.row.tenant_id for entry in picked)
         return picked
 
+    def match(self, now: float, most: int) -> list[Entry]:
+        """Tasks to claim now for workers that wait. Answer with `claimed`."""
+        self._ring(now)
+        picked = self._queue.match(now, most)
+        late = [entry for entry in picked if expired(entry, now)]
+        for entry in late:
+            self._unclaim(entry, now)
+        return [entry for entry in picked if entry.phase is Phase.CLAIMING] if late else picked
+
     def claimed(
         self, picked: Sequence[Entry], assignments: Iterable[Assignment], now: float
     ) -> list[tuple[int, UUID]]:
         """What came of a claim. Answers the tasks that were not leased: look at those again."""
-        for tenant_id, count in Counter(entry.row.tenant_id for entry in picked).items():
+        ours = (entry.row.tenant_id for entry in picked if entry.taker is None)
+        for tenant_id, count in Counter(ours).items():
             self._claiming[tenant_id] -= count
             if not self._claiming[tenant_id]:
                 del self._claiming[tenant_id]
@@ -198,6 +215,42 @@ class Engine:
             waited[Cause.UNATTRIBUTED.value] = round(rest, 6)
         return waited
 
+    # Workers ---------------------------------------------------------------------------------
+
+    def open(self, poll: Poll, now: float) -> None:
+        """A worker waits for tasks."""
+        self._queue.open(poll, now)
+
+    def close(self, poll: Poll) -> None:
+        """It waits no longer; what is being claimed for it still comes."""
+        self._queue.close(poll)
+
+    def know(self, tenant_id: int, offer: Offer, now: float) -> None:
+        """A worker that offers this is there, if only a busy one."""
+        self._queue.know(tenant_id, offer, now)
+
+    def befriend(self, node: UUID, tenant_id: int, offer: Offer, now: float, ttl: float) -> None:
+        """A worker that offers this waits at another node."""
+        self._queue.befriend(node, tenant_id, offer, now, ttl)
+
+    def calls(self) -> list[Call]:
+        """Which nodes to tell that tasks wait here for workers there."""
+        return self._queue.calls()
+
+    def confirm(self, task_id: UUID, fence: int) -> None:
+        """A task that was claimed for a worker of another node has reached that node."""
+        running = self._running.get(task_id)
+        if running is not None and running.fence == fence:
+            running.confirmed = True
+
+    def held_by_workers(self) -> dict[tuple[int, str], int]:
+        """How many tasks of our partitions each worker, by tenant and name, holds."""
+        return self._running.by_worker()
+
+    def held_by_former(self, current: Holder) -> list[Running]:
+        """What earlier incarnations of a worker hold in our partitions."""
+        return self._running.of_former(current)
+
     # Ending ----------------------------------------------------------------------------------
 
     def reported(self, task_id: UUID, fence: int) -> None:
@@ -217,10 +270,11 @@ class Engine:
         running = self._running.get(task_id)
         if running is not None and running.fence == fence:
             running.lease_end = max(running.lease_end, lease_end)
+            running.confirmed = True
 
-    def run_out(self, now: float) -> list[Running]:
+    def run_out(self, now: float, limit: int = 2000) -> list[Running]:
         """Leases of others that seem to have ended."""
-        return self._running.run_out(now)
+        return self._running.run_out(now, limit)
 
     def held_leases(self) -> list[Held]:
         return list(self._held)
@@ -267,14 +321,16 @@ class Engine:
             if row.rev < running.rev:
                 return
             if row.fence == running.fence and row.partition == running.partition:
+                running.confirmed |= lease_end > running.lease_end
                 running.rev, running.lease_end = row.rev, max(running.lease_end, lease_end)
                 return
             self._stop(running, now)
         task = Running(
-            row.tenant_id, row.id, row.partition, row.concurrency_key, row.rev, row.fence, lease_end
-        )
+            row.tenant_id, row.id, row.partition, row.concurrency_key, row.rev, row.fence,
+            lease_end, taker_of(row), confirmed=False,
+        )  # fmt: skip
         self._running.add(task, ours=self._held.has(row.id, row.fence))
-        self._queue.started(task.tenant_id, task.partition, task.concurrency_key)
+        self._queue.started(task.tenant_id, task.partition, task.concurrency_key, task.taker)
 
     def _saw_waiting(self, row: TaskRow, now: float, not_before: float) -> None:
         entry = self._window.get(row.id)
@@ -300,32 +356,40 @@ class Engine:
             self._timer.add(at, entry)
 
     def _start(self, entry: Entry, assignment: Assignment, now: float) -> None:
-        row = entry.row
-        self._held.take(Held(row.tenant_id, row.id, assignment.fence), now)
+        row, taker = entry.row, entry.taker
+        if entry.poll is not None:
+            entry.poll.in_flight -= 1
+        if taker is None:
+            self._held.take(Held(row.tenant_id, row.id, assignment.fence), now)
         if self._window.get(row.id) is not entry:
             # The partition was given away while the claim was in flight; its new owner counts it.
-            self._queue.ended(row.tenant_id, row.partition, row.concurrency_key, now)
+            self._queue.ended(row.tenant_id, row.partition, row.concurrency_key, now, taker)
             if row.partition in self._owned:
                 # It is ours again, and was read before the claim was written: we are that owner.
                 found = row._replace(
                     rev=row.rev + 1, state="running", fence=assignment.fence,
                     lease_end=assignment.lease_end,
+                    worker=taker.holder.worker if taker else None,
+                    incarnation=taker.holder.incarnation if taker else None,
                 )  # fmt: skip
                 self._saw_running(found, now)
             return
         self._window.remove(entry)
         task = Running(
             row.tenant_id, row.id, row.partition, row.concurrency_key, row.rev + 1,
-            assignment.fence, assignment.lease_end,
+            assignment.fence, assignment.lease_end, taker,
+            confirmed=entry.poll is None or entry.poll.here,
         )  # fmt: skip
-        self._running.add(task, ours=True)
+        self._running.add(task, ours=taker is None)
 
     def _unclaim(self, entry: Entry, now: float) -> None:
         entry.phase = Phase.FORGOTTEN
+        if entry.poll is not None:
+            entry.poll.in_flight -= 1
         if self._window.get(entry.row.id) is entry:
             self._window.remove(entry)
         row = entry.row
-        self._queue.ended(row.tenant_id, row.partition, row.concurrency_key, now)
+        self._queue.ended(row.tenant_id, row.partition, row.concurrency_key, now, entry.taker)
 
     def _drop(self, entry: Entry, now: float) -> None:
         self._window.remove(entry)
@@ -333,7 +397,16 @@ class Engine:
 
     def _stop(self, running: Running, now: float) -> None:
         self._running.remove(running.id)
-        self._queue.ended(running.tenant_id, running.partition, running.concurrency_key, now)
+        self._free_slot(running, now)
+
+    def _free_slot(self, task: Running, now: float) -> None:
+        key = task.concurrency_key
+        self._queue.ended(task.tenant_id, task.partition, key, now, task.taker)
+
+    def _ring(self, now: float) -> None:
+        for entry in self._timer.pop_due(now):
+            if entry.phase is Phase.TIMED:
+                self._queue.push(entry, now)
 
     def _forget(self, task_id: UUID, now: float) -> None:
         entry = self._window.get(task_id)

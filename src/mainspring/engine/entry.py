@@ -3,6 +3,7 @@
 from enum import Enum, auto
 
 from mainspring.domain.rows import StreamKey, TaskRow
+from mainspring.engine.demand import Poll, Taker
 from mainspring.engine.ledger import Cause, Stamp
 
 
@@ -18,7 +19,17 @@ class Phase(Enum):
 class Entry:
     """Metadata of one waiting task. Mutable, and known by identity: there are many of these."""
 
-    __slots__ = ("deadline", "entered", "phase", "ready_at", "row", "stream", "waited")
+    __slots__ = (
+        "deadline",
+        "entered",
+        "phase",
+        "poll",
+        "ready_at",
+        "row",
+        "stream",
+        "taker",
+        "waited",
+    )
 
     def __init__(self, row: TaskRow, stream: StreamKey, deadline: float) -> None:
         self.row = row
@@ -28,6 +39,9 @@ class Entry:
         self.ready_at = 0.0
         self.entered: Stamp | None = None
         self.waited: dict[Cause, float] | None = None
+        self.poll: Poll | None = None
+        self.taker: Taker | None = None
+        """The worker it was picked for, if it was picked for one."""
 
     def add_wait(self, cause: Cause, seconds: float) -> None:
         if self.waited is None:

@@ -4,101 +4,48 @@ Between tenants: the one that uses the fewest slots for its weight, so that a te
 receivers cannot hold every slot. Inside a tenant: the earliest virtual deadline, which is due time
 minus priority times the aging step; a task that waits long enough beats any priority, so nothing
 starves.
+
+Tasks for workers wait in lines of their own and compete for their tenant's workers only; who waits
+for them is `demand`'s to know.
 """
 
 from collections.abc import Callable, Iterable
-from heapq import heapify, heappop, heappush, heapreplace
+from dataclasses import replace
+from heapq import heapify, heappop, heapreplace
+from itertools import chain
+from uuid import UUID
 
+from mainspring.domain.capability import Offer
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
+from mainspring.engine.demand import Call, Demand, Poll, Stand, Taker
 from mainspring.engine.entry import Entry, Phase
 from mainspring.engine.explain import Situation
-from mainspring.engine.gates import KeyGate, RunningGate, place_in
-from mainspring.engine.ledger import Bucket, Cause
+from mainspring.engine.gates import KeyGate, RunningGate
+from mainspring.engine.ledger import Cause
 from mainspring.engine.room import Room
+from mainspring.engine.shares import Group, TenantShare
 
 UNKNOWN = TenantLimits(max_running=0)
 """Until a tenant's limits are known none of its tasks starts: they might be one too many."""
 
 Accepts = Callable[[str, str], bool]
 """Whether the slots on offer can run tasks of (queue, capability)."""
-
-
-class _Group:
-    """The due tasks of one queue and capability behind the same running gate: a ledger bucket."""
-
-    __slots__ = ("_heap", "_sequence", "bucket", "capability", "gate", "queue")
-
-    def __init__(self, queue: str, capability: str, gate: RunningGate | None, now: float) -> None:
-        self.queue = queue
-        self.capability = capability
-        self.gate = gate
-        self.bucket = Bucket(Cause.FAIR_SHARE, now)
-        self._heap: list[tuple[float, int, Entry]] = []
-        self._sequence = 0
-
-    def push(self, entry: Entry, now: float) -> None:
-        entry.entered = self.bucket.enter(now)
-        self._sequence += 1
-        heappush(self._heap, (entry.deadline, self._sequence, entry))
-
-    def first(self) -> Entry | None:
-        while self._heap and self._heap[0][2].phase is not Phase.READY:
-            heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
-
-    def take(self) -> Entry:
-        return heappop(self._heap)[2]
-
-    def place_of(self, entry: Entry) -> int | None:
-        return place_in(self._heap, entry)
-
-
-class _Tenant:
-    """One tenant's share and its due tasks."""
-
-    __slots__ = ("gates", "groups", "keys", "limits", "running", "served", "waiting")
-
-    def __init__(self, limits: TenantLimits) -> None:
-        self.limits = limits
-        self.running = 0
-        self.served = 0
-        self.waiting = 0
-        self.groups: dict[tuple[int, str, str], _Group] = {}
-        self.gates: dict[int, RunningGate] = {}
-        self.keys: dict[str, KeyGate] = {}
-
-    @property
-    def share(self) -> float:
-        return self.running / self.limits.weight
-
-    def gate(self, partition: int) -> RunningGate | None:
-        limit = self.limits.running_per_partition
-        if limit is None:
-            return None
-        gate = self.gates.get(partition)
-        if gate is None:
-            gate = self.gates[partition] = RunningGate(limit)
-        return gate
-
-    def group(self, entry: Entry, now: float) -> _Group:
-        gate = self.gate(entry.row.partition)
-        # Only a limited tenant needs its partitions apart: each has a gate of its own.
-        name = (-1 if gate is None else entry.row.partition, entry.row.queue, entry.row.capability)
-        group = self.groups.get(name)
-        if group is None:
-            group = self.groups[name] = _Group(name[1], name[2], gate, now)
-        return group
+NeedsWorker = Callable[[str], bool]
+"""Whether tasks of this capability are for workers."""
 
 
 class FairQueue:
     """All due tasks of a node, by tenant."""
 
-    def __init__(self) -> None:
-        self._tenants: dict[int, _Tenant] = {}
+    def __init__(self, needs_worker: NeedsWorker = lambda _capability: False) -> None:
+        self._needs_worker = needs_worker
+        self._tenants: dict[int, TenantShare] = {}
         self._limits: dict[int, TenantLimits] = {}
         self.unknown: set[int] = set()
         self._served = 0
+        self._demand = Demand()
+        self._calls: list[Call] = []
 
     def set_limits(self, tenant_id: int, limits: TenantLimits) -> bool:
         """Change a tenant's limits. True when the tenant must be counted, and its due tasks be
@@ -114,9 +61,11 @@ class FairQueue:
     def recount(self, tenant_id: int, running: Iterable[int]) -> None:
         """Forget who waits and count what is running: the partition of each running task."""
         tenant = self._tenants[tenant_id]
-        tenant.waiting = 0
+        tenant.waiting = tenant.queued = 0
         tenant.gates.clear()
         tenant.groups.clear()
+        tenant.lines.clear()
+        self._demand.forget_lines(tenant_id)
         for key in tenant.keys.values():
             key.clear()
         for partition in running:
@@ -128,10 +77,10 @@ class FairQueue:
         """A task is due."""
         entry.phase, entry.ready_at = Phase.READY, now
         tenant = self._tenant(entry.row.tenant_id)
-        tenant.waiting += 1
+        self._count_waiting(tenant, entry, 1)
         key = entry.row.concurrency_key
         if key is None:
-            tenant.group(entry, now).push(entry, now)
+            self._line_up(tenant, entry, now)
         else:
             self._key(tenant, key).join(entry, lambda e: self._offer(tenant, e, now))
 
@@ -142,7 +91,7 @@ class FairQueue:
         tenant = self._tenants.get(entry.row.tenant_id)
         if tenant is None or not was_ready:
             return
-        tenant.waiting -= 1
+        self._count_waiting(tenant, entry, -1)
         gate = tenant.keys.get(entry.row.concurrency_key or "")
         if gate is not None:
             gate.forget(entry, lambda e: self._offer(tenant, e, now))
@@ -175,35 +124,196 @@ class FairQueue:
             heapreplace(order, (tenant.share, tenant.served, tenant_id))
         return picked
 
-    def started(self, tenant_id: int, partition: int, key: str | None) -> None:
+    def started(
+        self, tenant_id: int, partition: int, key: str | None, taker: Taker | None = None
+    ) -> None:
         """Count a task that was found running (claimed before we became the owner)."""
         tenant = self._tenant(tenant_id)
-        tenant.running += 1
+        self._take_slot(tenant, taker)
         gate = tenant.gate(partition)
         if gate is not None:
             gate.running += 1
         if key is not None:
             self._key(tenant, key).running += 1
 
-    def ended(self, tenant_id: int, partition: int, key: str | None, now: float) -> None:
+    def ended(
+        self,
+        tenant_id: int,
+        partition: int,
+        key: str | None,
+        now: float,
+        taker: Taker | None = None,
+    ) -> None:
         """A task that counted as running is over, or was not started after all."""
         tenant = self._tenants[tenant_id]
-        tenant.running -= 1
+        if taker is None:
+            tenant.running -= 1
+        else:
+            tenant.away -= 1
+            self._demand.gave_back(taker)
         gate = tenant.gates.get(partition)
         if gate is not None:
             gate.running = max(0, gate.running - 1)
+            if tenant.queued and gate.running == gate.limit - 1:
+                self._gate_turned(tenant_id, tenant, gate, now)
         if key is not None:
             tenant.keys[key].freed(lambda e: self._offer(tenant, e, now))
             self._tidy(tenant, key)
-        if not tenant.running and not tenant.waiting:
+        if tenant.idle:
             del self._tenants[tenant_id]
+            self._demand.forget_lines(tenant_id)
 
-    def situation(self, row: TaskRow, entry: Entry | None) -> Situation:
+    # Workers ---------------------------------------------------------------------------------
+
+    def open(self, poll: Poll, now: float) -> None:
+        """A worker waits for tasks."""
+        self._demand.open(poll, self._lines_of(poll.holder.tenant_id), now)
+
+    def close(self, poll: Poll) -> None:
+        """It waits no longer."""
+        self._demand.close(poll)
+
+    def know(self, tenant_id: int, offer: Offer, now: float) -> None:
+        """A worker that offers this is there, if only a busy one."""
+        self._demand.know(tenant_id, offer, self._lines_of(tenant_id), now)
+
+    def befriend(self, node: UUID, tenant_id: int, offer: Offer, now: float, ttl: float) -> None:
+        """A worker that offers this waits at another node."""
+        self._demand.befriend(node, tenant_id, offer, self._lines_of(tenant_id), now, ttl)
+
+    def match(self, now: float, most: int) -> list[Entry]:
+        """Tasks that a waiting worker can run, each with the poll it was picked for; they count as
+        running from here on."""
+        for gone in self._demand.sweep(now):
+            for line in self._lines_of(gone.tenant_id):
+                if gone in line.stands:
+                    line.stands.remove(gone)
+                    line.review(now)
+        picked: list[Entry] = []
+        for stand in self._demand.dirty():
+            self._serve(stand, now, most, picked)
+            if len(picked) >= most:
+                self._demand.again(stand)
+                break
+        return picked
+
+    def calls(self) -> list[Call]:
+        """Whom to tell that tasks wait here for workers there."""
+        calls, self._calls = self._calls, []
+        return calls
+
+    def workers_for(self, row: TaskRow) -> tuple[bool, int]:
+        """Whether a worker is known that can run a task, and how many slots wait here for it."""
+        stands = self._demand.suiting(row.tenant_id, row.queue, row.capability)
+        return bool(stands), sum(stand.free for stand in stands)
+
+    def _serve(self, stand: Stand, now: float, most: int, picked: list[Entry]) -> None:
+        tenant = self._tenants.get(stand.tenant_id)
+        if tenant is None:
+            return
+        heap: list[tuple[float, int, Group]] = []
+        for turn, line in enumerate(list(stand.ready)):
+            assert isinstance(line, Group)
+            first = line.first()
+            if first is None:
+                del stand.ready[line]
+            else:
+                heap.append((first.deadline, turn, line))
+        heapify(heap)
+        left = 0
+        while heap and len(picked) < most:
+            _, turn, line = heap[0]
+            entry = self._hand_to_worker(tenant, stand, line, now)
+            if entry is None:
+                left += len(line) if line.gate is None or line.gate.closed() is None else 0
+                heappop(heap)
+                continue
+            picked.append(entry)
+            first = line.first()
+            if first is None:
+                heappop(heap)
+            else:
+                heapreplace(heap, (first.deadline, turn, line))
+        self._calls.extend(self._demand.calls(stand, left, now))
+
+    def _hand_to_worker(
+        self, tenant: TenantShare, stand: Stand, line: Group, now: float
+    ) -> Entry | None:
+        """The next task of a line for the next worker of a stand, if both are there."""
+        if line.gate is not None and line.gate.closed() is not None:
+            return None
+        poll = self._demand.next_poll(stand, alone=line.alone)
+        if poll is None:
+            return None
+        while line.first() is not None:
+            entry = line.take()
+            key = entry.row.concurrency_key
+            self._leave_bucket(entry, line, now)
+            if key is not None and not tenant.keys[key].may_pass(entry):
+                tenant.keys[key].turned_back(entry)
+                continue
+            # Who must be alone gets the worker whole.
+            poll.free = 0 if line.alone else poll.free - 1
+            poll.in_flight += 1
+            entry.poll, entry.taker = poll, Taker(poll.holder, line.alone)
+            self._let_pass(tenant, line, entry, now)
+            return entry
+        return None
+
+    def _lines_of(self, tenant_id: int) -> list[Group]:
+        tenant = self._tenants.get(tenant_id)
+        return [] if tenant is None else list(tenant.lines.values())
+
+    def _line_up(self, tenant: TenantShare, entry: Entry, now: float) -> None:
+        """A task competes from now on."""
+        row = entry.row
+        if not self._needs_worker(row.capability):
+            tenant.group(entry, now).push(entry, now)
+            return
+        name = tenant.name_of(row)
+        line = tenant.lines.get(name)
+        if line is None:
+            line = Group(row.queue, row.capability, tenant.gate(row.partition), now)
+            line.stands = self._demand.suiting(row.tenant_id, row.queue, row.capability)
+            line.review(now)
+            tenant.lines[name] = line
+        line.push(entry, now)
+        self._demand.filled(line)
+
+    def _gate_turned(
+        self, tenant_id: int, tenant: TenantShare, gate: RunningGate, now: float
+    ) -> None:
+        """The gate opened or closed: lines behind it wait for something else now."""
+        for line in tenant.lines.values():
+            if line.gate is gate:
+                line.review(now)
+        self._demand.reopened(tenant_id)
+
+    def _count_waiting(self, tenant: TenantShare, entry: Entry, change: int) -> None:
+        if self._needs_worker(entry.row.capability):
+            tenant.queued += change
+        else:
+            tenant.waiting += change
+
+    def _take_slot(self, tenant: TenantShare, taker: Taker | None) -> None:
+        if taker is None:
+            tenant.running += 1
+        else:
+            tenant.away += 1
+            self._demand.took(taker)
+
+    # Details ---------------------------------------------------------------------------------
+
+    def situation(
+        self, row: TaskRow, entry: Entry | None, known: Situation | None = None
+    ) -> Situation:
         """What surrounds a task: for people who ask, not for the way of a task."""
         tenant = self._tenants.get(row.tenant_id)
         limits = self._limits.get(row.tenant_id, UNKNOWN)
+        known = known or Situation()
         if tenant is None:
-            return Situation(
+            return replace(
+                known,
                 owned=True,
                 tenant_running=0,
                 tenant_limit=limits.running_per_partition,
@@ -213,7 +323,8 @@ class FairQueue:
         key = tenant.keys.get(row.concurrency_key or "")
         # A task that is being claimed counts as running, but it is not in its own way.
         itself = entry is not None and entry.phase is Phase.CLAIMING
-        return Situation(
+        return replace(
+            known,
             owned=True,
             tenant_running=max(0, gate.running - itself) if gate else 0,
             tenant_limit=limits.running_per_partition,
@@ -221,7 +332,7 @@ class FairQueue:
             place=None if entry is None else _place(tenant, key, entry),
         )
 
-    def _take(self, tenant: _Tenant, now: float, accepts: Accepts) -> Entry | None:
+    def _take(self, tenant: TenantShare, now: float, accepts: Accepts) -> Entry | None:
         while True:
             best = self._best_group(tenant, now, accepts)
             if best is None:
@@ -232,17 +343,23 @@ class FairQueue:
             if key is not None and not tenant.keys[key].may_pass(entry):
                 tenant.keys[key].turned_back(entry)
                 continue
-            tenant.waiting -= 1
-            tenant.running += 1
-            entry.phase = Phase.CLAIMING
-            if best.gate is not None:
-                best.gate.running += 1
-            if key is not None:
-                tenant.keys[key].passed(entry, lambda e: self._offer(tenant, e, now))
+            self._let_pass(tenant, best, entry, now)
             return entry
 
-    def _best_group(self, tenant: _Tenant, now: float, accepts: Accepts) -> _Group | None:
-        best: _Group | None = None
+    def _let_pass(self, tenant: TenantShare, group: Group, entry: Entry, now: float) -> None:
+        self._count_waiting(tenant, entry, -1)
+        self._take_slot(tenant, entry.taker)
+        entry.phase = Phase.CLAIMING
+        key = entry.row.concurrency_key
+        if group.gate is not None:
+            group.gate.running += 1
+            if tenant.queued and group.gate.running == group.gate.limit:
+                self._gate_turned(entry.row.tenant_id, tenant, group.gate, now)
+        if key is not None:
+            tenant.keys[key].passed(entry, lambda e: self._offer(tenant, e, now))
+
+    def _best_group(self, tenant: TenantShare, now: float, accepts: Accepts) -> Group | None:
+        best: Group | None = None
         earliest = float("inf")
         for group in tenant.groups.values():
             first = group.first()
@@ -256,41 +373,42 @@ class FairQueue:
                 best, earliest = group, first.deadline
         return best
 
-    def _leave_bucket(self, entry: Entry, group: _Group, now: float) -> None:
+    def _leave_bucket(self, entry: Entry, group: Group, now: float) -> None:
         assert entry.entered is not None
         for cause, seconds in group.bucket.leave(entry.entered, now).items():
             entry.add_wait(cause, seconds)
         entry.ready_at = now
 
-    def _offer(self, tenant: _Tenant, entry: Entry, now: float) -> None:
+    def _offer(self, tenant: TenantShare, entry: Entry, now: float) -> None:
         """A task passed its key and competes now: what it waited so far was for the key."""
         if now > entry.ready_at:
             entry.add_wait(Cause.CONCURRENCY_KEY, now - entry.ready_at)
-        tenant.group(entry, now).push(entry, now)
+        self._line_up(tenant, entry, now)
 
-    def _tenant(self, tenant_id: int) -> _Tenant:
+    def _tenant(self, tenant_id: int) -> TenantShare:
         tenant = self._tenants.get(tenant_id)
         if tenant is None:
             limits = self._limits.get(tenant_id, UNKNOWN)
             if limits is UNKNOWN:
                 self.unknown.add(tenant_id)
-            tenant = self._tenants[tenant_id] = _Tenant(limits)
+            tenant = self._tenants[tenant_id] = TenantShare(limits)
         return tenant
 
-    def _key(self, tenant: _Tenant, key: str) -> KeyGate:
+    def _key(self, tenant: TenantShare, key: str) -> KeyGate:
         gate = tenant.keys.get(key)
         if gate is None:
             gate = tenant.keys[key] = KeyGate()
         return gate
 
-    def _tidy(self, tenant: _Tenant, key: str | None) -> None:
+    def _tidy(self, tenant: TenantShare, key: str | None) -> None:
         if key is not None and key in tenant.keys and tenant.keys[key].idle:
             del tenant.keys[key]
 
 
-def _place(tenant: _Tenant, key: KeyGate | None, entry: Entry) -> int | None:
+def _place(tenant: TenantShare, key: KeyGate | None, entry: Entry) -> int | None:
     behind_key = key.place_of(entry) if key is not None else None
     if behind_key is not None:
         return behind_key
-    places = (group.place_of(entry) for group in tenant.groups.values())
+    everywhere = chain(tenant.groups.values(), tenant.lines.values())
+    places = (group.place_of(entry) for group in everywhere)
     return next((place for place in places if place is not None), None)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
+from mainspring.engine.demand import Holder, Taker
 from mainspring.engine.timer import Timer
 
 
@@ -19,6 +20,9 @@ class Running:
     rev: int
     fence: int
     lease_end: float
+    taker: Taker | None = None
+    confirmed: bool = True
+    """Whether its worker was heard of since it is ours: if not, it may never have got the task."""
     over: bool = False
 
 
@@ -31,6 +35,7 @@ class RunningTasks:
     def __init__(self) -> None:
         self._tasks: dict[UUID, Running] = {}
         self._ends: Timer[Running] = Timer()
+        self._of_worker: dict[tuple[int, str], dict[UUID, Running]] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -44,6 +49,9 @@ class RunningTasks:
     def add(self, task: Running, *, ours: bool) -> None:
         """Ours we keep alive, and they end with a report; of others' we watch the end."""
         self._tasks[task.id] = task
+        if task.taker is not None:
+            name = task.taker.holder[:2]
+            self._of_worker.setdefault(name, {})[task.id] = task
         if not ours:
             self._ends.add(task.lease_end + self._MARGIN, task)
 
@@ -51,6 +59,8 @@ class RunningTasks:
         task = self._tasks.pop(task_id, None)
         if task is not None:
             task.over = True
+            if task.taker is not None:
+                self._let_go(task.taker.holder, task_id)
         return task
 
     def remove_partitions(self, partitions: Collection[int]) -> list[Running]:
@@ -59,10 +69,18 @@ class RunningTasks:
             self.remove(task.id)
         return gone
 
-    def run_out(self, now: float) -> list[Running]:
+    def of_former(self, current: Holder) -> list[Running]:
+        """What earlier incarnations of a worker still hold."""
+        tasks = self._of_worker.get(current[:2], {}).values()
+        return [task for task in tasks if task.taker is not None and task.taker.holder != current]
+
+    def by_worker(self) -> dict[tuple[int, str], int]:
+        return {name: len(tasks) for name, tasks in self._of_worker.items()}
+
+    def run_out(self, now: float, limit: int = 2000) -> list[Running]:
         """Leases that seem to have ended. Each is watched again a moment later until it is gone."""
-        ended = []
-        for task in self._ends.pop_due(now):
+        ended: list[Running] = []
+        while len(ended) < limit and (task := self._ends.pop_one(now)) is not None:
             if task.over:
                 continue
             self._ends.add(max(task.lease_end, now + 1.0) + self._MARGIN, task)
@@ -72,6 +90,12 @@ class RunningTasks:
 
     def next_end(self) -> float | None:
         return self._ends.next_at()
+
+    def _let_go(self, holder: Holder, task_id: UUID) -> None:
+        of_worker = self._of_worker[holder[:2]]
+        of_worker.pop(task_id, None)
+        if not of_worker:
+            del self._of_worker[holder[:2]]
 
 
 @dataclass(slots=True)

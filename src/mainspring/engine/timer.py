@@ -27,6 +27,10 @@ class Timer(Generic[T]):
             due.append(heappop(self._heap)[2])
         return due
 
+    def pop_one(self, now: float) -> T | None:
+        """The earliest whose time has come, if there is one."""
+        return heappop(self._heap)[2] if self._heap and self._heap[0][0] <= now else None
+
     def next_at(self) -> float | None:
         """When to look again."""
         return self._heap[0][0] if self._heap else None

@@ -1,8 +1,10 @@
 """The dispatcher: claims what the engine picks and hands it to executors; keeps leases alive."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from uuid import UUID
 
 import structlog
 
@@ -14,13 +16,13 @@ from mainspring.engine.entry import Entry
 from mainspring.engine.leases import Held, Running
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import Executor
+from mainspring.node.patience import until_answered
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.engine import EngineStore, TaskRef
 
 log = structlog.get_logger()
-T = TypeVar("T")
 
 _LONGEST_SLEEP = 1.0
 _CLAIMS_IN_FLIGHT = 2
@@ -28,7 +30,32 @@ _CLAIMS_IN_FLIGHT = 2
 _EXTEND_BATCH = 500
 # How long a task rests that the database refused to start: it is not due there yet, or changed.
 _REST = 0.01
-_RETRY_PAUSE = 0.25
+
+
+class WorkerDesk(Protocol):
+    """Claims and hands out what the engine picked for workers."""
+
+    async def claim(self, picked: Sequence[Entry]) -> list[Assignment]: ...
+
+    def hand_out(self, picked: Sequence[Entry], assignments: Sequence[Assignment]) -> None: ...
+
+    def call_others(self) -> None:
+        """Tell nodes whose workers could run what waits here."""
+        ...
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Claims of one kind: few at a time."""
+
+    lease: Callable[[Sequence[Entry]], Awaitable[list[Assignment]]]
+    hand_out: Callable[[Sequence[Entry], Sequence[Assignment]], None]
+    in_flight: int = 0
+    tasks: int = 0
+
+    @property
+    def free(self) -> bool:
+        return self.in_flight < _CLAIMS_IN_FLIGHT
 
 
 class Dispatcher:
@@ -49,8 +76,9 @@ class Dispatcher:
         self._recorder = recorder
         self._metrics = metrics
         self._executors: list[Executor] = []
-        self._claiming = 0
-        self._claims_in_flight = 0
+        self._own = _Lane(self._lease, self._hand_out)
+        self._for_workers: _Lane | None = None
+        self._desk: WorkerDesk | None = None
         self._upkeep: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -58,9 +86,14 @@ class Dispatcher:
     def add_executor(self, executor: Executor) -> None:
         self._executors.append(executor)
 
+    def serve_workers(self, desk: WorkerDesk) -> None:
+        """Claim for workers too, and give to this desk what came of it."""
+        self._desk = desk
+        self._for_workers = _Lane(desk.claim, desk.hand_out)
+
     @property
     def free_slots(self) -> int:
-        return self._config.slots - self._state.engine.held - self._claiming
+        return self._config.slots - self._state.engine.held - self._own.tasks
 
     def can_run(self, row: TaskRow) -> bool:
         """Whether something here can run a task."""
@@ -98,31 +131,44 @@ class Dispatcher:
 
     def _start_claims(self, now: float) -> None:
         engine = self._state.engine
-        while self._claims_in_flight < _CLAIMS_IN_FLIGHT and not self._closed:
+        while self._own.free and not self._closed:
             free = self.free_slots
             batch = min(free, self._config.claim_batch)
             picked = engine.pick(now, batch, self._accepts, free=free)
             if not picked:
-                return
-            self._claims_in_flight += 1
-            self._claiming += len(picked)
-            self._spawn(self._claim(picked))
+                break
+            self._start_claim(self._own, picked)
+        lane, desk = self._for_workers, self._desk
+        if lane is None or desk is None:
+            return
+        while lane.free and not self._closed:
+            picked = engine.match(now, self._config.claim_batch)
+            if not picked:
+                break
+            self._start_claim(lane, picked)
+        desk.call_others()
 
-    async def _claim(self, picked: Sequence[Entry]) -> None:
+    def _start_claim(self, lane: _Lane, picked: Sequence[Entry]) -> None:
+        lane.in_flight += 1
+        lane.tasks += len(picked)
+        self._spawn(self._claim(lane, picked))
+
+    async def _claim(self, lane: _Lane, picked: Sequence[Entry]) -> None:
         try:
-            assignments = await self._lease(picked)
+            assignments = await lane.lease(picked)
         except BaseException:
             # Nothing is being claimed any more; the rotating reload finds these tasks again.
             self._state.engine.claimed(picked, (), self._state.clock.now())
+            lane.hand_out(picked, ())
             raise
         finally:
-            self._claims_in_flight -= 1
-            self._claiming -= len(picked)
+            lane.in_flight -= 1
+            lane.tasks -= len(picked)
             self._state.poke()
         refused = self._state.engine.claimed(picked, assignments, self._state.clock.now())
-        self._hand_out(picked, assignments)
+        lane.hand_out(picked, assignments)
         if refused:
-            seen = await self._until_answered(lambda: self._store.look_at(refused))
+            seen = await until_answered(lambda: self._store.look_at(refused), self._metrics)
             now = self._state.clock.now()
             self.cancel(self._state.engine.saw(seen.rows, now, not_before=now + _REST))
             self.cancel(self._state.engine.gone(seen.gone, now))
@@ -138,8 +184,8 @@ class Dispatcher:
             )
         except StoreUnavailable:
             # The claim may have been written all the same: read it again, never assume.
-            assignments = await self._until_answered(
-                lambda: self._store.claimed_by(refs, worker=worker)
+            assignments = await until_answered(
+                lambda: self._store.claimed_by(refs, worker=worker), self._metrics
             )
         crash.reach("claim.committed")
         self._metrics.claim_batch.observe(len(picked))
@@ -185,13 +231,13 @@ class Dispatcher:
         if due:
             await self._extend(due)
         if ended:
-            await self._lose(ended)
+            await self.lose(ended)
         self._state.poke()
 
     async def _extend(self, due: Sequence[Held]) -> None:
         refs = [TaskRef(held.tenant_id, held.id, held.fence) for held in due]
-        extended = await self._until_answered(
-            lambda: self._store.extend(refs, lease=self._config.lease)
+        extended = await until_answered(
+            lambda: self._store.extend(refs, lease=self._config.lease), self._metrics
         )
         crash.reach("lease.extended")
         kept = {item.id: item for item in extended}
@@ -202,28 +248,33 @@ class Dispatcher:
         # A try that is not ours any more would be refused at its end: spare the effort.
         self.cancel([h for h in due if h.id not in kept or kept[h.id].cancel_requested])
 
-    async def _lose(self, ended: Sequence[Running]) -> None:
+    async def lose(self, ended: Sequence[Running]) -> None:
+        """End leases that seem to have ended; the database decides."""
         refs = [TaskRef(task.tenant_id, task.id, task.fence) for task in ended]
-        lost = await self._until_answered(lambda: self._store.lose(refs))
+        # If a node died between the claim and the worker, that is not the worker's doing.
+        blamed = [task.id for task in ended if task.taker is not None and task.confirmed]
+        lost = await until_answered(lambda: self._store.lose(refs, blamed=blamed), self._metrics)
         self._metrics.executions.labels("lost").inc(len(lost.rows) + len(lost.gone))
         found = {row.id for row in lost.rows} | set(lost.gone)
+        self._count_losses(ended, found, set(lost.gone))
         others = [(task.tenant_id, task.id) for task in ended if task.id not in found]
-        seen = await self._until_answered(lambda: self._store.look_at(others))
+        seen = await until_answered(lambda: self._store.look_at(others), self._metrics)
         now = self._state.clock.now()
         engine = self._state.engine
         self.cancel(engine.saw([*lost.rows, *seen.rows], now))
         self.cancel(engine.gone([*lost.gone, *seen.gone], now))
+        self._state.poke()
+
+    def _count_losses(
+        self, ended: Sequence[Running], lost: Collection[UUID], gone: Collection[UUID]
+    ) -> None:
+        for task in ended:
+            if task.taker is not None and task.id in lost:
+                self._metrics.worker_losses.inc()
+                if task.taker.alone and task.confirmed and task.id in gone:
+                    self._metrics.poisoned.inc()
 
     # Tools -----------------------------------------------------------------------------------
-
-    async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask until the database answers: for questions that may be asked again."""
-        while True:
-            try:
-                return await ask()
-            except StoreUnavailable:
-                self._metrics.database_errors.inc()
-                await asyncio.sleep(_RETRY_PAUSE)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

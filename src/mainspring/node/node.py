@@ -7,6 +7,7 @@ from dataclasses import replace
 import structlog
 
 from mainspring.config import Config
+from mainspring.domain.capability import needs_worker
 from mainspring.domain.execution import Report
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
@@ -16,6 +17,7 @@ from mainspring.execution.port import Executor
 from mainspring.lifecycle import Supervisor
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
+from mainspring.node.leasing import LeaseDesk
 from mainspring.node.loader import Loader
 from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
@@ -41,6 +43,7 @@ class Node:
         housekeeper: Housekeeper,
         materializer: Materializer,
         executors: Sequence[Executor],
+        desk: LeaseDesk | None = None,
     ) -> None:
         self._config = config
         self._state = state
@@ -52,6 +55,7 @@ class Node:
         self._housekeeper = housekeeper
         self._materializer = materializer
         self._executors = executors
+        self._desk = desk
         self._supervisor = Supervisor()
         self._joined = False
         signals.when(woken=self.changed, cluster_changed=membership.hint)
@@ -72,6 +76,8 @@ class Node:
             "housekeeper": self._housekeeper.run,
             "materializer": self._materializer.run,
         }
+        if self._desk is not None:
+            loops |= self._desk.loops()
         for name, loop in loops.items():
             self._supervisor.start(name, loop)
 
@@ -79,6 +85,8 @@ class Node:
         """Take no more work, hand partitions over at once, finish or release what is running."""
         self._joined = False
         self._dispatcher.close()
+        if self._desk is not None:
+            self._desk.close()
         await self._supervisor.stop("membership", "loader", "housekeeper", "materializer")
         await self._membership.leave()
         await self._housekeeper.leave()
@@ -123,6 +131,8 @@ class Node:
 
     def explain(self, row: TaskRow) -> Situation:
         around = self._state.engine.situation(row, self._state.clock.now())
+        if needs_worker(row.capability):
+            return around
         slots = self._dispatcher.free_slots if around.owned else None
         waits = (executor.holds_back(row.id, row.fence) for executor in self._executors)
         return replace(

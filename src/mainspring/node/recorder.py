@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from uuid import UUID
 
@@ -28,6 +29,15 @@ _WRITES_IN_FLIGHT = 2
 _RETRY_PAUSE = 0.25
 
 
+@dataclass(slots=True)
+class _Asked:
+    """Somebody waits until so many reports are written."""
+
+    open: int
+    answered: asyncio.Future[None]
+    accepted: set[tuple[UUID, int]] = field(default_factory=set)
+
+
 class Recorder:
     """A queue of reports and a few writers. While the writers are busy the queue grows into the
     next batch, so batches are large exactly when that pays."""
@@ -49,6 +59,7 @@ class Recorder:
         self._rng = rng
         self._queue: deque[Report] = deque()
         self._lateness: dict[tuple[UUID, int], Mapping[str, float]] = {}
+        self._asked: dict[tuple[UUID, int], list[_Asked]] = {}
         self._filled = asyncio.Event()
         self._writing = 0
 
@@ -64,6 +75,19 @@ class Recorder:
             self._state.engine.reported(report.assignment.id, report.assignment.fence)
         self._queue.extend(reports)
         self._filled.set()
+
+    async def record(self, reports: Sequence[Report]) -> list[bool]:
+        """Take reports from outside the node and wait until they are written, together with
+        whatever else is; whether each was accepted."""
+        if not reports:
+            return []
+        names = [(report.assignment.id, report.assignment.fence) for report in reports]
+        asked = _Asked(len(set(names)), asyncio.get_running_loop().create_future())
+        for name in set(names):
+            self._asked.setdefault(name, []).append(asked)
+        self.report(reports)
+        await asked.answered
+        return [name in asked.accepted for name in names]
 
     async def record_now(self, report: Report) -> bool:
         """Record one report that did not come from an executor; whether it was accepted."""
@@ -118,15 +142,30 @@ class Recorder:
                     finishes.append(finish)
                 case Retry() as retry:
                     retries.append(retry)
+        accepted = {retry.report.assignment.id for retry in retries}
         if retries:
-            finishes += await self._record_retries(retries)
+            cancelled = await self._record_retries(retries)
+            accepted -= {finish.report.assignment.id for finish in cancelled}
+            finishes += cancelled
         if finishes:
-            await self._record_finishes(finishes)
+            accepted |= await self._record_finishes(finishes)
+        if self._asked:
+            self._answer(batch, accepted)
         ours = self._state.engine.partitions
         foreign = {r.assignment.partition for r in batch if r.assignment.partition not in ours}
         if foreign:
             self._signals.wake_owners(foreign)
         self._state.poke()
+
+    def _answer(self, batch: Sequence[Report], accepted: set[UUID]) -> None:
+        for report in batch:
+            name = (report.assignment.id, report.assignment.fence)
+            for asked in self._asked.pop(name, ()):
+                if report.assignment.id in accepted:
+                    asked.accepted.add(name)
+                asked.open -= 1
+                if asked.open == 0 and not asked.answered.done():
+                    asked.answered.set_result(None)
 
     def _settle(self, report: Report, waited: Mapping[str, float] | None) -> Finish | Retry:
         lateness = with_queue(waited, report.started - report.assignment.due)

@@ -40,10 +40,15 @@ class Signals:
         self._filled = asyncio.Event()
         self._on_wake: Callable[[], None] = lambda: None
         self._on_cluster: Callable[[], None] = lambda: None
+        self._on_mail: Callable[[], None] = lambda: None
 
     def when(self, *, woken: Callable[[], None], cluster_changed: Callable[[], None]) -> None:
         """Whom to tell of what is heard."""
         self._on_wake, self._on_cluster = woken, cluster_changed
+
+    def when_mailed(self, mailed: Callable[[], None]) -> None:
+        """Whom to tell that another node has left a letter."""
+        self._on_mail = mailed
 
     def wake_owners(self, partitions: Collection[int]) -> None:
         """There are wake rows for the owners of these partitions."""
@@ -86,6 +91,7 @@ class Signals:
             # What was said while nobody listened is lost: look for oneself.
             self._on_wake()
             self._on_cluster()
+            self._on_mail()
             while True:
                 await asyncio.sleep(_PROBE_EVERY)
                 await connection.execute("SELECT 1")
@@ -97,6 +103,8 @@ class Signals:
             self._on_cluster()
         elif payload == str(self._state.node_id):
             self._on_wake()
+        elif payload == f"mail:{self._state.node_id}":
+            self._on_mail()
 
     async def _notify(self, payloads: Collection[str]) -> None:
         try:

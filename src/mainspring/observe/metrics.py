@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -16,9 +16,12 @@ class Distribution(Collector):
     """A histogram for what happens thousands of times a second, on one thread: the library's own
     takes locks, and ten times as long."""
 
-    def __init__(self, name: str, help: str, bounds: tuple[float, ...]) -> None:
+    def __init__(
+        self, name: str, help: str, bounds: tuple[float, ...], labels: tuple[str, ...] = ()
+    ) -> None:
         self._name = name
-        self._labelnames: tuple[str, ...] = ()
+        self._labelnames = labels
+        self._parts: dict[tuple[str, ...], Distribution] = {}
         self._documentation = help
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
@@ -28,10 +31,23 @@ class Distribution(Collector):
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
+    def labels(self, *values: str) -> "Distribution":
+        """The part of it with these labels."""
+        part = self._parts.get(values)
+        if part is None:
+            part = Distribution(self._name, self._documentation, self._bounds)
+            self._parts[values] = part
+        return part
+
     def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(self._name, self._documentation, labels=self._labelnames)
+        for values, part in self._parts.items() if self._labelnames else [((), self)]:
+            family.add_metric(values, part._buckets(), part._sum)
+        yield family
+
+    def _buckets(self) -> list[tuple[str, float]]:
         names = [*map(str, map(float, self._bounds)), "+Inf"]
-        buckets = list(zip(names, map(float, accumulate(self._counts)), strict=True))
-        yield HistogramMetricFamily(self._name, self._documentation, buckets, self._sum)
+        return list(zip(names, map(float, accumulate(self._counts)), strict=True))
 
 
 class Metrics:
@@ -54,13 +70,10 @@ class Metrics:
             ["route", "method", "status"],
             registry=self.registry,
         )
-        self.http_seconds = Histogram(
-            "mainspring_http_request_seconds",
-            "Time to answer a request",
-            ["route"],
-            buckets=_SECONDS,
-            registry=self.registry,
+        self.http_seconds = Distribution(
+            "mainspring_http_request_seconds", "Time to answer a request", _SECONDS, ("route",)
         )
+        self.registry.register(self.http_seconds)
 
         self.connections_refused = Counter(
             "mainspring_connections_refused",
@@ -96,7 +109,19 @@ class Metrics:
         )
 
         self._count_schedules()
+        self._count_workers()
         self._count_webhooks()
+
+    def _count_workers(self) -> None:
+        self.leases_given = self._counter("leases_given", "Tasks leased to workers by this node")
+        self.polls_waiting = self._gauge("polls_waiting", "Workers that wait here for tasks")
+        self.worker_held = self._gauge(
+            "worker_leases", "Tasks of this node's partitions that workers hold"
+        )
+        self.worker_losses = self._counter("worker_losses", "Tries lost together with their worker")
+        self.poisoned = self._counter(
+            "poisoned_tasks", "Tasks given up because they killed their workers"
+        )
 
     def _count_schedules(self) -> None:
         self.occurrences = Counter(

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -133,9 +133,10 @@ class EngineStore:
         rows = await self._database.fetch(SQL["extend"], lease, *_columns(held))
         return [Extended(*row) for row in rows]
 
-    async def lose(self, held: Iterable[TaskRef]) -> Seen:
-        """End leases that ran out, guarded by fence and by the database's clock."""
-        return _seen(await self._database.fetch(SQL["lose"], *_columns(held)))
+    async def lose(self, held: Iterable[TaskRef], *, blamed: Collection[UUID] = ()) -> Seen:
+        """End leases that ran out by the database's clock, or whose worker has begun anew, guarded
+        by fence. Of those in `blamed` it counts that they were lost with their worker."""
+        return _seen(await self._database.fetch(SQL["lose"], *_columns(held), list(blamed)))
 
     async def expire(self, tenure: Tenure) -> list[UUID]:
         """End tasks of our partitions that were not started by their expiry."""
@@ -207,7 +208,7 @@ def _columns(refs: Iterable[TaskRef]) -> tuple[list[int], list[UUID], list[int]]
     return [r.tenant_id for r in ordered], [r.id for r in ordered], [r.guard for r in ordered]
 
 
-def assignment_of(row: asyncpg.Record) -> Assignment:
+def assignment_of(row: Iterable[Any]) -> Assignment:
     """A leased task, as claims and their like return it."""
     (
         tenant_id, task_id, fence, partition, attempts, failures, due, picked, end, spec, payload,

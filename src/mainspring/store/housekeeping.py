@@ -16,6 +16,7 @@ PARTITIONED = {
     "task_history": "finished_at",
     "executions": "finished_at",
     "occurrences": "nominal_at",
+    "task_logs": "logged_at",
 }
 """Tables that come in partitions of a day, and the column that says which."""
 ArchiveHook = Callable[[str], Awaitable[None]]
@@ -41,14 +42,15 @@ class Housekeeping:
         """A partition per day and table, from today on. Where rows of a day lie in the default
         partition already (nobody kept house for a while), they stay there."""
         made = []
-        first = await self._today()
+        first, home = await self._today(), await self._home()
         for table in PARTITIONED:
             there = {
                 row["name"] for row in await self._database.fetch(SQL["list_partitions"], table)
             }
             for offset in range(days_ahead + 1):
                 name = _name(table, first + timedelta(offset))
-                if name not in there and await self._make(table, name, first + timedelta(offset)):
+                day = first + timedelta(offset)
+                if name not in there and await self._make(table, f"{home}.{name}", day):
                     made.append(name)
         return made
 
@@ -91,6 +93,8 @@ class Housekeeping:
         await self._database.fetch(SQL["forget_expired_effects"], batch)
         await self._database.fetch(SQL["forget_old_events"], batch)
         await self._database.fetch(SQL["forget_dead_nodes"])
+        await self._database.fetch(SQL["forget_gone_workers"])
+        await self._database.fetch(SQL["forget_old_messages"])
 
     async def forget_old_keys(self, keep_days: int) -> None:
         """API keys that were revoked or ran out so many days ago."""
@@ -116,6 +120,12 @@ class Housekeeping:
         assert row is not None
         today: date = row["today"]
         return today
+
+    async def _home(self) -> str:
+        row = await self._database.fetch_row(SQL["home"])
+        assert row is not None
+        home: str = row["name"]
+        return home
 
     async def _make(self, table: str, name: str, day: date) -> bool:
         try:

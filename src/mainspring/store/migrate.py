@@ -17,6 +17,12 @@ from mainspring.store.database import CONNECTION_LOST, DatabaseOptions, connect
 
 _ADVISORY_LOCK = 0x6D61696E  # "main": any number will do that nobody else in the database uses
 
+# A schema by the name of our role, which one of the steps makes, would draw all later tables.
+_STAY = """
+SELECT set_config('search_path', quote_ident(coalesce(
+    (SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+     WHERE c.oid = to_regclass('schema_migrations')), current_schema())), true)
+"""
 _LEDGER = """
 CREATE TABLE IF NOT EXISTS schema_migrations (
     version    integer PRIMARY KEY,
@@ -60,6 +66,7 @@ async def migrate(url: str, tls: SSLContext | None = None) -> list[Migration]:
             raise MigrationError("PostgreSQL 15 or newer is needed")
         async with connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock($1)", _ADVISORY_LOCK)
+            await connection.execute(_STAY)
             await connection.execute(_LEDGER)
             applied = await _apply_missing(connection)
         if applied:

@@ -104,6 +104,8 @@ class StoredTask:
     replay_of: UUID | None = None
     schedule_id: UUID | None = None
     nominal_at: datetime | None = None
+    progress: bytes | None = None
+    """What its worker said last; known while it runs, and only where one task is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +290,7 @@ class Tasks:
                 return False
             await connection.execute(SQL["purge_executions"], tenant_id, task_id)
             await connection.execute(SQL["purge_dead_letter"], tenant_id, task_id)
+            await connection.execute(SQL["purge_logs"], tenant_id, task_id)
             await connection.execute(
                 SQL["audit"], tenant_id, actor, "task.purged", str(task_id), None
             )

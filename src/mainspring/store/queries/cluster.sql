@@ -84,6 +84,12 @@ DELETE FROM nodes n WHERE n.state <> 'active'
   AND n.heartbeat_at < clock_timestamp() - interval '1 hour'
   AND NOT EXISTS (SELECT FROM partitions p WHERE p.owner = n.id);
 
+-- name: forget_gone_workers
+DELETE FROM workers WHERE seen_at < clock_timestamp() - interval '1 day';
+
+-- name: forget_old_messages
+DELETE FROM messages WHERE sent_at < clock_timestamp() - interval '1 minute';
+
 -- name: standing
 -- How schedules fare, for operators. It is enough to know that there are many.
 SELECT count(*) FILTER (WHERE kind = 'overdue') AS overdue,

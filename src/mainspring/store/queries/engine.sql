@@ -43,7 +43,7 @@ WHERE (tenant_id, id) IN (SELECT * FROM unnest($1::integer[], $2::uuid[]))
 -- The window of some partitions: what is running, and of each stream the first few that are due
 -- in (after, until].
 SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
-    priority, due, expires, fence, lease_end, cancel_requested
+    priority, due, expires, fence, lease_end, cancel_requested, worker, incarnation
 FROM (
     SELECT *, row_number() OVER (
         PARTITION BY partition, state, tenant_id, queue, capability, concurrency_key, priority
@@ -78,14 +78,14 @@ WITH node AS MATERIALIZED (
     RETURNING w.tenant_id, w.task_id
 )
 SELECT w.tenant_id, w.task_id AS id, rev, partition, state, queue, capability, concurrency_key,
-    concurrency_limit, priority, due, expires, fence, lease_end, cancel_requested
+    concurrency_limit, priority, due, expires, fence, lease_end, cancel_requested, worker, incarnation
 FROM (SELECT DISTINCT tenant_id, task_id FROM woken) w
 LEFT JOIN window_rows t ON t.tenant_id = w.tenant_id AND t.id = w.task_id;
 
 -- name: look_at
 -- The same for tasks we wonder about ourselves.
 SELECT w.tenant_id, w.id, rev, partition, state, queue, capability, concurrency_key,
-    concurrency_limit, priority, due, expires, fence, lease_end, cancel_requested
+    concurrency_limit, priority, due, expires, fence, lease_end, cancel_requested, worker, incarnation
 FROM unnest($1::integer[], $2::uuid[]) AS w (tenant_id, id)
 LEFT JOIN window_rows t ON t.tenant_id = w.tenant_id AND t.id = w.id;
 

@@ -5,7 +5,7 @@ SELECT child.relname AS name, pg_get_expr(child.relpartbound, child.oid) AS boun
 FROM pg_inherits i
 JOIN pg_class child ON child.oid = i.inhrelid
 JOIN pg_class parent ON parent.oid = i.inhparent
-WHERE parent.relname = $1 AND parent.relnamespace = to_regnamespace(current_schema())
+WHERE parent.relname = $1 AND parent.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'tasks'::regclass)
   AND child.relname ~ '_d[0-9]{8}$'
 ORDER BY child.relname;
 
@@ -13,8 +13,13 @@ ORDER BY child.relname;
 -- Tables that were detached and are neither dropped nor handed over yet.
 SELECT c.relname AS name FROM pg_class c
 WHERE c.relkind = 'r' AND c.relname ~ ('^' || $1 || '_d[0-9]{8}$')
-  AND c.relnamespace = to_regnamespace(current_schema()) AND NOT c.relispartition
+  AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'tasks'::regclass) AND NOT c.relispartition
 ORDER BY c.relname;
+
+-- name: home
+-- The schema our tables are in. Not the current one: that may be another's by now.
+SELECT quote_ident(n.nspname) AS name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = 'tasks'::regclass;
 
 -- name: today
 SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date AS today;

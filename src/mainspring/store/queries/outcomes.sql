@@ -76,7 +76,12 @@ WITH node AS MATERIALIZED (
 ), again AS (
     UPDATE tasks t
     SET state = 'scheduled', rev = t.rev + 1, error = r.error, picked_at = NULL, lease_until = NULL,
-        worker = NULL, failures = t.failures + (r.outcome IN ('failed', 'timed_out'))::integer,
+        worker = NULL, incarnation = NULL,
+        failures = t.failures + (r.outcome IN ('failed', 'timed_out'))::integer,
+        -- A worker that lived to report it was not killed by it.
+        losses = CASE WHEN r.outcome IN ('failed', 'timed_out') THEN 0 ELSE t.losses END,
+        capability = CASE WHEN r.outcome IN ('failed', 'timed_out')
+                     THEN regexp_replace(t.capability, ';alone$', '') ELSE t.capability END,
         due_at = CASE WHEN r.delay IS NULL THEN t.due_at
                  ELSE clock_timestamp() + r.delay * interval '1 second' END
     FROM tried r
@@ -99,13 +104,22 @@ SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key,
 FROM again;
 
 -- name: lose
--- Leases that ran out: nobody will report these tries any more. A task that was asked to cancel
--- ends as cancelled, any other is scheduled again; due_at stays, so that its lateness shows.
+-- Leases that ran out, or whose worker has begun anew: nobody will report these tries any more. A
+-- task that was asked to cancel ends as cancelled, any other is scheduled again; due_at stays, so
+-- that its lateness shows. Where the worker is to blame ($4) losses are counted: after the second
+-- the task is leased alone, and if it is lost alone too, it is what kills workers: a dead letter.
 WITH expired AS MATERIALIZED (
-    SELECT t.tenant_id, t.id, t.fence, t.cancel_requested
+    SELECT t.tenant_id, t.id, t.fence, t.cancel_requested, blame.blamed,
+        blame.blamed AND NOT t.cancel_requested AND t.capability LIKE '%;alone' AS poison
     FROM tasks t JOIN unnest($1::integer[], $2::uuid[], $3::integer[]) AS held (tenant_id, id, fence)
         ON t.tenant_id = held.tenant_id AND t.id = held.id AND t.fence = held.fence
-    WHERE t.state = 'running' AND t.lease_until <= clock_timestamp()
+    CROSS JOIN LATERAL (
+        SELECT t.incarnation IS NOT NULL AND t.id = ANY ($4::uuid[]) AS blamed) AS blame
+    WHERE t.state = 'running'
+      AND (t.lease_until <= clock_timestamp()
+           OR t.incarnation IS NOT NULL AND EXISTS (
+               SELECT FROM workers w WHERE w.tenant_id = t.tenant_id AND w.name = t.worker
+                 AND w.incarnation <> t.incarnation))
     FOR UPDATE OF t
 ), tries AS (
     INSERT INTO executions (task_id, due_at, picked_at, finished_at, tenant_id, fence, attempt,
@@ -115,24 +129,48 @@ WITH expired AS MATERIALIZED (
     FROM tasks t JOIN expired e ON t.tenant_id = e.tenant_id AND t.id = e.id
 ), again AS (
     UPDATE tasks t
-    SET state = 'scheduled', rev = t.rev + 1, picked_at = NULL, lease_until = NULL, worker = NULL
+    SET state = 'scheduled', rev = t.rev + 1, picked_at = NULL, lease_until = NULL, worker = NULL,
+        incarnation = NULL, losses = t.losses + e.blamed::integer,
+        capability = CASE WHEN e.blamed AND t.losses >= 1 AND t.capability NOT LIKE '%;alone'
+                     THEN t.capability || ';alone' ELSE t.capability END
     FROM expired e
-    WHERE t.tenant_id = e.tenant_id AND t.id = e.id AND t.fence = e.fence AND NOT e.cancel_requested
+    WHERE t.tenant_id = e.tenant_id AND t.id = e.id AND t.fence = e.fence
+      AND NOT e.cancel_requested AND NOT e.poison
     RETURNING t.*
 ), ended AS (
     DELETE FROM tasks t USING expired e
-    WHERE t.tenant_id = e.tenant_id AND t.id = e.id AND t.fence = e.fence AND e.cancel_requested
-    RETURNING t.*
+    WHERE t.tenant_id = e.tenant_id AND t.id = e.id AND t.fence = e.fence
+      AND (e.cancel_requested OR e.poison)
+    RETURNING t.*, CASE WHEN e.poison THEN 'failed' ELSE 'cancelled' END AS final_state,
+        CASE WHEN e.poison THEN jsonb_build_object('code', 'poison', 'message',
+            'its worker died three times while it ran, the last time with nothing else to do')
+        ELSE t.error END AS final_error
 ), history AS (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, picked_at, finished_at,
         tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
         capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
         nominal_at)
     SELECT id, created_at, run_at, due_at, expires_at, picked_at, clock_timestamp(),
-        tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, 'cancelled', queue,
-        capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
+        tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, final_state, queue,
+        capability, concurrency_key, name, labels, final_error, spec, payload, replay_of, schedule_id,
         nominal_at
     FROM ended
+), dead AS (
+    INSERT INTO dead_letters (id, tenant_id, died_at, reason, name, queue, priority,
+        concurrency_key, concurrency_limit, labels, final_error, attempts, spec, payload,
+        created_at, run_at, due_at, expires_at, picked_at, rev, fence, replay_of,
+        schedule_id, nominal_at)
+    SELECT id, tenant_id, clock_timestamp(), 'poison', name, queue, priority,
+        concurrency_key, concurrency_limit, labels, final_error,
+        coalesce((SELECT jsonb_agg(jsonb_build_object('attempt', e.attempt, 'outcome', e.outcome,
+                      'error', e.error, 'finished_at', e.finished_at) ORDER BY e.fence)
+                  FROM executions e WHERE e.tenant_id = d.tenant_id AND e.task_id = d.id
+                    AND e.finished_at >= time_of(d.id)), '[]'::jsonb)
+        || jsonb_build_object('attempt', d.attempts, 'outcome', 'lost', 'error', NULL,
+                      'finished_at', clock_timestamp()),
+        spec, payload, created_at, run_at, due_at, expires_at, picked_at, rev + 1, fence, replay_of,
+        schedule_id, nominal_at
+    FROM ended d WHERE final_state = 'failed'
 )
 SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
     priority, extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM expires_at)::float8 AS expires,

@@ -62,14 +62,14 @@ SELECT * FROM (
         NULL::timestamptz AS finished_at, rev, fence, attempts, concurrency_limit, priority,
         cancel_requested, NULL::boolean AS sla_met, state, queue, concurrency_key, name,
         NULL::text AS blame, labels, error, NULL::jsonb AS lateness, spec, payload,
-        NULL::bytea AS result, replay_of, schedule_id, nominal_at
+        NULL::bytea AS result, replay_of, schedule_id, nominal_at, progress
     FROM tasks WHERE tenant_id = $1 AND id = $2
     UNION ALL
     SELECT id, created_at, run_at, due_at, expires_at, picked_at, started_at,
         finished_at, rev, fence, attempts, concurrency_limit, priority,
         false, sla_met, state, queue, concurrency_key, name,
         blame, labels, error, lateness, spec, payload,
-        result, replay_of, schedule_id, nominal_at
+        result, replay_of, schedule_id, nominal_at, NULL
     FROM task_history WHERE tenant_id = $1 AND id = $2 AND finished_at >= time_of($2)
 ) found LIMIT 1;
 
@@ -126,6 +126,9 @@ DELETE FROM task_history WHERE tenant_id = $1 AND id = $2 AND finished_at >= tim
 
 -- name: purge_executions
 DELETE FROM executions WHERE tenant_id = $1 AND task_id = $2 AND finished_at >= time_of($2);
+
+-- name: purge_logs
+DELETE FROM task_logs WHERE tenant_id = $1 AND task_id = $2;
 
 -- name: purge_dead_letter
 DELETE FROM dead_letters WHERE tenant_id = $1 AND id = $2;

@@ -39,7 +39,7 @@ SELECT tenant_id FROM departed_tenants ORDER BY tenant_id LIMIT $1;
 -- Every table that holds rows of tenants, whenever it was added; the audit log alone is kept.
 SELECT c.relname AS name FROM pg_class c
 JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id' AND NOT a.attisdropped
-WHERE c.relnamespace = to_regnamespace(current_schema())
+WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'tasks'::regclass)
   AND c.relkind IN ('r', 'p') AND NOT c.relispartition
   AND c.relname NOT IN ('audit', 'departed_tenants')
 ORDER BY c.relname;

@@ -1,0 +1,209 @@
+"""The worker protocol: leases, heartbeats, reports."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from mainspring.api.decoding import decode_as
+from mainspring.api.lease_wire import (
+    AboutIn,
+    BeatIn,
+    ErrorIn,
+    HeartbeatIn,
+    JudgedListOut,
+    JudgedOut,
+    LeaseContext,
+    LeaseIn,
+    LeaseOut,
+    LeasesOut,
+    OutcomeIn,
+    PulseOut,
+    PulsesOut,
+    ReportIn,
+    ResourcesIn,
+)
+from mainspring.api.ports import LeasePort
+from mainspring.api.routing import Call, json_response
+from mainspring.api.validation import payload_problems
+from mainspring.api.views import target_out
+from mainspring.config import Config
+from mainspring.domain.capability import ALONE, Offer
+from mainspring.domain.execution import Outcome, TaskError
+from mainspring.engine.demand import Holder
+from mainspring.errors import InvalidRequest, Problem
+from mainspring.node.leasing import Wish
+from mainspring.node.reporting import Said
+from mainspring.store.leases import Beat, Leased
+
+T = TypeVar("T")
+
+_LEASE = msgspec.json.Decoder(LeaseIn)
+_HEARTBEAT = msgspec.json.Decoder(HeartbeatIn)
+_REPORT = msgspec.json.Decoder(ReportIn)
+_OUTCOMES = {
+    "succeeded": Outcome.SUCCEEDED,
+    "failed": Outcome.FAILED,
+    "released": Outcome.RELEASED,
+}
+_NO_RESOURCES = ResourcesIn()
+_LARGEST_PROGRESS = 10_000
+
+
+class LeaseResource:
+    """/v1/leases and what is below it."""
+
+    def __init__(self, config: Config, desk: LeasePort) -> None:
+        self._config = config
+        self._desk = desk
+
+    async def lease(self, call: Call) -> Response:
+        asked = decode_as(_LEASE, await call.body())
+        resources = asked.resources or _NO_RESOURCES
+        offer = Offer(
+            frozenset(asked.queues),
+            frozenset(asked.handlers),
+            asked.commands,
+            frozenset(asked.tags),
+            resources.memory_mb,
+            resources.cpu,
+        )
+        running = None
+        if asked.running is not None:
+            running = frozenset((held.id, held.fence) for held in asked.running)
+        holder = Holder(call.tenant_id, asked.worker, asked.incarnation)
+        wish = Wish(holder, offer, asked.max, asked.wait, _about(asked.about), running)
+        leased = await _unless_gone(call.request, lambda: self._desk.lease(wish))
+        return json_response(LeasesOut([_lease_out(task) for task in leased]))
+
+    async def heartbeat(self, call: Call) -> Response:
+        said = decode_as(_HEARTBEAT, await call.body(), _progresses)
+        holder = Holder(call.tenant_id, said.worker, said.incarnation)
+        beats = [_beat(index, beat) for index, beat in enumerate(said.running)]
+        pulses = await self._desk.beat(holder, beats, _about(said.about))
+        return json_response(
+            PulsesOut(
+                [
+                    PulseOut(
+                        pulse.id,
+                        None if pulse.lease_end is None else _instant(pulse.lease_end),
+                        pulse.action,
+                    )
+                    for pulse in pulses
+                ]
+            )
+        )
+
+    async def report(self, call: Call) -> Response:
+        told = decode_as(_REPORT, await call.body(), _results)
+        problems = [
+            Problem(f"/outcomes/{index}/result", problem.detail)
+            for index, outcome in enumerate(told.outcomes)
+            if len(bytes(outcome.result)) > 100
+            for problem in payload_problems(bytes(outcome.result), self._config.max_payload)
+        ]
+        if problems:
+            raise InvalidRequest("some results cannot be kept", problems[:100])
+        said = [_said(outcome) for outcome in told.outcomes]
+        verdicts = await self._desk.report(call.tenant_id, said)
+        judged = zip(told.outcomes, verdicts, strict=True)
+        return json_response(JudgedListOut([JudgedOut(o.id, verdict) for o, verdict in judged]))
+
+
+async def _unless_gone(request: Request, work: Callable[[], Awaitable[T]]) -> T:
+    """Do something that may take long, and stop it when the caller goes away."""
+    doing = asyncio.ensure_future(work())
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        raise ClientDisconnect
+    finally:
+        gone.cancel()
+        doing.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _beat(index: int, beat: BeatIn) -> Beat:
+    progress = bytes(beat.progress)
+    if len(progress) > _LARGEST_PROGRESS:
+        problem = Problem(f"/running/{index}/progress", f"the most is {_LARGEST_PROGRESS} bytes")
+        raise InvalidRequest("progress is a word, not a book", [problem])
+    return Beat(beat.id, beat.fence, progress or None)
+
+
+def _said(outcome: OutcomeIn) -> Said:
+    kind, error = _OUTCOMES[outcome.status], None
+    if isinstance(outcome.error, ErrorIn):
+        error = TaskError(outcome.error.code, outcome.error.message)
+    elif outcome.error is not None or kind is Outcome.FAILED:
+        error = TaskError("failed", outcome.error or "the worker reported a failure")
+    if kind is Outcome.FAILED and error is not None and error.code == "timeout":
+        kind = Outcome.TIMED_OUT
+    return Said(
+        outcome.id,
+        outcome.fence,
+        kind,
+        outcome.started_at.timestamp() if outcome.started_at else None,
+        outcome.finished_at.timestamp() if outcome.finished_at else None,
+        bytes(outcome.result) or None,
+        None if kind is Outcome.SUCCEEDED else error,
+        outcome.retryable,
+        outcome.retry_after,
+    )
+
+
+def _lease_out(leased: Leased) -> LeaseOut:
+    task = leased.assignment
+    spec = task.spec
+    context = LeaseContext(
+        name=leased.name,
+        queue=leased.queue,
+        labels=leased.labels or {},
+        run_at=_instant(task.run),
+        due_at=_instant(task.due),
+        deadline=_instant(task.picked + spec.timeout),
+        max_attempts=spec.retry.max_attempts,
+        failures=task.failures,
+        alone=leased.capability.endswith(ALONE),
+        schedule_id=leased.schedule_id,
+        nominal_at=leased.nominal_at,
+    )
+    return LeaseOut(
+        task.id,
+        task.fence,
+        task.attempt,
+        _instant(task.lease_end),
+        target_out(spec.target),
+        msgspec.Raw(task.payload),
+        spec.timeout,
+        context,
+    )
+
+
+def _instant(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _about(about: AboutIn | None) -> dict[str, Any] | None:
+    if about is None:
+        return None
+    told = msgspec.to_builtins(about)
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _progresses(said: HeartbeatIn) -> list[msgspec.Raw]:
+    return [beat.progress for beat in said.running if bytes(beat.progress)]
+
+
+def _results(told: ReportIn) -> list[msgspec.Raw]:
+    return [outcome.result for outcome in told.outcomes if bytes(outcome.result)]

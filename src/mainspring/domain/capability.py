@@ -1,0 +1,100 @@
+"""What a task needs of whoever runs it, as one word: the column `capability`.
+
+    http                                   the node itself
+    handler:mainspring.noop                the node itself
+    handler:send_mail                      a worker that offers this handler
+    command                                a worker that runs commands
+    handler:train;tag=gpu;memory=512;cpu=2 one that offers this as well
+    handler:train;alone                    one that holds nothing else: it was lost twice
+
+Tasks that need the same wait in the same line, whoever asks for them: nothing that nobody can run
+stands in the way of what somebody could.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from mainspring.domain.task import BUILT_IN_HANDLERS, TaskSpec
+
+ALONE = ";alone"
+"""What a capability ends with once the task was lost twice together with its worker."""
+
+_COMMAND = "command"
+_HANDLER = "handler:"
+
+
+class Need(NamedTuple):
+    """A capability taken apart."""
+
+    word: str
+    tags: frozenset[str] = frozenset()
+    memory_mb: int = 0
+    cpu: float = 0.0
+    alone: bool = False
+
+
+def capability_of(spec: TaskSpec) -> str:
+    """The word for a task's target and for what it requires beside it."""
+    word = spec.target.capability
+    requires = spec.requires
+    if requires is None or not needs_worker(word):
+        return word
+    parts = [word, *(f"tag={quote(tag, safe='')}" for tag in sorted(set(requires.tags)))]
+    if requires.memory_mb:
+        parts.append(f"memory={requires.memory_mb}")
+    if requires.cpu:
+        parts.append(f"cpu={requires.cpu:g}")
+    return ";".join(parts)
+
+
+def needs_worker(capability: str) -> bool:
+    """Whether it takes a worker; everything else runs inside the node."""
+    if capability.startswith(_HANDLER):
+        return not capability.startswith(BUILT_IN_HANDLERS, len(_HANDLER))
+    return capability == _COMMAND or capability.startswith(_COMMAND + ";")
+
+
+@lru_cache(maxsize=4096)
+def need_of(capability: str) -> Need:
+    """A capability taken apart."""
+    word, *parts = capability.split(";")
+    tags, memory, cpu, alone = set[str](), 0, 0.0, False
+    for part in parts:
+        name, _, value = part.partition("=")
+        match name:
+            case "tag":
+                tags.add(unquote(value))
+            case "memory":
+                memory = int(value)
+            case "cpu":
+                cpu = float(value)
+            case "alone":
+                alone = True
+    return Need(word, frozenset(tags), memory, cpu, alone)
+
+
+class Offer(NamedTuple):
+    """What a kind of worker can run. A resource it says nothing about is taken to be enough."""
+
+    queues: frozenset[str]
+    handlers: frozenset[str] = frozenset()
+    commands: bool = False
+    tags: frozenset[str] = frozenset()
+    memory_mb: int | None = None
+    cpu: float | None = None
+
+    def suits(self, queue: str, capability: str) -> bool:
+        """Whether such a worker can run tasks of this queue that need this."""
+        need = need_of(capability)
+        if need.word == _COMMAND:
+            able = self.commands
+        else:
+            able = need.word.removeprefix(_HANDLER) in self.handlers
+        return (
+            able
+            and queue in self.queues
+            and need.tags <= self.tags
+            and (self.memory_mb is None or need.memory_mb <= self.memory_mb)
+            and (self.cpu is None or need.cpu <= self.cpu)
+        )

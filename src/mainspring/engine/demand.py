@@ -1,0 +1,253 @@
+"""What workers ask for: a task is claimed only when a worker waits that can run it.
+
+Workers of a tenant that offer the same share a stand. A stand knows which lines of due tasks it
+suits and which of them have tasks, so matching looks at no task, line or worker in vain: a task
+that becomes due touches the stands of its line, a worker that asks touches the lines of its stand.
+
+Stands of other nodes' workers are known here too. They hold no polls; when tasks wait that only
+they can run, their nodes are called (see `Call`), and answer with a poll on their worker's behalf.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
+from uuid import UUID
+
+from mainspring.domain.capability import Offer, need_of
+from mainspring.domain.rows import TaskRow
+
+_REMEMBERED = 60.0
+"""So long a kind of worker counts as being there after the last was heard of: all may be busy."""
+_CALL_AGAIN = 0.5
+
+
+class Holder(NamedTuple):
+    """A worker's incarnation."""
+
+    tenant_id: int
+    worker: str
+    incarnation: str
+
+
+class Taker(NamedTuple):
+    """Who holds a running task, and whether the task must be its only one."""
+
+    holder: Holder
+    alone: bool = False
+
+
+class Call(NamedTuple):
+    """Tasks wait here for workers that wait at another node."""
+
+    node: UUID
+    tenant_id: int
+    offer: Offer
+    tasks: int
+
+
+class Poll:
+    """A worker's open slots, waiting to be filled. Known by identity."""
+
+    __slots__ = ("free", "here", "holder", "idle", "in_flight", "offer")
+
+    def __init__(
+        self, holder: Holder, offer: Offer, slots: int, *, idle: bool = True, here: bool = True
+    ) -> None:
+        self.holder = holder
+        self.offer = offer
+        self.free = slots
+        self.idle = idle
+        """Whether the worker says that it holds nothing."""
+        self.here = here
+        """Whether the worker waits at this node: then we know when it is answered."""
+        self.in_flight = 0
+        """Tasks that were picked for it and are being claimed."""
+
+
+class Line(Protocol):
+    """Due tasks that need the same: what the fair queue keeps as one group."""
+
+    queue: str
+    capability: str
+    stands: "list[Stand]"
+
+    def __len__(self) -> int: ...
+
+    def review(self, now: float) -> None:
+        """The stands of the line changed: what its tasks wait for may be another thing now."""
+        ...
+
+
+class Stand:
+    """The workers of a tenant that offer the same."""
+
+    def __init__(self, tenant_id: int, offer: Offer) -> None:
+        self.tenant_id = tenant_id
+        self.offer = offer
+        self.polls: deque[Poll] = deque()
+        self.ready: dict[Line, None] = {}  # a set that keeps its order
+        self.friends: dict[UUID, float] = {}
+        """Nodes at which such workers wait, and until when we believe it."""
+        self.called: dict[UUID, float] = {}
+        self.seen = 0.0
+
+    @property
+    def free(self) -> int:
+        return sum(poll.free for poll in self.polls)
+
+
+class Demand:
+    """All stands, and what each worker's incarnation holds."""
+
+    def __init__(self) -> None:
+        self._stands: dict[int, dict[Offer, Stand]] = {}
+        self._dirty: dict[Stand, None] = {}
+        self._holding: Counter[Holder] = Counter()
+        self._alone: set[Holder] = set()
+        self._swept = 0.0
+
+    # Workers ---------------------------------------------------------------------------------
+
+    def open(self, poll: Poll, lines: Iterable[Line], now: float) -> None:
+        """A worker waits for tasks."""
+        stand = self.know(poll.holder.tenant_id, poll.offer, lines, now)
+        stand.polls.append(poll)
+        self._dirty[stand] = None
+
+    def close(self, poll: Poll) -> None:
+        """It waits no longer; what is in flight for it still comes."""
+        poll.free = 0
+        stand = self._stands.get(poll.holder.tenant_id, {}).get(poll.offer)
+        if stand is not None and poll in stand.polls:
+            stand.polls.remove(poll)
+
+    def know(self, tenant_id: int, offer: Offer, lines: Iterable[Line], now: float) -> Stand:
+        """There is a worker that offers this."""
+        stand = self._stands.setdefault(tenant_id, {}).get(offer)
+        if stand is None:
+            stand = self._stands[tenant_id][offer] = Stand(tenant_id, offer)
+            for line in lines:
+                if offer.suits(line.queue, line.capability):
+                    line.stands.append(stand)
+                    line.review(now)
+                    if len(line):
+                        stand.ready[line] = None
+        stand.seen = now
+        return stand
+
+    def befriend(
+        self,
+        node: UUID,
+        tenant_id: int,
+        offer: Offer,
+        lines: Iterable[Line],
+        now: float,
+        ttl: float,
+    ) -> None:
+        """Such a worker waits at another node."""
+        stand = self.know(tenant_id, offer, lines, now)
+        stand.friends[node] = now + ttl
+        stand.called.pop(node, None)
+        self._dirty[stand] = None
+
+    def sweep(self, now: float) -> list[Stand]:
+        """Forget kinds of workers that were not heard of for long; answers which."""
+        if now - self._swept < 1.0:
+            return []
+        self._swept = now
+        gone = [
+            stand
+            for stands in self._stands.values()
+            for stand in stands.values()
+            if not stand.polls and stand.seen + _REMEMBERED <= now
+        ]
+        for stand in gone:
+            del self._stands[stand.tenant_id][stand.offer]
+            if not self._stands[stand.tenant_id]:
+                del self._stands[stand.tenant_id]
+            self._dirty.pop(stand, None)
+        return gone
+
+    # Lines -----------------------------------------------------------------------------------
+
+    def suiting(self, tenant_id: int, queue: str, capability: str) -> list[Stand]:
+        """The stands that can run tasks of a line."""
+        stands = self._stands.get(tenant_id, {}).values()
+        return [stand for stand in stands if stand.offer.suits(queue, capability)]
+
+    def filled(self, line: Line) -> None:
+        """There is a task in the line."""
+        for stand in line.stands:
+            stand.ready[line] = None
+            if stand.polls or stand.friends:
+                self._dirty[stand] = None
+
+    def reopened(self, tenant_id: int) -> None:
+        """A limit of the tenant has room again: its lines may move."""
+        for stand in self._stands.get(tenant_id, {}).values():
+            if stand.ready and (stand.polls or stand.friends):
+                self._dirty[stand] = None
+
+    def forget_lines(self, tenant_id: int) -> None:
+        for stand in self._stands.get(tenant_id, {}).values():
+            stand.ready.clear()
+
+    # Matching --------------------------------------------------------------------------------
+
+    def dirty(self) -> Iterator[Stand]:
+        """The stands where something may match; each is given once."""
+        while self._dirty:
+            stand = next(iter(self._dirty))
+            del self._dirty[stand]
+            yield stand
+
+    def again(self, stand: Stand) -> None:
+        self._dirty[stand] = None
+
+    def next_poll(self, stand: Stand, *, alone: bool) -> Poll | None:
+        """Whose turn it is, each worker one task at a time; None when no slot is free."""
+        for _ in range(len(stand.polls)):
+            poll = stand.polls[0]
+            if poll.free <= 0:
+                stand.polls.popleft()
+                continue
+            stand.polls.rotate(-1)
+            if self._may_take(poll, alone):
+                return poll
+        return None
+
+    def took(self, taker: Taker) -> None:
+        self._holding[taker.holder] += 1
+        if taker.alone:
+            self._alone.add(taker.holder)
+
+    def gave_back(self, taker: Taker) -> None:
+        self._holding[taker.holder] -= 1
+        if not self._holding[taker.holder]:
+            del self._holding[taker.holder]
+        if taker.alone:
+            self._alone.discard(taker.holder)
+            self.reopened(taker.holder.tenant_id)
+
+    def calls(self, stand: Stand, waiting: int, now: float) -> Iterator[Call]:
+        """Whom to tell that tasks wait, if there are any and nobody here takes them."""
+        for node, until in list(stand.friends.items()):
+            if until <= now:
+                del stand.friends[node]
+                stand.called.pop(node, None)
+            elif waiting and stand.called.get(node, 0.0) <= now:
+                stand.called[node] = now + _CALL_AGAIN
+                yield Call(node, stand.tenant_id, stand.offer, waiting)
+
+    def _may_take(self, poll: Poll, alone: bool) -> bool:
+        if poll.holder in self._alone:
+            return False
+        return not alone or (poll.idle and not self._holding[poll.holder])
+
+
+def taker_of(row: TaskRow) -> Taker | None:
+    """Which worker holds a running task; None when it runs inside a node."""
+    if row.worker is None or row.incarnation is None:
+        return None
+    holder = Holder(row.tenant_id, row.worker, row.incarnation)
+    return Taker(holder, need_of(row.capability).alone)

@@ -1,0 +1,106 @@
+"""One tenant's share of a node: its due tasks in groups, its gates and its keys."""
+
+from heapq import heappop, heappush
+
+from mainspring.domain.capability import need_of
+from mainspring.domain.rows import TaskRow
+from mainspring.domain.tenant import TenantLimits
+from mainspring.engine.demand import Stand
+from mainspring.engine.entry import Entry, Phase
+from mainspring.engine.gates import KeyGate, RunningGate, place_in
+from mainspring.engine.ledger import Bucket, Cause
+
+
+class Group:
+    """The due tasks of one queue and capability behind the same running gate: a ledger bucket."""
+
+    __slots__ = (
+        "_heap", "_sequence", "alone", "bucket", "capability", "gate", "queue", "stands",
+    )  # fmt: skip
+
+    def __init__(self, queue: str, capability: str, gate: RunningGate | None, now: float) -> None:
+        self.queue = queue
+        self.capability = capability
+        self.gate = gate
+        self.bucket = Bucket(Cause.FAIR_SHARE, now)
+        self._heap: list[tuple[float, int, Entry]] = []
+        self._sequence = 0
+        self.stands: list[Stand] = []
+        """For tasks of workers: the kinds of workers that can run them."""
+        self.alone = need_of(capability).alone
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def review(self, now: float) -> None:
+        """Of tasks for workers: what do they wait for now?"""
+        closed = self.gate.closed() if self.gate else None
+        self.bucket.switch(closed or (Cause.FAIR_SHARE if self.stands else Cause.NO_WORKER), now)
+
+    def push(self, entry: Entry, now: float) -> None:
+        entry.entered = self.bucket.enter(now)
+        self._sequence += 1
+        heappush(self._heap, (entry.deadline, self._sequence, entry))
+
+    def first(self) -> Entry | None:
+        while self._heap and self._heap[0][2].phase is not Phase.READY:
+            heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
+    def take(self) -> Entry:
+        return heappop(self._heap)[2]
+
+    def place_of(self, entry: Entry) -> int | None:
+        return place_in(self._heap, entry)
+
+
+class TenantShare:
+    """One tenant's share and its due tasks."""
+
+    __slots__ = (
+        "away", "gates", "groups", "keys", "limits", "lines", "queued", "running", "served",
+        "waiting",
+    )  # fmt: skip
+
+    def __init__(self, limits: TenantLimits) -> None:
+        self.limits = limits
+        self.running = 0
+        self.served = 0
+        self.waiting = 0
+        self.away = 0
+        self.queued = 0
+        """What runs at workers, and what waits for them: neither counts for the node's slots."""
+        self.groups: dict[tuple[int, str, str], Group] = {}
+        self.lines: dict[tuple[int, str, str], Group] = {}
+        self.gates: dict[int, RunningGate] = {}
+        self.keys: dict[str, KeyGate] = {}
+
+    @property
+    def share(self) -> float:
+        return self.running / self.limits.weight
+
+    def gate(self, partition: int) -> RunningGate | None:
+        limit = self.limits.running_per_partition
+        if limit is None:
+            return None
+        gate = self.gates.get(partition)
+        if gate is None:
+            gate = self.gates[partition] = RunningGate(limit)
+        return gate
+
+    @property
+    def idle(self) -> bool:
+        return not (self.running or self.waiting or self.away or self.queued)
+
+    def name_of(self, row: TaskRow) -> tuple[int, str, str]:
+        # Only a limited tenant needs its partitions apart: each has a gate of its own.
+        unlimited = self.limits.running_per_partition is None
+        return (-1 if unlimited else row.partition, row.queue, row.capability)
+
+    def group(self, entry: Entry, now: float) -> Group:
+        name = self.name_of(entry.row)
+        group = self.groups.get(name)
+        if group is None:
+            gate = self.gate(entry.row.partition)
+            group = self.groups[name] = Group(name[1], name[2], gate, now)
+        return group

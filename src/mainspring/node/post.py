@@ -1,0 +1,154 @@
+"""Letters between nodes about workers: who waits where, and who may claim for whom.
+
+All of them may get lost; then a task waits for the next one, or a lease runs out. They travel by
+way of the database, which every node can reach, and are looked for now and then where no hint to
+look arrives.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from mainspring.domain.capability import Offer
+from mainspring.engine.demand import Holder
+from mainspring.errors import StoreUnavailable
+from mainspring.node.state import NodeState
+from mainspring.store.messages import Messages
+
+log = structlog.get_logger()
+
+Kind = tuple[int, Offer]
+"""Workers of a tenant that offer the same."""
+Try = tuple[UUID, int]
+"""A task and its fence."""
+
+_RETRY_PAUSE = 0.25
+
+
+class Waiting(Struct, tag=True):
+    """Workers of these kinds wait at a node for tasks."""
+
+    node: UUID
+    kinds: list[Kind]
+
+
+class Known(Struct, tag=True):
+    """Workers of these kinds are there, waiting or not."""
+
+    kinds: list[Kind]
+
+
+class Ready(Struct, tag=True):
+    """So many tasks wait at a node for workers of this kind."""
+
+    node: UUID
+    kind: Kind
+    tasks: int
+
+
+class Grant(Struct, tag=True):
+    """Claim so many of them for this worker."""
+
+    node: UUID
+    number: int
+    holder: Holder
+    offer: Offer
+    slots: int
+    idle: bool
+
+
+class Granted(Struct, tag=True):
+    """These were claimed."""
+
+    node: UUID
+    number: int
+    tasks: list[Try]
+
+
+class Confirmed(Struct, tag=True):
+    """The worker's node has them in hand."""
+
+    tasks: list[Try]
+
+
+class Began(Struct, tag=True):
+    """A worker's process began: the ones before it under its name are gone."""
+
+    holder: Holder
+
+
+Letter = Waiting | Known | Ready | Grant | Granted | Confirmed | Began
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Letter).decode
+
+
+class Post:
+    """Sends letters, several at a time, and brings those that came."""
+
+    def __init__(self, state: NodeState, messages: Messages, look_every: float) -> None:
+        self._state = state
+        self._messages = messages
+        self._look_every = look_every
+        self._out: list[tuple[UUID, bytes]] = []
+        self._filled = asyncio.Event()
+        self._arrived = asyncio.Event()
+        self._deliver: Callable[[Letter], None] = lambda _letter: None
+
+    def deliver_to(self, deliver: Callable[[Letter], None]) -> None:
+        self._deliver = deliver
+
+    @property
+    def others(self) -> set[UUID]:
+        """The nodes, beside this one, that own partitions."""
+        owners = {owner for owner in self._state.owners.values() if owner is not None}
+        return owners - {self._state.node_id}
+
+    def send(self, node: UUID, letter: Letter) -> None:
+        self._out.append((node, _encode(letter)))
+        self._filled.set()
+
+    def tell_all(self, letter: Letter) -> None:
+        for node in self.others:
+            self.send(node, letter)
+
+    def hint(self) -> None:
+        """Something has come."""
+        self._arrived.set()
+
+    def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        return {"post.send": self._keep_sending, "post.collect": self._keep_collecting}
+
+    async def _keep_sending(self) -> None:
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            letters, self._out = self._out, []
+            try:
+                await self._messages.post(letters)
+            except StoreUnavailable as problem:
+                log.warning("letters were not sent", action="post.unsent", problem=str(problem))
+
+    async def _keep_collecting(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._look_every):
+                    await self._arrived.wait()
+            except TimeoutError:
+                if not self.others:
+                    continue  # alone: nobody writes
+            self._arrived.clear()
+            try:
+                for body in await self._messages.collect(self._state.node_id):
+                    self._deliver(_decode(body))
+            except StoreUnavailable as problem:
+                log.warning("no letters", action="post.uncollected", problem=str(problem))
+                await asyncio.sleep(_RETRY_PAUSE)
+            except msgspec.MsgspecError as problem:
+                # A newer version writes what we cannot read.
+                log.warning("a letter is odd", action="post.unreadable", problem=str(problem))

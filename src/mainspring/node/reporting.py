@@ -1,0 +1,223 @@
+"""What workers say about the tries they run: heartbeats and reports, recorded by any node.
+
+What a report needs to know of its task is remembered for tasks that were leased here, and read from
+the database for others.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+from uuid import UUID
+
+from mainspring import crash
+from mainspring.config import Config
+from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
+from mainspring.engine.demand import Holder
+from mainspring.engine.ledger import Cause
+from mainspring.node.recorder import Recorder
+from mainspring.node.roster import Roster
+from mainspring.node.state import NodeState
+from mainspring.store.leases import Beat, LeaseStore
+
+Action = Literal["continue", "cancel", "lost"]
+Verdict = Literal["accepted", "fenced", "unknown"]
+
+_MOST_REMEMBERED = 50_000
+_LARGE = 512
+"""A payload beyond this is not remembered: nobody reads it again."""
+_TIMEOUT_GRACE = 2.0
+"""A worker ends its tries by itself when their time is over; so long after it, we do."""
+_WORTH_TELLING = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a worker says about a try."""
+
+    id: UUID
+    fence: int
+    outcome: Outcome
+    started: float | None = None
+    finished: float | None = None
+    result: bytes | None = None
+    error: TaskError | None = None
+    retryable: bool = True
+    retry_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """The answer to a heartbeat about one try."""
+
+    id: UUID
+    lease_end: float | None
+    action: Action
+
+
+class _Lease(NamedTuple):
+    """What is remembered of a lease that was given here."""
+
+    assignment: Assignment
+    lateness: Mapping[str, float] | None
+    holder: Holder
+
+
+class Reporting:
+    """Extends leases and records outcomes on behalf of workers."""
+
+    def __init__(
+        self,
+        config: Config,
+        state: NodeState,
+        store: LeaseStore,
+        recorder: Recorder,
+        roster: Roster,
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._store = store
+        self._recorder = recorder
+        self._roster = roster
+        self._remembered: OrderedDict[tuple[UUID, int], _Lease] = OrderedDict()
+
+    def remember(
+        self, assignment: Assignment, lateness: Mapping[str, float] | None, holder: Holder
+    ) -> None:
+        """A task was leased here."""
+        name = (assignment.id, assignment.fence)
+        self._roster.leased(holder, 1)
+        if len(assignment.payload) > _LARGE:
+            assignment = assignment._replace(payload=b"")
+        self._remembered[name] = _Lease(assignment, lateness, holder)
+        if len(self._remembered) > _MOST_REMEMBERED:
+            self._remembered.popitem(last=False)
+
+    def open_tries(self, tries: Sequence[tuple[UUID, int]]) -> list[tuple[UUID, int]]:
+        """Those of these that were leased here and not reported here."""
+        return [name for name in tries if name in self._remembered]
+
+    # Heartbeats ------------------------------------------------------------------------------
+
+    async def beat(
+        self,
+        holder: Holder,
+        beats: Sequence[Beat],
+        about: Mapping[str, object] | None = None,
+    ) -> list[Pulse]:
+        """A worker is alive and runs these: extend its leases, and say what to do about each."""
+        offer = self._roster.heard(holder, about)
+        if offer is not None:
+            self._state.engine.know(holder.tenant_id, offer, self._state.clock.now())
+        kept = await self._store.extend_for(
+            *holder, beats, lease=self._config.worker_lease, grace=_TIMEOUT_GRACE
+        )
+        crash.reach("lease.extended")
+        fences = {beat.id: beat.fence for beat in beats}
+        overdue = [(item.id, fences[item.id]) for item in kept if item.overdue]
+        if overdue:
+            await self._time_out(holder.tenant_id, overdue)
+        pulses = {}
+        for item in kept:
+            if item.overdue:
+                continue
+            self._state.engine.extended(item.id, fences[item.id], item.lease_end)
+            action: Action = "cancel" if item.cancel_requested else "continue"
+            pulses[item.id] = Pulse(item.id, item.lease_end, action)
+        return [pulses.get(beat.id) or Pulse(beat.id, None, "lost") for beat in beats]
+
+    async def _time_out(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> None:
+        """The hard timeout: saying "busy" for ever does not keep a task for ever."""
+        now = self._state.clock.now()
+        held = await self._store.held(tenant_id, tries)
+        reports = []
+        for assignment, cancelled in held:
+            seconds = assignment.spec.timeout
+            error = TaskError("timeout", f"not done within {seconds:g} s")
+            outcome = Outcome.CANCELLED if cancelled else Outcome.TIMED_OUT
+            finished = max(now, assignment.picked)
+            reports.append(Report(assignment, outcome, assignment.picked, finished, error=error))
+        await self._recorder.record(reports)
+
+    # Reports ---------------------------------------------------------------------------------
+
+    async def report(self, tenant_id: int, said: Sequence[Said]) -> list[Verdict]:
+        """Record what workers say; answers "accepted", "fenced" or "unknown" for each."""
+        crash.reach("report.received")
+        present = await self._present(tenant_id, said)
+        reports: dict[int, Report] = {}
+        for index, one in enumerate(said):
+            found = present.get((one.id, one.fence))
+            if found is not None:
+                reports[index] = self._report_of(one, *found)
+        accepted = await self._recorder.record(list(reports.values()))
+        done = {index for index, good in zip(reports, accepted, strict=True) if good}
+        refused = [(one.id, one.fence) for index, one in enumerate(said) if index not in done]
+        verdicts = await self._judge(tenant_id, refused) if refused else {}
+        return [
+            "accepted" if index in done else verdicts[one.id, one.fence]
+            for index, one in enumerate(said)
+        ]
+
+    async def _present(
+        self, tenant_id: int, said: Sequence[Said]
+    ) -> dict[tuple[UUID, int], tuple[Assignment, bool, Mapping[str, float] | None]]:
+        """The tries as they were leased, whether their end was asked for, and their lateness."""
+        found: dict[tuple[UUID, int], tuple[Assignment, bool, Mapping[str, float] | None]] = {}
+        unknown = []
+        for one in said:
+            name = (one.id, one.fence)
+            known = self._remembered.get(name)
+            if known is None or known.assignment.tenant_id != tenant_id:
+                unknown.append(name)
+            elif one.outcome is Outcome.SUCCEEDED:
+                found[name] = (known.assignment, False, known.lateness)
+            else:
+                unknown.append(name)  # only the database knows whether it was asked to cancel
+        for assignment, cancelled in await self._held(tenant_id, unknown):
+            name = (assignment.id, assignment.fence)
+            known = self._remembered.get(name)
+            found[name] = (assignment, cancelled, known.lateness if known else None)
+        return found
+
+    async def _held(
+        self, tenant_id: int, tries: Sequence[tuple[UUID, int]]
+    ) -> Sequence[tuple[Assignment, bool]]:
+        return await self._store.held(tenant_id, tries) if tries else ()
+
+    def _report_of(
+        self,
+        said: Said,
+        assignment: Assignment,
+        cancelled: bool,
+        lateness: Mapping[str, float] | None,
+    ) -> Report:
+        """A worker's clock may be wrong: what it says happened between the claim and now."""
+        known = self._remembered.pop((said.id, said.fence), None)
+        if known is not None:
+            self._roster.reported(known.holder, said.outcome)
+        now = max(self._state.clock.now(), assignment.picked)
+        started = min(max(said.started or assignment.picked, assignment.picked), now)
+        finished = min(max(said.finished or now, started), now)
+        if lateness is None:
+            # Another node claimed it, or this one before it was restarted: nobody knows why then.
+            late = assignment.picked - assignment.due
+            lateness = {Cause.UNATTRIBUTED.value: round(late, 6)} if late > _WORTH_TELLING else {}
+        self._recorder.expect(assignment, lateness)
+        outcome = said.outcome
+        if cancelled and outcome is not Outcome.SUCCEEDED:
+            outcome = Outcome.CANCELLED
+        return Report(
+            assignment, outcome, started, finished, said.result, said.error, said.retryable,
+            said.retry_after,
+        )  # fmt: skip
+
+    async def _judge(
+        self, tenant_id: int, tries: Sequence[tuple[UUID, int]]
+    ) -> dict[tuple[UUID, int], Verdict]:
+        verdicts: dict[tuple[UUID, int], Verdict] = {}
+        for judged in await self._store.judge(tenant_id, tries):
+            # A try that is recorded was reported before: only the answer was lost.
+            refused: Verdict = "fenced" if judged.known else "unknown"
+            verdicts[judged.id, judged.fence] = "accepted" if judged.recorded else refused
+        return verdicts

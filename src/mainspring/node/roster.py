@@ -1,0 +1,142 @@
+"""The roster: which process stands behind a worker's name, and what is known about it.
+
+The database decides: the last process to come under a name is the worker, all before it are gone
+for good. A node asks once per process; what it hears of them later it notes now and then.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from mainspring.domain.capability import Offer
+from mainspring.domain.execution import Outcome
+from mainspring.engine.demand import Holder
+from mainspring.errors import Conflict
+from mainspring.node.state import NodeState
+from mainspring.store.workers import Touch, Workers, offer_shown
+
+_FORGET_AFTER = 120.0
+
+
+@dataclass(slots=True)
+class _Known:
+    """A worker that asked here."""
+
+    holder: Holder
+    offer: Offer
+    seen: float
+    about: Mapping[str, object] | None = None
+    offered: bool = False
+    """Whether what it offers is not written yet."""
+    heard: bool = True
+    leased: int = 0
+    outcomes: dict[Outcome, int] = field(default_factory=dict)
+
+    def touch(self) -> Touch:
+        """What is new about it; from here on it is not."""
+        count = self.outcomes.get
+        failed = count(Outcome.FAILED, 0) + count(Outcome.TIMED_OUT, 0)
+        made = Touch(
+            *self.holder, offer_shown(self.offer) if self.offered else None, self.about,
+            self.leased, count(Outcome.SUCCEEDED, 0), failed, count(Outcome.RELEASED, 0),
+        )  # fmt: skip
+        self.offered, self.heard, self.about, self.leased = False, False, None, 0
+        self.outcomes = {}
+        return made
+
+
+class Roster:
+    """Knows the workers that ask at this node."""
+
+    def __init__(self, state: NodeState, workers: Workers, began: Callable[[Holder], None]) -> None:
+        self._state = state
+        self._workers = workers
+        self._began = began
+        self._known: dict[tuple[int, str], _Known] = {}
+        self._held: dict[tuple[int, str], int] = {}
+
+    async def admit(self, holder: Holder, offer: Offer, about: Mapping[str, object] | None) -> None:
+        """A worker asks for tasks. Conflict when another process has taken its name."""
+        known = self._known.get(holder[:2])
+        if known is None or known.holder != holder:
+            if not await self._workers.register(*holder, offer, about):
+                raise superseded(holder)
+            known = self._known[holder[:2]] = _Known(holder, offer, self._state.clock.now())
+            self._began(holder)
+        elif known.offer != offer:
+            known.offer, known.offered = offer, True
+        self._hear(known, about)
+
+    def heard(self, holder: Holder, about: Mapping[str, object] | None) -> Offer | None:
+        """A worker says that it is alive; answers what it offers, if it asked here before."""
+        known = self._known.get(holder[:2])
+        if known is None or known.holder != holder:
+            return None
+        self._hear(known, about)
+        return known.offer
+
+    def leased(self, holder: Holder, tasks: int) -> None:
+        known = self._known.get(holder[:2])
+        if known is not None and known.holder == holder:
+            known.leased += tasks
+            known.heard = True
+
+    def reported(self, holder: Holder, outcome: Outcome) -> None:
+        known = self._known.get(holder[:2])
+        if known is not None and known.holder == holder:
+            known.outcomes[outcome] = known.outcomes.get(outcome, 0) + 1
+            known.heard = True
+
+    def replaced(self, current: Holder) -> None:
+        """Another process has come under the name, at another node."""
+        known = self._known.get(current[:2])
+        if known is not None and known.holder != current:
+            del self._known[current[:2]]
+
+    def knows(self, holder: Holder) -> bool:
+        known = self._known.get(holder[:2])
+        return known is not None and known.holder == holder
+
+    def kinds(self) -> Iterable[tuple[int, Offer]]:
+        """The kinds of workers that asked here lately."""
+        return [(known.holder.tenant_id, known.offer) for known in self._known.values()]
+
+    async def is_current(self, holder: Holder) -> bool:
+        return await self._workers.is_current(*holder)
+
+    async def write(self) -> None:
+        """Note what was heard since the last time, and what is held in our partitions."""
+        now = self._state.clock.now()
+        heard = [known for known in self._known.values() if known.heard]
+        if heard:
+            current = await self._workers.touch([known.touch() for known in heard])
+            for known in heard:
+                if known.holder[:2] not in current:
+                    self.forget(known.holder)
+        for known in [k for k in self._known.values() if k.seen + _FORGET_AFTER < now]:
+            self.forget(known.holder)
+        held = self._state.engine.held_by_workers()
+        changed = {
+            name: held.get(name, 0)
+            for name in held.keys() | self._held.keys()
+            if held.get(name, 0) != self._held.get(name, 0)
+        }
+        if changed:
+            await self._workers.note_held(self._state.node_id, dict(sorted(changed.items())))
+            self._held = held
+
+    def forget(self, holder: Holder) -> None:
+        known = self._known.get(holder[:2])
+        if known is not None and known.holder == holder:
+            del self._known[holder[:2]]
+
+    def _hear(self, known: _Known, about: Mapping[str, object] | None) -> None:
+        known.heard, known.seen = True, self._state.clock.now()
+        if about:
+            known.about = {**(known.about or {}), **about}
+
+
+def superseded(holder: Holder) -> Conflict:
+    return Conflict(
+        f"another process has taken the name {holder.worker!r}: this one's leases are gone; "
+        "come back under a name, or with an incarnation, of your own"
+    )

@@ -1,0 +1,171 @@
+"""The store as workers' leases use it: claims on their behalf, heartbeats, what reports need."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+import asyncpg
+
+from mainspring.domain.execution import Assignment
+from mainspring.domain.placement import Tenure
+from mainspring.store import queries
+from mainspring.store.database import Database, sparse
+from mainspring.store.engine import TaskRef, assignment_of
+
+SQL = queries.load("leases") | queries.load("engine")
+
+_ASSIGNMENT = len(Assignment._fields)
+
+
+class WorkerPick(NamedTuple):
+    """A task that was picked for a worker, and the rev its claim is guarded by."""
+
+    tenant_id: int
+    id: UUID
+    rev: int
+    worker: str
+    incarnation: str
+
+    @property
+    def ref(self) -> TaskRef:
+        return TaskRef(self.tenant_id, self.id, self.rev)
+
+
+class Leased(NamedTuple):
+    """A task that was leased to a worker, with what its handler may want to know."""
+
+    assignment: Assignment
+    capability: str
+    name: str | None
+    queue: str
+    labels: dict[str, str] | None
+    schedule_id: UUID | None
+    nominal_at: datetime | None
+
+
+class Beat(NamedTuple):
+    """A try that a worker says it is running."""
+
+    id: UUID
+    fence: int
+    progress: bytes | None = None
+
+
+class Beaten(NamedTuple):
+    """What came of it. Overdue: the hard timeout has passed, and the lease is not extended."""
+
+    tenant_id: int
+    id: UUID
+    lease_end: float
+    cancel_requested: bool
+    overdue: bool
+
+
+class HeldTry(NamedTuple):
+    """The present try of a task that a worker holds."""
+
+    assignment: Assignment
+    cancel_requested: bool
+
+
+class Judged(NamedTuple):
+    """Why a report changed nothing."""
+
+    id: UUID
+    fence: int
+    recorded: bool
+    known: bool
+
+
+class LeaseStore:
+    """Every call is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def claim_for(
+        self, tenure: Tenure, picks: Iterable[WorkerPick], *, lease: float
+    ) -> list[Leased]:
+        """Lease due tasks to workers, guarded by rev. What is not in the answer was not leased."""
+        rows = await self._database.fetch(
+            SQL["claim_for_workers"], tenure.node_id, tenure.epoch, lease, *_columns(picks)
+        )
+        return [_leased(row) for row in rows]
+
+    async def claimed_for(self, picks: Iterable[WorkerPick]) -> list[Leased]:
+        """After a claim whose answer was lost: what came of it, once it can come late no more."""
+        columns = _columns(picks)
+
+        async def work(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
+            await connection.execute(SQL["void_claim"], *columns[:3])
+            rows: Sequence[asyncpg.Record] = await connection.fetch(
+                SQL["claimed_for_workers"], *columns
+            )
+            return rows
+
+        return [_leased(row) for row in await self._database.transact(work)]
+
+    async def extend_for(
+        self,
+        tenant_id: int,
+        worker: str,
+        incarnation: str,
+        beats: Iterable[Beat],
+        *,
+        lease: float,
+        grace: float,
+    ) -> list[Beaten]:
+        """Keep a worker's leases, guarded by fence and incarnation. What is not in the answer is
+        no longer held; what is `grace` seconds past its timeout is not extended."""
+        ordered = sorted(beats, key=lambda beat: beat.id)
+        rows = await self._database.fetch(
+            SQL["extend_for_worker"],
+            tenant_id,
+            worker,
+            incarnation,
+            lease,
+            [beat.id for beat in ordered],
+            [beat.fence for beat in ordered],
+            sparse([beat.progress for beat in ordered]),
+            grace,
+        )
+        return [Beaten(*row) for row in rows]
+
+    async def leased(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[Leased]:
+        """Tasks that another node leased, as its claim returned them."""
+        rows = await self._database.fetch(
+            SQL["leased_tasks"], tenant_id, [id for id, _ in tries], [f for _, f in tries]
+        )
+        return [_leased(row) for row in rows]
+
+    async def held(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[HeldTry]:
+        """Those of these tries that are the present ones of their tasks; without payloads."""
+        rows = await self._database.fetch(
+            SQL["held_by_workers"], tenant_id, [id for id, _ in tries], [f for _, f in tries]
+        )
+        return [HeldTry(assignment_of(tuple(row)[:-1]), row["cancel_requested"]) for row in rows]
+
+    async def judge(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[Judged]:
+        """Why reports of these tries changed nothing."""
+        rows = await self._database.fetch(
+            SQL["judge_reports"], tenant_id, [id for id, _ in tries], [f for _, f in tries]
+        )
+        return [Judged(*row) for row in rows]
+
+
+def _leased(row: asyncpg.Record) -> Leased:
+    values = tuple(row)
+    return Leased(assignment_of(values[:_ASSIGNMENT]), *values[_ASSIGNMENT:])
+
+
+def _columns(picks: Iterable[WorkerPick]) -> tuple[list[object], ...]:
+    """Picks in lock order, turned on their side."""
+    ordered = sorted(picks)
+    return (
+        [p.tenant_id for p in ordered],
+        [p.id for p in ordered],
+        [p.rev for p in ordered],
+        [p.worker for p in ordered],
+        [p.incarnation for p in ordered],
+    )

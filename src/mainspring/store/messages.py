@@ -1,0 +1,27 @@
+"""Messages between nodes, by way of the database: each may be lost, none comes twice."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from mainspring.store import queries
+from mainspring.store.database import Database
+
+SQL = queries.load("messages")
+
+
+class Messages:
+    """A letter box per node."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def post(self, letters: Sequence[tuple[UUID, bytes]]) -> None:
+        """Leave letters for nodes, and give each a hint to look."""
+        await self._database.fetch(
+            SQL["post_messages"], [node for node, _ in letters], [body for _, body in letters]
+        )
+
+    async def collect(self, node_id: UUID) -> list[bytes]:
+        """Take what was left for a node, the oldest first."""
+        rows = await self._database.fetch(SQL["collect_messages"], node_id)
+        return [row["body"] for row in sorted(rows, key=lambda row: row["id"])]

@@ -1,0 +1,88 @@
+-- Tasks that workers hold. The owner claims for them; any node extends, records and reads.
+
+-- name: claim_for_workers
+-- Lease due tasks to workers that wait. Not to an incarnation that was replaced meanwhile.
+WITH node AS MATERIALIZED (
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+), pick AS MATERIALIZED (
+    SELECT * FROM unnest($4::integer[], $5::uuid[], $6::integer[], $7::text[], $8::text[])
+        AS p (tenant_id, id, rev, worker, incarnation)
+    WHERE NOT EXISTS (SELECT FROM workers w WHERE w.tenant_id = p.tenant_id AND w.name = p.worker
+                      AND w.incarnation <> p.incarnation)
+)
+UPDATE tasks t
+SET state = 'running', rev = t.rev + 1, fence = t.fence + 1, attempts = t.attempts + 1,
+    picked_at = clock_timestamp(), lease_until = clock_timestamp() + $3 * interval '1 second',
+    worker = pick.worker, incarnation = pick.incarnation, progress = NULL
+FROM pick, node
+WHERE t.tenant_id = pick.tenant_id AND t.id = pick.id AND t.rev = pick.rev
+  AND t.state = 'scheduled'
+  AND t.due_at <= clock_timestamp()
+  AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
+RETURNING t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
+    extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
+    extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
+    extract(epoch FROM t.run_at)::float8 AS run, t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at;
+
+-- name: claimed_for_workers
+-- After a claim whose answer was lost: which of these did whom we claimed them for get?
+SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
+    extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
+    extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
+    extract(epoch FROM t.run_at)::float8 AS run, t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at
+FROM unnest($1::integer[], $2::uuid[], $3::integer[], $4::text[], $5::text[])
+    AS p (tenant_id, id, rev, worker, incarnation)
+JOIN tasks t ON t.tenant_id = p.tenant_id AND t.id = p.id
+WHERE t.state = 'running' AND t.worker = p.worker AND t.incarnation = p.incarnation;
+
+-- name: extend_for_worker
+-- A worker's heartbeat: its leases live on, but for those past their hard timeout. A lease that an
+-- earlier incarnation holds is not this one's.
+WITH held AS MATERIALIZED (
+    SELECT t.id, t.fence, h.progress, clock_timestamp() >= t.picked_at
+        + ((convert_from(t.spec, 'UTF8')::json ->> 'timeout')::float8 + $8) * interval '1 second' AS over
+    FROM unnest($5::uuid[], $6::integer[], $7::bytea[]) AS h (id, fence, progress)
+    JOIN tasks t ON t.tenant_id = $1 AND t.id = h.id AND t.fence = h.fence
+    WHERE t.state = 'running' AND t.worker = $2 AND t.incarnation = $3
+)
+UPDATE tasks t
+SET progress = coalesce(held.progress, t.progress),
+    lease_until = CASE WHEN held.over THEN t.lease_until
+                  ELSE clock_timestamp() + $4 * interval '1 second' END
+FROM held
+WHERE t.tenant_id = $1 AND t.id = held.id AND t.fence = held.fence AND t.state = 'running'
+RETURNING t.tenant_id, t.id, extract(epoch FROM t.lease_until)::float8 AS lease_until,
+    t.cancel_requested, held.over AS overdue;
+
+-- name: held_by_workers
+-- The present tries of these tasks, guarded by fence, as their claims returned them.
+SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
+    extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
+    extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, ''::bytea AS payload,
+    extract(epoch FROM t.run_at)::float8 AS run, t.cancel_requested
+FROM unnest($2::uuid[], $3::integer[]) AS held (id, fence)
+JOIN tasks t ON t.tenant_id = $1 AND t.id = held.id AND t.fence = held.fence
+WHERE t.state = 'running' AND t.incarnation IS NOT NULL;
+
+-- name: leased_tasks
+-- What another node claimed for a worker of ours.
+SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
+    extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
+    extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
+    extract(epoch FROM t.run_at)::float8 AS run, t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at
+FROM unnest($2::uuid[], $3::integer[]) AS held (id, fence)
+JOIN tasks t ON t.tenant_id = $1 AND t.id = held.id AND t.fence = held.fence
+WHERE t.state = 'running' AND t.incarnation IS NOT NULL;
+
+-- name: judge_reports
+-- Reports that changed nothing: was the same try reported before, is there a newer one, or no such
+-- task at all?
+SELECT r.id, r.fence,
+    EXISTS (SELECT FROM executions e WHERE e.tenant_id = $1 AND e.task_id = r.id
+              AND e.fence = r.fence AND e.finished_at >= time_of(r.id)
+              AND e.outcome IN ('succeeded', 'failed', 'cancelled', 'released'))
+        AS recorded,
+    EXISTS (SELECT FROM tasks t WHERE t.tenant_id = $1 AND t.id = r.id)
+      OR EXISTS (SELECT FROM task_history h WHERE h.tenant_id = $1 AND h.id = r.id
+                   AND h.finished_at >= time_of(r.id)) AS known
+FROM unnest($2::uuid[], $3::integer[]) AS r (id, fence);

@@ -1,0 +1,87 @@
+-- Who the workers are, and what they log.
+
+-- name: register_worker
+-- A process of a worker begins. The one before it under the same name is replaced; one that was
+-- replaced gets no answer.
+INSERT INTO workers AS w (tenant_id, name, incarnation, offer, about)
+VALUES ($1, $2, $3, $4, coalesce($5, '{}'::jsonb))
+ON CONFLICT (tenant_id, name) DO UPDATE
+SET incarnation = excluded.incarnation, offer = excluded.offer, about = w.about || excluded.about,
+    seen_at = clock_timestamp(),
+    former = CASE WHEN w.incarnation = excluded.incarnation THEN w.former
+             ELSE w.former[greatest(1, cardinality(w.former) - 18):] || w.incarnation END,
+    started_at = CASE WHEN w.incarnation = excluded.incarnation THEN w.started_at
+                 ELSE clock_timestamp() END
+WHERE excluded.incarnation <> ALL (w.former)
+RETURNING cardinality(former) > 0 AS replaced;
+
+-- name: touch_workers
+-- Workers that were heard of, with what they said and did since the last time.
+UPDATE workers w
+SET seen_at = clock_timestamp(), offer = coalesce(t.offer, w.offer),
+    about = w.about || coalesce(t.about, '{}'::jsonb), leased = w.leased + t.leased,
+    succeeded = w.succeeded + t.succeeded, failed = w.failed + t.failed,
+    released = w.released + t.released
+FROM unnest($1::integer[], $2::text[], $3::text[], $4::jsonb[], $5::jsonb[], $6::bigint[],
+        $7::bigint[], $8::bigint[], $9::bigint[])
+    AS t (tenant_id, name, incarnation, offer, about, leased, succeeded, failed, released)
+WHERE w.tenant_id = t.tenant_id AND w.name = t.name AND w.incarnation = t.incarnation
+RETURNING w.tenant_id, w.name;
+
+-- name: is_current
+SELECT NOT EXISTS (SELECT FROM workers
+                   WHERE tenant_id = $1 AND name = $2 AND incarnation <> $3) AS current;
+
+-- name: note_held
+-- How many tasks workers hold in the partitions of a node.
+INSERT INTO worker_leases AS l (tenant_id, name, node_id, held)
+SELECT h.tenant_id, h.name, $1, h.held
+FROM unnest($2::integer[], $3::text[], $4::integer[]) AS h (tenant_id, name, held)
+ORDER BY h.tenant_id, h.name
+ON CONFLICT (tenant_id, name, node_id) DO UPDATE SET held = excluded.held;
+
+-- name: list_workers
+SELECT w.name, w.incarnation, w.offer, w.about, w.leased, w.succeeded, w.failed, w.released,
+    w.started_at, w.seen_at, w.seq,
+    coalesce((SELECT sum(l.held) FROM worker_leases l JOIN nodes n ON n.id = l.node_id
+              WHERE l.tenant_id = w.tenant_id AND l.name = w.name AND n.state = 'active'), 0)::bigint
+        AS held
+FROM workers w
+WHERE w.tenant_id = $1 AND w.seq < $2
+ORDER BY w.seq DESC LIMIT $3;
+
+-- name: worker_nodes
+-- Where workers may ask for work.
+SELECT n.id, n.url, (SELECT count(*) FROM partitions p WHERE p.owner = n.id) AS partitions
+FROM nodes n
+WHERE n.state = 'active' AND n.heartbeat_at > clock_timestamp() - $1 * interval '1 second'
+ORDER BY n.id LIMIT 1000;
+
+-- name: add_logs
+-- Lines of tasks that exist, up to $7 of a task; those of one task come in the order of the arrays.
+WITH line AS (
+    SELECT * FROM unnest($2::uuid[], $3::integer[], $4::float8[], $5::text[], $6::text[])
+        WITH ORDINALITY AS l (task_id, fence, at, level, message, n)
+), task AS MATERIALIZED (
+    SELECT d.task_id,
+        (SELECT count(*) FROM (SELECT FROM task_logs g WHERE g.tenant_id = $1
+                               AND g.task_id = d.task_id LIMIT $7) AS found) AS there
+    FROM (SELECT DISTINCT task_id FROM line) d
+    WHERE EXISTS (SELECT FROM tasks t WHERE t.tenant_id = $1 AND t.id = d.task_id)
+       OR EXISTS (SELECT FROM task_history h WHERE h.tenant_id = $1 AND h.id = d.task_id
+                    AND h.finished_at >= time_of(d.task_id))
+), kept AS (
+    SELECT l.*, k.there + row_number() OVER (PARTITION BY l.task_id ORDER BY l.n) AS nth
+    FROM line l JOIN task k ON k.task_id = l.task_id
+), added AS (
+    INSERT INTO task_logs (tenant_id, task_id, fence, at, level, message)
+    SELECT $1, task_id, fence, to_timestamp(at), level, message FROM kept
+    WHERE nth <= $7 ORDER BY n
+    RETURNING 1
+)
+SELECT count(*) AS added FROM added;
+
+-- name: list_logs
+SELECT seq, fence, at, level, message FROM task_logs
+WHERE tenant_id = $1 AND task_id = $2 AND seq > $3
+ORDER BY seq LIMIT $4;

@@ -1,0 +1,171 @@
+"""The registry of workers, and the lines they log."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from mainspring.domain.capability import Offer
+from mainspring.store import queries
+from mainspring.store.database import Database, sparse
+
+SQL = queries.load("workers")
+
+
+class WorkerRecord(NamedTuple):
+    """A worker as people see it."""
+
+    name: str
+    incarnation: str
+    offer: dict[str, object]
+    about: dict[str, object]
+    leased: int
+    succeeded: int
+    failed: int
+    released: int
+    started_at: datetime
+    seen_at: datetime
+    seq: int
+    held: int
+
+
+class Touch(NamedTuple):
+    """A worker that was heard of, with what it said and did since the last time."""
+
+    tenant_id: int
+    name: str
+    incarnation: str
+    offer: dict[str, object] | None
+    about: Mapping[str, object] | None
+    leased: int
+    succeeded: int
+    failed: int
+    released: int
+
+
+class NodeAddress(NamedTuple):
+    """A node that workers may ask."""
+
+    id: UUID
+    url: str | None
+    partitions: int
+
+
+class LogLine(NamedTuple):
+    """A line that a worker logged about a try."""
+
+    task_id: UUID
+    fence: int
+    at: float
+    level: str
+    message: str
+
+
+class StoredLine(NamedTuple):
+    """The same, as it is read."""
+
+    seq: int
+    fence: int
+    at: datetime
+    level: str
+    message: str
+
+
+class Workers:
+    """Every call is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def register(
+        self,
+        tenant_id: int,
+        name: str,
+        incarnation: str,
+        offer: Offer,
+        about: Mapping[str, object] | None,
+    ) -> bool:
+        """A process of a worker begins; False when another one has replaced it already."""
+        row = await self._database.fetch_row(
+            SQL["register_worker"], tenant_id, name, incarnation, offer_shown(offer), about
+        )
+        return row is not None
+
+    async def is_current(self, tenant_id: int, name: str, incarnation: str) -> bool:
+        """Whether no other process has come under the same name."""
+        row = await self._database.fetch_row(SQL["is_current"], tenant_id, name, incarnation)
+        return row is not None and row["current"]
+
+    async def touch(self, touches: Sequence[Touch]) -> set[tuple[int, str]]:
+        """Note workers that were heard of; answers those that are still the current ones."""
+        ordered = sorted(touches, key=lambda touch: touch[:2])
+        rows = await self._database.fetch(
+            SQL["touch_workers"],
+            [t.tenant_id for t in ordered],
+            [t.name for t in ordered],
+            [t.incarnation for t in ordered],
+            sparse([t.offer for t in ordered]),
+            sparse([t.about for t in ordered]),
+            [t.leased for t in ordered],
+            [t.succeeded for t in ordered],
+            [t.failed for t in ordered],
+            [t.released for t in ordered],
+        )
+        return {(row["tenant_id"], row["name"]) for row in rows}
+
+    async def note_held(self, node_id: UUID, held: Mapping[tuple[int, str], int]) -> None:
+        """How many tasks workers hold in the partitions of a node."""
+        await self._database.fetch(
+            SQL["note_held"],
+            node_id,
+            [tenant for tenant, _ in held],
+            [name for _, name in held],
+            list(held.values()),
+        )
+
+    async def list(
+        self, tenant_id: int, *, before: int | None, limit: int
+    ) -> Sequence[WorkerRecord]:
+        """The newest first."""
+        rows = await self._database.fetch(
+            SQL["list_workers"], tenant_id, 2**63 - 1 if before is None else before, limit
+        )
+        return [WorkerRecord(*row) for row in rows]
+
+    async def nodes(self, alive_within: float) -> Sequence[NodeAddress]:
+        """The nodes that were heard of within so many seconds."""
+        rows = await self._database.fetch(SQL["worker_nodes"], alive_within)
+        return [NodeAddress(*row) for row in rows]
+
+    async def add_logs(self, tenant_id: int, lines: Sequence[LogLine], *, most: int) -> int:
+        """Keep lines of tasks that exist, at most so many of each task; answers how many were."""
+        row = await self._database.fetch_row(
+            SQL["add_logs"],
+            tenant_id,
+            [line.task_id for line in lines],
+            [line.fence for line in lines],
+            [line.at for line in lines],
+            [line.level for line in lines],
+            [line.message for line in lines],
+            most,
+        )
+        return 0 if row is None else row["added"]
+
+    async def logs(
+        self, tenant_id: int, task_id: UUID, *, after: int, limit: int
+    ) -> Sequence[StoredLine]:
+        """The lines of a task, in the order in which they came."""
+        rows = await self._database.fetch(SQL["list_logs"], tenant_id, task_id, after, limit)
+        return [StoredLine(*row) for row in rows]
+
+
+def offer_shown(offer: Offer) -> dict[str, object]:
+    """An offer as people read it."""
+    return {
+        "queues": sorted(offer.queues),
+        "handlers": sorted(offer.handlers),
+        "commands": offer.commands,
+        "tags": sorted(offer.tags),
+        "memory_mb": offer.memory_mb,
+        "cpu": offer.cpu,
+    }

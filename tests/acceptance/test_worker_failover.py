@@ -1,0 +1,44 @@
+"""Workers and nodes that die: real processes, killed while polls are open and leases held."""
+
+import asyncio
+
+import pytest
+
+from support.client import Unacknowledged
+from support.cluster import Cluster
+from support.workers import RawWorker, work
+
+pytestmark = pytest.mark.slow
+
+
+async def test_a_node_dies_with_polls_open_and_its_tasks_start_elsewhere(cluster: Cluster) -> None:
+    tenant = await cluster.tenant()
+    doomed, steady = await cluster.start(), await cluster.start()
+    client = steady.client(tenant)
+    waiting = RawWorker(doomed.client(tenant), "waiting")
+    asked = asyncio.create_task(waiting.lease(most=50, wait=20))
+    held = RawWorker(doomed.client(tenant), "holding")
+    before = [str(await client.create(work())) for _ in range(5)]
+    leased = await held.lease(most=50, wait=0.3) or await asked
+    doomed.kill()
+    with pytest.raises(Unacknowledged):
+        await asked if not asked.done() else await waiting.lease()
+    # The same processes go on at the other node: what they hold is theirs, and can be reported.
+    here = RawWorker(client, "elsewhere")
+    created = [str(await client.create(work())) for _ in range(20)]
+    done = set()
+    owner = held if asked.cancelled() or asked.exception() else waiting
+    mine = RawWorker(client, owner.name, incarnation=owner.incarnation)
+    if leased:
+        assert set(await mine.report(*leased)) <= {"accepted", "fenced"}
+        done = {task["id"] for task in leased}
+    async with asyncio.timeout(30):
+        while not {*before, *created} <= done:
+            tasks = await here.lease(most=50, wait=2)
+            if tasks:
+                assert set(await here.report(*tasks)) == {"accepted"}
+                done |= {task["id"] for task in tasks}
+    lost = "SELECT count(*) FROM tasks"
+    assert await cluster.evidence.value(lost) == 0
+    blamed = "SELECT count(*) FROM task_history WHERE capability LIKE '%;alone'"
+    assert await cluster.evidence.value(blamed) == 0

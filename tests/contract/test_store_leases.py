@@ -1,0 +1,161 @@
+"""Leases of workers: what each predicate of these statements is for."""
+
+from contract.store_lab import Lab, finish, held, retry
+from mainspring.domain.capability import ALONE, Offer
+from mainspring.domain.execution import Assignment, Outcome
+from mainspring.domain.placement import Tenure
+from mainspring.store.leases import Beat, Beaten, WorkerPick
+
+OFFER = Offer(frozenset({"default"}), frozenset({"work"}))
+
+
+async def leased(lab: Lab, tenure: Tenure, tenant: int, **more: object) -> Assignment:
+    found = await lab.lease(tenure, await lab.create(tenant), **more)  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+async def beat(lab: Lab, task: Assignment, **more: object) -> list[Beaten]:
+    told = {"worker": "w", "incarnation": "1", "fence": task.fence, "grace": 5.0, **more}
+    return await lab.leases.extend_for(
+        task.tenant_id,
+        str(told["worker"]),
+        str(told["incarnation"]),
+        [Beat(task.id, int(str(told["fence"])))],
+        lease=60.0,
+        grace=float(str(told["grace"])),
+    )
+
+
+async def test_a_lease_says_who_holds_it(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    task = await leased(lab, tenure, tenant)
+    row = await lab.row(tenant, task.id)
+    assert (row.state, row.worker, row.incarnation, row.fence) == ("running", "w", "1", 1)
+    assert await lab.lease(tenure, row) is None
+    assert await lab.lease(tenure, row._replace(rev=row.rev)) is None
+
+
+async def test_a_fenced_node_leases_nothing(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+    stale = Tenure(tenure.node_id, tenure.epoch + 1, tenure.partitions)
+    assert await lab.lease(stale, row) is None
+    assert await lab.lease(tenure, row._replace(rev=9)) is None
+    assert await lab.lease(tenure, row) is not None
+
+
+async def test_an_incarnation_that_was_replaced_gets_nothing(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    assert await lab.register(tenant, "w", "1", OFFER, None)
+    assert await lab.register(tenant, "w", "1", OFFER, None)
+    row = await lab.create(tenant)
+    assert await lab.register(tenant, "w", "2", OFFER, None)
+    assert await lab.lease(tenure, row, incarnation="1") is None
+    assert not await lab.register(tenant, "w", "1", OFFER, None), "it cannot come back"
+    assert await lab.lease(tenure, row, incarnation="2") is not None
+
+
+async def test_a_lost_claim_is_read_and_cannot_come_late(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    mine, others, late = [await lab.create(tenant) for _ in range(3)]
+    assert await lab.lease(tenure, mine)
+    assert await lab.lease(tenure, others, incarnation="2")
+    picks = [WorkerPick(tenant, row.id, row.rev, "w", "1") for row in (mine, others, late)]
+    found = await lab.leases.claimed_for(picks)
+    assert [item.assignment.id for item in found] == [mine.id]
+    assert await lab.lease(tenure, late) is None
+
+
+async def test_a_heartbeat_extends_its_own_present_tries_only(lab: Lab) -> None:
+    tenure, tenant, stranger = await lab.join(), await lab.tenant(), await lab.tenant()
+    task = await leased(lab, tenure, tenant, lease=1.0)
+    (item,) = await beat(lab, task)
+    assert item.lease_end > task.lease_end + 30
+    assert not item.cancel_requested
+    assert not item.overdue
+    assert await beat(lab, task, worker="other") == []
+    assert await beat(lab, task, incarnation="2") == []
+    assert await beat(lab, task, fence=2) == []
+    assert await beat(lab, task._replace(tenant_id=stranger)) == []
+    await lab.ask_to_cancel(task)
+    assert (await beat(lab, task))[0].cancel_requested
+    await lab.engine.finish(tenure, [finish(task)])
+    assert await beat(lab, task) == []
+
+
+async def test_nothing_is_extended_past_its_hard_timeout(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    task = await leased(lab, tenure, tenant, lease=1.0)
+    (item,) = await beat(lab, task, grace=-100.0)  # the timeout is 30 s
+    assert item.overdue
+    assert abs(item.lease_end - task.lease_end) < 0.001
+
+
+async def test_only_the_present_try_is_held(lab: Lab) -> None:
+    tenure, tenant, stranger = await lab.join(), await lab.tenant(), await lab.tenant()
+    task = await leased(lab, tenure, tenant)
+    own = await lab.running(tenure, tenant)
+    tries = [(task.id, 1), (task.id, 2), (own.id, 1)]
+    (found,) = await lab.leases.held(tenant, tries)
+    assert (found.assignment.id, found.assignment.fence) == (task.id, 1)
+    assert await lab.leases.held(stranger, tries) == []
+
+
+async def test_losses_are_counted_and_the_third_alone_is_the_last(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+    for expected in ("handler:work", f"handler:work{ALONE}"):
+        task = await lab.lease(tenure, row, lease=0.0)
+        assert task is not None
+        (row,) = (await lab.engine.lose([held(task)], blamed=[task.id])).rows
+        assert (row.capability, row.worker, row.incarnation) == (expected, None, None)
+    task = await lab.lease(tenure, row, lease=0.0)
+    assert task is not None
+    assert (await lab.engine.lose([held(task)], blamed=[task.id])).gone == [row.id]
+    letter = await lab.inspect.dead_letter(row.id)
+    assert letter == ("poison", ["lost"] * 3)
+    end = await lab.inspect.end_of(row.id)
+    assert end is not None
+    assert (end.state, end.failures) == ("failed", 0)
+
+
+async def test_nobody_is_blamed_for_a_node(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+    for _ in range(4):
+        task = await lab.lease(tenure, row, lease=0.0)
+        assert task is not None
+        (row,) = (await lab.engine.lose([held(task)])).rows
+        assert row.capability == "handler:work"
+    own = await lab.claim(tenure, row, lease=0.0)
+    assert own is not None
+    (row,) = (await lab.engine.lose([held(own)], blamed=[own.id])).rows
+    assert row.capability == "handler:work", "a node's own executor is no worker"
+
+
+async def test_a_restart_ends_leases_that_would_last(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    await lab.register(tenant, "w", "1", OFFER, None)
+    task = await leased(lab, tenure, tenant)
+    assert (await lab.engine.lose([held(task)])).rows == []
+    await lab.register(tenant, "w", "2", OFFER, None)
+    (row,) = (await lab.engine.lose([held(task)], blamed=[task.id])).rows
+    assert row.state == "scheduled"
+
+
+async def test_a_report_clears_the_suspicion_and_a_release_does_not(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+    for _ in range(2):
+        task = await lab.lease(tenure, row, lease=0.0)
+        assert task is not None
+        (row,) = (await lab.engine.lose([held(task)], blamed=[task.id])).rows
+    task = await lab.lease(tenure, row)
+    assert task is not None
+    (row,) = await lab.engine.retry(tenure, [retry(task, outcome=Outcome.RELEASED, delay=None)])
+    assert row.capability.endswith(ALONE)
+    task = await lab.lease(tenure, row)
+    assert task is not None
+    (row,) = await lab.engine.retry(tenure, [retry(task, delay=0.0)])
+    assert row.capability == "handler:work"

@@ -1,0 +1,133 @@
+"""Tasks that a caller's own transaction creates, by a function in the database."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from support.workers import Shop, opened_shop
+
+ENQUEUE = "SELECT mainspring.enqueue('work', '{\"n\": 1}')"
+
+
+@pytest.fixture
+async def shop(database_url: str) -> AsyncIterator[Shop]:
+    async with opened_shop(database_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def app(database_url: str, shop: Shop) -> AsyncIterator[asyncpg.Connection]:
+    """A connection of an application that may enqueue for the tenant, and nothing else."""
+    owner = await asyncpg.connect(database_url)
+    role = f"app_{urlsplit(database_url).path[1:]}"
+    await owner.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
+    await owner.execute(f"SELECT mainspring.allow_enqueue('{role}', 'workshop')")
+    connection = await asyncpg.connect(database_url, user=role, password="secret")
+    yield connection
+    await connection.close()
+    await owner.execute(f"DROP OWNED BY {role}")
+    await owner.execute(f"DROP ROLE {role}")
+    await owner.close()
+
+
+async def test_what_commits_runs_and_what_is_undone_never_was(
+    shop: Shop, app: asyncpg.Connection
+) -> None:
+    worker = shop.worker()
+    transaction = app.transaction()
+    await transaction.start()
+    undone = await app.fetchval(ENQUEUE)
+    assert await worker.lease(wait=0.5) == []
+    await transaction.rollback()
+    assert (await shop.client.get(f"/v1/tasks/{undone}")).status == 404
+    asked = asyncio.create_task(worker.lease(wait=20))
+    async with app.transaction():
+        done: UUID = await app.fetchval(ENQUEUE)
+        assert done.version == 7
+    began = asyncio.get_running_loop().time()
+    (task,) = await asked
+    assert asyncio.get_running_loop().time() - began < 1.0
+    assert (task["id"], task["payload"], task["target"]["name"]) == (str(done), {"n": 1}, "work")
+    assert await worker.report(task, result="yes") == ["accepted"]
+    read = await shop.task(str(done))
+    assert (read["state"], read["retry"]["max_attempts"]) == ("completed", 5)
+
+
+async def test_every_option_arrives(shop: Shop, app: asyncpg.Connection) -> None:
+    made = await app.fetchval(
+        """SELECT mainspring.enqueue(target => '{"type": "command", "argv": ["a", "b"]}',
+            delay => '1 hour', queue => 'slow', priority => 9, name => 'nightly', timeout => 60,
+            max_attempts => 2, labels => '{"team": "a"}', tags => '{gpu,ssd}',
+            concurrency_key => 'k', concurrency_limit => 3)"""
+    )
+    read = await shop.task(str(made))
+    assert read["target"] == {"type": "command", "argv": ["a", "b"]}
+    assert (read["queue"], read["priority"], read["name"]) == ("slow", 9, "nightly")
+    assert (read["timeout"], read["retry"]["max_attempts"]) == (60, 2)
+    assert read["labels"] == {"team": "a"}
+    assert read["requires"]["tags"] == ["gpu", "ssd"]
+    assert read["concurrency"] == {"key": "k", "limit": 3}
+    assert (await shop.client.post(f"/v1/tasks/{made}/run")).status == 200
+    assert await shop.worker("plain").lease(wait=0, commands=True, queues=["slow"]) == []
+    fit = shop.worker("fit")
+    (task,) = await fit.lease(commands=True, queues=["slow"], tags=["gpu", "ssd"])
+    assert task["id"] == str(made)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        "'work', target => '{}'",
+        "'a b'",
+        "'work', queue => 'no;such'",
+        "'work', priority => 10",
+        "'work', run_at => 'infinity'",
+        "'work', delay => '1 hour', run_at => now()",
+        "'work', payload => NULL",
+        "'work', timeout => 'NaN'",
+        "'work', labels => '[1]'",
+        "'work', tags => '{\"a;alone\"}'",
+        "'work', concurrency_key => ''",
+        'target => \'{"type": "http", "url": "file:///etc/passwd"}\'',
+        'target => \'{"type": "command", "argv": []}\'',
+        'target => \'{"type": "command", "argv": [1]}\'',
+        'target => \'{"type": "shell"}\'',
+        "'work', expires_at => '2000-01-01'",
+    ],
+)
+async def test_what_makes_no_sense_is_refused(app: asyncpg.Connection, arguments: str) -> None:
+    with pytest.raises(asyncpg.InvalidParameterValueError):
+        await app.fetchval(f"SELECT mainspring.enqueue({arguments})")
+
+
+async def test_a_role_enqueues_for_its_own_tenant_and_touches_nothing_else(
+    shop: Shop, app: asyncpg.Connection, database_url: str
+) -> None:
+    await shop.server.keys.ensure_tenant("rival")
+    denied = asyncpg.InsufficientPrivilegeError
+    for statement in (
+        "SELECT mainspring.enqueue('work', tenant => 'rival')",
+        "SELECT mainspring.enqueue('work', tenant => 'nobody')",
+        "SELECT mainspring.allow_enqueue(current_user::name, 'rival')",
+        "SELECT mainspring.tenant_of_session('rival')",
+        "INSERT INTO enqueue_roles VALUES (current_user::name, 2)",
+        "SELECT * FROM tasks",
+        "DELETE FROM wakes",
+    ):
+        with pytest.raises(denied):
+            await app.fetchval(statement)
+    # A table of the caller's own of the same name changes nothing.
+    await app.execute("CREATE TEMP TABLE tasks (LIKE pg_class); SET search_path = pg_temp, public")
+    made = await app.fetchval("SELECT mainspring.enqueue('work', tenant => 'workshop')")
+    assert (await shop.client.get(f"/v1/tasks/{made}")).status == 200
+    owner = await asyncpg.connect(database_url)
+    theirs = await owner.fetchval("SELECT mainspring.enqueue('work', tenant => 'rival')")
+    assert (await shop.client.get(f"/v1/tasks/{theirs}")).status == 404
+    with pytest.raises(denied):
+        await owner.fetchval("SELECT mainspring.enqueue('work', tenant => 'nobody')")
+    await owner.close()

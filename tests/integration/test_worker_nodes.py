@@ -1,0 +1,103 @@
+"""Workers and a cluster: a worker that asks one node gets the tasks of all."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from support.waiting import eventually
+from support.workers import Shop, opened_shop, work
+
+
+async def share(one: Shop, two: Shop) -> None:
+    """Wait until each of two nodes owns its part."""
+
+    async def shared() -> bool:
+        owned = [len(shop.server.node.tenure().partitions) for shop in (one, two)]
+        return min(owned) > 60 and sum(owned) == 256
+
+    await eventually(shared, within=15, what="both nodes own partitions")
+
+
+@pytest.fixture
+async def pair(database_url: str) -> AsyncIterator[tuple[Shop, Shop]]:
+    async with opened_shop(database_url) as one, opened_shop(database_url) as two:
+        await share(one, two)
+        yield one, two
+
+
+async def test_a_worker_that_asks_one_node_gets_the_tasks_of_the_other(
+    pair: tuple[Shop, Shop],
+) -> None:
+    one, two = pair
+    worker = one.worker()
+    loop = asyncio.get_running_loop()
+    delays: list[float] = []
+    for _ in range(60):
+        asked = asyncio.create_task(worker.lease(most=1, wait=20))
+        await asyncio.sleep(0.01)
+        began = loop.time()
+        created = await two.create()
+        (task,) = await asked
+        delays.append(loop.time() - began)
+        assert task["id"] == created
+        assert await worker.report(task, result=1) == ["accepted"]
+    delays.sort()
+    assert delays[len(delays) // 2] < 0.2, delays
+    assert delays[-1] < 1.5, delays
+
+
+async def test_no_worker_gets_more_than_it_asked_for(pair: tuple[Shop, Shop]) -> None:
+    one, two = pair
+    await two.client.batch([work() for _ in range(300)])
+    workers = [shop.worker(f"w{n}") for n, shop in enumerate((one, one, two))]
+    done: set[str] = set()
+
+    async def drain(worker_number: int) -> None:
+        worker = workers[worker_number]
+        while len(done) < 300:
+            tasks = await worker.lease(most=7, wait=1)
+            assert len(tasks) <= 7
+            assert not {t["id"] for t in tasks} & done, "the same task twice"
+            done.update(t["id"] for t in tasks)
+            if tasks:
+                assert set(await worker.report(*tasks)) == {"accepted"}
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(drain(n) for n in range(3)))
+    assert len(done) == 300
+
+
+async def test_a_restart_that_one_node_sees_frees_leases_at_the_other(
+    database_url: str,
+) -> None:
+    async with (
+        opened_shop(database_url, worker_lease=300.0) as one,
+        opened_shop(database_url, worker_lease=300.0) as two,
+    ):
+        await share(one, two)
+        created = {await one.create() for _ in range(12)}
+        worker = one.worker()
+        held: set[str] = set()
+        while held < created:
+            held |= {task["id"] for task in await worker.lease(most=20, wait=2)}
+        again: set[str] = set()
+        restarted = worker.restarted()
+        async with asyncio.timeout(10):
+            while again < created:
+                again |= {task["id"] for task in await restarted.lease(most=20, wait=2)}
+
+
+async def test_explain_knows_of_workers_at_other_nodes(pair: tuple[Shop, Shop]) -> None:
+    one, two = pair
+    asked = asyncio.create_task(one.worker().lease(wait=20))
+    later = [await two.create(delay=60) for _ in range(8)]
+
+    async def known() -> bool:
+        told = [(await two.client.get(f"/v1/tasks/{id}/explain")).json() for id in later]
+        gates = [gate for t in told for gate in t["gates"] if gate["gate"] == "no_worker"]
+        return len(gates) == 8 and all(gate["passed"] for gate in gates)
+
+    await eventually(known, within=5, what="the other node knows the worker")
+    asked.cancel()
+    await asyncio.wait([asked])

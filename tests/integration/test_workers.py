@@ -1,0 +1,409 @@
+"""Workers at one node: leases, heartbeats, reports, and what happens when they stop coming."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from support.waiting import eventually
+from support.workers import Shop, opened_shop, work
+
+
+@pytest.fixture
+async def shop(database_url: str) -> AsyncIterator[Shop]:
+    async with opened_shop(database_url, worker_lease=1.0) as opened:
+        yield opened
+
+
+async def test_a_task_is_leased_reported_and_read(shop: Shop) -> None:
+    created = await shop.create(payload={"n": 1}, labels={"team": "a"}, timeout=60)
+    worker = shop.worker()
+    (task,) = await worker.lease()
+    assert task["id"] == created
+    assert (task["fence"], task["attempt"], task["timeout"]) == (1, 1, 60)
+    assert task["target"] == {"type": "handler", "name": "work"}
+    assert task["payload"] == {"n": 1}
+    assert task["context"]["labels"] == {"team": "a"}
+    assert (await shop.task(created))["state"] == "running"
+    assert await worker.report(task, result={"rows": 12}) == ["accepted"]
+    read = await shop.task(created)
+    assert (read["state"], read["result"]) == ("completed", {"rows": 12})
+    (tried,) = await shop.tries(created)
+    assert (tried["worker"], tried["outcome"], tried["fence"]) == ("w1", "succeeded", 1)
+
+
+async def test_a_waiting_worker_gets_a_task_at_once(shop: Shop) -> None:
+    worker = shop.worker()
+    asked = asyncio.create_task(worker.lease(wait=30))
+    await asyncio.sleep(0.2)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    created = await shop.create()
+    (task,) = await asked
+    assert task["id"] == created
+    assert loop.time() - began < 0.5
+
+
+async def test_nothing_comes_and_the_answer_is_empty(shop: Shop) -> None:
+    assert await shop.worker().lease(wait=0) == []
+    assert await shop.worker().lease(wait=0.2) == []
+
+
+# --- what a worker can run -------------------------------------------------------------------
+
+
+async def test_a_task_waits_for_a_worker_that_can_run_it(shop: Shop) -> None:
+    there = await shop.create("train", queue="slow", requires={"tags": ["gpu"], "memory_mb": 512})
+    for offer in (
+        {"handlers": ["other"], "queues": ["slow"], "tags": ["gpu"]},
+        {"handlers": ["train"], "queues": ["default"], "tags": ["gpu"]},
+        {"handlers": ["train"], "queues": ["slow"], "tags": ["fpga"]},
+        {"handlers": ["train"], "queues": ["slow"], "tags": ["gpu"], "resources": {"memory_mb": 9}},
+    ):
+        assert await shop.worker("unfit").lease(wait=0, **offer) == []
+    told = (await shop.client.get(f"/v1/tasks/{there}/explain")).json()
+    assert told["verdict"] == "no_worker"
+    assert (await shop.task(there))["attempts"] == 0
+    able = shop.worker("able", handlers=["train"])
+    (task,) = await able.lease(queues=["default", "slow"], tags=["gpu", "ssd"])
+    assert task["id"] == there
+    assert await able.report(task) == ["accepted"]
+    late = (await shop.task(there))["lateness"]
+    assert late["no_worker"] > 0.05, late
+
+
+async def test_commands_go_to_workers_that_run_commands(shop: Shop) -> None:
+    command = {"target": {"type": "command", "argv": ["backup.sh", "--full"]}}
+    there = str(await shop.client.create(command))
+    assert await shop.worker("plain").lease(wait=0) == []
+    (task,) = await shop.worker("runner").lease(commands=True, handlers=[])
+    assert (task["id"], task["target"]["argv"]) == (there, ["backup.sh", "--full"])
+
+
+async def test_a_worker_gets_no_more_than_it_asks_for_and_others_the_rest(shop: Shop) -> None:
+    await shop.client.batch([work() for _ in range(7)])
+    one, two = shop.worker("w1"), shop.worker("w2")
+    got: list[str] = []
+    for worker, most in ((one, 4), (two, 2), (one, 4), (two, 2), (one, 4), (two, 2), (two, 2)):
+        if len(got) < 7:
+            tasks = await worker.lease(most=most)
+            assert 1 <= len(tasks) <= most
+            got += [task["id"] for task in tasks]
+    assert len(set(got)) == len(got) == 7
+
+
+async def test_what_others_queue_up_is_not_in_the_way(shop: Shop) -> None:
+    """A thousand tasks that nobody can run, and one that somebody can."""
+    await shop.client.batch([work("nobody", priority=9) for _ in range(1000)])
+    there = await shop.create()
+    (task,) = await shop.worker().lease()
+    assert task["id"] == there
+
+
+async def test_a_key_and_a_limit_hold_for_workers_too(shop: Shop) -> None:
+    worker = shop.worker()
+    for _ in range(3):
+        await shop.create(concurrency={"key": "k", "limit": 1})
+    for _ in range(3):
+        (task,) = await worker.lease()
+        assert await worker.report(task) == ["accepted"]
+
+
+# --- reports -----------------------------------------------------------------------------------
+
+
+async def test_a_failure_is_tried_again_and_ends_as_a_dead_letter(shop: Shop) -> None:
+    there = await shop.create(retry={"max_attempts": 2, "initial": 0.05})
+    worker = shop.worker()
+    for attempt in (1, 2):
+        (task,) = await worker.lease()
+        assert (task["attempt"], task["fence"]) == (attempt, attempt)
+        error = {"code": "value-error", "message": "no such row"}
+        assert await worker.report(task, status="failed", error=error) == ["accepted"]
+    read = await shop.until(there, "failed")
+    assert read["error"] == {"code": "value-error", "message": "no such row"}
+    assert (await shop.client.get(f"/v1/dead-letters/{there}")).status == 200
+    assert [t["outcome"] for t in await shop.tries(there)] == ["failed", "failed"]
+
+
+async def test_what_a_worker_says_about_trying_again_counts(shop: Shop) -> None:
+    never, later = await shop.create(), await shop.create()
+    worker = shop.worker()
+    tasks: dict[str, dict[str, object]] = {}
+    while len(tasks) < 2:
+        tasks |= {task["id"]: task for task in await worker.lease()}
+    assert await worker.report(tasks[never], status="failed", retryable=False) == ["accepted"]
+    assert (await shop.until(never, "failed"))["error"]["code"] == "failed"
+    assert await worker.report(tasks[later], status="failed", retry_after=600) == ["accepted"]
+    read = await shop.task(later)
+    assert read["state"] == "scheduled"
+    assert read["due_at"] > read["created_at"]
+
+
+async def test_released_work_goes_to_the_next_and_counts_as_no_failure(shop: Shop) -> None:
+    there = await shop.create(retry={"max_attempts": 1})
+    one, two = shop.worker("w1"), shop.worker("w2")
+    (task,) = await one.lease()
+    assert await one.report(task, status="released") == ["accepted"]
+    (again,) = await two.lease()
+    assert again["fence"] == 2
+    assert await two.report(again) == ["accepted"]
+    assert [t["outcome"] for t in await shop.tries(there)] == ["released", "succeeded"]
+
+
+async def test_the_same_report_again_is_accepted_again_and_changes_nothing(shop: Shop) -> None:
+    there = await shop.create()
+    worker = shop.worker()
+    (task,) = await worker.lease()
+    verdicts = await asyncio.gather(*(worker.report(task, result=n) for n in range(5)))
+    assert verdicts == [["accepted"]] * 5
+    assert len(await shop.tries(there)) == 1
+    stranger = {"id": "00000000-0000-7000-8000-000000000000", "fence": 1}
+    assert await worker.report(stranger, {**task, "fence": 7}) == ["unknown", "fenced"]
+
+
+# --- losses --------------------------------------------------------------------------------------
+
+
+async def test_a_worker_that_is_gone_loses_its_tasks_after_the_lease(shop: Shop) -> None:
+    """SCENARIOS 13 and 14: the next try is another's, and the sleeper's report is fenced."""
+    there = await shop.create()
+    sleeper, other = shop.worker("sleeper"), shop.worker("other")
+    (task,) = await sleeper.lease()
+    (again,) = await other.lease(wait=10)
+    assert (again["id"], again["fence"]) == (there, 2)
+    assert await sleeper.report(task, result="late") == ["fenced"]
+    assert (await sleeper.beat(task))[0]["action"] == "lost"
+    assert await other.report(again, result="good") == ["accepted"]
+    read = await shop.task(there)
+    assert (read["state"], read["result"]) == ("completed", "good")
+    tries = await shop.tries(there)
+    assert [(t["worker"], t["outcome"]) for t in tries] == [
+        ("sleeper", "lost"),
+        ("other", "succeeded"),
+    ]
+
+
+async def test_heartbeats_keep_a_long_task(shop: Shop) -> None:
+    there = await shop.create()
+    worker = shop.worker()
+    (task,) = await worker.lease()
+    ends = [task["lease_until"]]
+    for step in range(6):
+        await asyncio.sleep(0.3)
+        (pulse,) = await worker.beat(task, progress={"step": step})
+        assert pulse["action"] == "continue"
+        ends.append(pulse["lease_until"])
+    assert ends == sorted(ends)
+    assert (await shop.task(there))["progress"] == {"step": 5}
+    assert await worker.report(task) == ["accepted"]
+    assert len(await shop.tries(there)) == 1
+
+
+async def test_a_restart_under_the_same_name_frees_what_was_held_and_revives_nothing(
+    database_url: str,
+) -> None:
+    """SCENARIOS 16, with a lease that would last for minutes."""
+    async with opened_shop(database_url, worker_lease=300.0) as shop:
+        there = await shop.create()
+        old = shop.worker()
+        (task,) = await old.lease()
+        new = old.restarted()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        (again,) = await new.lease(wait=10)
+        assert loop.time() - began < 2
+        assert (again["id"], again["fence"]) == (there, 2)
+        assert (await old.beat(task))[0]["action"] == "lost"
+        assert await old.report(task) == ["fenced"]
+        refused = await shop.client.post(
+            "/v1/leases", {"worker": "w1", "incarnation": old.incarnation, "wait": 0}
+        )
+        assert refused.status == 409
+        assert (await new.beat(again))[0]["action"] == "continue"
+        assert await new.report(again) == ["accepted"]
+
+
+async def test_what_kills_workers_is_leased_alone_and_then_given_up(database_url: str) -> None:
+    """SCENARIOS 17: the third loss, alone, is the last; its neighbours are unharmed."""
+    async with opened_shop(database_url, worker_lease=300.0) as shop:
+        poison = await shop.create(payload="poison", priority=9)
+        neighbours = [await shop.create(payload="good") for _ in range(4)]
+        worker = shop.worker()
+        for _ in range(2):
+            held: set[str] = set()
+            while held < {poison, *neighbours}:
+                held |= {task["id"] for task in await worker.lease(most=5)}
+            worker = worker.restarted()  # kill -9, and the process manager starts it again
+        alone: list[list[str]] = []
+        for _ in range(30):
+            tasks = await worker.lease(most=5, wait=1)
+            if not tasks:
+                break
+            assert all(t["context"]["alone"] for t in tasks)
+            alone.append([t["id"] for t in tasks])
+            if poison in alone[-1]:
+                worker = worker.restarted()
+            else:
+                assert await worker.lease(most=5, wait=0.3) == []  # it holds one: that is all
+                assert await worker.report(*tasks) == ["accepted"]
+        assert sorted(alone) == sorted([id] for id in (poison, *neighbours))
+        read = await shop.until(poison, "failed")
+        assert read["error"]["code"] == "poison"
+        letter = (await shop.client.get(f"/v1/dead-letters/{poison}")).json()
+        assert [a["outcome"] for a in letter["attempts"]] == ["lost"] * 3
+        for neighbour in neighbours:
+            assert (await shop.task(neighbour))["state"] == "completed"
+
+
+async def test_a_report_shows_that_a_task_does_not_kill(database_url: str) -> None:
+    async with opened_shop(database_url, worker_lease=300.0) as shop:
+        there = await shop.create(retry={"max_attempts": 5, "initial": 0.01})
+        worker = shop.worker()
+        for _ in range(2):
+            assert await worker.lease()
+            worker = worker.restarted()
+        (task,) = await worker.lease()
+        assert task["context"]["alone"]
+        assert await worker.report(task, status="failed") == ["accepted"]
+        (task,) = await worker.lease()
+        assert (task["id"], task["context"]["alone"]) == (there, False)
+
+
+async def test_the_hard_timeout_ends_what_heartbeats_for_ever(shop: Shop) -> None:
+    """SCENARIOS 18."""
+    there = await shop.create(timeout=0.5, retry={"max_attempts": 1})
+    worker = shop.worker()
+    (task,) = await worker.lease()
+    actions = []
+    for _ in range(40):
+        await asyncio.sleep(0.1)
+        (pulse,) = await worker.beat(task)
+        actions.append(pulse["action"])
+        if pulse["action"] == "lost":
+            break
+    assert actions[-1] == "lost"
+    assert set(actions[:-1]) == {"continue"}
+    read = await shop.task(there)
+    assert (read["state"], read["error"]["code"]) == ("failed", "timeout")
+    assert [t["outcome"] for t in await shop.tries(there)] == ["timed_out"]
+    assert await worker.report(task) == ["fenced"]
+
+
+@pytest.mark.parametrize("status", ["failed", "released", "succeeded"])
+async def test_a_cancel_is_heard_at_the_next_heartbeat(shop: Shop, status: str) -> None:
+    """SCENARIOS 19."""
+    there = await shop.create(retry={"max_attempts": 1})
+    worker = shop.worker()
+    (task,) = await worker.lease()
+    assert (await shop.client.post(f"/v1/tasks/{there}/cancel")).status == 200
+    assert (await worker.beat(task))[0]["action"] == "cancel"
+    assert await worker.report(task, status=status) == ["accepted"]
+    state = (await shop.task(there))["state"]
+    assert state == ("completed" if status == "succeeded" else "cancelled")
+
+
+async def test_a_cancelled_task_of_a_worker_that_is_gone_ends_as_cancelled(shop: Shop) -> None:
+    there = await shop.create()
+    assert await shop.worker().lease()
+    await shop.client.post(f"/v1/tasks/{there}/cancel")
+    assert (await shop.until(there, "cancelled"))["attempts"] == 1
+
+
+async def test_a_completion_that_races_the_end_of_the_lease_has_one_outcome(shop: Shop) -> None:
+    """SCENARIOS 15."""
+    worker, other = shop.worker("w1"), shop.worker("w2")
+    for moment in (0.9, 1.0, 1.05, 1.1):
+        there = await shop.create()
+        (task,) = await worker.lease()
+        await asyncio.sleep(moment)
+        (verdict,) = await worker.report(task, result="first")
+        if verdict == "accepted":
+            assert (await shop.task(there))["result"] == "first"
+            continue
+        assert verdict == "fenced"
+        (again,) = await other.lease()
+        assert await other.report(again, result="second") == ["accepted"]
+        assert (await shop.task(there))["result"] == "second"
+
+
+async def test_a_worker_that_hangs_up_leaves_nothing_behind(shop: Shop) -> None:
+    """Its poll is forgotten, and what is claimed for it in that moment is released."""
+    asked = asyncio.create_task(shop.worker("gone").lease(wait=30))
+    await asyncio.sleep(0.1)
+    asked.cancel()
+    await asyncio.wait([asked])
+    there = await shop.create()
+    (task,) = await shop.worker("here").lease(wait=3)
+    assert task["id"] == there
+
+
+# --- the registry, and logs --------------------------------------------------------------------
+
+
+async def test_workers_are_shown_with_what_they_said_and_hold(shop: Shop) -> None:
+    await shop.create()
+    worker = shop.worker()
+    about = {"host": "db7", "slots": 8, "versions": {"python": "3.11"}, "memory_bytes": 1e6}
+    (task,) = await worker.lease(about=about, tags=["gpu"])
+
+    async def shown() -> dict[str, object] | None:
+        (item,) = (await shop.client.get("/v1/workers")).json()["items"]
+        return item if item["leases"] == 1 and item["statistics"]["leased"] == 1 else None
+
+    item = await eventually(shown, within=5, what="the worker is shown with its lease")
+    assert item is not None
+    assert (item["name"], item["state"], item["tags"]) == ("w1", "alive", ["gpu"])
+    assert item["about"]["host"] == "db7"  # type: ignore[index]
+    await worker.report(task)
+
+    async def done() -> bool:
+        (item,) = (await shop.client.get("/v1/workers")).json()["items"]
+        return bool(item["leases"] == 0 and item["statistics"]["succeeded"] == 1)
+
+    await eventually(done, within=5, what="the report is counted")
+    (node,) = (await shop.client.get("/v1/workers/nodes")).json()["nodes"]
+    assert (node["url"], node["partitions"]) == (shop.server.url, 256)
+
+
+async def test_lines_are_kept_with_the_task_up_to_a_cap(shop: Shop) -> None:
+    there = await shop.create()
+    worker = shop.worker()
+    (task,) = await worker.lease()
+    line = {"id": task["id"], "fence": 1, "level": "stdout"}
+    lines = [{**line, "message": f"row {n}\x00"} for n in range(3)]
+    stray = {**line, "id": "00000000-0000-7000-8000-000000000000", "message": "nobody's"}
+    answer = await shop.client.post("/v1/leases/logs", {"lines": [*lines, stray]})
+    assert answer.json() == {"accepted": 3, "dropped": 1}
+    read = (await shop.client.get(f"/v1/tasks/{there}/logs?limit=2")).json()
+    assert [item["message"] for item in read["items"]] == ["row 0\ufffd", "row 1\ufffd"]
+    rest = await shop.client.get(f"/v1/tasks/{there}/logs?cursor={read['next_cursor']}")
+    assert [item["message"] for item in rest.json()["items"]] == ["row 2\ufffd"]
+    many = {"lines": [{**line, "message": "x" * 500}] * 999}
+    assert (await shop.client.post("/v1/leases/logs", many)).json()["accepted"] == 997
+    await shop.client.call("DELETE", f"/v1/tasks/{there}")
+    assert (await shop.client.get(f"/v1/tasks/{there}/logs")).status == 404
+
+
+# --- answers that never arrive -----------------------------------------------------------------
+
+
+async def test_a_lost_answer_is_given_again(shop: Shop) -> None:
+    """The worker says what it holds: what it was told last and does not hold, it never heard."""
+    there = await shop.create()
+    worker = shop.worker()
+    (heard,) = await worker.lease(running=[])
+    again = await worker.lease(running=[], wait=0)
+    assert again == [heard]
+    mine = {"id": there, "fence": 1}
+    assert await worker.lease(running=[mine], wait=0) == []
+    assert await worker.report(heard) == ["accepted"]
+    assert await worker.lease(running=[], wait=0) == [], "it was reported: nothing is missing"
+    assert len(await shop.tries(there)) == 1
+
+
+async def test_a_worker_that_does_not_say_what_it_holds_gets_nothing_twice(shop: Shop) -> None:
+    await shop.create()
+    worker = shop.worker()
+    assert len(await worker.lease()) == 1
+    assert await worker.lease(wait=0) == []

@@ -1,0 +1,177 @@
+"""Tasks for workers: matched only with a worker that can run them, and never looked at in vain."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mainspring.domain.capability import ALONE, Offer, capability_of, need_of, needs_worker
+from mainspring.domain.task import Requirements, Target, TaskSpec
+from mainspring.domain.tenant import TenantLimits
+from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.demand import Holder, Poll
+from mainspring.engine.entry import Entry
+from support.rows import assignment, row, task_id
+
+WORK = Offer(frozenset({"default"}), frozenset({"work"}))
+ANYTHING = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+
+
+def make_engine(limits: TenantLimits | None = None) -> Engine:
+    engine = Engine(EngineSettings(), needs_worker)
+    engine.look_ahead_to(100.0)
+    engine.own([0], [], 0.0)
+    engine.set_limits({1: limits or TenantLimits()}, 0.0)
+    return engine
+
+
+def poll(name: str = "w", slots: int = 10, offer: Offer = WORK, **more: bool) -> Poll:
+    return Poll(Holder(1, name, "1"), offer, slots, **more)
+
+
+def numbers(picked: list[Entry]) -> list[int]:
+    return [entry.row.id.int for entry in picked]
+
+
+def start(engine: Engine, picked: list[Entry], now: float = 0.0) -> None:
+    engine.claimed(picked, [assignment(entry.row) for entry in picked], now)
+
+
+@given(st.lists(ANYTHING, max_size=4), st.integers(0, 10**6), st.floats(0, 1000))
+def test_a_capability_can_be_read_again(tags: list[str], memory: int, cpu: float) -> None:
+    requires = Requirements(tags, memory, round(cpu, 3))
+    word = capability_of(TaskSpec(Target("handler", name="train"), requires=requires))
+    need = need_of(word + ALONE)
+    assert (need.word, need.tags, need.alone) == ("handler:train", frozenset(tags), True)
+    assert need.memory_mb == memory
+    assert abs(need.cpu - cpu) <= 0.01 + cpu / 1000
+    assert needs_worker(word + ALONE)
+
+
+def test_what_runs_inside_the_node_needs_no_worker() -> None:
+    inside = [Target("http", url="https://a.example"), Target("handler", name="mainspring.noop")]
+    outside = [Target("handler", name="mainspringer"), Target("command", argv=["a"])]
+    gpu = Requirements(["gpu"])
+    assert not any(needs_worker(capability_of(TaskSpec(t, requires=gpu))) for t in inside)
+    assert all(needs_worker(capability_of(TaskSpec(t, requires=gpu))) for t in outside)
+
+
+def test_nothing_is_picked_without_a_worker_and_the_ledger_says_so() -> None:
+    engine = make_engine()
+    engine.saw([row(1)], 0.0)
+    assert engine.pick(1.0, 10, lambda _q, _c: True) == []
+    assert engine.match(1.0, 10) == []
+    assert engine.situation(row(1), 1.0).can_run is False
+    engine.open(poll(), 5.0)
+    (entry,) = engine.match(5.0, 10)
+    assert engine.lateness(entry, 5.0) == {"no_worker": 5.0}
+
+
+def test_a_busy_worker_is_a_worker() -> None:
+    engine = make_engine()
+    engine.know(1, WORK, 0.0)
+    engine.saw([row(1)], 0.0)
+    assert engine.match(1.0, 10) == []
+    assert engine.situation(row(1), 1.0).can_run is True
+    engine.open(poll(), 5.0)
+    (entry,) = engine.match(5.0, 10)
+    assert engine.lateness(entry, 5.0) == {"fair_share": 5.0}
+
+
+def test_a_kind_that_is_not_heard_of_for_long_is_forgotten() -> None:
+    engine = make_engine()
+    engine.know(1, WORK, 0.0)
+    engine.saw([row(1)], 0.0)
+    engine.match(70.0, 10)
+    assert engine.situation(row(1), 70.0).can_run is False
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(0, 20))
+def test_no_poll_gets_more_than_its_slots_and_none_goes_empty(slots: list[int], tasks: int) -> None:
+    engine = make_engine()
+    polls = [poll(f"w{n}", count) for n, count in enumerate(slots)]
+    for each in polls:
+        engine.open(each, 0.0)
+    engine.saw([row(n) for n in range(tasks)], 0.0)
+    picked = engine.match(0.0, 100)
+    assert len(picked) == min(tasks, sum(slots))
+    given_to = [sum(entry.poll is each for entry in picked) for each in polls]
+    assert all(got <= count for got, count in zip(given_to, slots, strict=True))
+    if tasks >= len(slots):
+        assert all(given_to), "each worker one before any gets its second"
+
+
+def test_the_most_urgent_of_all_lines_goes_first() -> None:
+    engine = make_engine()
+    offer = Offer(frozenset({"default"}), frozenset({"a", "b"}))
+    engine.saw([row(1, capability="handler:a", priority=1)], 0.0)
+    engine.saw([row(2, capability="handler:b", priority=9)], 0.0)
+    engine.saw([row(3, capability="handler:a", priority=5)], 0.0)
+    engine.open(poll(offer=offer, slots=2), 0.0)
+    assert numbers(engine.match(0.0, 10)) == [2, 3]
+
+
+def test_a_limit_holds_and_lets_the_next_through() -> None:
+    engine = make_engine(TenantLimits(max_running=1, spread=1))
+    engine.saw([row(1), row(2)], 0.0)
+    engine.open(poll(), 0.0)
+    first = engine.match(0.0, 10)
+    assert numbers(first) == [1]
+    start(engine, first)
+    assert engine.match(1.0, 10) == []
+    engine.ended(task_id(1), 1, 2.0)
+    assert numbers(engine.match(2.0, 10)) == [2]
+
+
+def test_what_is_refused_frees_its_place() -> None:
+    engine = make_engine(TenantLimits(max_running=1, spread=1))
+    engine.saw([row(1), row(2)], 0.0)
+    asked = poll()
+    engine.open(asked, 0.0)
+    picked = engine.match(0.0, 10)
+    assert asked.in_flight == 1
+    assert engine.claimed(picked, [], 0.0) == [(1, task_id(1))]
+    assert asked.in_flight == 0
+    assert numbers(engine.match(0.0, 10)) == [2]
+
+
+def test_a_suspect_gets_a_worker_for_itself() -> None:
+    engine = make_engine()
+    engine.saw([row(1, capability="handler:work;alone", priority=9), row(2)], 0.0)
+    busy = poll("busy", idle=False)
+    engine.open(busy, 0.0)
+    assert numbers(engine.match(0.0, 10)) == [2]  # it holds something: not the suspect
+    idle = poll("idle", slots=5)
+    engine.open(idle, 0.0)
+    picked = engine.match(0.0, 10)
+    assert numbers(picked) == [1]
+    start(engine, picked)
+    engine.saw([row(3)], 0.0)
+    engine.close(busy)
+    engine.open(poll("idle", slots=5), 0.0)
+    assert engine.match(0.0, 10) == []  # nothing beside it, from whatever poll
+    engine.ended(task_id(1), 1, 1.0)
+    assert numbers(engine.match(1.0, 10)) == [3]
+
+
+def test_who_restarted_is_asked_for_by_name() -> None:
+    engine = make_engine()
+    engine.saw([row(1), row(2)], 0.0)
+    engine.open(poll("w", slots=1), 0.0)
+    start(engine, engine.match(0.0, 10))
+    engine.open(poll("other", slots=1), 0.0)
+    start(engine, engine.match(0.0, 10))
+    assert [t.id for t in engine.held_by_former(Holder(1, "w", "2"))] == [task_id(1)]
+    assert engine.held_by_former(Holder(1, "w", "1")) == []
+    assert engine.held_by_workers() == {(1, "w"): 1, (1, "other"): 1}
+
+
+def test_workers_use_none_of_the_nodes_slots() -> None:
+    """However much a tenant's workers hold, its own turn inside the node comes as before."""
+    engine = make_engine()
+    engine.set_limits({2: TenantLimits()}, 0.0)
+    engine.open(poll(slots=500), 0.0)
+    engine.saw([row(n) for n in range(200)], 0.0)
+    start(engine, engine.match(0.0, 1000))
+    engine.saw([row(1001, capability="http"), row(1002, capability="http", tenant=2)], 0.0)
+    picked = engine.pick(0.0, 2, lambda _q, capability: capability == "http", free=2)
+    assert sorted(numbers(picked)) == [1001, 1002]
+    assert engine.held == 0
