@@ -174,11 +174,13 @@ async def _lease(server: Bench, number: int, held: list[Json], wanted: int) -> N
 async def _beat(server: Bench, number: int, held: list[Json]) -> None:
     """At a third of the lease, as workers do; each at a moment of its own."""
     await asyncio.sleep(5 * number / 100)
+    pause = 5.0
     while True:
         if held:
             answer = await _post(server, "/v1/leases/heartbeat", {**_name(number), "running": held})
             assert all(task["action"] == "continue" for task in answer["tasks"])
-        await asyncio.sleep(5)
+            pause = 10.0  # a lease that was extended is twice as long
+        await asyncio.sleep(pause)
 
 
 def _name(number: int) -> Json:

@@ -97,7 +97,7 @@ class Config:
         15.0, "how long a task is leased; long ones are extended at a third", least=1
     )
     worker_lease: float = setting(
-        15.0, "how long a task is leased to a worker; it extends at a third", least=1
+        15.0, "how long a task is leased to a worker; a heartbeat makes it twice that", least=1
     )
     heartbeat: float = setting(0.5, "how often a node says that it is alive", least=0.05)
     node_ttl: float = setting(2.0, "silence after which a node is declared dead", least=0.2)

@@ -32,7 +32,7 @@ LEASE = Doc(
     bodies=[
         Body(
             LeaseIn,
-            examples={"handlers": {**_WORKER, "handlers": ["extract"], "max": 50, "wait": 20}},
+            examples={"handlers": {**_WORKER, "handlers": ["extract"], "max": 50, "wait": 1}},
         )
     ],
     replies=[Reply(200, "What it may run.", LeasesOut)],

@@ -63,7 +63,7 @@ class LeaseIn(Struct, forbid_unknown_fields=True):
     commands: bool = False
     tags: Annotated[tuple[Line, ...], Meta(max_length=100)] = ()
     max: Annotated[int, Meta(ge=1, le=MOST_LEASES)] = 1
-    wait: Annotated[float, Meta(ge=0, le=LONGEST_WAIT)] = 20.0
+    wait: Annotated[float, Meta(ge=0, le=LONGEST_WAIT)] = 5.0
     running: Annotated[tuple[HeldIn, ...], Meta(max_length=MOST_ENTRIES)] | None = None
     resources: ResourcesIn | None = None
     about: AboutIn | None = None

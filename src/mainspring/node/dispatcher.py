@@ -26,7 +26,8 @@ log = structlog.get_logger()
 
 _LONGEST_SLEEP = 1.0
 _CLAIMS_IN_FLIGHT = 2
-_EXTEND_BATCH = 2000
+# Few enough that nobody's start waits for the handling of one batch.
+_EXTEND_BATCH = 500
 # How long a task rests that the database refused to start: it is not due there yet, or changed.
 _REST = 0.01
 

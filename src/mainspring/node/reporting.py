@@ -29,6 +29,8 @@ _LARGE = 512
 _TIMEOUT_GRACE = 2.0
 """A worker ends its tries by itself when their time is over; so long after it, we do."""
 _WORTH_TELLING = 0.01
+_LONGER = 2
+"""A try that heartbeats is a long one: its lease is longer from then on, its beats are fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class Reporting:
         if offer is not None:
             self._state.engine.know(holder.tenant_id, offer, self._state.clock.now())
         kept = await self._store.extend_for(
-            *holder, beats, lease=self._config.worker_lease, grace=_TIMEOUT_GRACE
+            *holder, beats, lease=_LONGER * self._config.worker_lease, grace=_TIMEOUT_GRACE
         )
         crash.reach("lease.extended")
         fences = {beat.id: beat.fence for beat in beats}
