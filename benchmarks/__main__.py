@@ -6,12 +6,14 @@ import pkgutil
 import sys
 from pathlib import Path
 
+HELPERS = {"__main__", "bare", "harness", "plain_worker", "receivers", "sdk_app", "wire"}
+
 
 def main() -> None:
     names = sorted(
         module.name
         for module in pkgutil.iter_modules([str(Path(__file__).parent)])
-        if module.name not in {"__main__", "bare", "harness", "plain_worker", "receivers", "wire"}
+        if module.name not in HELPERS
     )
     parser = argparse.ArgumentParser(prog="./dev bench", description=__doc__)
     parser.add_argument("name", choices=names, help="which bench to run")

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks import sdk_workers
 from benchmarks.harness import Bench, bench, cpu_seconds, memory_mb, percentile
 
 _BATCH = 1000
@@ -29,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--held", type=int, default=100_000)
-    parser.add_argument("--only", choices=["rate", "delay", "held"])
+    parser.add_argument("--only", choices=["rate", "delay", "held", "sdk"])
     arguments = parser.parse_args()
     asyncio.run(_measure(arguments.seconds, arguments.held, arguments.only))
 
@@ -44,6 +45,9 @@ async def _measure(seconds: float, held: int, only: str | None) -> None:
     if only in (None, "held"):
         async with bench() as server:
             await _hold(server, held, seconds)
+    if only in (None, "sdk"):
+        print("the same through `mainspring worker`:")
+        await sdk_workers.measure(seconds)
 
 
 # Throughput ------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """The documents tell the truth: their commands are run, their answers compared, their names found.
 
 A block that cannot be run says why, in a comment right before it: `<!-- not run: the reason -->`.
-One that is meant to fail says how: `<!-- exit status: 1 -->`. A block of JSON or text right after a
-command shows its output; ids, times and measured numbers may differ.
+One that is meant to fail says how: `<!-- exit status: 1 -->`. One that shows a file names it:
+`<!-- file: tasks.py -->`; the file is there for the blocks after it. A block of JSON or text right
+after a command shows its output; ids, times and measured numbers may differ.
 """
 
 import asyncio
@@ -25,11 +26,13 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
+import mainspring
 from mainspring import crash
 from mainspring.cli.main import app
 from mainspring.config import Config, load
 from mainspring.domain.task import RUN_WORKFLOW
 from mainspring.execution.builtin import HANDLERS, NOOP
+from mainspring.sdk.enqueue import FUNCTION
 from mainspring.store import queries
 from support.docs import (
     DOCUMENTS,
@@ -52,12 +55,16 @@ OPERATIONS = ROOT / "docs" / "operations.md"
 CONFIGURATION = ROOT / "docs" / "configuration.md"
 API = ROOT / "docs" / "api.md"
 WORKFLOWS = ROOT / "docs" / "workflows.md"
+SDK = ROOT / "docs" / "sdk.md"
 WORKERS = ROOT / "docs" / "workers.md"
+COMMANDS = ROOT / "docs" / "commands.md"
 
 RUNNABLE = {"bash", "sh", "python"}
 CHECKED = RUNNABLE | {"json", "sql", "text", "toml"}
-RUN_HERE = {README, OPERATIONS, CONFIGURATION, API, WORKERS, WORKFLOWS}
+RUN_HERE = {README, OPERATIONS, CONFIGURATION, API, WORKERS, WORKFLOWS, SDK, COMMANDS}
 SOURCE = ROOT / "src" / "mainspring"
+FIXTURES = {"mainspring_server"}
+"""Names that look like metrics and are fixtures of pytest."""
 
 SETTINGS = {field.name: field for field in fields(Config)}
 # Read by callers, and by the configuration itself: no settings.
@@ -88,9 +95,26 @@ async def test_the_tour_in_the_readme(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("document", [API, WORKERS, WORKFLOWS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("document", [API, WORKERS, WORKFLOWS, SDK], ids=lambda path: path.stem)
 async def test_the_tour_of_the_api(document: Path, tmp_path: Path) -> None:
-    port, key = free_ports(document)["7070"], "ms_dev_docs"
+    await run_with_a_server(document, tmp_path)
+
+
+@pytest.mark.slow
+async def test_the_tour_of_commands(tmp_path: Path) -> None:
+    """The programs of the recipes are played by one that is happy with everything."""
+    stubs = tmp_path / "bin"
+    stubs.mkdir()
+    for name in ("docker", "kubectl", "spark-submit", "flink"):
+        program = stubs / name
+        program.write_text('#!/bin/sh\necho "$0" "$@"\n')
+        program.chmod(0o755)
+    await run_with_a_server(COMMANDS, tmp_path, stubs)
+
+
+async def run_with_a_server(document: Path, tmp_path: Path, programs: Path | None = None) -> None:
+    """Run a document's blocks against `mainspring dev`."""
+    port, key = free_port(), "ms_dev_docs"
     server = MainspringProcess(
         tmp_path / "dev.log",
         *("dev", "--port", str(port), "--data", str(tmp_path / "data")),
@@ -104,6 +128,8 @@ async def test_the_tour_of_the_api(document: Path, tmp_path: Path) -> None:
 
         await eventually(listens, within=30, what="mainspring dev is running")
         environment = {"MAINSPRING_URL": f"http://127.0.0.1:{port}", "MAINSPRING_API_KEY": key}
+        if programs is not None:
+            environment["PROGRAMS"] = str(programs)
         await run_blocks(document, tmp_path, {}, environment)
     finally:
         server.kill()
@@ -152,7 +178,7 @@ def test_what_shows_no_output_is_valid(tmp_path: Path) -> None:
         for block in blocks(document):
             if block.language == "json" and block.follows is None:
                 json.loads(block.text)
-            elif block.language == "toml":
+            elif block.language == "toml" and block.file is None:
                 assert tomllib.loads(block.text), f"{block.where} is empty"
                 file = tmp_path / "mainspring.toml"
                 file.write_text(block.text)
@@ -181,14 +207,16 @@ async def run_blocks(
 
 
 def runs(block: Block) -> bool:
-    return block.language in RUNNABLE and block.not_run is None
+    return block.language in RUNNABLE and block.not_run is None and block.file is None
 
 
 def lines_of_script(all_blocks: Iterable[Block], results: Path) -> Iterator[str]:
     """All blocks as one script, so that functions and variables carry over."""
     yield "trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT"
     for index, block in enumerate(all_blocks):
-        if runs(block):
+        if block.file is not None:
+            yield f"cat > {block.file} <<'FILE'\n{block.text}FILE"
+        elif runs(block):
             python = block.language == "python"
             text = f"python - <<'PYTHON'\n{block.text}PYTHON\n" if python else block.text
             yield f"{{\n{text}}} >{results}/{index}.out 2>&1; echo $? >{results}/{index}.status"
@@ -197,7 +225,8 @@ def lines_of_script(all_blocks: Iterable[Block], results: Path) -> Iterator[str]
 def run_shell(script: str, directory: Path, environment: Mapping[str, str]) -> None:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("MAINSPRING_")}
     inherited.pop("DATABASE_URL", None)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    places = [environment.get("PROGRAMS"), str(Path(sys.executable).parent), os.environ["PATH"]]
+    path = os.pathsep.join(filter(None, places))
     # Should the test run itself be killed, what the script started must not stay behind.
     setpriv = shutil.which("setpriv")
     guard = [setpriv, "--pdeathsig", "TERM"] if setpriv else []
@@ -209,6 +238,12 @@ def run_shell(script: str, directory: Path, environment: Mapping[str, str]) -> N
         timeout=90,
         check=False,
     )
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
 
 
 def free_ports(document: Path) -> dict[str, int]:
@@ -259,7 +294,7 @@ class TestNames:
             assert said == SETTINGS[name].default, f"{name} is {SETTINGS[name].default}"
 
     def test_metrics(self, document: Path) -> None:
-        known = {exposed_name(metric) for metric in metrics()}
+        known = {exposed_name(metric) for metric in metrics()} | FIXTURES
         for name in re.findall(r"\bmainspring_[a-z_]+", document.read_text()):
             assert re.sub("_(bucket|count|sum)$", "", name) in known, f"{name} is no metric"
 
@@ -277,7 +312,14 @@ class TestNames:
                 assert (ROOT / "benchmarks" / f"{name}.py").exists(), name
 
     def test_handlers(self, document: Path) -> None:
-        known = {NOOP, RUN_WORKFLOW, *HANDLERS}
+        known = {
+            NOOP,
+            RUN_WORKFLOW,
+            *HANDLERS,
+            FUNCTION,
+            "mainspring.testing",
+            *(f"mainspring.{name}" for name in mainspring.__all__),
+        }
         for name in re.findall(r'["`](mainspring\.[a-z_]+)["`]', document.read_text()):
             assert name in known, f"there is no handler {name}"
 

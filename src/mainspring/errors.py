@@ -6,6 +6,14 @@
     ├── StoreError
     │   ├── StoreUnavailable the database cannot be reached, or was lost in mid-call
     │   └── MigrationError   the schema is not the one this version works with
+    ├── CallFailed           what a client meets when the API does not serve it
+    │   ├── Unreachable          nothing answered: whether the call took effect is not known
+    │   └── Unavailable          it answered 429 or 5xx, again and again
+    ├── TaskUnfinished       somebody waited for a task, and it did not end in time
+    ├── TaskNotCompleted     somebody waited for a task, and it failed, expired or was cancelled
+    ├── InvalidArguments     arguments do not fit the signature of a task's function
+    ├── NonRetryable         raised by a handler: trying again is of no use
+    ├── RetryAfter           raised by a handler: try again, but not before
     └── RequestError         a request cannot be served: an answer that says why
         ├── InvalidRequest       422  what was sent does not make sense; lists every problem
         ├── MalformedRequest     400  what was sent cannot be read at all
@@ -28,7 +36,7 @@
 Each class has a stable `code`: it names the problem's type in API answers and log records.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -73,6 +81,69 @@ class MigrationError(StoreError):
     code = "migration"
 
 
+class CallFailed(MainspringError):
+    """The API did not serve a call. `request_id` finds the call in the server's log."""
+
+    code = "call-failed"
+    request_id: str | None = None
+
+
+class Unreachable(CallFailed):
+    """Nothing answered. Whether the call took effect is not known."""
+
+    code = "unreachable"
+
+
+class Unavailable(CallFailed):
+    """The API answered that it cannot serve the call now, as often as it was asked."""
+
+    code = "unavailable"
+
+    def __init__(self, message: str, status: int, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
+
+
+class TaskUnfinished(MainspringError):
+    """A task did not end while somebody waited for it. It may still do so."""
+
+    code = "task-unfinished"
+
+
+class TaskNotCompleted(MainspringError):
+    """A task ended, but has no result. `state` says how, `error` why."""
+
+    code = "task-not-completed"
+
+    def __init__(self, message: str, state: str, error: Mapping[str, str] | None) -> None:
+        super().__init__(message)
+        self.state = state
+        self.error = error
+
+
+class InvalidArguments(MainspringError):
+    """Arguments do not fit the signature of a task's function."""
+
+    code = "invalid-arguments"
+
+
+class NonRetryable(MainspringError):
+    """Raised by a handler: the task has failed for good, another try would end the same way."""
+
+    code = "failed"
+
+
+class RetryAfter(MainspringError):
+    """Raised by a handler: this try failed; the next one begins after `delay` seconds or later."""
+
+    code = "failed"
+
+    def __init__(self, delay: float, message: str = "") -> None:
+        super().__init__(message or f"try again in {delay:g} s")
+        self.delay = delay
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing wrong with a request: where (a JSON pointer) and what."""
@@ -92,6 +163,7 @@ class RequestError(MainspringError):
         super().__init__(detail)
         self.detail = detail
         self.problems = tuple(problems)
+        self.request_id: str | None = None
 
 
 class InvalidRequest(RequestError):

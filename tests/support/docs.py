@@ -30,7 +30,7 @@ DOCUMENTS = (
 # --- blocks -----------------------------------------------------------------------------------
 
 _FENCE = re.compile(r"```(?P<language>\w*)")
-_COMMENT = re.compile(r"<!-- (?P<word>not run|exit status): ?(?P<value>.*?) ?-->")
+_COMMENT = re.compile(r"<!-- (?P<word>not run|exit status|file): ?(?P<value>.*?) ?-->")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class Block:
     """The index of the block right before it: whose output it may show."""
     not_run: str | None = None
     exit_status: int = 0
+    file: str | None = None
+    """The name of the file that it shows; other blocks use it."""
 
     @property
     def where(self) -> str:
@@ -90,6 +92,7 @@ def _block(
         follows,
         said.get("not run"),
         int(said.get("exit status", 0)),
+        said.get("file"),
     )
 
 

@@ -1,13 +1,12 @@
 """`mainspring tenants`, `mainspring keys` and `mainspring operator-key`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from mainspring import wiring
-from mainspring.cli.client import ApiClient, part
 from mainspring.cli.output import Format, Output, show, show_one
-from mainspring.cli.running import load_config, reporting, run
+from mainspring.cli.running import client, load_config, reporting, run
+from mainspring.sdk.calling import part
 
 tenants = typer.Typer(help="Tenants, with an operator's key.", no_args_is_help=True)
 keys = typer.Typer(help="Keys of a tenant, with an admin's key.", no_args_is_help=True)
@@ -29,7 +28,7 @@ def create_tenant(
     wanted = {"name": name, "weight": weight, "max_running": max_running, "spread": spread}
     body = {field: value for field, value in wanted.items() if value is not None}
     with reporting():
-        show_one(_client().call("POST", "/v1/tenants", body), output)
+        show_one(client().call("POST", "/v1/tenants", body), output)
 
 
 @tenants.command("list")
@@ -37,7 +36,7 @@ def list_tenants(output: Output = Format.table) -> None:
     """All tenants, newest first."""
     columns = ("id", "name", "weight", "max_running", "spread", "created_at")
     with reporting():
-        show(_client().every("/v1/tenants", limit=1000), columns, output)
+        show(every("/v1/tenants"), columns, output)
 
 
 @tenants.command("delete")
@@ -49,7 +48,7 @@ def delete_tenant(
     if not yes:
         typer.confirm(f"Delete tenant {tenant} and all it owns?", abort=True)
     with reporting():
-        _client().call("DELETE", f"/v1/tenants/{part(tenant)}")
+        client().call("DELETE", f"/v1/tenants/{part(tenant)}")
 
 
 @keys.command("create")
@@ -68,7 +67,7 @@ def create_key(
     if expires_in is not None:
         body["expires_in"] = float(expires_in) if expires_in.isdecimal() else expires_in
     with reporting():
-        show_one(_client().call("POST", "/v1/keys", body), output)
+        show_one(client().call("POST", "/v1/keys", body), output)
 
 
 @keys.command("list")
@@ -76,14 +75,14 @@ def list_keys(output: Output = Format.table) -> None:
     """All keys, newest first, those that have ended too."""
     columns = ("id", "prefix", "name", "scopes", "expires_at", "last_used_at", "revoked_at")
     with reporting():
-        show(_client().every("/v1/keys", limit=1000), columns, output)
+        show(every("/v1/keys"), columns, output)
 
 
 @keys.command("revoke")
 def revoke_key(key: Annotated[str, typer.Argument(help="Its id.")]) -> None:
     """End a key now."""
     with reporting():
-        _client().call("DELETE", f"/v1/keys/{part(key)}")
+        client().call("DELETE", f"/v1/keys/{part(key)}")
 
 
 @keys.command("rotate")
@@ -97,13 +96,15 @@ def rotate_key(
     """Make a key in place of another, and show it this once."""
     body = {} if grace is None else {"grace": grace}
     with reporting():
-        show_one(_client().call("POST", f"/v1/keys/{part(key)}/rotate", body), output)
+        show_one(client().call("POST", f"/v1/keys/{part(key)}/rotate", body), output)
 
 
 @operator_key.command("create")
 def create_operator_key(name: _KeyName = None) -> None:
     """Make an operator's key in the database that DATABASE_URL names, and print it this once."""
     config = load_config()
+
+    from mainspring import wiring
 
     async def work() -> None:
         typer.echo(await wiring.create_operator_key(config, name))
@@ -116,6 +117,8 @@ def revoke_operator_key(key: Annotated[str, typer.Argument(help="Its id or the k
     """End an operator's key, in the database that DATABASE_URL names."""
     config = load_config()
 
+    from mainspring import wiring
+
     async def work() -> None:
         if not await wiring.revoke_operator_key(config, key):
             typer.echo("mainspring: there is no such operator's key", err=True)
@@ -124,5 +127,13 @@ def revoke_operator_key(key: Annotated[str, typer.Argument(help="Its id or the k
     run(work)
 
 
-def _client() -> ApiClient:
-    return ApiClient(load_config())
+def every(path: str) -> list[Any]:
+    """All items of a list, page after page."""
+    items: list[Any] = []
+    cursor = None
+    while True:
+        page = client().call("GET", path, query={"limit": 1000, "cursor": cursor})
+        items += page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            return items

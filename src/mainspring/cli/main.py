@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from mainspring import __version__, wiring
-from mainspring.cli import admin, serving
-from mainspring.cli import listen as receiver
-from mainspring.cli.running import load_config, run
+from mainspring import __version__
+from mainspring.cli import admin
+from mainspring.cli.running import explaining, load_config, run
 
 app = typer.Typer(
     name="mainspring",
@@ -57,6 +56,8 @@ def dev(
     """Run everything on this machine, with a private PostgreSQL: for development."""
     config = load_config(port=port)
     directory = data or Path.home() / ".mainspring" / "dev"
+    from mainspring.cli import serving  # here, so that a worker loads nothing of the server
+
     run(lambda: serving.develop(config, directory))
 
 
@@ -67,13 +68,76 @@ def server(
 ) -> None:
     """Run one node on the PostgreSQL that DATABASE_URL names."""
     config = load_config(host=host, port=port)
+    from mainspring.cli import serving
+
     run(lambda: serving.serve(config))
+
+
+@app.command()
+def worker(
+    target: Annotated[
+        str | None, typer.Argument(metavar="[MODULE:APP]", help="The app whose tasks to run.")
+    ] = None,
+    commands: Annotated[
+        Path | None, typer.Option(help="Run commands that this TOML file allows.")
+    ] = None,
+    queues: Annotated[
+        str, typer.Option(help="Queues to take tasks from, with commas.")
+    ] = "default",
+    concurrency: Annotated[
+        int, typer.Option(help="Handlers and commands at once.", min=1, max=100_000)
+    ] = 100,
+    processes: Annotated[
+        int | None, typer.Option(help="CPU-bound handlers at once (default: the cores).", min=1)
+    ] = None,
+    tags: Annotated[str, typer.Option(help="What tasks may require of it, with commas.")] = "",
+    name: Annotated[str | None, typer.Option(help="Its name (default: host and pid).")] = None,
+    memory_mb: Annotated[int | None, typer.Option(help="Memory it offers to tasks.")] = None,
+    cpu: Annotated[float | None, typer.Option(help="Cores it offers to tasks.")] = None,
+    grace: Annotated[
+        float, typer.Option(help="Seconds that tasks may go on after SIGTERM.", min=0)
+    ] = 20.0,
+    max_tasks: Annotated[
+        int | None, typer.Option(help="Replace a process after so many tasks.", min=1)
+    ] = None,
+    max_memory: Annotated[
+        int | None, typer.Option(help="Replace a process that uses more megabytes.", min=1)
+    ] = None,
+) -> None:
+    """Run the tasks of an app, or allowed commands, on this machine. It needs MAINSPRING_URL and
+    MAINSPRING_API_KEY (scope work), and no database. Exit status: 0 after SIGTERM or Ctrl-C, 1 when
+    the server refuses it, 2 when it cannot begin."""
+    from mainspring.cli import worker as working
+    from mainspring.sdk.worker.options import WorkerOptions
+
+    chosen = {"name": name, "processes": processes}
+    options = WorkerOptions(
+        queues=words(queues),
+        concurrency=concurrency,
+        tags=words(tags),
+        memory_mb=memory_mb,
+        cpu=cpu,
+        grace=grace,
+        max_tasks=max_tasks,
+        max_memory_mb=max_memory,
+        **{field: value for field, value in chosen.items() if value is not None},  # type: ignore[arg-type]
+    )
+    config = load_config()
+    with explaining():
+        job = working.prepare(config, target, commands, options)
+    run(lambda: working.work(job))
+
+
+def words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 @app.command()
 def migrate() -> None:
     """Bring the database to this version's schema."""
     config = load_config()
+
+    from mainspring import wiring
 
     async def work() -> None:
         applied = await wiring.migrate(config)
@@ -89,6 +153,8 @@ def migrate() -> None:
 def doctor() -> None:
     """Examine the database: version, settings, long transactions, clock; say what to change."""
     config = load_config()
+
+    from mainspring import wiring
 
     async def work() -> None:
         findings = await wiring.examine(config)
@@ -109,6 +175,8 @@ def listen(
     delay: Annotated[float, typer.Option(help="Wait so many seconds before each answer.")] = 0.0,
 ) -> None:
     """Receive webhooks on this machine: print, verify, and fail on demand."""
+    from mainspring.cli import listen as receiver
+
     receiver.listen(port, receiver.Behaviour(secret, fail, status, delay))
 
 
@@ -116,6 +184,8 @@ def listen(
 def rotate_secrets() -> None:
     """Seal every secret in the database anew with the present secrets_key."""
     config = load_config()
+
+    from mainspring import wiring
 
     async def work() -> None:
         moved, left = await wiring.reseal(config)

@@ -9,17 +9,31 @@ import typer
 import uvloop
 
 from mainspring.config import Config, load
-from mainspring.errors import ConfigError, MainspringError
+from mainspring.errors import ConfigError, MainspringError, RequestError
+from mainspring.sdk.client import Client
 
 
 def load_config(**overrides: Any) -> Config:
     """The settings, or all that is wrong with them and exit status 2."""
-    try:
+    with explaining():
         return load(**overrides)
+
+
+@contextmanager
+def explaining() -> Iterator[None]:
+    """What is wrong with the settings becomes a line each and exit status 2."""
+    try:
+        yield
     except ConfigError as error:
         for problem in error.problems:
             typer.echo(f"mainspring: {problem}", err=True)
         raise typer.Exit(2) from None
+
+
+def client() -> Client:
+    """The API that the settings name."""
+    config = load_config()
+    return Client(config.url, config.api_key, ca=config.api_ca)
 
 
 @contextmanager
@@ -28,7 +42,9 @@ def reporting() -> Iterator[None]:
     try:
         yield
     except MainspringError as error:
-        typer.echo(f"mainspring: {error}", err=True)
+        title = f"{error.title}: " if isinstance(error, RequestError) else ""
+        for line in (f"mainspring: {title}{error}", *getattr(error, "__notes__", ())):
+            typer.echo(line if line.startswith("mainspring") else f"  {line}", err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

@@ -1,1 +1,1 @@
-"""What users of Mainspring import: no server dependencies."""
+"""What users import: clients, apps with their tasks, the worker, helpers for tests."""

@@ -1,0 +1,94 @@
+"""`mainspring worker`: run the tasks of an app, and commands, on this machine."""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from mainspring.config import Config
+from mainspring.errors import ConfigError
+from mainspring.sdk.app import App
+from mainspring.sdk.environment import Address, address
+from mainspring.sdk.worker.allowing import Allowed, load_allowed
+from mainspring.sdk.worker.loading import load_app
+from mainspring.sdk.worker.options import WorkerOptions
+from mainspring.sdk.worker.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker is started for."""
+
+    address: Address
+    app: App | None
+    app_path: str
+    allowed: Allowed | None
+    options: WorkerOptions
+
+
+def prepare(
+    config: Config, app_path: str | None, commands: Path | None, options: WorkerOptions
+) -> Job:
+    """Load what is to be run; ConfigError where it cannot begin."""
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    where = address(config.url, config.api_key, config.api_ca)
+    if app_path is None and commands is None:
+        raise ConfigError(["there is nothing to run: name an app, as in module:app, or --commands"])
+    app = None if app_path is None else load_app(app_path)
+    if app is not None and not app.functions and commands is None:
+        raise ConfigError([f"{app_path} has no tasks: decorate functions with @app.task"])
+    if app is not None:
+        app.use_address(where)
+    allowed = None if commands is None else load_allowed(commands)
+    return Job(where, app, app_path or "", allowed, options)
+
+
+async def work(job: Job) -> None:
+    """Work until SIGTERM or Ctrl-C. A worker that is worn out begins anew in the same process."""
+    where, app, allowed = job.address, job.app, job.allowed
+    worker = Worker(app, job.options, address=where, app_path=job.app_path, allowed=allowed)
+    worker.replace_process = _begin_anew
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.stop)
+    gc.freeze()  # what is loaded stays: no need to look through it again and again
+    gc.set_threshold(10_000, 20, 20)
+    if app is not None and app.periodics:
+        names = await app.sync_periodic()
+        typer.echo(f"schedules in place: {', '.join(names)}")
+    await worker.run(lambda: typer.echo(_welcome(where, job.options, app, allowed)))
+    typer.echo(f"stopped: {worker.finished} tries")
+    if worker.worn_out:
+        _begin_anew()
+
+
+def _welcome(
+    where: Address, options: WorkerOptions, app: App | None, allowed: Allowed | None
+) -> str:
+    handlers = sorted(app.functions) if app is not None else []
+    parts = [
+        f"worker {options.name} takes tasks from {where.url}",
+        f"queues {', '.join(options.queues)}",
+    ]
+    if handlers:
+        shown = ", ".join(handlers[:5]) + (" …" if len(handlers) > 5 else "")
+        parts.append(f"handlers {shown}")
+    if allowed is not None:
+        parts.append(f"commands {', '.join(allowed.names)}")
+    parts.append(f"{options.concurrency} at once")
+    return "; ".join(parts) + " (Ctrl-C stops it)"
+
+
+def _begin_anew() -> None:
+    """The same command again, with fresh memory and under the same process id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "mainspring", *sys.argv[1:]])

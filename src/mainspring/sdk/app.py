@@ -1,0 +1,149 @@
+"""`App`: functions that become tasks.
+
+    app = mainspring.App()
+
+    @app.task(queue="mail", retries=3, timeout=60)
+    def send_mail(to: str, subject: str = "Hello") -> None: ...
+
+    send_mail("ann@example.com")                          # calls it, here and now
+    send_mail.delay("ann@example.com")                    # a worker calls it soon
+    send_mail.schedule("ann@example.com", delay=3600)     # … in an hour
+    send_mail.schedule("ann@example.com", cron="0 8 * * MON", timezone="Europe/Berlin")
+
+    @app.periodic(cron="0 2 * * *")
+    async def clean_up() -> None: ...
+
+A worker runs them: `mainspring worker module:app`.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
+
+from mainspring.domain.task import BUILT_IN_HANDLERS
+from mainspring.errors import InvalidArguments
+from mainspring.sdk.client import AsyncClient, Client
+from mainspring.sdk.context import Context
+from mainspring.sdk.environment import Address
+from mainspring.sdk.functions import Options, TaskFunction
+from mainspring.sdk.periodic import Periodic, sync
+from mainspring.sdk.targets import Requires, Retry, ScheduleFields
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Decorator(Protocol):
+    """Makes a task of a function. A context that it takes first is the worker's to give."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> TaskFunction[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> TaskFunction[P, R]: ...
+
+
+class App:
+    """Your tasks, and the way to the API that keeps them. Nothing is called before it is used."""
+
+    def __init__(
+        self,
+        name: str = "app",
+        *,
+        url: str | None = None,
+        api_key: str | None = None,
+        ca: str | None = None,
+    ) -> None:
+        self.name = name
+        """Whose periodic schedules these are: two apps with one key need two names."""
+        self.functions: dict[str, TaskFunction[..., Any]] = {}
+        self.periodics: dict[str, Periodic] = {}
+        self._address = (url, api_key, ca)
+
+    @cached_property
+    def client(self) -> Client:
+        """The API, for plain code."""
+        url, key, ca = self._address
+        return Client(url, key, ca=ca)
+
+    @cached_property
+    def async_client(self) -> AsyncClient:
+        """The API, for async code."""
+        url, key, ca = self._address
+        return AsyncClient(url, key, ca=ca)
+
+    def use_address(self, where: Address) -> None:
+        """Call the API there, unless the app itself says where."""
+        if self._address == (None, None, None):
+            self._address = (where.url, where.api_key, where.ca)
+
+    def use(self, client: Client, async_client: AsyncClient) -> None:
+        """Call the API through these: for tests, and for who has clients already."""
+        self.__dict__["client"] = client
+        self.__dict__["async_client"] = async_client
+
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], R], /) -> TaskFunction[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> TaskFunction[P, R]: ...
+    @overload
+    def task(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        queue: str | None = None,
+        retries: int | Retry | None = None,
+        timeout: float | None = None,
+        max_concurrency: int | None = None,
+        priority: int | None = None,
+        sla: float | None = None,
+        labels: Mapping[str, str] | None = None,
+        requires: Requires | None = None,
+        cpu_bound: bool = False,
+    ) -> Decorator: ...
+    def task(self, function: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
+        """Make a task of a function.
+
+        `retries`: tries after the first, or a whole policy. `max_concurrency`: how many run at
+        once, on all workers together. `cpu_bound`: run it in a process of its own.
+        """
+        if function is not None:
+            return self._add(function, function.__name__, Options())
+        chosen = Options(**options)
+        return lambda function: self._add(function, name or function.__name__, chosen)
+
+    def periodic(
+        self,
+        *,
+        name: str | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **timing: Unpack[ScheduleFields],
+    ) -> Callable[[Callable[P, R] | TaskFunction[P, R]], TaskFunction[P, R]]:
+        """Run a function again and again: `cron`, `interval` or `rrule`, and how a schedule's other
+        fields have it. Workers bring the schedule in line when they start."""
+
+        def decorate(function: Callable[P, R] | TaskFunction[P, R]) -> TaskFunction[P, R]:
+            made: Any = function
+            if not isinstance(function, TaskFunction):
+                made = self._add(function, function.__name__, Options())
+            wanted = made.recurring(name or made.name, (), kwargs or {}, dict(timing))
+            if wanted.name in self.periodics:
+                raise InvalidArguments(f"there is a periodic {wanted.name!r} already")
+            self.periodics[wanted.name] = wanted
+            found: TaskFunction[P, R] = made
+            return found
+
+        return decorate
+
+    async def sync_periodic(self) -> list[str]:
+        """Make the server's schedules of this app those that are declared; answers what it did."""
+        return await sync(self.async_client, self.name, list(self.periodics.values()))
+
+    def _add(self, function: Callable[P, R], name: str, options: Options) -> TaskFunction[P, R]:
+        if name in self.functions:
+            raise InvalidArguments(f"there is a task {name!r} already: give it another name")
+        if name.startswith(BUILT_IN_HANDLERS):
+            raise InvalidArguments(f"{name!r}: names that begin so run in the server")
+        made: TaskFunction[P, R] = TaskFunction(self, function, name, options)
+        self.functions[name] = made
+        return made

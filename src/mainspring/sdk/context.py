@@ -1,0 +1,161 @@
+"""What a running handler can know and say: its try, its deadline, cancellation, progress, logs."""
+
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+from uuid import UUID
+
+from mainspring.clock import monotonic, wall_clock
+
+if TYPE_CHECKING:
+    from mainspring.sdk.client import AsyncClient, Client
+
+
+class Line:
+    """One log line of a try."""
+
+    __slots__ = ("at", "level", "message")
+
+    def __init__(self, message: str, level: str) -> None:
+        self.message = message
+        self.level = level
+        self.at = wall_clock()
+
+
+class Clients(Protocol):
+    """Where a context finds the API."""
+
+    @property
+    def client(self) -> "Client": ...
+
+    @property
+    def async_client(self) -> "AsyncClient": ...
+
+
+class Context:
+    """One try of a task, as its handler sees it. Ask for it with a parameter of this type, or with
+    `mainspring.current()`."""
+
+    def __init__(
+        self,
+        task_id: UUID,
+        *,
+        name: str = "",
+        attempt: int = 1,
+        fence: int = 1,
+        timeout: float | None = None,
+        clients: Clients | None = None,
+        said: Callable[[Line], None] | None = None,
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        self.task_id = task_id
+        """The same in every try of a task: a good idempotency key for what you call."""
+        self.name = name
+        self.attempt = attempt
+        self.fence = fence
+        """Rises with every try: what you write to can refuse an older one."""
+        self.details = details or {}
+        """What the server tells beside: the schedule, the nominal time, the workflow run."""
+        self._clients = clients
+        self._said = said
+        self._began = monotonic()
+        self._ends = None if timeout is None else self._began + timeout
+        self._cancelled = False
+        self._bell: threading.Event | None = None
+        """Made by who waits for a cancel: most never do."""
+        self._progress: Any = None
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the try is ended by force, by this machine's clock."""
+        if self._ends is None:
+            return None
+        return datetime.fromtimestamp(wall_clock() + self._ends - monotonic(), UTC)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until then."""
+        return float("inf") if self._ends is None else max(0.0, self._ends - monotonic())
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody asked for the end: of the task, of the worker, or because it lost its
+        lease. A handler in a thread looks at this now and then; async ones are cancelled."""
+        return self._cancelled
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep, but wake up when cancelled; answers whether that happened."""
+        bell = self._bell = self._bell or threading.Event()
+        return self._cancelled or bell.wait(seconds)
+
+    def heartbeat(self, progress: Any = None) -> bool:
+        """Say how far it is, if you like; answers whether to go on. It need not be called."""
+        if progress is not None:
+            self._progress = progress
+        return not self.cancelled
+
+    def progress(self, value: Any) -> None:
+        """Say how far it is: any JSON value. It is told with the next heartbeat."""
+        self._progress = value
+
+    def log(self, message: object, level: str = "info") -> None:
+        """Write a line to the task's log."""
+        if self._said is not None:
+            self._said(Line(str(message), level))
+
+    def once(self, key: str, answer: Any = None) -> bool:
+        """Whether this try is the first of the task to say this key. Of all tries, also those at
+        the same time on other machines, one hears True; if it asks again it hears the same."""
+        noted = self._api.client.effects.note(
+            f"{self.task_id}:{key}", answer, idempotency_key=self._key_of(key)
+        )
+        return noted.first
+
+    async def aonce(self, key: str, answer: Any = None) -> bool:
+        """`once` for async handlers."""
+        noted = await self._api.async_client.effects.note(
+            f"{self.task_id}:{key}", answer, idempotency_key=self._key_of(key)
+        )
+        return noted.first
+
+    # For who runs it -------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self._bell is not None:
+            self._bell.set()
+
+    @property
+    def last_progress(self) -> Any:
+        return self._progress
+
+    @property
+    def _api(self) -> Clients:
+        if self._clients is None:
+            raise RuntimeError("this context belongs to no app: it cannot call the API")
+        return self._clients
+
+    def _key_of(self, key: str) -> str:
+        text = f"once:{self.task_id}:{self.fence}:{key}"
+        return text if text.isascii() and text.isprintable() and len(text) <= 255 else _hashed(text)
+
+
+_CURRENT: ContextVar[Context] = ContextVar("mainspring_context")
+
+
+def current() -> Context:
+    """The context of the handler that is running; LookupError outside of one."""
+    return _CURRENT.get()
+
+
+def entered(context: Context) -> None:
+    """Make it the current one, for the rest of this thread's or task's context."""
+    _CURRENT.set(context)
+
+
+def _hashed(text: str) -> str:
+    from hashlib import sha256
+
+    return f"once:{sha256(text.encode()).hexdigest()}"

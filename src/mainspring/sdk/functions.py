@@ -1,0 +1,216 @@
+"""A function that is also a task: call it here, or let a worker call it at the right moment."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property, update_wrapper
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from uuid import uuid4
+
+from msgspec import Raw
+
+from mainspring.errors import InvalidArguments
+from mainspring.sdk.arguments import Signature
+from mainspring.sdk.client import AsyncClient, Client
+from mainspring.sdk.context import Context
+from mainspring.sdk.periodic import Periodic
+from mainspring.sdk.resources.tasks import described
+from mainspring.sdk.results import Schedule, Task
+from mainspring.sdk.targets import Duration, Moment, Requires, Retry, handler
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Home(Protocol):
+    """The app that a function belongs to."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def client(self) -> Client: ...
+
+    @property
+    def async_client(self) -> AsyncClient: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a function's tasks are run; None leaves it to the server."""
+
+    queue: str | None = None
+    retries: int | Retry | None = None
+    timeout: float | None = None
+    max_concurrency: int | None = None
+    priority: int | None = None
+    sla: float | None = None
+    labels: Mapping[str, str] | None = None
+    requires: Requires | None = None
+    cpu_bound: bool = False
+    expires_at: Moment | None = None
+
+    def fields(self, name: str) -> dict[str, Any]:
+        """The fields of a task."""
+        retry = self.retries
+        if isinstance(retry, int):
+            retry = {"max_attempts": retry + 1}
+        limit = self.max_concurrency
+        fields = {
+            "name": name,
+            "queue": self.queue,
+            "retry": retry,
+            "timeout": self.timeout,
+            "concurrency": None if limit is None else {"key": f"task:{name}", "limit": limit},
+            "priority": self.priority,
+            "sla": self.sla,
+            "labels": self.labels,
+            "requires": self.requires,
+            "expires_at": self.expires_at,
+        }
+        return {field: value for field, value in fields.items() if value is not None}
+
+
+class TaskFunction(Generic[P, R]):
+    """What `@app.task` makes of a function. Calling it calls the function."""
+
+    __name__: str
+
+    def __init__(self, app: Home, function: Callable[..., R], name: str, options: Options) -> None:
+        self.app = app
+        self.function = function
+        self.name = name
+        self.options = options
+        self.is_async = inspect.iscoroutinefunction(function)
+        update_wrapper(self, function)
+
+    @cached_property
+    def signature(self) -> Signature:
+        return Signature(self.function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        wanted = self.signature.context_parameter
+        if wanted is None or wanted in kwargs or any(isinstance(a, Context) for a in args):
+            return self.function(*args, **kwargs)
+        made_up = Context(uuid4(), name=self.name, clients=self.app)
+        given: Any = self.signature.with_context(args, kwargs, made_up)
+        return self.function(*given.args, **given.kwargs)
+
+    def with_options(self, **changes: Any) -> "TaskFunction[P, R]":
+        """The same function with other options: `send_mail.with_options(priority=9).delay(…)`."""
+        return TaskFunction(self.app, self.function, self.name, replace(self.options, **changes))
+
+    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+        """The task as it would be sent: for `client.tasks.create_many` and `Enqueue`."""
+        return self._prepared(args, kwargs)
+
+    # Now -------------------------------------------------------------------------------------
+
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> Task:
+        """Let a worker call it as soon as one is free."""
+        return self._create(self._prepared(args, kwargs), None)
+
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Task:
+        """`delay` for async code."""
+        return await self._acreate(self._prepared(args, kwargs), None)
+
+    # Later, or again and again ---------------------------------------------------------------
+
+    def schedule(
+        self,
+        *args: Any,
+        at: Moment | None = None,
+        delay: Duration | None = None,
+        cron: str | None = None,
+        timezone: str = "UTC",
+        schedule_name: str | None = None,
+        **kwargs: Any,
+    ) -> Task | Schedule:
+        """Let a worker call it at a time, after a delay, or by a cron expression. The last makes a
+        schedule of this name (else the task's), or changes the one that there is."""
+        if cron is not None:
+            wanted = self._recurring(args, kwargs, at, delay, cron, timezone, schedule_name)
+            schedules = self.app.client.schedules
+            return schedules.put(wanted.name, wanted.template(), **wanted.timing)
+        return self._create(self._prepared(args, kwargs, run_at=at, delay=delay), None)
+
+    async def aschedule(
+        self,
+        *args: Any,
+        at: Moment | None = None,
+        delay: Duration | None = None,
+        cron: str | None = None,
+        timezone: str = "UTC",
+        schedule_name: str | None = None,
+        **kwargs: Any,
+    ) -> Task | Schedule:
+        """`schedule` for async code."""
+        if cron is not None:
+            wanted = self._recurring(args, kwargs, at, delay, cron, timezone, schedule_name)
+            schedules = self.app.async_client.schedules
+            return await schedules.put(wanted.name, wanted.template(), **wanted.timing)
+        return await self._acreate(self._prepared(args, kwargs, run_at=at, delay=delay), None)
+
+    # As in Celery ----------------------------------------------------------------------------
+
+    def apply_async(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        countdown: float | None = None,
+        eta: datetime | None = None,
+        expires: datetime | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        task_id: str | None = None,
+    ) -> Task:
+        """`delay` and `schedule` under the names that Celery gave them. A `task_id` is sent as the
+        idempotency key: the same one again makes no second task."""
+        changes = {"expires_at": expires, "queue": queue, "priority": priority}
+        given = {name: value for name, value in changes.items() if value is not None}
+        chosen = self.with_options(**given) if given else self
+        wanted = chosen._prepared(tuple(args), dict(kwargs or {}), run_at=eta, delay=countdown)
+        return self._create(wanted, task_id)
+
+    # Details ---------------------------------------------------------------------------------
+
+    def _prepared(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], **times: Any
+    ) -> dict[str, Any]:
+        if times.get("run_at") is not None and times.get("delay") is not None:
+            raise InvalidArguments("give a time or a delay, not both")
+        payload = Raw(self.signature.pack(args, kwargs))
+        fields = {**self.options.fields(self.name), "payload": payload, **times}
+        return described(handler(self.name), fields)
+
+    def _recurring(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        at: Moment | None,
+        delay: Duration | None,
+        cron: str,
+        timezone: str,
+        name: str | None,
+    ) -> Periodic:
+        if at is not None or delay is not None:
+            raise InvalidArguments("give one of at, delay and cron")
+        timing = {"cron": cron, "timezone": timezone}
+        return self.recurring(name or self.name, args, kwargs, timing)
+
+    def recurring(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], timing: Mapping[str, Any]
+    ) -> Periodic:
+        """A schedule of this name that calls it with these arguments."""
+        payload = self.signature.pack(args, kwargs)
+        return Periodic(name, self.name, self.options.fields(self.name), payload, timing)
+
+    def _create(self, wanted: dict[str, Any], key: str | None) -> Task:
+        target = wanted.pop("target")
+        return self.app.client.tasks.create(target, idempotency_key=key, **wanted)
+
+    async def _acreate(self, wanted: dict[str, Any], key: str | None) -> Task:
+        target = wanted.pop("target")
+        return await self.app.async_client.tasks.create(target, idempotency_key=key, **wanted)

@@ -1,0 +1,192 @@
+"""`client.keys`, `secrets`, `limits`, `audit` for admins; `tenants` and `cluster` for operators."""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from mainspring.sdk.calling import part
+from mainspring.sdk.faces import F, both, each
+from mainspring.sdk.resources.base import Page, Resource
+from mainspring.sdk.results import (
+    AuditEntry,
+    Cluster,
+    Egress,
+    Key,
+    Limits,
+    RotatedSecret,
+    Secret,
+    Tenant,
+    Worker,
+)
+from mainspring.sdk.targets import Duration
+
+SecretList = list[Secret]
+
+
+class Keys(Resource[F]):
+    """A tenant's API keys."""
+
+    @both
+    async def create(
+        self,
+        scopes: Sequence[str],
+        *,
+        name: str | None = None,
+        expires_at: datetime | None = None,
+        expires_in: Duration | None = None,
+    ) -> Key:
+        """Make a key; the answer's `api_key` is shown this once."""
+        body = {"name": name, "expires_at": expires_at, "expires_in": expires_in}
+        return await self._caller.call(
+            "POST", "/v1/keys", {"scopes": scopes, **_given(body)}, answer=Key
+        )
+
+    @both
+    async def get(self, key_id: str) -> Key:
+        return await self._caller.call("GET", f"/v1/keys/{part(key_id)}", answer=Key)
+
+    @each
+    async def list(self, *, limit: int | None = None) -> AsyncIterator[Key]:
+        """All of them, newest first, those that have ended too."""
+        async for key in self._every("/v1/keys", Page[Key], {"limit": limit}):
+            yield key
+
+    @both
+    async def rotate(self, key_id: str, *, grace: Duration | None = None) -> Key:
+        """A key in its place; the old one stays valid for `grace`."""
+        body = _given({"grace": grace})
+        return await self._caller.call("POST", f"/v1/keys/{part(key_id)}/rotate", body, answer=Key)
+
+    @both
+    async def revoke(self, key_id: str) -> None:
+        """End it now."""
+        await self._caller.call("DELETE", f"/v1/keys/{part(key_id)}")
+
+
+class Secrets(Resource[F]):
+    """The secrets that sign webhooks."""
+
+    @both
+    async def create(
+        self, *, name: str | None = None, kind: str | None = None, secret: str | None = None
+    ) -> Secret:
+        """Make one, or take one over; the answer's `secret` is shown this once."""
+        body = _given({"name": name, "kind": kind, "secret": secret})
+        return await self._caller.call("POST", "/v1/secrets", body, answer=Secret)
+
+    @both
+    async def list(self) -> SecretList:
+        """Those that sign now."""
+        found = await self._caller.call("GET", "/v1/secrets", answer=Page[Secret])
+        return found.items
+
+    @both
+    async def rotate(
+        self, secret_id: UUID | str, *, overlap: float | None = None, secret: str | None = None
+    ) -> RotatedSecret:
+        """Replace it; both sign until the old one ends."""
+        body = _given({"overlap": overlap, "secret": secret})
+        path = f"/v1/secrets/{part(secret_id)}/rotate"
+        return await self._caller.call("POST", path, body, answer=RotatedSecret)
+
+    @both
+    async def delete(self, secret_id: UUID | str) -> None:
+        await self._caller.call("DELETE", f"/v1/secrets/{part(secret_id)}")
+
+
+class Tenants(Resource[F]):
+    """All teams of an installation: for operators."""
+
+    @both
+    async def create(
+        self,
+        name: str,
+        *,
+        weight: int | None = None,
+        max_running: int | None = None,
+        spread: int | None = None,
+    ) -> Tenant:
+        """Make a tenant; the answer's `api_key` is its first key, shown this once."""
+        body = {"weight": weight, "max_running": max_running, "spread": spread}
+        return await self._caller.call(
+            "POST", "/v1/tenants", {"name": name, **_given(body)}, answer=Tenant
+        )
+
+    @both
+    async def get(self, tenant_id: int | str) -> Tenant:
+        return await self._caller.call("GET", f"/v1/tenants/{part(tenant_id)}", answer=Tenant)
+
+    @each
+    async def list(self, *, limit: int | None = None) -> AsyncIterator[Tenant]:
+        """All of them, newest first."""
+        async for tenant in self._every("/v1/tenants", Page[Tenant], {"limit": limit}):
+            yield tenant
+
+    @both
+    async def edit(self, tenant_id: int | str, /, **changes: Any) -> Tenant:
+        """Change its `weight`, `max_running` or `spread`."""
+        return await self._caller.call(
+            "PATCH", f"/v1/tenants/{part(tenant_id)}", changes, answer=Tenant
+        )
+
+    @both
+    async def delete(self, tenant_id: int | str) -> None:
+        """Let it go, with everything it owns."""
+        await self._caller.call("DELETE", f"/v1/tenants/{part(tenant_id)}")
+
+    @both
+    async def egress(self, tenant_id: int | str) -> Egress:
+        """What its webhooks may call."""
+        path = f"/v1/tenants/{part(tenant_id)}/egress"
+        return await self._caller.call("GET", path, answer=Egress)
+
+    @both
+    async def set_egress(
+        self,
+        tenant_id: int | str,
+        *,
+        allow: Sequence[str] = (),
+        deny: Sequence[str] = (),
+        ca: str | None = None,
+        certificate: str | None = None,
+        key: str | None = None,
+    ) -> Egress:
+        """Replace its rules and its TLS identity."""
+        given = _given({"ca": ca, "certificate": certificate, "key": key})
+        body = {"allow": allow, "deny": deny, **given}
+        path = f"/v1/tenants/{part(tenant_id)}/egress"
+        return await self._caller.call("PUT", path, body, answer=Egress)
+
+
+class Installation(Resource[F]):
+    """What there is one of: limits and the audit log of a tenant, and the cluster."""
+
+    @both
+    async def limits(self) -> Limits:
+        """What this tenant may use, and what it uses now."""
+        return await self._caller.call("GET", "/v1/limits", answer=Limits)
+
+    @each
+    async def audit(
+        self, *, action: str | None = None, actor: str | None = None, limit: int | None = None
+    ) -> AsyncIterator[AuditEntry]:
+        """Who did what, newest first."""
+        query = {"action": action, "actor": actor, "limit": limit}
+        async for entry in self._every("/v1/audit", Page[AuditEntry], query):
+            yield entry
+
+    @each
+    async def workers(self, *, limit: int | None = None) -> AsyncIterator[Worker]:
+        """Who works for this tenant, the newest first."""
+        async for worker in self._every("/v1/workers", Page[Worker], {"limit": limit}):
+            yield worker
+
+    @both
+    async def cluster(self) -> Cluster:
+        """Nodes, partitions and epochs: for operators."""
+        return await self._caller.call("GET", "/v1/cluster", answer=Cluster)
+
+
+def _given(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if value is not None}

@@ -1,0 +1,114 @@
+"""`client.dead_letters`, and `client.effects`: what failed for good, and what was done once."""
+
+from collections.abc import AsyncIterator, Mapping
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from mainspring.sdk.calling import part
+from mainspring.sdk.faces import F, both, each
+from mainspring.sdk.resources.base import Page, Resource
+from mainspring.sdk.results import DeadLetter, DeadLetterGroup, Effect, Replayed, Task
+from mainspring.sdk.targets import Duration
+
+Groups = list[DeadLetterGroup]
+
+
+class DeadLetters(Resource[F]):
+    """Tasks that failed for good, and wait for a person."""
+
+    @each
+    async def list(
+        self,
+        *,
+        resolved: bool | None = None,
+        name: str | None = None,
+        queue: str | None = None,
+        label: Mapping[str, str] | None = None,
+        fingerprint: str | None = None,
+        died_after: datetime | None = None,
+        died_before: datetime | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[DeadLetter]:
+        """All that match, newest first."""
+        query = {
+            "resolved": resolved,
+            "name": name,
+            "queue": queue,
+            "label": label,
+            "fingerprint": fingerprint,
+            "died_after": died_after,
+            "died_before": died_before,
+            "limit": limit,
+        }
+        async for letter in self._every("/v1/dead-letters", Page[DeadLetter], query):
+            yield letter
+
+    @both
+    async def groups(
+        self, *, resolved: bool | None = None, name: str | None = None, queue: str | None = None
+    ) -> Groups:
+        """What went wrong, the most frequent first."""
+        query = {"group": True, "resolved": resolved, "name": name, "queue": queue}
+        found = await self._caller.call(
+            "GET", "/v1/dead-letters", answer=Page[DeadLetterGroup], query=query
+        )
+        return found.items
+
+    @both
+    async def get(self, letter_id: UUID | str) -> DeadLetter:
+        path = f"/v1/dead-letters/{part(letter_id)}"
+        return await self._caller.call("GET", path, answer=DeadLetter)
+
+    @both
+    async def replay(self, letter_id: UUID | str) -> Task:
+        """A new task; asking twice gives the same one."""
+        path = f"/v1/dead-letters/{part(letter_id)}/replay"
+        return await self._caller.call("POST", path, answer=Task)
+
+    @both
+    async def replay_all(
+        self,
+        /,
+        *,
+        first: int | None = None,
+        stop_on_failure_rate: float | None = None,
+        **filter: Any,
+    ) -> Replayed:
+        """Replay what matches, oldest first."""
+        body: dict[str, Any] = {"filter": filter}
+        if first is not None:
+            body["first"] = first
+        if stop_on_failure_rate is not None:
+            body["stop_on_failure_rate"] = stop_on_failure_rate
+        return await self._caller.call("POST", "/v1/dead-letters/replay", body, answer=Replayed)
+
+    @both
+    async def archive(self, letter_id: UUID | str) -> DeadLetter:
+        path = f"/v1/dead-letters/{part(letter_id)}/archive"
+        return await self._caller.call("POST", path, answer=DeadLetter)
+
+    @both
+    async def delete(self, letter_id: UUID | str) -> None:
+        await self._caller.call("DELETE", f"/v1/dead-letters/{part(letter_id)}")
+
+
+class Effects(Resource[F]):
+    """The effect log: of all who are about to do something once, the first one hears that it is."""
+
+    @both
+    async def note(
+        self,
+        key: str,
+        answer: Any = None,
+        *,
+        ttl: Duration | None = None,
+        idempotency_key: str | None = None,
+    ) -> Effect:
+        """Tell of an effect; `first` says whether nobody had told of it before."""
+        body: dict[str, Any] = {"key": key, "answer": answer}
+        if ttl is not None:
+            body["ttl"] = ttl
+        return await self._caller.call(
+            "POST", "/v1/effects", body, answer=Effect, key=idempotency_key
+        )

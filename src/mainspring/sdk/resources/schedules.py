@@ -1,0 +1,233 @@
+"""`client.schedules` and `client.calendars`."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import date, datetime
+from hashlib import sha256
+from typing import Any, Unpack
+from uuid import UUID
+
+from msgspec import Struct
+
+from mainspring.errors import Conflict, NotFound, PreconditionFailed
+from mainspring.sdk.calling import part
+from mainspring.sdk.encoding import encode, with_offset
+from mainspring.sdk.faces import F, both, each
+from mainspring.sdk.resources.base import Page, Resource
+from mainspring.sdk.results import Backfilled, Calendar, Occurrence, Preview, Schedule, Task
+from mainspring.sdk.targets import ScheduleChanges, ScheduleFields
+
+DEFINITION = "mainspring-definition"
+"""The label by which `put` knows that a schedule is as it should be."""
+
+Times = list[datetime]
+
+_PATH = "/v1/schedules"
+_PATIENCE = 10
+
+
+class _Upcoming(Struct):
+    times: Times
+
+
+class Schedules(Resource[F]):
+    """Recurring definitions that produce tasks."""
+
+    @both
+    async def create(
+        self,
+        name: str,
+        task: Mapping[str, Any],
+        *,
+        idempotency_key: str | None = None,
+        **fields: Unpack[ScheduleFields],
+    ) -> Schedule:
+        """Create a schedule. `task` is a task without times: its target, payload and so on."""
+        body = {"name": name, "task": task, **_checked(fields)}
+        return await self._caller.call(
+            "POST", "/v1/schedules", body, answer=Schedule, key=idempotency_key
+        )
+
+    @both
+    async def get(self, schedule_id: UUID | str) -> Schedule:
+        return await self._caller.call("GET", f"/v1/schedules/{part(schedule_id)}", answer=Schedule)
+
+    @both
+    async def named(self, name: str) -> Schedule | None:
+        """The schedule of this name, if there is one."""
+        return await self._named(name)
+
+    @both
+    async def put(
+        self, name: str, task: Mapping[str, Any], **fields: Unpack[ScheduleFields]
+    ) -> Schedule:
+        """Make a schedule of this name, or give the one that there is this definition. Does nothing
+        where it is so already: many may call this at once, and again and again."""
+        body = {"name": name, "task": dict(task), **_checked(fields)}
+        digest = sha256(encode(body)).hexdigest()[:16]
+        body["task"]["labels"] = {**(task.get("labels") or {}), DEFINITION: digest}
+        for _ in range(_PATIENCE):
+            found = await self._named(name)
+            with suppress(Conflict, PreconditionFailed, NotFound):  # somebody was quicker
+                if found is None:
+                    return await self._caller.call("POST", _PATH, body, answer=Schedule)
+                if ((found.task or {}).get("labels") or {}).get(DEFINITION) == digest:
+                    return found
+                path = f"{_PATH}/{part(found.id)}"
+                present = await self._caller.call("GET", path, answer=Schedule)
+                return await self._caller.call(
+                    "PUT", path, body, answer=Schedule, if_match=present.etag
+                )
+        raise Conflict(f"others keep changing the schedule {name!r}")
+
+    @each
+    async def list(
+        self, *, name: str | None = None, state: str | None = None, limit: int | None = None
+    ) -> AsyncIterator[Schedule]:
+        """All that match, newest first."""
+        query = {"name": name, "state": state, "limit": limit}
+        async for schedule in self._every("/v1/schedules", Page[Schedule], query):
+            yield schedule
+
+    @both
+    async def replace(
+        self,
+        schedule_id: UUID | str,
+        name: str,
+        task: Mapping[str, Any],
+        *,
+        if_match: str | None = None,
+        **fields: Unpack[ScheduleFields],
+    ) -> Schedule:
+        """Give it a new definition whole."""
+        return await self._caller.call(
+            "PUT",
+            f"/v1/schedules/{part(schedule_id)}",
+            {"name": name, "task": task, **_checked(fields)},
+            answer=Schedule,
+            if_match=if_match,
+        )
+
+    @both
+    async def edit(
+        self,
+        schedule_id: UUID | str,
+        *,
+        if_match: str | None = None,
+        **changes: Unpack[ScheduleChanges],
+    ) -> Schedule:
+        """Change what is named."""
+        return await self._caller.call(
+            "PATCH",
+            f"/v1/schedules/{part(schedule_id)}",
+            _checked(changes),
+            answer=Schedule,
+            if_match=if_match,
+        )
+
+    @both
+    async def delete(self, schedule_id: UUID | str) -> None:
+        await self._caller.call("DELETE", f"/v1/schedules/{part(schedule_id)}")
+
+    @both
+    async def pause(self, schedule_id: UUID | str) -> Schedule:
+        path = f"/v1/schedules/{part(schedule_id)}/pause"
+        return await self._caller.call("POST", path, answer=Schedule)
+
+    @both
+    async def resume(self, schedule_id: UUID | str) -> Schedule:
+        path = f"/v1/schedules/{part(schedule_id)}/resume"
+        return await self._caller.call("POST", path, answer=Schedule)
+
+    @both
+    async def run(self, schedule_id: UUID | str) -> Task:
+        """One task of it now, beside its timetable."""
+        return await self._caller.call(
+            "POST", f"/v1/schedules/{part(schedule_id)}/run", answer=Task
+        )
+
+    @both
+    async def backfill(
+        self,
+        schedule_id: UUID | str,
+        start: datetime,
+        end: datetime,
+        max_running: int | None = None,
+    ) -> Backfilled:
+        """Make up for a stretch of the past."""
+        body: dict[str, Any] = {"from": with_offset(start), "to": with_offset(end)}
+        if max_running is not None:
+            body["max_running"] = max_running
+        path = f"/v1/schedules/{part(schedule_id)}/backfill"
+        return await self._caller.call("POST", path, body, answer=Backfilled)
+
+    @both
+    async def upcoming(self, schedule_id: UUID | str, n: int = 10) -> Times:
+        """Its next times."""
+        path = f"/v1/schedules/{part(schedule_id)}/upcoming"
+        found = await self._caller.call("GET", path, answer=_Upcoming, query={"n": n})
+        return found.times
+
+    @each
+    async def occurrences(
+        self, schedule_id: UUID | str, *, decision: str | None = None, limit: int | None = None
+    ) -> AsyncIterator[Occurrence]:
+        """What was decided about its times, newest first."""
+        path = f"/v1/schedules/{part(schedule_id)}/occurrences"
+        query = {"decision": decision, "limit": limit}
+        async for occurrence in self._every(path, Page[Occurrence], query):
+            yield occurrence
+
+    @both
+    async def preview(self, **fields: Unpack[ScheduleFields]) -> Preview:
+        """When a schedule would run that nobody saved."""
+        return await self._caller.call(
+            "POST", "/v1/schedules/preview", _checked(fields), answer=Preview
+        )
+
+    async def _named(self, name: str) -> Schedule | None:
+        found = await self._caller.call("GET", _PATH, answer=Page[Schedule], query={"name": name})
+        return next((schedule for schedule in found.items if schedule.name == name), None)
+
+
+class Calendars(Resource[F]):
+    """Named lists of dates on which schedules do not run."""
+
+    @both
+    async def create(self, name: str, dates: Sequence[date | str]) -> Calendar:
+        body = {"name": name, "dates": dates}
+        return await self._caller.call("POST", "/v1/calendars", body, answer=Calendar)
+
+    @both
+    async def get(self, name: str) -> Calendar:
+        return await self._caller.call("GET", f"/v1/calendars/{part(name)}", answer=Calendar)
+
+    @each
+    async def list(self, *, limit: int | None = None) -> AsyncIterator[Calendar]:
+        """All of them, by name."""
+        async for calendar in self._every("/v1/calendars", Page[Calendar], {"limit": limit}):
+            yield calendar
+
+    @both
+    async def replace(
+        self, name: str, dates: Sequence[date | str], *, if_match: str | None = None
+    ) -> Calendar:
+        return await self._caller.call(
+            "PUT",
+            f"/v1/calendars/{part(name)}",
+            {"dates": dates},
+            answer=Calendar,
+            if_match=if_match,
+        )
+
+    @both
+    async def delete(self, name: str) -> None:
+        await self._caller.call("DELETE", f"/v1/calendars/{part(name)}")
+
+
+def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:
+    wanted = dict(fields)
+    for name in ("start_at", "end_at"):
+        if wanted.get(name) is not None:
+            wanted[name] = with_offset(wanted[name])
+    return wanted

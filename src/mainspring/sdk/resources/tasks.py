@@ -1,0 +1,222 @@
+"""`client.tasks`: create, read, change, and wait for results."""
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from datetime import datetime
+from typing import Any, Unpack
+from uuid import UUID
+
+from msgspec import Struct
+
+from mainspring.clock import monotonic
+from mainspring.errors import TaskNotCompleted, TaskUnfinished
+from mainspring.sdk.calling import part
+from mainspring.sdk.encoding import with_offset
+from mainspring.sdk.faces import F, both, each
+from mainspring.sdk.resources.base import Page, Resource
+from mainspring.sdk.results import Cancelled, Execution, Explanation, LogLine, Task
+from mainspring.sdk.targets import Target, TaskChanges, TaskFields
+
+_SOON = 0.05
+_LONGEST_PAUSE = 1.0
+
+
+Ids = list[UUID]
+Executions = list[Execution]
+
+
+class _Ids(Struct):
+    ids: Ids
+
+
+class Tasks(Resource[F]):
+    """Tasks and their executions."""
+
+    @both
+    async def create(
+        self,
+        target: Target,
+        *,
+        idempotency_key: str | None = None,
+        **fields: Unpack[TaskFields],
+    ) -> Task:
+        """Create a task. Without `run_at` and `delay` it is due now."""
+        return await self._caller.call(
+            "POST", "/v1/tasks", described(target, fields), answer=Task, key=idempotency_key
+        )
+
+    @both
+    async def create_many(
+        self, tasks: Iterable[Mapping[str, Any]], *, idempotency_key: str | None = None
+    ) -> Ids:
+        """Create up to 10,000 tasks, all or none; each is what `create` would send."""
+        wanted = [dict(task) for task in tasks]
+        found = await self._caller.call(
+            "POST", "/v1/tasks/batch", {"tasks": wanted}, answer=_Ids, key=idempotency_key
+        )
+        return found.ids
+
+    @both
+    async def get(self, task_id: UUID | str) -> Task:
+        return await self._get(task_id)
+
+    @each
+    async def list(
+        self,
+        *,
+        state: str | None = None,
+        queue: str | None = None,
+        name: str | None = None,
+        label: Mapping[str, str] | None = None,
+        schedule_id: UUID | str | None = None,
+        workflow_run_id: UUID | str | None = None,
+        due_after: datetime | None = None,
+        due_before: datetime | None = None,
+        payload: bool | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[Task]:
+        """All that match, newest first; `limit` is the size of a page."""
+        query = {
+            "state": state,
+            "queue": queue,
+            "name": name,
+            "label": label,
+            "schedule_id": schedule_id,
+            "workflow_run_id": workflow_run_id,
+            "due_after": due_after,
+            "due_before": due_before,
+            "payload": payload,
+            "limit": limit,
+        }
+        async for task in self._every("/v1/tasks", Page[Task], query):
+            yield task
+
+    @both
+    async def executions(self, task_id: UUID | str, outcome: str | None = None) -> Executions:
+        """Its tries, oldest first."""
+        path = f"/v1/tasks/{part(task_id)}/executions"
+        found = await self._caller.call(
+            "GET", path, answer=Page[Execution], query={"outcome": outcome}
+        )
+        return found.items
+
+    @both
+    async def explain(self, task_id: UUID | str) -> Explanation:
+        """Why it is not running."""
+        return await self._caller.call(
+            "GET", f"/v1/tasks/{part(task_id)}/explain", answer=Explanation
+        )
+
+    @each
+    async def logs(self, task_id: UUID | str) -> AsyncIterator[LogLine]:
+        """What its handler or command wrote, oldest first."""
+        path = f"/v1/tasks/{part(task_id)}/logs"
+        async for line in self._every(path, Page[LogLine], {}):
+            yield line
+
+    @both
+    async def edit(
+        self, task_id: UUID | str, *, if_match: str | None = None, **changes: Unpack[TaskChanges]
+    ) -> Task:
+        """Change a task that has not started. With `if_match=task.etag` only what was read."""
+        return await self._caller.call(
+            "PATCH", f"/v1/tasks/{part(task_id)}", changes, answer=Task, if_match=if_match
+        )
+
+    @both
+    async def cancel(self, task_id: UUID | str) -> Task:
+        """End it; a running one is asked to stop."""
+        return await self._do(task_id, "cancel")
+
+    @both
+    async def pause(self, task_id: UUID | str) -> Task:
+        return await self._do(task_id, "pause")
+
+    @both
+    async def resume(self, task_id: UUID | str) -> Task:
+        return await self._do(task_id, "resume")
+
+    @both
+    async def run(self, task_id: UUID | str) -> Task:
+        """Make it due now."""
+        return await self._do(task_id, "run")
+
+    @both
+    async def delete(self, task_id: UUID | str) -> None:
+        """Cancel it where needed, then purge it and its executions."""
+        await self._caller.call("DELETE", f"/v1/tasks/{part(task_id)}")
+
+    @both
+    async def cancel_all(self, /, *, dry_run: bool = False, **filter: Any) -> Cancelled:
+        """Cancel all that match; what is not named is not looked at."""
+        query = {"dry_run": True} if dry_run else None
+        body = {"filter": filter}
+        return await self._caller.call(
+            "POST", "/v1/tasks/cancel", body, answer=Cancelled, query=query
+        )
+
+    @both
+    async def complete(
+        self,
+        task_id: UUID | str,
+        fence: int,
+        *,
+        succeeded: bool = True,
+        result: Any = None,
+        error: str | None = None,
+        retryable: bool = True,
+    ) -> Task:
+        """Report the outcome of work that was accepted with 202."""
+        body: dict[str, Any] = {
+            "fence": fence,
+            "status": "succeeded" if succeeded else "failed",
+            "result": result,
+            "retryable": retryable,
+        }
+        if error is not None:
+            body["error"] = error
+        path = f"/v1/tasks/{part(task_id)}/complete"
+        return await self._caller.call("POST", path, body, answer=Task)
+
+    @both
+    async def wait(self, task_id: UUID | str, timeout: float | None = None) -> Task:  # noqa: ASYNC109
+        """The task once it has ended, however it did; TaskUnfinished if that takes longer."""
+        return await self._wait(task_id, timeout)
+
+    @both
+    async def result(self, task_id: UUID | str, timeout: float | None = None) -> Any:  # noqa: ASYNC109
+        """What its handler returned; TaskNotCompleted if it ended in any other way."""
+        task = await self._wait(task_id, timeout)
+        if task.state == "completed":
+            return task.result
+        said = task.error["message"] if task.error else "there is no error to tell of"
+        raise TaskNotCompleted(f"task {task.id} is {task.state}: {said}", task.state, task.error)
+
+    async def _get(self, task_id: UUID | str) -> Task:
+        return await self._caller.call("GET", f"/v1/tasks/{part(task_id)}", answer=Task)
+
+    async def _do(self, task_id: UUID | str, verb: str) -> Task:
+        return await self._caller.call("POST", f"/v1/tasks/{part(task_id)}/{verb}", answer=Task)
+
+    async def _wait(self, task_id: UUID | str, within: float | None) -> Task:
+        deadline = None if within is None else monotonic() + within
+        pause = _SOON
+        while True:
+            task = await self._get(task_id)
+            if task.finished:
+                return task
+            left = pause if deadline is None else min(pause, deadline - monotonic())
+            if left <= 0:
+                raise TaskUnfinished(f"task {task.id} is still {task.state} after {within:g} s")
+            await self._caller.transport.sleep(left)
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
+
+
+def described(target: Target, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A task as it is sent; None means that a field is left out."""
+    wanted = {name: value for name, value in fields.items() if value is not None}
+    if "payload" in fields:
+        wanted["payload"] = fields["payload"]
+    for name in ("run_at", "expires_at", "start_at", "end_at"):
+        if name in wanted:
+            wanted[name] = with_offset(wanted[name])
+    return {"target": target, **wanted}

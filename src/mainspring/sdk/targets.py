@@ -1,0 +1,124 @@
+"""What a task calls, and what its fields are, as a caller writes them."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, TypedDict
+
+Target = Mapping[str, Any]
+Duration = float | timedelta | str
+"""Seconds, a timedelta, or ISO 8601 such as PT15M."""
+Moment = datetime | str
+"""A time with an offset."""
+
+
+class Retry(TypedDict, total=False):
+    """How failed tries are repeated."""
+
+    max_attempts: int
+    initial: float
+    factor: float
+    max_delay: float
+    jitter: float
+    on: list[int | str]
+
+
+class Concurrency(TypedDict, total=False):
+    """At most `limit` tasks of this key run at once."""
+
+    key: str
+    limit: int
+
+
+class Requires(TypedDict, total=False):
+    """What a worker must offer beside the handler."""
+
+    tags: list[str]
+    memory_mb: int
+    cpu: float
+
+
+class TemplateFields(TypedDict, total=False):
+    """The fields of a task that a schedule makes: all but its times."""
+
+    payload: Any
+    name: str
+    queue: str
+    priority: int
+    timeout: float
+    sla: float
+    retry: Retry
+    concurrency: Concurrency
+    requires: Requires
+    labels: Mapping[str, str]
+
+
+class TaskFields(TemplateFields, total=False):
+    """The fields of a task besides its target."""
+
+    run_at: Moment
+    delay: Duration
+    jitter: float
+    expires_at: Moment
+
+
+class TaskChanges(TaskFields, total=False):
+    """What may be changed of a task before it starts."""
+
+    target: Target
+
+
+class ScheduleFields(TypedDict, total=False):
+    """The fields of a schedule besides its name and its task."""
+
+    cron: str
+    interval: Duration
+    rrule: str
+    timezone: str
+    start_at: Moment
+    end_at: Moment
+    max_runs: int
+    jitter: float
+    spread: float
+    misfire: Mapping[str, Any]
+    overlap: str
+    max_running: int
+    dst: Mapping[str, str]
+    exclude: list[str]
+    calendars: list[str]
+    stop_on_410: bool
+
+
+class ScheduleChanges(ScheduleFields, total=False):
+    """What may be changed of a schedule."""
+
+    name: str
+    task: Mapping[str, Any]
+
+
+def http(
+    url: str,
+    method: str = "POST",
+    *,
+    headers: Mapping[str, str] | None = None,
+    bearer: str | None = None,
+    secret_headers: Mapping[str, str] | None = None,
+) -> Target:
+    """Call a URL. `bearer` and `secret_headers` are kept encrypted and never shown again."""
+    target: dict[str, Any] = {"type": "http", "url": url, "method": method}
+    if headers:
+        target["headers"] = dict(headers)
+    if bearer is not None:
+        target["auth"] = {"bearer": bearer}
+    if secret_headers:
+        target["secret_headers"] = dict(secret_headers)
+    return target
+
+
+def handler(name: str) -> Target:
+    """Call a function that a worker offers under this name."""
+    return {"type": "handler", "name": name}
+
+
+def command(*argv: str) -> Target:
+    """Run a program on a worker that allows it."""
+    return {"type": "command", "argv": list(argv)}

@@ -1,0 +1,176 @@
+"""Leasing: a worker's free slots become demand, split among the nodes it knows.
+
+A request stays open until tasks come (long poll). Slots that an open request asked for are not
+offered a second time, so a worker never gets more than it can run at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from random import random
+from typing import Protocol
+from uuid import UUID
+
+from mainspring.errors import MainspringError, RequestError
+from mainspring.sdk.worker.options import WorkerOptions
+from mainspring.sdk.worker.protocol import (
+    About,
+    Held,
+    Leased,
+    LeaseIn,
+    LeaseOut,
+    Nodes,
+    Resources,
+)
+
+log = logging.getLogger("mainspring.worker")
+
+LEASES = "/v1/leases"
+
+_MOST_AT_ONCE = 1000
+_PER_NODE = 2
+"""Requests to a node at a time: while one brings tasks, the other waits for more."""
+_GATHER = 0.005
+_FIRST_PAUSE = 0.2
+_LONGEST_PAUSE = 5.0
+_MARGIN = 10.0
+_MOST_TOLD = 200
+_BUSY_WAIT = 2.0
+
+
+class Lane:
+    """Slots for handlers of one kind."""
+
+    def __init__(self, slots: int, handlers: Sequence[str], commands: bool) -> None:
+        self.slots = slots
+        self.handlers = sorted(handlers)
+        self.commands = commands
+        self.running = 0
+        self.asked = 0
+        """Slots that open requests asked to fill."""
+        self.polls = 0
+        self.room = asyncio.Event()
+        self.room.set()
+
+    @property
+    def open_slots(self) -> int:
+        return self.slots - self.running - self.asked
+
+    def take(self) -> None:
+        self.running += 1
+
+    def free(self) -> None:
+        self.running -= 1
+        self.room.set()
+
+
+class Home(Protocol):
+    """The worker that a leaser belongs to."""
+
+    nodes: Nodes
+    options: WorkerOptions
+
+    def begin_all(self, tasks: Sequence[Leased], lane: Lane) -> None: ...
+
+    def held_tries(self, most: int) -> list[tuple[UUID, int]] | None:
+        """All tries it holds, so that the server sees which answers were lost; None for too many
+        to tell."""
+        ...
+
+    def about(self) -> About | None:
+        """Who it is, from time to time."""
+        ...
+
+
+class Leaser:
+    """Keeps requests open at every node as long as there are free slots."""
+
+    def __init__(self, lane: Lane, home: Home) -> None:
+        self._lane = lane
+        self._home = home
+        self._pollers: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._closing = False
+
+    async def run(self) -> None:
+        """A poller for each node; the nodes may change."""
+        try:
+            while True:
+                urls = self._home.nodes.urls
+                wanted = {(url, number) for url in urls for number in range(_PER_NODE)}
+                for name in wanted - set(self._pollers):
+                    self._pollers[name] = asyncio.create_task(self._poll(name[0], len(urls)))
+                for name in set(self._pollers) - wanted:
+                    self._pollers.pop(name).cancel()
+                for name, task in list(self._pollers.items()):
+                    if task.done():
+                        del self._pollers[name]
+                        task.result()
+                await asyncio.sleep(0.5)
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Ask for nothing more. The server notices that nobody waits for an open request."""
+        self._closing = True
+        for task in self._pollers.values():
+            task.cancel()
+        await asyncio.gather(*self._pollers.values(), return_exceptions=True)
+
+    async def _poll(self, url: str, count: int) -> None:
+        pause = _FIRST_PAUSE
+        busy = False
+        while not self._closing:
+            want = await self._demand(count, busy)
+            lane = self._lane
+            lane.asked += want
+            lane.polls += 1
+            try:
+                busy = await self._lease(url, want)
+                pause = _FIRST_PAUSE
+            except RequestError as refused:
+                log.error("the server refuses to lease: %s", refused)
+                raise
+            except MainspringError as problem:
+                log.warning("%s", problem)
+                await asyncio.sleep(pause * (0.5 + random()))
+                pause = min(pause * 2, _LONGEST_PAUSE)
+            finally:
+                lane.asked -= want
+                lane.polls -= 1
+                lane.room.set()
+
+    async def _demand(self, count: int, busy: bool) -> int:
+        """How many tasks to ask for: a share of what is free."""
+        lane = self._lane
+        if busy and lane.open_slots * 4 < lane.slots:
+            # Slots become free one after the other: gather some, rather than ask for each.
+            await asyncio.sleep(_GATHER)
+        while lane.open_slots <= 0:
+            lane.room.clear()
+            await lane.room.wait()
+        idle = max(1, count * _PER_NODE - lane.polls)
+        return min(-(-lane.open_slots // idle), _MOST_AT_ONCE)
+
+    async def _lease(self, url: str, want: int) -> bool:
+        options, lane = self._home.options, self._lane
+        held = self._home.held_tries(_MOST_TOLD)
+        body = LeaseIn(
+            options.name,
+            options.incarnation,
+            list(options.queues),
+            lane.handlers,
+            lane.commands,
+            list(options.tags),
+            want,
+            # A task that killed workers before goes to one that says it holds nothing: do not go on
+            # saying the contrary for long.
+            min(options.wait, _BUSY_WAIT) if held is None or held else options.wait,
+            None if held is None else [Held(*key) for key in held],
+            Resources(options.memory_mb, options.cpu),
+            self._home.about(),
+        )
+        answer = await self._home.nodes.ask(
+            url, LEASES, body, LeaseOut, within=options.wait + _MARGIN, blocking=False
+        )
+        self._home.begin_all(answer.tasks, lane)
+        return bool(answer.tasks)

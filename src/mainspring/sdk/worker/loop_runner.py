@@ -1,0 +1,68 @@
+"""Async handlers, as tasks on the worker's event loop."""
+
+import asyncio
+import contextvars
+import traceback
+from functools import partial
+from typing import Any
+
+from mainspring.errors import MainspringError
+from mainspring.sdk.context import Context, entered
+from mainspring.sdk.worker.outcomes import RELEASED, failure, success
+from mainspring.sdk.worker.tries import Try
+
+
+class Struck(BaseException):
+    """Raised inside a handler that blocks, to end it. No `except Exception` stops it."""
+
+
+class LoopRunner:
+    """Starts a coroutine per try."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.tries: dict[asyncio.Task[Any], Try] = {}
+
+    def start(self, attempt: Try) -> None:
+        function = attempt.function
+        assert function is not None
+        try:
+            call = function.signature.unpack(attempt.leased.payload, attempt.context)
+            coroutine: Any = function.function(*call.args, **call.kwargs)
+        except Exception as problem:
+            tell(attempt.context, problem)
+            attempt.settle(failure(problem))
+            return
+        around = contextvars.copy_context()
+        around.run(entered, attempt.context)
+        attempt.handle = task = self._loop.create_task(coroutine, context=around)
+        self.tries[task] = attempt
+        task.add_done_callback(partial(self._done, attempt))
+
+    def stop(self, attempt: Try) -> None:
+        if attempt.handle is not None:
+            attempt.handle.cancel()
+
+    def _done(self, attempt: Try, task: "asyncio.Task[Any]") -> None:
+        del self.tries[task]
+        if task.cancelled():
+            # By us, and then `ending` says why; or by itself, which nobody asked for.
+            own = attempt.ending is None
+            attempt.settle(
+                failure(asyncio.CancelledError("it cancelled itself")) if own else RELEASED
+            )
+            return
+        problem = task.exception()
+        if problem is None:
+            attempt.settle(success(task.result()))
+            return
+        if attempt.ending is None:
+            tell(attempt.context, problem)
+        attempt.settle(failure(problem))
+
+
+def tell(context: Context, problem: BaseException) -> None:
+    """Leave the traceback in the task's log; what a handler raised on purpose needs none."""
+    if not isinstance(problem, MainspringError):
+        lines = traceback.format_exception(problem)
+        context.log("".join(lines).rstrip(), "error")

@@ -1,0 +1,66 @@
+"""How a try ended, as it is reported."""
+
+from typing import Any, Literal, NamedTuple
+
+from mainspring.errors import InvalidArguments, NonRetryable, RetryAfter
+from mainspring.sdk.encoding import encode
+
+LONGEST_MESSAGE = 4000
+
+Ending = Literal["timeout", "cancelled", "lost", "released", "memory"]
+"""Why a try is ended from outside."""
+
+
+class Verdict(NamedTuple):
+    """What is said about a try."""
+
+    status: Literal["succeeded", "failed", "released"]
+    result: bytes | None = None
+    code: str | None = None
+    message: str = ""
+    retryable: bool = True
+    retry_after: float | None = None
+
+
+DONE = Verdict("succeeded", b"null")
+RELEASED = Verdict("released")
+
+
+def success(value: Any) -> Verdict:
+    """The handler returned."""
+    if value is None:
+        return DONE
+    try:
+        return Verdict("succeeded", encode(value))
+    except InvalidArguments as problem:
+        message = f"it returned {type(value).__name__}: {problem}"
+        return Verdict("failed", None, "bad-result", message, retryable=False)
+
+
+def failure(problem: BaseException) -> Verdict:
+    """The handler raised."""
+    message = str(problem)[:LONGEST_MESSAGE]
+    match problem:
+        case NonRetryable():
+            return Verdict("failed", None, "failed", message or "it said so", retryable=False)
+        case RetryAfter():
+            return Verdict("failed", None, "failed", message, retry_after=problem.delay)
+        case InvalidArguments():
+            return Verdict("failed", None, "bad-payload", message, retryable=False)
+    name = type(problem).__name__
+    return Verdict("failed", None, "failed", f"{name}: {message}" if message else name)
+
+
+def ended(why: Ending, timeout: float) -> Verdict | None:
+    """It was ended from outside; None where nobody wants to hear of it any more."""
+    match why:
+        case "timeout":
+            return Verdict("failed", None, "timeout", f"not done within {timeout:g} s")
+        case "cancelled":
+            return Verdict("failed", None, "cancelled", "it was asked to stop", retryable=False)
+        case "memory":
+            return Verdict("failed", None, "memory", "it used more memory than it may")
+        case "released":
+            return RELEASED
+        case "lost":
+            return None

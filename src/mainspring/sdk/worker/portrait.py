@@ -1,0 +1,43 @@
+"""Who a worker is and how it fares, for the registry of workers."""
+
+import os
+import platform
+import socket
+from pathlib import Path
+
+from mainspring import __version__
+from mainspring.clock import monotonic
+from mainspring.sdk.worker.options import WorkerOptions
+from mainspring.sdk.worker.protocol import About
+
+
+class Portrait:
+    """Draws a worker as it is at the moment."""
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self._options = options
+        self._looked = monotonic()
+        self._used = sum(os.times()[:2])
+
+    def draw(self, finished: int, running: int) -> About:
+        now, used = monotonic(), sum(os.times()[:2])
+        share = (used - self._used) / max(now - self._looked, 0.001)
+        self._looked, self._used = now, used
+        return About(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            slots=self._options.concurrency,
+            versions={"mainspring": __version__, "python": platform.python_version()},
+            cpu_percent=round(100 * share, 1),
+            memory_bytes=memory_mb_of(os.getpid()) * 2**20,
+            statistics={"finished": finished, "running": running},
+        )
+
+
+def memory_mb_of(pid: int) -> float:
+    """The resident memory of a process; 0 where nobody can tell."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

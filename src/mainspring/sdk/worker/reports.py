@@ -1,0 +1,203 @@
+"""What a worker tells: outcomes until they are acknowledged, and log lines while there is room.
+
+Nothing waits in order to form a batch: two requests may be on their way, and what gathers meanwhile
+is the next one.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from msgspec import Raw
+
+from mainspring.clock import monotonic
+from mainspring.errors import MainspringError, RequestError
+from mainspring.sdk.context import Line
+from mainspring.sdk.worker.outcomes import Verdict
+from mainspring.sdk.worker.protocol import (
+    ErrorOut,
+    LineOut,
+    LogsIn,
+    Nodes,
+    OutcomeOut,
+    ReportIn,
+    ReportOut,
+)
+from mainspring.sdk.worker.tries import Try
+
+REPORTS = "/v1/leases/report"
+LOGS = "/v1/leases/logs"
+
+_MOST_OUTCOMES = 1000
+_MOST_BYTES = 4 * 2**20
+_MOST_LINES = 500
+_MOST_WAITING_LINES = 20_000
+_LONGEST_LINE = 8192
+_LEVELS = frozenset({"debug", "info", "warning", "error", "stdout", "stderr"})
+_LONGEST_PAUSE = 30 * 86400.0
+_IN_FLIGHT = 2
+_PATIENCE = 10.0
+_PAUSE = 0.2
+_LINES_EVERY = 0.5
+
+
+class Reporter:
+    """Sends outcomes until the server has heard them, or the lease is over."""
+
+    def __init__(self, nodes: Nodes, done: Callable[[Try], None]) -> None:
+        self._nodes = nodes
+        self._done = done
+        self._waiting: deque[Try] = deque()
+        self._news = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self.accepted = 0
+        self.refused = 0
+
+    def put(self, attempt: Try) -> None:
+        self._waiting.append(attempt)
+        self._idle.clear()
+        self._news.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._news.wait()
+            while self._waiting and len(self._in_flight) < _IN_FLIGHT:
+                task = asyncio.create_task(self._send(self._next_batch()))
+                self._in_flight.add(task)
+                task.add_done_callback(self._sent)
+            self._news.clear()
+
+    async def flush(self, within: float) -> bool:
+        """Wait until all is told; answers whether that was so in time."""
+        try:
+            async with asyncio.timeout(within):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _sent(self, task: "asyncio.Task[None]") -> None:
+        self._in_flight.discard(task)
+        self._news.set()
+        if not self._waiting and not self._in_flight:
+            self._idle.set()
+        if not task.cancelled() and task.exception() is not None:
+            raise task.exception() or AssertionError
+
+    def _next_batch(self) -> list[Try]:
+        batch: list[Try] = []
+        size = 0
+        while self._waiting and len(batch) < _MOST_OUTCOMES and size < _MOST_BYTES:
+            attempt = self._waiting.popleft()
+            batch.append(attempt)
+            size += len(attempt.verdict.result or b"") if attempt.verdict else 0
+        return batch
+
+    async def _send(self, batch: list[Try]) -> None:
+        while batch:
+            body = ReportIn([outcome_of(attempt) for attempt in batch])
+            try:
+                answer = await self._nodes.ask_any(
+                    REPORTS, body, ReportOut, within=_PATIENCE, blocking=False
+                )
+            except RequestError as refused:
+                batch = await self._refused(batch, refused)
+                continue
+            except MainspringError:
+                batch = self._still_ours(batch)
+                await asyncio.sleep(_PAUSE)
+                continue
+            self.accepted += sum(heard.status == "accepted" for heard in answer.outcomes)
+            for attempt in batch:
+                self._done(attempt)
+            return
+
+    async def _refused(self, batch: list[Try], refused: RequestError) -> list[Try]:
+        """What the server cannot read in many it may read one by one; the one it cannot read at
+        all is told as a failure."""
+        self.refused += 1
+        if len(batch) > 1:
+            half = len(batch) // 2
+            await self._send(batch[:half])
+            return batch[half:]
+        attempt = batch[0]
+        if attempt.verdict is not None and attempt.verdict.code != "bad-report":
+            message = f"the server refused the report: {refused}"
+            attempt.verdict = Verdict("failed", None, "bad-report", message[:1000], retryable=False)
+            return batch
+        await asyncio.sleep(_PAUSE)
+        return self._still_ours(batch)
+
+    def _still_ours(self, batch: list[Try]) -> list[Try]:
+        """Those whose lease has not ended; to report the others would change nothing."""
+        now = monotonic()
+        for attempt in batch:
+            if attempt.lease_end <= now:
+                self._done(attempt)
+        return [attempt for attempt in batch if attempt.lease_end > now]
+
+
+class LogSender:
+    """Gathers log lines of all tries. Threads may write; what finds no room is counted."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._lines: deque[LineOut] = deque()
+        self._dropped = 0
+
+    def line_of(self, attempt: Try, line: Line) -> None:
+        if len(self._lines) >= _MOST_WAITING_LINES:
+            self._dropped += 1
+            return
+        message = line.message[:_LONGEST_LINE].replace("\0", "\ufffd")
+        level = line.level if line.level in _LEVELS else "info"
+        leased = attempt.leased
+        self._lines.append(LineOut(leased.id, leased.fence, _instant(line.at), level, message))
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(_LINES_EVERY)
+            await self.flush()
+
+    async def flush(self) -> None:
+        while self._lines:
+            count = min(len(self._lines), _MOST_LINES)
+            batch = [self._lines.popleft() for _ in range(count)]
+            try:
+                await self._nodes.ask_any(
+                    LOGS, LogsIn(batch), object, within=_PATIENCE, blocking=False
+                )
+            except RequestError:
+                self._dropped += len(batch)
+            except MainspringError:
+                self._lines.extendleft(reversed(batch))
+                return
+
+    @property
+    def dropped(self) -> int:
+        return self._dropped
+
+
+def outcome_of(attempt: Try) -> OutcomeOut:
+    """How a try ended, as it is told."""
+    verdict = attempt.verdict
+    assert verdict is not None
+    error = None if verdict.code is None else ErrorOut(verdict.code, verdict.message)
+    return OutcomeOut(
+        attempt.leased.id,
+        attempt.leased.fence,
+        verdict.status,
+        _instant(attempt.started_at),
+        _instant(attempt.finished_at),
+        None if verdict.result is None else Raw(verdict.result),
+        error,
+        verdict.retryable,
+        None if verdict.retry_after is None else max(0.0, min(verdict.retry_after, _LONGEST_PAUSE)),
+    )
+
+
+def _instant(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,119 @@
+"""Sync handlers, in threads that are kept and reused.
+
+A thread whose handler does not end when it is told to is left behind and another takes its place: a
+thread cannot be killed, only asked.
+"""
+
+import asyncio
+import contextvars
+import ctypes
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from mainspring.sdk.context import entered
+from mainspring.sdk.worker.loop_runner import Struck, tell
+from mainspring.sdk.worker.outcomes import Verdict, failure, success
+from mainspring.sdk.worker.tries import Try
+
+
+class _Worker(threading.Thread):
+    """One thread. `struck`: an exception was sent to it, so it is not used again."""
+
+    def __init__(self, pool: "ThreadRunner", number: int) -> None:
+        super().__init__(name=f"mainspring-{number}", daemon=True)
+        self._pool = pool
+        self.guard = threading.Lock()
+        self.current: Try | None = None
+        self.struck = False
+
+    def run(self) -> None:
+        try:
+            while (attempt := self._pool.queue.get()) is not None and self._serve(attempt):
+                pass
+        except Struck:
+            return  # it came when the try was over already
+
+    def _serve(self, attempt: Try) -> bool:
+        with self.guard:
+            self.current = attempt
+        attempt.handle = self
+        verdict = _call(attempt)
+        with self.guard:
+            self.current = None
+            again = not self.struck
+        self._pool.done(attempt, verdict, again)
+        return again
+
+
+class ThreadRunner:
+    """Hands tries to threads; makes a thread when none is idle."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.queue: SimpleQueue[Try | None] = SimpleQueue()
+        self._idle = 0
+        self._made = 0
+        self._lock = threading.Lock()
+        self._settled: list[tuple[Try, Verdict]] = []
+
+    def start(self, attempt: Try) -> None:
+        with self._lock:
+            fresh = self._idle <= 0
+            if fresh:
+                self._made += 1
+            else:
+                self._idle -= 1
+        self.queue.put(attempt)
+        if fresh:
+            _Worker(self, self._made).start()
+
+    def stop(self, attempt: Try) -> None:
+        """Cancelling is a request; a timeout or a lost lease also interrupts Python code."""
+        thread: _Worker | None = attempt.handle
+        if thread is None or attempt.ending == "cancelled":
+            return
+        with thread.guard:
+            if thread.current is attempt and thread.ident is not None:
+                thread.struck = True
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(thread.ident), ctypes.py_object(Struck)
+                )
+
+    def done(self, attempt: Try, verdict: Verdict, again: bool) -> None:
+        """Called by the threads. The event loop is woken once for many."""
+        with self._lock:
+            self._idle += again
+            self._settled.append((attempt, verdict))
+            wake = len(self._settled) == 1
+        if wake:
+            _quietly(self._loop.call_soon_threadsafe, self._settle)
+
+    def _settle(self) -> None:
+        with self._lock:
+            settled, self._settled = self._settled, []
+        for attempt, verdict in settled:
+            attempt.settle(verdict)
+
+
+def _call(attempt: Try) -> Verdict:
+    function = attempt.function
+    assert function is not None
+    try:
+        call = function.signature.unpack(attempt.leased.payload, attempt.context)
+        around = contextvars.copy_context()
+        around.run(entered, attempt.context)
+        return success(around.run(function.function, *call.args, **call.kwargs))
+    except Struck as problem:
+        return failure(problem)
+    except BaseException as problem:
+        tell(attempt.context, problem)
+        return failure(problem)
+
+
+def _quietly(call: Callable[..., Any], *args: Any) -> None:
+    try:
+        call(*args)
+    except RuntimeError:
+        return  # the loop is closed: nobody waits for this any more

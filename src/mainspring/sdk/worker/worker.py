@@ -1,0 +1,290 @@
+"""The worker: everything that leases, runs, keeps and reports, on one event loop and one thread."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+from uuid import UUID
+
+from mainspring.clock import monotonic
+from mainspring.sdk.app import App
+from mainspring.sdk.context import Context
+from mainspring.sdk.environment import Address, child_environment
+from mainspring.sdk.worker.allowing import Allowed
+from mainspring.sdk.worker.commands import CommandRunner
+from mainspring.sdk.worker.heart import Heart
+from mainspring.sdk.worker.lanes import Lane, Leaser
+from mainspring.sdk.worker.loop_runner import LoopRunner
+from mainspring.sdk.worker.options import WorkerOptions
+from mainspring.sdk.worker.outcomes import RELEASED
+from mainspring.sdk.worker.portrait import Portrait, memory_mb_of
+from mainspring.sdk.worker.processes import ProcessRunner
+from mainspring.sdk.worker.protocol import About, Leased, Nodes, ServerClock
+from mainspring.sdk.worker.reports import LogSender, Reporter
+from mainspring.sdk.worker.threads import ThreadRunner
+from mainspring.sdk.worker.tries import Runner, Try
+
+log = logging.getLogger("mainspring.worker")
+
+_TICK = 0.1
+_STUBBORN = 3.0
+"""Seconds that a try gets to end after it was told to."""
+_LAST_WORDS = 10.0
+_INTRODUCE_EVERY = 10.0
+_LOOK_EVERY = 5.0
+_MOST_REMEMBERED = 20_000
+
+
+class Worker:
+    """Runs the tasks of an app, and the commands that are allowed, until it is told to stop."""
+
+    def __init__(
+        self,
+        app: App | None,
+        options: WorkerOptions,
+        *,
+        address: Address,
+        app_path: str = "",
+        allowed: Allowed | None = None,
+    ) -> None:
+        self.app = app
+        self.options = options
+        self.nodes = Nodes(address)
+        self._address = address
+        self._app_path = app_path
+        self._allowed = allowed
+        self._tries: dict[Try, Lane] = {}
+        """All whose leases have to be kept: running, or not acknowledged yet."""
+        self._keys: set[tuple[UUID, int]] = set()
+        self._done: dict[tuple[UUID, int], None] = {}
+        """The last tries that are over: an answer may still be on its way that gives them again."""
+        self._portrait = Portrait(options)
+        self._introduced = -_INTRODUCE_EVERY
+        self._stop = asyncio.Event()
+        self._finished = asyncio.Event()
+        self.finished = 0
+        self.running = 0
+        self.replace_process: Callable[[], None] | None = None
+        """How to begin anew when the event loop is blocked for good."""
+        self.worn_out = False
+        """Whether it stopped because its process should be replaced."""
+
+    def stop(self) -> None:
+        """Take no more work, finish or release what is running, and end."""
+        self._stop.set()
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Work until `stop`; `ready` is called when it begins to ask for tasks."""
+        self._build()
+        self._heart.start()
+        duties: list[Coroutine[Any, Any, None]] = [
+            self._reporter.run(),
+            self._logs.run(),
+            self._look_around(),
+            self._tick(),
+            *(leaser.run() for leaser in self._leasers),
+        ]
+        work = [asyncio.create_task(duty) for duty in duties]
+        watch = asyncio.create_task(self._stop.wait())
+        ready()
+        try:
+            await asyncio.wait([watch, *work], return_when=asyncio.FIRST_COMPLETED)
+            for task in work:
+                if task.done():
+                    task.result()  # a duty ends by an error only: let it be seen
+            await self._drain()
+        finally:
+            watch.cancel()
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+            self._heart.stop()
+            await self._processes.close()
+            if self._commands is not None:
+                await self._commands.close()
+            await self.nodes.close()
+
+    # Building --------------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        loop = asyncio.get_running_loop()
+        options = self.options
+        functions = self.app.functions if self.app is not None else {}
+        heavy = [name for name, function in functions.items() if function.options.cpu_bound]
+        light = [name for name in functions if name not in heavy]
+        environment = child_environment(self._address)
+        self._loop_runner = LoopRunner(loop)
+        self._threads = ThreadRunner(loop)
+        self._processes = ProcessRunner(self._app_path, environment, options)
+        self._commands = (
+            None if self._allowed is None else CommandRunner(self._allowed, environment)
+        )
+        self._reporter = Reporter(self.nodes, self._forget)
+        self._logs = LogSender(self.nodes)
+        self._clock = ServerClock()
+        self._heart = Heart(options, self.nodes, self._clock, loop, self._held, self._loop_runner)
+        self._heart.warn = log.warning
+        if self.replace_process is not None:
+            self._heart.replace_process = self.replace_process
+        commands = self._commands is not None
+        lanes = []
+        if light or commands:
+            lanes.append(Lane(options.concurrency, light, commands))
+        if heavy:
+            lanes.append(Lane(options.processes, heavy, commands=False))
+        self._leasers = [Leaser(lane, self) for lane in lanes]
+
+    # Tries -----------------------------------------------------------------------------------
+
+    def begin_all(self, tasks: Sequence[Leased], lane: Lane) -> None:
+        """Start what one answer brought."""
+        if tasks:
+            self._clock.sample(tasks[-1])
+        for leased in tasks:
+            self.begin(leased, lane)
+
+    def begin(self, leased: Leased, lane: Lane) -> None:
+        """Start a task that was leased just now. One that is or was here already was given twice,
+        because the server could not know that the first answer had arrived."""
+        key = (leased.id, leased.fence)
+        if key in self._keys or key in self._done:
+            return
+        lane.take()
+        attempt: Try
+        name = leased.target.name or (leased.target.argv or [""])[0]
+        context = Context(
+            leased.id,
+            name=name,
+            attempt=leased.attempt,
+            fence=leased.fence,
+            timeout=leased.timeout,
+            clients=self.app,
+            said=lambda line: self._logs.line_of(attempt, line),
+            details=leased.context,
+        )
+        functions = self.app.functions if self.app is not None else {}
+        function = functions.get(leased.target.name or "")
+        runner = self._runner_of(leased, function)
+        lease_end = self._clock.local(leased.lease_until)
+        attempt = Try(leased, lease_end, context, function, runner or _NoRunner(), self._settled)
+        self._tries[attempt] = lane
+        self._keys.add(attempt.key)
+        self.running += 1
+        attempt.runner.start(attempt)
+
+    def _runner_of(self, leased: Leased, function: Any) -> Runner | None:
+        if leased.target.type == "command":
+            return self._commands
+        if function is None:
+            return None
+        if function.options.cpu_bound:
+            return self._processes
+        return self._loop_runner if function.is_async else self._threads
+
+    def _settled(self, attempt: Try) -> None:
+        self._tries[attempt].free()
+        self.finished += 1
+        self.running -= 1
+        if attempt.verdict is None:
+            log.warning("the lease of task %s was lost", attempt.leased.id)
+            self._forget(attempt)
+        else:
+            self._reporter.put(attempt)
+        if not self.running:
+            self._finished.set()
+
+    def _forget(self, attempt: Try) -> None:
+        self._tries.pop(attempt, None)
+        self._keys.discard(attempt.key)
+        self._done[attempt.key] = None
+        if len(self._done) > _MOST_REMEMBERED:
+            del self._done[next(iter(self._done))]
+
+    def _held(self) -> list[Try]:
+        return list(self._tries)
+
+    def held_tries(self, most: int) -> list[tuple[UUID, int]] | None:
+        return None if len(self._keys) > most else list(self._keys)
+
+    def about(self) -> About | None:
+        now = monotonic()
+        if now < self._introduced + _INTRODUCE_EVERY:
+            return None
+        self._introduced = now
+        return self._portrait.draw(self.finished, self.running)
+
+    async def _look_around(self) -> None:
+        """Nodes come and go."""
+        while True:
+            await self.nodes.learn()
+            await asyncio.sleep(_LOOK_EVERY)
+
+    # Time ------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        """Timeouts, memory, and a sign of life for the heart."""
+        count = 0
+        while True:
+            now = self._heart.pulse = monotonic()
+            for attempt in self._held():
+                if attempt.settled:
+                    continue
+                if attempt.lease_end - self._clock.margin <= now:
+                    attempt.end("lost")  # cut off: stop before somebody else begins
+                if attempt.ending is not None and now >= attempt.deadline + _STUBBORN:
+                    log.error("task %s does not stop: it is left behind", attempt.leased.id)
+                    attempt.give_up()
+                elif now >= attempt.deadline:
+                    attempt.end("timeout")
+            count += 1
+            if count % 10 == 0:
+                self._processes.watch_memory()
+                self._check_wear()
+            await asyncio.sleep(_TICK)
+
+    def _check_wear(self) -> None:
+        most, limit = self.options.max_tasks, self.options.max_memory_mb
+        if most is not None and self.finished >= most:
+            log.info("%d tries are enough: this process is replaced", self.finished)
+        elif limit is not None and memory_mb_of(os.getpid()) > limit:
+            log.warning("more than %d MB in use: this process is replaced", limit)
+        else:
+            return
+        self.worn_out = True
+        self.stop()
+
+    # The end ---------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        for leaser in self._leasers:
+            await leaser.close()
+        await self._wait_for_tries(self.options.grace)
+        for attempt in self._held():
+            attempt.end("released")
+        await self._wait_for_tries(_STUBBORN)
+        for attempt in self._held():
+            if not attempt.settled:
+                attempt.give_up()
+        await self._reporter.flush(_LAST_WORDS)
+        await self._logs.flush()
+
+    async def _wait_for_tries(self, within: float) -> None:
+        self._finished.clear()
+        if not self.running:
+            return
+        try:
+            async with asyncio.timeout(within):
+                await self._finished.wait()
+        except TimeoutError:
+            return
+
+
+class _NoRunner:
+    """For a task that this worker never offered to run."""
+
+    def start(self, attempt: Try) -> None:
+        attempt.settle(RELEASED)
+
+    def stop(self, attempt: Try) -> None:
+        pass

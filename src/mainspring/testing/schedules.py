@@ -1,0 +1,188 @@
+"""Schedules in virtual time: the same rules as on a server, over definitions in memory."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from mainspring.domain import misfire
+from mainspring.domain.duration import parse_duration
+from mainspring.domain.misfire import Ruling, Verdict
+from mainspring.domain.schedule import Definition, Misfire, Timetable, spread_of, timetable
+from mainspring.domain.template import Values, expand
+from mainspring.domain.zones import DstPolicy
+from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem
+
+_TIMES = ("start_at", "end_at")
+_PLAIN = (
+    *("cron", "rrule", "timezone", "max_runs", "jitter", "spread"),
+    *("overlap", "max_running", "stop_on_410"),
+)
+
+
+@dataclass
+class VirtualSchedule:
+    """A schedule and where it stands."""
+
+    id: UUID
+    body: dict[str, Any]
+    definition: Definition
+    decided_to: float
+    next: float | None
+    runs: int = 0
+    paused: bool = False
+    occurrences: list[Ruling] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return str(self.body["name"])
+
+    @property
+    def table(self) -> Timetable:
+        return timetable(self.definition)
+
+    @property
+    def offset(self) -> float:
+        return spread_of(self.id, self.definition.spread)
+
+    def shown(self) -> dict[str, Any]:
+        """As the API shows it."""
+        state = "paused" if self.paused else "ended" if self.next is None else "active"
+        following = None if self.next is None else _instant(self.next)
+        shown = {"id": self.id, "state": state, "runs": self.runs, "next_run_at": following}
+        return {**self.body, **shown}
+
+    def decide(self, now: float, unfinished: int) -> Verdict:
+        """What becomes of what is due, by the rules of `domain/misfire.py`."""
+        assert self.next is not None
+        definition, moment = self.definition, now - self.offset
+        cut = moment - definition.misfire.window
+        backlog = self.table.backlog(
+            self.decided_to, moment, most=misfire.wanted(definition), cut=cut
+        )
+        following = self.table.next(backlog.until)
+        last = backlog.recent[-1] if backlog.recent else None
+        gap = None if following is None or last is None else following - last
+        left = None if definition.max_runs is None else definition.max_runs - self.runs
+        verdict = misfire.rule(
+            definition,
+            backlog,
+            now=moment,
+            tolerated=misfire.tolerance(gap),
+            unfinished=unfinished,
+            runs_left=left,
+        )
+        self.decided_to = max(self.decided_to, backlog.until)
+        self.runs += len(verdict.fired)
+        self.next = None if left is not None and left <= len(verdict.fired) else following
+        self.occurrences.extend(verdict.rulings)
+        return verdict
+
+    def payload_at(self, nominal: float, number: int) -> bytes:
+        payload = msgspec.json.encode(self.body["task"].get("payload", {}))
+        at = _instant(nominal).isoformat().replace("+00:00", "Z")
+        values: Values = {"scheduled_at": at, "occurrence": number, "schedule_id": str(self.id)}
+        return expand(payload, values)
+
+
+class VirtualSchedules:
+    """All schedules of a virtual world, and the routes that make them."""
+
+    def __init__(self, now: Callable[[], float], make_id: Callable[[], UUID]) -> None:
+        self._now = now
+        self._make_id = make_id
+        self.found: dict[UUID, VirtualSchedule] = {}
+        self.changed: Callable[[], None] = lambda: None
+
+    def next_at(self) -> float | None:
+        """When something is due."""
+        times = [s.next + s.offset for s in self.found.values() if s.next and not s.paused]
+        return min(times, default=None)
+
+    def due(self, now: float) -> list[VirtualSchedule]:
+        return [
+            schedule
+            for schedule in self.found.values()
+            if not schedule.paused
+            and schedule.next is not None
+            and schedule.next + schedule.offset <= now
+        ]
+
+    # Routes ----------------------------------------------------------------------------------
+
+    def create(self, body: dict[str, Any], _key: str | None) -> tuple[int, object]:
+        if any(schedule.name == body["name"] for schedule in self.found.values()):
+            raise Conflict(f"there is a schedule {body['name']!r} already")
+        made = self._built(self._make_id(), body)
+        self.found[made.id] = made
+        self.changed()
+        return 201, made.shown()
+
+    def page(self, query: Mapping[str, str]) -> tuple[int, object]:
+        name = query.get("name")
+        items = [s.shown() for s in self.found.values() if name is None or s.name == name]
+        return 200, {"items": items, "next_cursor": None}
+
+    def one(self, schedule_id: str, _query: Mapping[str, str]) -> tuple[int, object]:
+        return 200, self._existing(schedule_id).shown()
+
+    def replace(self, schedule_id: str, body: dict[str, Any]) -> tuple[int, object]:
+        old = self._existing(schedule_id)
+        new = self._built(old.id, body)
+        new.runs = old.runs
+        self.found[old.id] = new
+        self.changed()
+        return 200, new.shown()
+
+    def delete(self, schedule_id: str) -> tuple[int, object]:
+        del self.found[self._existing(schedule_id).id]
+        return 204, None
+
+    def _existing(self, schedule_id: str) -> VirtualSchedule:
+        found = self.found.get(UUID(schedule_id))
+        if found is None:
+            raise NotFound(f"there is no schedule {schedule_id!r}")
+        return found
+
+    def _built(self, schedule_id: UUID, body: dict[str, Any]) -> VirtualSchedule:
+        now = self._now()
+        try:
+            definition = _definition(body, now)
+            following = timetable(definition).next(now)
+        except ValueError as problem:
+            where = next((name for name in ("cron", "rrule") if name in body), "timezone")
+            detail = "the schedule does not make sense"
+            raise InvalidRequest(detail, [Problem(f"/{where}", str(problem))]) from None
+        return VirtualSchedule(schedule_id, body, definition, now, following)
+
+
+def _definition(body: Mapping[str, Any], now: float) -> Definition:
+    given: dict[str, Any] = {name: body[name] for name in _PLAIN if body.get(name) is not None}
+    times: dict[str, Any] = {
+        name: _seconds(body[name]) for name in _TIMES if body.get(name) is not None
+    }
+    interval = body.get("interval")
+    if isinstance(interval, str):
+        interval = parse_duration(interval)
+    if sum(x is not None for x in (body.get("cron"), interval, body.get("rrule"))) != 1:
+        raise ValueError("exactly one of cron, interval and rrule has to be given")
+    return Definition(
+        **given,
+        **times,
+        interval=interval,
+        anchor=times.get("start_at", now),
+        misfire=Misfire(**body.get("misfire", {})),
+        dst=DstPolicy(**body.get("dst", {})),
+        exclude=tuple(str(day) for day in body.get("exclude", ())),
+    )
+
+
+def _seconds(moment: str) -> float:
+    return datetime.fromisoformat(moment).timestamp()
+
+
+def _instant(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,311 @@
+"""The parts of a worker, each alone: clocks, tries, demand, reports, addresses."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import msgspec
+import pytest
+
+from mainspring.clock import monotonic
+from mainspring.errors import InvalidRequest, MainspringError, Unreachable
+from mainspring.sdk.context import Context, Line
+from mainspring.sdk.environment import Address
+from mainspring.sdk.results import TaskTarget
+from mainspring.sdk.worker import lanes, reports
+from mainspring.sdk.worker.lanes import Lane, Leaser
+from mainspring.sdk.worker.options import WorkerOptions
+from mainspring.sdk.worker.outcomes import Ending, Verdict
+from mainspring.sdk.worker.protocol import (
+    Heard,
+    Leased,
+    LeaseIn,
+    NodeAddress,
+    Nodes,
+    ReportOut,
+    ServerClock,
+)
+from mainspring.sdk.worker.reports import LogSender, Reporter
+from mainspring.sdk.worker.tries import Try
+from mainspring.sdk.worker.worker import Worker
+
+EPOCH = datetime(2027, 1, 1, tzinfo=UTC)
+
+
+def leased(at: float = 0.0, *, lease: float = 15.0, timeout: float = 30.0) -> Leased:
+    """A task that the server leased so many seconds after the epoch."""
+    began = EPOCH + timedelta(seconds=at)
+    deadline = (began + timedelta(seconds=timeout)).isoformat()
+    return Leased(
+        uuid4(),
+        1,
+        1,
+        began + timedelta(seconds=lease),
+        TaskTarget(type="handler", name="x"),
+        msgspec.Raw(b"{}"),
+        timeout,
+        {"deadline": deadline},
+    )
+
+
+class Silent:
+    """A runner that does what it is told, and nothing more."""
+
+    def __init__(self) -> None:
+        self.stopped: list[Ending | None] = []
+
+    def start(self, attempt: Try) -> None:
+        pass
+
+    def stop(self, attempt: Try) -> None:
+        self.stopped.append(attempt.ending)
+
+
+def attempt(settled: list[Try], lease_end: float | None = None) -> Try:
+    task = leased()
+    end = monotonic() + 15 if lease_end is None else lease_end
+    return Try(task, end, Context(task.id), None, Silent(), settled.append)
+
+
+class TestServerClock:
+    def test_the_length_of_a_lease_is_learned(self) -> None:
+        clock = ServerClock()
+        clock.sample(leased(lease=3.0))
+        assert clock.lease == pytest.approx(3.0)
+
+    def test_an_answer_that_lay_unread_is_known_to_be_old(self) -> None:
+        clock = ServerClock()
+        clock.sample(leased(100.0))
+        old = leased(40.0)  # leased a minute before, read only now
+        clock.sample(old)
+        assert clock.local(old.lease_until) < monotonic()
+        fresh = leased(100.0)
+        assert clock.local(fresh.lease_until) == pytest.approx(monotonic() + 15, abs=0.5)
+
+    def test_a_lease_never_seems_longer_than_it_can_be(self) -> None:
+        clock = ServerClock()
+        clock.sample(leased(0.0))
+        assert clock.local(EPOCH + timedelta(days=1)) <= monotonic() + clock.lease
+
+
+class TestTries:
+    def test_it_settles_once(self) -> None:
+        settled: list[Try] = []
+        one = attempt(settled)
+        one.settle(Verdict("succeeded", b"1"))
+        one.settle(Verdict("failed", None, "late"))
+        assert len(settled) == 1
+        assert one.verdict == Verdict("succeeded", b"1")
+
+    @pytest.mark.parametrize(
+        ("why", "code"), [("timeout", "timeout"), ("cancelled", "cancelled"), ("memory", "memory")]
+    )
+    def test_who_ended_it_says_why(self, why: Ending, code: str) -> None:
+        settled: list[Try] = []
+        one = attempt(settled)
+        one.end(why)
+        one.settle(Verdict("failed", None, "failed", "CancelledError"))
+        assert one.verdict is not None
+        assert one.verdict.code == code
+        assert one.context.cancelled
+
+    def test_a_success_in_the_last_moment_counts(self) -> None:
+        one = attempt([])
+        one.end("timeout")
+        one.settle(Verdict("succeeded", b"1"))
+        assert one.verdict == Verdict("succeeded", b"1")
+
+    def test_of_a_lost_try_nothing_is_told(self) -> None:
+        one = attempt([])
+        one.end("timeout")
+        one.end("lost")
+        one.end("cancelled")
+        assert one.ending == "lost"
+        one.settle(Verdict("succeeded", b"1"))
+        assert one.verdict is None
+
+    def test_a_settled_try_cannot_be_ended(self) -> None:
+        one = attempt([])
+        one.settle(Verdict("succeeded", b"1"))
+        one.end("cancelled")
+        assert one.ending is None
+        assert one.runner.stopped == []  # type: ignore[attr-defined]
+
+
+class Desk:
+    """Answers as the test has it, in place of the nodes."""
+
+    urls = ("http://one", "http://two")
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.answers: list[Any] = []
+        self.open = 0
+        self.changed = asyncio.Event()
+
+    async def ask(self, _url: str, _path: str, body: Any, _answer: Any, **_how: Any) -> Any:
+        self.asked.append(body)
+        self.open += body.max
+        self.changed.set()
+        await asyncio.sleep(3600)
+
+    async def ask_any(self, _path: str, body: Any, _answer: Any, **_how: Any) -> Any:
+        self.asked.append(body)
+        found = self.answers.pop(0) if self.answers else None
+        if isinstance(found, MainspringError):
+            raise found
+        if found is not None:
+            return found
+        return ReportOut([Heard(outcome.id, "accepted") for outcome in body.outcomes])
+
+
+class Home:
+    """As much of a worker as a leaser needs."""
+
+    def __init__(self, nodes: Any) -> None:
+        self.nodes = nodes
+        self.options = WorkerOptions(name="w")
+
+    def begin_all(self, tasks: Sequence[Leased], lane: Lane) -> None:
+        for _ in tasks:
+            lane.take()
+
+    def held_tries(self, most: int) -> list[tuple[UUID, int]] | None:
+        return []
+
+    def about(self) -> None:
+        return None
+
+
+class TestDemand:
+    @pytest.mark.parametrize("slots", [1, 2, 3, 7, 100, 5000])
+    async def test_no_more_is_asked_for_than_there_is_room(self, slots: int) -> None:
+        desk = Desk()
+        leaser = Leaser(Lane(slots, ["x"], commands=False), Home(desk))
+        work = asyncio.create_task(leaser.run())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert desk.open == min(slots, 4 * 1000)
+        assert len(desk.asked) == min(4, slots)
+        assert {type(body) for body in desk.asked} == {LeaseIn}
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    async def test_two_lanes_do_not_share_slots(self) -> None:
+        lane = Lane(2, ["x"], commands=False)
+        lane.take()
+        lane.asked = 1
+        assert lane.open_slots == 0
+        lane.free()
+        assert lane.open_slots == 1
+        assert lanes.LEASES == "/v1/leases"
+
+
+class TestReports:
+    async def reported(self, desk: Any, tries: list[Try]) -> list[Try]:
+        done: list[Try] = []
+        reporter = Reporter(desk, done.append)
+        work = asyncio.create_task(reporter.run())
+        for one in tries:
+            one.settle(Verdict("succeeded", b"1"))
+            reporter.put(one)
+        assert await reporter.flush(5)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        return done
+
+    async def test_until_they_are_heard(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reports, "_PAUSE", 0.01)
+        desk = Desk()
+        desk.answers = [Unreachable("no"), Unreachable("no")]
+        tries = [attempt([]) for _ in range(3)]
+        assert await self.reported(desk, tries) == tries
+        assert len(desk.asked) == 3
+
+    async def test_not_beyond_the_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reports, "_PAUSE", 0.01)
+        desk = Desk()
+        desk.answers = [Unreachable("no")] * 100
+        over = [attempt([], monotonic() + 0.05)]
+        assert await self.reported(desk, over) == over
+        assert 1 < len(desk.asked) < 100
+
+    async def test_one_that_cannot_be_read_does_not_hold_up_the_others(self) -> None:
+        class Picky(Desk):
+            async def ask_any(self, _path: str, body: Any, _answer: Any, **_how: Any) -> Any:
+                self.asked.append(body)
+                if any(o.id == bad.leased.id and o.result is not None for o in body.outcomes):
+                    raise InvalidRequest("too large")
+                return ReportOut([Heard(o.id, "accepted") for o in body.outcomes])
+
+        tries = [attempt([]) for _ in range(9)]
+        bad = tries[4]
+        done = await self.reported(Picky(), tries)
+        assert set(done) == set(tries)
+        assert bad.verdict is not None
+        assert (bad.verdict.code, bad.verdict.retryable) == ("bad-report", False)
+
+    async def test_lines_wait_while_nobody_listens_and_have_bounds(self) -> None:
+        desk = Desk()
+        desk.answers = [Unreachable("no")]
+        sender = LogSender(desk)  # type: ignore[arg-type]
+        one = attempt([])
+        for number in range(reports._MOST_WAITING_LINES + 5):
+            sender.line_of(one, Line(f"{number}\0", "strange"))
+        assert sender.dropped == 5
+        await sender.flush()
+        desk.answers = [object()] * 100
+        await sender.flush()
+        first = desk.asked[1].lines[0]
+        assert (first.message, first.level) == ("0\ufffd", "info")
+        assert sum(len(body.lines) for body in desk.asked[1:]) == reports._MOST_WAITING_LINES
+
+
+class TestNodes:
+    @pytest.mark.parametrize(
+        ("given", "told", "called"),
+        [
+            ("https://lb.example", ["https://a:1", "https://b:1"], ["https://a:1", "https://b:1"]),
+            ("https://lb.example", ["http://a:1"], ["https://lb.example"]),
+            ("http://lb.example", ["http://127.0.0.1:1"], ["http://lb.example"]),
+            ("http://127.0.0.1:1", ["http://127.0.0.1:2"], ["http://127.0.0.1:2"]),
+            ("http://lb.example", ["http://0.0.0.0:1"], ["http://lb.example"]),
+            ("http://lb.example", [None, "http://a:1"], ["http://a:1", "http://lb.example"]),
+            ("http://lb.example", [], ["http://lb.example"]),
+        ],
+    )
+    def test_whom_to_ask(self, given: str, told: list[str | None], called: list[str]) -> None:
+        nodes = Nodes(Address(given, "key"))
+        nodes._take([NodeAddress(url, 10) for url in told])
+        assert list(nodes.urls) == called
+
+    def test_who_does_not_answer_is_left_to_the_others(self) -> None:
+        nodes = Nodes(Address("http://lb", "key"))
+        nodes._take([NodeAddress("http://a:1", 10), NodeAddress("http://b:1", 10)])
+        nodes._shunned["http://a:1"] = monotonic() + 5
+        assert list(nodes.urls) == ["http://b:1", "http://lb"]
+
+
+async def test_a_task_that_is_given_twice_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(None, WorkerOptions(), address=Address("http://x", "key"))
+    worker._build()
+    task, lane = leased(), Lane(5, [], commands=True)
+    started: list[Try] = []
+
+    class Recording(Silent):
+        def start(self, attempt: Try) -> None:
+            started.append(attempt)
+
+    monkeypatch.setattr(worker, "_runner_of", lambda _leased, _function: Recording())
+    worker.begin_all([task, task], lane)
+    worker.begin_all([task], lane)
+    assert (len(started), lane.running) == (1, 1)
+    assert worker.held_tries(10) == [(task.id, task.fence)]
+    started[0].end("lost")
+    started[0].settle(Verdict("succeeded", b"1"))
+    assert worker.held_tries(10) == []
+    worker.begin_all([task], lane)  # an answer that was slower than the task
+    assert (len(started), lane.running) == (1, 0)
+    worker._heart.stop()
