@@ -115,6 +115,52 @@ async def test_a_result_and_dead_letters(use: Any) -> None:
     await use(None, blocking)
 
 
+async def test_workflows_and_their_runs(use: Any) -> None:
+    def blocking(client: Client) -> None:
+        flow = mainspring.Workflow("pair")
+        first = flow.step("first", handler="mainspring.noop")
+        flow.step("second", handler="mainspring.fail", needs=first, retry={"max_attempts": 1})
+        assert client.workflows.create(flow).version == 1
+        assert client.workflows.create(flow).version == 2
+        assert client.workflows.get("pair", version=1).steps[1]["needs"] == ["first"]
+        assert [(w.name, w.step_count) for w in client.workflows.list()] == [("pair", 2)]
+        begun = client.workflows.run("pair", {"day": "monday"}, version=1)
+        ended = client.workflow_runs.wait(begun.id, timeout=30)
+        assert (ended.state, ended.input, ended.version) == ("failed", {"day": "monday"}, 1)
+        assert [(s.id, s.state) for s in ended.steps] == [
+            ("first", "completed"),
+            ("second", "failed"),
+        ]
+        assert client.workflow_runs.retry(begun.id).state == "running"
+        client.workflow_runs.wait(begun.id, timeout=30)
+        skipped = client.workflow_runs.skip_step(begun.id, "second")
+        assert skipped.step("second").skipped_by_hand
+
+    async def awaiting(client: AsyncClient) -> None:
+        flow = {
+            "name": "nap",
+            "steps": [
+                {
+                    "id": "sleep",
+                    "target": mainspring.handler("mainspring.sleep"),
+                    "payload": {"seconds": 25},
+                }
+            ],
+        }
+        await client.workflows.create(flow)
+        begun = await client.workflows.run("nap")
+        assert (await client.workflow_runs.pause(begun.id)).state == "paused"
+        assert (await client.workflow_runs.resume(begun.id)).state == "running"
+        await client.workflow_runs.cancel(begun.id)
+        assert (await client.workflow_runs.wait(begun.id, timeout=30)).state == "cancelled"
+        assert [run.id async for run in client.workflow_runs.list(workflow="nap")] == [begun.id]
+        await client.workflows.delete("nap")
+        with pytest.raises(NotFound):
+            await client.workflows.run("nap")
+
+    await use(awaiting, blocking)
+
+
 async def test_schedules_and_calendars(use: Any) -> None:
     async def awaiting(client: AsyncClient) -> None:
         await client.calendars.create("holidays", ["2027-12-25"])

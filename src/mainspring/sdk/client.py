@@ -22,6 +22,7 @@ from mainspring.sdk.resources.administration import Installation, Keys, Secrets,
 from mainspring.sdk.resources.dead_letters import DeadLetters, Effects
 from mainspring.sdk.resources.schedules import Calendars, Schedules
 from mainspring.sdk.resources.tasks import Tasks
+from mainspring.sdk.resources.workflows import WorkflowRuns, Workflows
 from mainspring.sdk.transport import AsyncTransport, BlockingTransport, Transport
 
 T = TypeVar("T")
@@ -36,6 +37,8 @@ class _Client(Installation[F]):
         self.tasks: Tasks[F] = Tasks(caller)
         self.schedules: Schedules[F] = Schedules(caller)
         self.calendars: Calendars[F] = Calendars(caller)
+        self.workflows: Workflows[F] = Workflows(caller)
+        self.workflow_runs: WorkflowRuns[F] = WorkflowRuns(caller)
         self.dead_letters: DeadLetters[F] = DeadLetters(caller)
         self.effects: Effects[F] = Effects(caller)
         self.keys: Keys[F] = Keys(caller)

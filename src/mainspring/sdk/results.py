@@ -118,6 +118,92 @@ class Explanation(Struct, kw_only=True):
     lateness: dict[str, float] = field(default_factory=dict)
 
 
+class Definition(Struct, kw_only=True):
+    """One version of a workflow."""
+
+    name: str
+    version: int
+    steps: list[dict[str, Any]]
+    on_failure: str
+    created_at: datetime
+    deadline: float | None = None
+    input: dict[str, Any] = field(default_factory=dict)
+    etag: str | None = None
+
+
+class WorkflowSummary(Struct, kw_only=True):
+    """A workflow in a list: its latest version, without the steps."""
+
+    name: str
+    version: int
+    step_count: int
+    on_failure: str
+    created_at: datetime
+    updated_at: datetime
+
+
+class RunItem(Struct, kw_only=True):
+    """One task of a step that is done for a list."""
+
+    index: int
+    state: State
+    task_id: UUID
+    attempts: int = 0
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    result: Any = None
+    error: dict[str, str] | None = None
+
+
+class RunStep(Struct, kw_only=True):
+    """A step of a run."""
+
+    id: str
+    state: State
+    task_id: UUID
+    needs: list[str] = field(default_factory=list)
+    attempts: int = 0
+    due_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    result: Any = None
+    error: dict[str, str] | None = None
+    skipped_by_hand: bool = False
+    items_total: int | None = None
+    items_finished: int | None = None
+    items: list[RunItem] | None = None
+
+
+class Run(Struct, kw_only=True):
+    """A run of a workflow. Lists leave out the input, the steps and the graph."""
+
+    id: UUID
+    workflow: str
+    version: int
+    state: Literal["running", "paused", "completed", "failed", "cancelled"]
+    created_at: datetime
+    ending: str | None = None
+    steps_total: int = 0
+    steps_unfinished: int = 0
+    steps_failed: int = 0
+    finished_at: datetime | None = None
+    deadline_at: datetime | None = None
+    schedule_id: UUID | None = None
+    nominal_at: datetime | None = None
+    input: Any = None
+    steps: list[RunStep] = field(default_factory=list)
+    graph: dict[str, Any] | None = None
+    etag: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finished_at is not None
+
+    def step(self, step_id: str) -> RunStep:
+        """The step of this id."""
+        return next(step for step in self.steps if step.id == step_id)
+
+
 class LogLine(Struct, kw_only=True):
     """A line that a handler or a command wrote."""
 

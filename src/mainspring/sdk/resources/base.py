@@ -1,16 +1,23 @@
-"""What all resources share: a caller, and lists that go on page after page."""
+"""What all resources share: a caller, lists that go on page after page, and waiting for an end."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Generic, TypeVar
+from uuid import UUID
 
 from msgspec import Struct
 
+from mainspring.clock import monotonic
+from mainspring.errors import TaskUnfinished
 from mainspring.sdk.calling import Caller
 from mainspring.sdk.faces import F, Faced
+from mainspring.sdk.results import Run, Task
 
 T = TypeVar("T")
+Ending = TypeVar("Ending", Task, Run)
 
 _PAGE = 500
+_SOON = 0.05
+_LONGEST_PAUSE = 1.0
 
 
 class Page(Struct, Generic[T]):
@@ -40,3 +47,22 @@ class Resource(Faced[F]):
             cursor = found.next_cursor
             if cursor is None:
                 return
+
+    async def _until_finished(
+        self,
+        read: Callable[[UUID | str], Awaitable[Ending]],
+        what: UUID | str,
+        within: float | None,
+    ) -> Ending:
+        """What is read once it has ended, however it did."""
+        deadline = None if within is None else monotonic() + within
+        pause = _SOON
+        while True:
+            found = await read(what)
+            if found.finished:
+                return found
+            left = pause if deadline is None else min(pause, deadline - monotonic())
+            if left <= 0:
+                raise TaskUnfinished(f"{found.id} is still {found.state} after {within:g} s")
+            await self._caller.transport.sleep(left)
+            pause = min(pause * 1.5, _LONGEST_PAUSE)

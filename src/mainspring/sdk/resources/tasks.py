@@ -7,18 +7,13 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from mainspring.clock import monotonic
-from mainspring.errors import TaskNotCompleted, TaskUnfinished
+from mainspring.errors import TaskNotCompleted
 from mainspring.sdk.calling import part
 from mainspring.sdk.encoding import with_offset
 from mainspring.sdk.faces import F, both, each
 from mainspring.sdk.resources.base import Page, Resource
 from mainspring.sdk.results import Cancelled, Execution, Explanation, LogLine, Task
 from mainspring.sdk.targets import Target, TaskChanges, TaskFields
-
-_SOON = 0.05
-_LONGEST_PAUSE = 1.0
-
 
 Ids = list[UUID]
 Executions = list[Execution]
@@ -180,12 +175,12 @@ class Tasks(Resource[F]):
     @both
     async def wait(self, task_id: UUID | str, timeout: float | None = None) -> Task:  # noqa: ASYNC109
         """The task once it has ended, however it did; TaskUnfinished if that takes longer."""
-        return await self._wait(task_id, timeout)
+        return await self._until_finished(self._get, task_id, timeout)
 
     @both
     async def result(self, task_id: UUID | str, timeout: float | None = None) -> Any:  # noqa: ASYNC109
         """What its handler returned; TaskNotCompleted if it ended in any other way."""
-        task = await self._wait(task_id, timeout)
+        task = await self._until_finished(self._get, task_id, timeout)
         if task.state == "completed":
             return task.result
         said = task.error["message"] if task.error else "there is no error to tell of"
@@ -196,19 +191,6 @@ class Tasks(Resource[F]):
 
     async def _do(self, task_id: UUID | str, verb: str) -> Task:
         return await self._caller.call("POST", f"/v1/tasks/{part(task_id)}/{verb}", answer=Task)
-
-    async def _wait(self, task_id: UUID | str, within: float | None) -> Task:
-        deadline = None if within is None else monotonic() + within
-        pause = _SOON
-        while True:
-            task = await self._get(task_id)
-            if task.finished:
-                return task
-            left = pause if deadline is None else min(pause, deadline - monotonic())
-            if left <= 0:
-                raise TaskUnfinished(f"task {task.id} is still {task.state} after {within:g} s")
-            await self._caller.transport.sleep(left)
-            pause = min(pause * 1.5, _LONGEST_PAUSE)
 
 
 def described(target: Target, fields: Mapping[str, Any]) -> dict[str, Any]:

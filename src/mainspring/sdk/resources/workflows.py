@@ -1,0 +1,122 @@
+"""`client.workflows` and `client.workflow_runs`."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+from uuid import UUID
+
+from mainspring.sdk.calling import part
+from mainspring.sdk.faces import F, both, each
+from mainspring.sdk.resources.base import Page, Resource
+from mainspring.sdk.results import Definition, Run, WorkflowSummary
+from mainspring.sdk.workflow import Workflow
+
+_RUNS = "/v1/workflow-runs"
+
+
+class Workflows(Resource[F]):
+    """Named, versioned graphs of steps."""
+
+    @both
+    async def create(
+        self, workflow: Workflow | Mapping[str, Any], *, idempotency_key: str | None = None
+    ) -> Definition:
+        """Make a workflow, or the next version of the one that goes by its name."""
+        body = workflow.definition() if isinstance(workflow, Workflow) else workflow
+        return await self._caller.call(
+            "POST", "/v1/workflows", body, answer=Definition, key=idempotency_key
+        )
+
+    @both
+    async def get(self, name: str, *, version: int | None = None) -> Definition:
+        """A version of it; the latest, if none is named."""
+        return await self._caller.call(
+            "GET", f"/v1/workflows/{part(name)}", answer=Definition, query={"version": version}
+        )
+
+    @each
+    async def list(self, *, limit: int | None = None) -> AsyncIterator[WorkflowSummary]:
+        """All of them, by name."""
+        async for found in self._every("/v1/workflows", Page[WorkflowSummary], {"limit": limit}):
+            yield found
+
+    @both
+    async def delete(self, name: str) -> None:
+        """Take it out of use; runs that have begun go on."""
+        await self._caller.call("DELETE", f"/v1/workflows/{part(name)}")
+
+    @both
+    async def run(
+        self,
+        name: str,
+        input: Mapping[str, Any] | None = None,
+        *,
+        version: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Run:
+        """Begin a run."""
+        body: dict[str, Any] = {"input": input or {}}
+        if version is not None:
+            body["version"] = version
+        path = f"/v1/workflows/{part(name)}/runs"
+        return await self._caller.call("POST", path, body, answer=Run, key=idempotency_key)
+
+
+class WorkflowRuns(Resource[F]):
+    """Runs of workflows."""
+
+    @both
+    async def get(self, run_id: UUID | str) -> Run:
+        return await self._get(run_id)
+
+    @each
+    async def list(
+        self,
+        *,
+        workflow: str | None = None,
+        state: str | None = None,
+        schedule_id: UUID | str | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[Run]:
+        """All that match, newest first, without their steps."""
+        query = {"workflow": workflow, "state": state, "schedule_id": schedule_id, "limit": limit}
+        async for run in self._every(_RUNS, Page[Run], query):
+            yield run
+
+    @both
+    async def wait(self, run_id: UUID | str, timeout: float | None = None) -> Run:  # noqa: ASYNC109
+        """The run once it has ended, however it did; TaskUnfinished if that takes longer."""
+        return await self._until_finished(self._get, run_id, timeout)
+
+    @both
+    async def cancel(self, run_id: UUID | str) -> Run:
+        return await self._do(run_id, "cancel")
+
+    @both
+    async def pause(self, run_id: UUID | str) -> Run:
+        """Start no more steps for now."""
+        return await self._do(run_id, "pause")
+
+    @both
+    async def resume(self, run_id: UUID | str) -> Run:
+        return await self._do(run_id, "resume")
+
+    @both
+    async def retry(self, run_id: UUID | str) -> Run:
+        """Begin again from the steps that failed."""
+        return await self._do(run_id, "retry")
+
+    @both
+    async def retry_step(self, run_id: UUID | str, step: str) -> Run:
+        """Do one step again, and what comes after it."""
+        return await self._do(run_id, f"steps/{part(step)}/retry")
+
+    @both
+    async def skip_step(self, run_id: UUID | str, step: str) -> Run:
+        """Go on as if the step were not there."""
+        return await self._do(run_id, f"steps/{part(step)}/skip")
+
+    async def _get(self, run_id: UUID | str) -> Run:
+        return await self._caller.call("GET", f"{_RUNS}/{part(run_id)}", answer=Run)
+
+    async def _do(self, run_id: UUID | str, verb: str) -> Run:
+        return await self._caller.call("POST", f"{_RUNS}/{part(run_id)}/{verb}", answer=Run)
