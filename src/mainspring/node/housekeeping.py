@@ -11,13 +11,14 @@ from mainspring.store.housekeeping import ArchiveHook, Housekeeping
 
 log = structlog.get_logger()
 
-_EVERY = 60.0
+_TIDY_EVERY = 60.0
+_LOOK_EVERY = 1.0
 _LEASE = 150.0
 _OLD_TRANSACTION = 60.0
 
 
 class Housekeeper:
-    """Looks around every minute and tidies up if the duty is ours."""
+    """Tidies up every minute if the duty is ours, and keeps an eye on the planner meanwhile."""
 
     def __init__(
         self,
@@ -36,15 +37,25 @@ class Housekeeper:
             try:
                 if await self._house.hold_duty(self._state.node_id, _LEASE):
                     await self._tidy()
+                    await self._watch(_TIDY_EVERY)
+                    continue
             except StoreUnavailable as problem:
                 log.warning("housekeeping failed", action="house.failed", problem=str(problem))
-            await asyncio.sleep(_EVERY)
+            await asyncio.sleep(_TIDY_EVERY)
 
     async def leave(self) -> None:
         try:
             await self._house.drop_duties(self._state.node_id)
         except StoreUnavailable:
             log.info("the duty will pass on by itself", action="house.kept_duty")
+
+    async def _watch(self, seconds: float) -> None:
+        """The database looks at its tables once a minute; a burst is over by then."""
+        until = self._state.clock.now() + seconds
+        while self._state.clock.now() < until:
+            if await self._house.tell_the_planner():
+                log.info("told the planner of many new tasks", action="house.planner_told")
+            await asyncio.sleep(_LOOK_EVERY)
 
     async def _tidy(self) -> None:
         made = await self._house.make_partitions(self._config.partitions_ahead)

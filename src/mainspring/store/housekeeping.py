@@ -121,6 +121,14 @@ class Housekeeping:
             cleared += gone
         return cleared
 
+    async def tell_the_planner(self) -> bool:
+        """Of a crowd of tasks that it does not know of; answers whether there was one."""
+        row = await self._database.fetch_row(SQL["crowd_is_news"])
+        if row is None or not row["news"]:
+            return False
+        await self._database.fetch(SQL["tell_the_planner"])
+        return True
+
     async def oldest_transaction(self) -> tuple[int, float, str] | None:
         """Who holds the oldest snapshot: (pid, age in seconds, application)."""
         row = await self._database.fetch_row(SQL["oldest_transaction"])
