@@ -9,7 +9,8 @@ from typing import NamedTuple
 from uuid import UUID
 
 from mainspring.domain.tenant import TenantLimits
-from simulation.store import Finished, MemoryStore, ScheduleRow, Task
+from simulation.store import MemoryStore
+from simulation.tables import Finished, ScheduleRow, Task
 from simulation.world import SimulationFailed
 
 

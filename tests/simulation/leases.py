@@ -9,7 +9,8 @@ from mainspring.domain.capability import Offer
 from mainspring.domain.placement import Tenure
 from mainspring.domain.task import TaskSpec
 from mainspring.store.leases import Beat, Beaten, HeldTry, Leased, WorkerPick
-from simulation.store import MemoryStore, Task, assignment_of
+from simulation.store import MemoryStore, assignment_of
+from simulation.tables import Task
 
 _decode_spec = msgspec.json.Decoder(TaskSpec).decode
 

@@ -17,7 +17,8 @@ from mainspring.store.firing import Firing, Placed, Settled, decide
 from mainspring.store.schedule_rows import StoredSchedule
 from mainspring.store.schedules import Due, Schedules
 from simulation.remote import Link
-from simulation.store import Line, MemoryStore, ScheduleRow
+from simulation.store import MemoryStore
+from simulation.tables import Line, ScheduleRow
 
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -5,7 +5,6 @@ contract suite runs the same tests against this and against PostgreSQL, so that 
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeVar
 from uuid import UUID
@@ -13,203 +12,30 @@ from uuid import UUID
 import msgspec
 
 from mainspring.domain.capability import ALONE
-from mainspring.domain.execution import Assignment, Report, TaskError
+from mainspring.domain.execution import Assignment, Report
 from mainspring.domain.placement import Tenure, partition_of
 from mainspring.domain.rows import StreamKey, TaskRow
-from mainspring.domain.schedule import Definition
 from mainspring.domain.settlement import Finish, Retry
-from mainspring.domain.task import PARKED, TaskSpec, TaskState
+from mainspring.domain.task import TaskSpec, TaskState
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store.cluster import Member
 from mainspring.store.engine import Extended, Seen, TaskRef
 from mainspring.store.tasks import Change, Creation, LockedTask, NewTask
+from simulation.tables import (
+    DeadLetter,
+    Execution,
+    Finished,
+    KeyRow,
+    NodeRow,
+    PartitionRow,
+    Tables,
+    Task,
+)
 
 T = TypeVar("T")
 
 _decode_spec = msgspec.json.Decoder(TaskSpec).decode
 _FAILURES = ("failed", "timed_out")
-
-
-@dataclass(slots=True)
-class Task:
-    """A row of `tasks`."""
-
-    made: NewTask = field(repr=False)
-    partition: int
-    run: float
-    due: float
-    expires: float | None
-    priority: int
-    queue: str
-    capability: str
-    name: str | None
-    labels: Mapping[str, str] | None
-    spec: bytes = field(repr=False)
-    payload: bytes = field(repr=False)
-    rev: int = 1
-    fence: int = 0
-    attempts: int = 0
-    failures: int = 0
-    state: str = "scheduled"
-    cancel_requested: bool = False
-    picked: float | None = None
-    lease_until: float | None = None
-    worker: str | None = None
-    incarnation: str | None = None
-    losses: int = 0
-    error: TaskError | None = None
-    past: tuple[int, int, str, float, int, bool] | None = field(default=None, repr=False)
-    """How a watcher saw it last."""
-
-    def __str__(self) -> str:
-        return f"{self.id} {self!r}"
-
-    @property
-    def id(self) -> UUID:
-        return self.made.id
-
-    @property
-    def tenant_id(self) -> int:
-        return self.made.tenant_id
-
-    @property
-    def key(self) -> str | None:
-        return self.made.concurrency_key
-
-    @property
-    def parked(self) -> bool:
-        return self.state in PARKED
-
-    def row(self) -> TaskRow:
-        return TaskRow(
-            self.tenant_id, self.id, self.rev, self.partition, self.state, self.queue,
-            self.capability, self.key, self.made.concurrency_limit, self.priority, self.due,
-            self.expires, self.fence, self.lease_until, self.cancel_requested, self.worker,
-            self.incarnation,
-        )  # fmt: skip
-
-    def stream(self) -> StreamKey:
-        return StreamKey(
-            self.partition, self.tenant_id, self.queue, self.capability, self.key, self.priority
-        )
-
-    def back_to_scheduled(self) -> None:
-        self.state, self.rev = "scheduled", self.rev + 1
-        self.picked = self.lease_until = self.worker = self.incarnation = None
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A row of `task_history`."""
-
-    tenant_id: int
-    id: UUID
-    rev: int
-    fence: int
-    state: str
-    failures: int
-    finished: float
-
-
-@dataclass(frozen=True, slots=True)
-class Execution:
-    """A row of `executions`, and the fence of the try that this was told about."""
-
-    tenant_id: int
-    id: UUID
-    fence: int
-    attempt: int
-    outcome: str
-    worker: str
-    told_by: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A row of `dead_letters`; `attempts` are the outcomes of all tries, oldest first."""
-
-    reason: str
-    attempts: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class ScheduleRow:
-    """A row of `schedules`."""
-
-    tenant_id: int
-    id: UUID
-    partition: int
-    definition: Definition
-    template: bytes = field(repr=False)
-    decided_to: float
-    next: float
-    offset: float
-    state: str = "active"
-    rev: int = 1
-    runs: int = 0
-
-    @property
-    def wake(self) -> float:
-        return self.next + self.offset
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A row of `occurrences`."""
-
-    schedule_id: UUID
-    first: float
-    last: float
-    count: int
-    decision: str
-    task_id: UUID | None
-
-
-@dataclass(slots=True)
-class NodeRow:
-    """A row of `nodes`."""
-
-    id: UUID
-    name: str
-    heartbeat: float
-    epoch: int = 1
-    state: str = "active"
-
-
-@dataclass(slots=True)
-class PartitionRow:
-    """A row of `partitions`."""
-
-    owner: UUID | None = None
-    epoch: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRow:
-    """A row of `idempotency_keys`."""
-
-    answer: bytes
-    expires: float
-
-
-@dataclass(slots=True)
-class Tables:
-    """What is in the database."""
-
-    tasks: dict[UUID, Task] = field(default_factory=dict)
-    history: dict[UUID, Finished] = field(default_factory=dict)
-    executions: list[Execution] = field(default_factory=list)
-    dead_letters: dict[UUID, DeadLetter] = field(default_factory=dict)
-    wakes: list[tuple[int, int, UUID]] = field(default_factory=list)
-    nodes: dict[UUID, NodeRow] = field(default_factory=dict)
-    partitions: dict[int, PartitionRow] = field(default_factory=dict)
-    tenants: dict[int, TenantLimits] = field(default_factory=dict)
-    idempotency: dict[tuple[int, str], KeyRow] = field(default_factory=dict)
-    schedules: dict[UUID, ScheduleRow] = field(default_factory=dict)
-    occurrences: list[Line] = field(default_factory=list)
-    workers: dict[tuple[int, str], str] = field(default_factory=dict)
-    """The present incarnation of each worker."""
-    former_workers: set[tuple[int, str, str | None]] = field(default_factory=set)
 
 
 class MemoryStore:
