@@ -6,7 +6,7 @@ import pkgutil
 import sys
 from pathlib import Path
 
-HELPERS = {"__main__", "bare", "harness", "plain_worker", "receivers", "sdk_app", "wire"}
+HELPERS = {"__main__", "bare", "feeding", "harness", "plain_worker", "receivers", "sdk_app", "wire"}
 
 
 def main() -> None:

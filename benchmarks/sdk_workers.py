@@ -18,11 +18,9 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.feeding import BATCH, JSON, done, feed, trickle
 from benchmarks.harness import API_KEY, Bench, bench, cpu_seconds, memory_mb, percentile
 
-_BATCH = 1000
-_BACKLOG = 20_000
-_JSON = {"Content-Type": "application/json"}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -60,46 +58,18 @@ async def _rate(server: Bench, handler: str, seconds: float) -> None:
     async with _worker(server, "--concurrency", "2000") as worker:
         before = [cpu_seconds(pid) for pid in (server.node_pid, server.postgres_pid, worker.pid)]
         started = time.monotonic()
-        created = await _feed(server, handler, started + seconds)
+        created = await feed(server, _task(handler), started + seconds)
         elapsed = time.monotonic() - started
-        done = await _done(server)
+        ended = await done(server)
         after = [cpu_seconds(pid) for pid in (server.node_pid, server.postgres_pid, worker.pid)]
         shares = [(a - b) / elapsed for a, b in zip(after, before, strict=True)]
         wanted = "(wanted: 8,000)" if handler == "noop" else ""
-        print(f"{handler:28} {done / elapsed:8.0f} tasks/s   {wanted}")
+        print(f"{handler:28} {ended / elapsed:8.0f} tasks/s   {wanted}")
         print(
             f"  processor share            node {shares[0]:.0%}, PostgreSQL {shares[1]:.0%}, "
             f"worker {shares[2]:.0%}; worker memory {memory_mb(worker.pid):.0f} MB; "
-            f"{created - done} left"
+            f"{created - ended} left"
         )
-
-
-async def _feed(server: Bench, handler: str, deadline: float) -> int:
-    """Two producers, held back while the worker is behind: the rate of the whole path counts."""
-    body = _encode({"tasks": [_task(handler)] * _BATCH})
-    created = 0
-
-    async def produce() -> None:
-        nonlocal created
-        while time.monotonic() < deadline:
-            if created - await _done(server) > _BACKLOG:
-                await asyncio.sleep(0.1)
-                continue
-            async with server.client.post("/v1/tasks/batch", data=body, headers=_JSON) as answer:
-                assert answer.status == 201, await answer.text()
-            created += _BATCH
-
-    await asyncio.gather(produce(), produce())
-    return created
-
-
-async def _done(server: Bench) -> int:
-    """Tasks that ended, as the node counts them."""
-    async with server.client.get("/metrics") as answer:
-        for line in (await answer.text()).splitlines():
-            if line.startswith('mainspring_tasks_finished_total{state="completed"}'):
-                return int(float(line.split()[-1]))
-    return 0
 
 
 # Delay -----------------------------------------------------------------------------------------
@@ -109,31 +79,11 @@ async def _delay(server: Bench, seconds: float) -> None:
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory, "delays")
         async with _worker(server, "--concurrency", "100", out=out):
-            sent = await _trickle(server, seconds)
+            sent = await trickle(server, _task("timed", delay=0.5), 500, seconds)
         delays = _milliseconds(out)
     assert len(delays) == sent, f"{len(delays)} of {sent} tasks began"
     late = ", ".join(f"p{p} {percentile(delays, p):.1f}" for p in (50, 90, 99))
     print(f"due → handler start at {sent / seconds:.0f}/s   {late} ms   (wanted: p50 ≤ 10 ms)")
-
-
-async def _trickle(server: Bench, seconds: float) -> int:
-    task = _encode(_task("timed", delay=0.5))
-    started, sent = time.monotonic(), 0
-    posts: set[asyncio.Task[None]] = set()
-
-    async def create() -> None:
-        async with server.client.post("/v1/tasks", data=task, headers=_JSON) as answer:
-            assert answer.status == 201
-
-    while time.monotonic() - started < seconds:
-        if sent < (time.monotonic() - started) * 500:
-            posts.add(asyncio.create_task(create()))
-            sent += 1
-        else:
-            await asyncio.sleep(0.001)
-    await asyncio.gather(*posts)
-    await _until(server, _done, sent)
-    return sent
 
 
 def _milliseconds(file: Path) -> list[float]:
@@ -152,10 +102,10 @@ async def _until(server: Bench, count: Callable[[Bench], Awaitable[int]], wanted
 async def _memory(server: Bench) -> None:
     async with _worker(server, "--concurrency", "1000", "--grace", "0") as worker:
         empty = memory_mb(worker.pid)
-        body = _encode({"tasks": [_task("nap", timeout=3600)] * _BATCH})
-        async with server.client.post("/v1/tasks/batch", data=body, headers=_JSON) as answer:
+        body = _encode({"tasks": [_task("nap", timeout=3600)] * BATCH})
+        async with server.client.post("/v1/tasks/batch", data=body, headers=JSON) as answer:
             assert answer.status == 201, await answer.text()
-        await _until(server, _running, _BATCH)
+        await _until(server, _running, BATCH)
         full = memory_mb(worker.pid)
     print(
         f"memory with 1,000 sleeping   {full:8.0f} MB   (wanted: below 150; {empty:.0f} MB before)"

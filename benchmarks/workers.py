@@ -15,11 +15,9 @@ from typing import Any
 import msgspec
 
 from benchmarks import sdk_workers
+from benchmarks.feeding import BATCH, JSON, done, feed, trickle
 from benchmarks.harness import Bench, bench, cpu_seconds, memory_mb, percentile
 
-_BATCH = 1000
-_BACKLOG = 20_000
-_JSON = {"Content-Type": "application/json"}
 _TASK = {"target": {"type": "handler", "name": "noop"}, "payload": {"order": 4711}}
 _encode = msgspec.json.Encoder().encode
 
@@ -57,13 +55,13 @@ async def _rate(server: Bench, seconds: float) -> None:
     worker = await _start_worker(server, "--polls", "4", "--most", "500")
     before = cpu_seconds(server.node_pid), cpu_seconds(server.postgres_pid)
     started = time.monotonic()
-    created = await _feed(server, started + seconds)
+    await feed(server, _TASK, started + seconds)
     elapsed = time.monotonic() - started
     node = cpu_seconds(server.node_pid) - before[0]
     postgres = cpu_seconds(server.postgres_pid) - before[1]
-    left = await _unfinished(server)
+    ended = await done(server)
     await _stop_worker(worker)
-    rate = (created - left) / elapsed
+    rate = ended / elapsed
     print(f"noops through a worker       {rate:8.0f} tasks/s   (wanted: 8,000)")
     print(
         f"  processor share            node {node / elapsed:.0%}, "
@@ -71,66 +69,12 @@ async def _rate(server: Bench, seconds: float) -> None:
     )
 
 
-async def _feed(server: Bench, deadline: float) -> int:
-    """Two producers, held back while the worker is behind: the rate of the whole path counts."""
-    body = _encode({"tasks": [_TASK] * _BATCH})
-    created = 0
-
-    async def produce() -> None:
-        nonlocal created
-        while time.monotonic() < deadline:
-            if created - await _done(server) > _BACKLOG:
-                await asyncio.sleep(0.1)
-                continue
-            async with server.client.post("/v1/tasks/batch", data=body, headers=_JSON) as answer:
-                assert answer.status == 201, await answer.text()
-            created += _BATCH
-
-    await asyncio.gather(produce(), produce())
-    return created
-
-
-async def _done(server: Bench) -> int:
-    """Tasks that ended, as the node counts them."""
-    async with server.client.get("/metrics") as answer:
-        for line in (await answer.text()).splitlines():
-            if line.startswith('mainspring_tasks_finished_total{state="completed"}'):
-                return int(float(line.split()[-1]))
-    return 0
-
-
-async def _unfinished(server: Bench) -> int:
-    async with server.client.get("/metrics") as answer:
-        text = await answer.text()
-    values = {
-        line.split()[0]: float(line.split()[-1]) for line in text.splitlines() if line[0] != "#"
-    }
-    created = values["mainspring_tasks_created_total"]
-    return int(created - values['mainspring_tasks_finished_total{state="completed"}'])
-
-
 # Delay -----------------------------------------------------------------------------------------
 
 
 async def _delay(server: Bench, seconds: float) -> None:
     worker = await _start_worker(server, "--polls", "4", "--most", "50", "--timed")
-    task = _encode({**_TASK, "delay": 0.5})
-    started = time.monotonic()
-    sent = 0
-    posts: set[asyncio.Task[None]] = set()
-
-    async def create() -> None:
-        async with server.client.post("/v1/tasks", data=task, headers=_JSON) as answer:
-            assert answer.status == 201
-
-    while time.monotonic() - started < seconds:
-        if sent < (time.monotonic() - started) * 500:
-            posts.add(asyncio.create_task(create()))
-            sent += 1
-        else:
-            await asyncio.sleep(0.001)
-    await asyncio.gather(*posts)
-    await asyncio.sleep(1.5)
+    sent = await trickle(server, {**_TASK, "delay": 0.5}, 500, seconds)
     delays = [1000 * delay for delay in (await _stop_worker(worker))["delays"]]
     late = ", ".join(f"p{p} {percentile(delays, p):.1f}" for p in (50, 90, 99))
     print(f"due → handler start at {sent / seconds:.0f}/s   {late} ms   (wanted: p50 ≤ 10 ms)")
@@ -141,9 +85,9 @@ async def _delay(server: Bench, seconds: float) -> None:
 
 async def _hold(server: Bench, tasks: int, seconds: float) -> None:
     workers = 100
-    body = _encode({"tasks": [{**_TASK, "timeout": 3600}] * _BATCH})
-    for _ in range(tasks // _BATCH):
-        async with server.client.post("/v1/tasks/batch", data=body, headers=_JSON) as answer:
+    body = _encode({"tasks": [{**_TASK, "timeout": 3600}] * BATCH})
+    for _ in range(tasks // BATCH):
+        async with server.client.post("/v1/tasks/batch", data=body, headers=JSON) as answer:
             assert answer.status == 201
     held: list[list[Json]] = [[] for _ in range(workers)]
     beating = [asyncio.create_task(_beat(server, n, held[n])) for n in range(workers)]
@@ -192,7 +136,7 @@ def _name(number: int) -> Json:
 
 
 async def _post(server: Bench, path: str, body: Json) -> Json:
-    async with server.client.post(path, data=_encode(body), headers=_JSON) as answer:
+    async with server.client.post(path, data=_encode(body), headers=JSON) as answer:
         assert answer.status == 200, await answer.text()
         found: Json = msgspec.json.decode(await answer.read())
         return found
