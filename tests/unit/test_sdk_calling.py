@@ -213,8 +213,11 @@ class TestProblems:
             await through(script, lambda client: client.tasks.get(ID), patience=0.3)
 
     async def test_a_redirect_is_not_followed(self, through: Any) -> None:
-        with scripted(answer(307, location="http://elsewhere.example/")) as script:
-            assert await through(script, lambda client: client.tasks.delete(ID)) is None
+        with (
+            scripted(answer(307, location="http://elsewhere.example/")) as script,
+            pytest.raises(Unavailable, match="elsewhere"),
+        ):
+            await through(script, lambda client: client.tasks.delete(ID))
         assert len(script.requests) == 1
 
 

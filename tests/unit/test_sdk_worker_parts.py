@@ -2,18 +2,16 @@
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
-import msgspec
 import pytest
 
 from mainspring.clock import monotonic
 from mainspring.errors import InvalidRequest, MainspringError, Unreachable
 from mainspring.sdk.context import Context, Line
 from mainspring.sdk.environment import Address
-from mainspring.sdk.results import TaskTarget
 from mainspring.sdk.worker import lanes, reports
 from mainspring.sdk.worker.lanes import Lane, Leaser
 from mainspring.sdk.worker.options import WorkerOptions
@@ -30,24 +28,7 @@ from mainspring.sdk.worker.protocol import (
 from mainspring.sdk.worker.reports import LogSender, Reporter
 from mainspring.sdk.worker.tries import Try
 from mainspring.sdk.worker.worker import Worker
-
-EPOCH = datetime(2027, 1, 1, tzinfo=UTC)
-
-
-def leased(at: float = 0.0, *, lease: float = 15.0, timeout: float = 30.0) -> Leased:
-    """A task that the server leased so many seconds after the epoch."""
-    began = EPOCH + timedelta(seconds=at)
-    deadline = (began + timedelta(seconds=timeout)).isoformat()
-    return Leased(
-        uuid4(),
-        1,
-        1,
-        began + timedelta(seconds=lease),
-        TaskTarget(type="handler", name="x"),
-        msgspec.Raw(b"{}"),
-        timeout,
-        {"deadline": deadline},
-    )
+from support.sdk_tries import EPOCH, leased
 
 
 class Silent:

@@ -124,9 +124,16 @@ def read(response: Response, answer: type[T] | None) -> T:
     """The answer, or the error that its problem document tells of."""
     if response.status >= 400:
         raise problem_of(response)
-    if answer is None or not response.body:
+    if response.status >= 300:
+        where = response.headers.get("location", "nowhere")
+        raise _strange(response, f"it points to {where}, and no redirect is followed")
+    if answer is None or (answer is object and not response.body):
         return None  # type: ignore[return-value]
-    found = msgspec.json.decode(response.body, type=answer)
+    try:
+        found = msgspec.json.decode(response.body, type=answer)
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        # A page of something between us and the server: the call may work in a moment.
+        raise _strange(response, f"that is no answer of Mainspring's: {problem}") from problem
     etag = response.headers.get("etag")
     if etag is not None and "etag" in getattr(found, "__struct_fields__", ()):
         found.etag = etag  # type: ignore[attr-defined]
@@ -149,6 +156,10 @@ def problem_of(response: Response) -> RequestError | CallFailed:
     return error
 
 
+def _strange(response: Response, why: str) -> Unavailable:
+    return Unavailable(f"the server answered {response.status}, but {why}", response.status)
+
+
 def _unavailable(response: Response) -> Unavailable:
     document = _document(response)
     said = document.detail or document.title
@@ -161,7 +172,7 @@ def _unavailable(response: Response) -> Unavailable:
 def _document(response: Response) -> _ProblemDocument:
     try:
         return msgspec.json.decode(response.body, type=_ProblemDocument)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return _ProblemDocument()
 
 

@@ -88,11 +88,16 @@ class Heart(threading.Thread):
 
     def run(self) -> None:
         while not self._over.wait(max(0.05, min(1.0, self._clock.lease / 12))):
-            now = monotonic()
-            self._beat([t for t in self._held() if t.lease_end - now < self._clock.lease * 2 / 3])
-            self._watch_loop(monotonic())
+            for duty in (self._keep, self._watch_loop):
+                try:
+                    duty(monotonic())
+                except Exception as problem:  # without a heart every lease is lost
+                    self.warn(f"the heart stumbled: {problem!r}")
 
     # Leases ----------------------------------------------------------------------------------
+
+    def _keep(self, now: float) -> None:
+        self._beat([t for t in self._held() if t.lease_end - now < self._clock.lease * 2 / 3])
 
     def _beat(self, old: list[Try]) -> None:
         for first in range(0, len(old), _MOST_BEATS):
@@ -163,7 +168,7 @@ class Heart(threading.Thread):
                     why if attempt is culprit else "released", attempt.leased.timeout
                 )
         told = [outcome_of(attempt) for attempt in self._held() if attempt.verdict is not None]
-        with suppress(MainspringError):
+        with suppress(Exception):  # whatever comes of it, the process is replaced
             run(self._nodes.ask_any(REPORTS, ReportIn(told), ReportOut, within=5.0, blocking=True))
         self.replace_process()
 

@@ -5,6 +5,7 @@ is the next one.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,7 +13,14 @@ from datetime import UTC, datetime
 from msgspec import Raw
 
 from mainspring.clock import monotonic
-from mainspring.errors import MainspringError, RequestError
+from mainspring.errors import (
+    CallFailed,
+    InvalidRequest,
+    MainspringError,
+    MalformedRequest,
+    RequestError,
+    TooLarge,
+)
 from mainspring.sdk.context import Line
 from mainspring.sdk.worker.outcomes import Verdict
 from mainspring.sdk.worker.protocol import (
@@ -25,6 +33,8 @@ from mainspring.sdk.worker.protocol import (
     ReportOut,
 )
 from mainspring.sdk.worker.tries import Try
+
+log = logging.getLogger("mainspring.worker")
 
 REPORTS = "/v1/leases/report"
 LOGS = "/v1/leases/logs"
@@ -84,8 +94,6 @@ class Reporter:
         self._news.set()
         if not self._waiting and not self._in_flight:
             self._idle.set()
-        if not task.cancelled() and task.exception() is not None:
-            raise task.exception() or AssertionError
 
     def _next_batch(self) -> list[Try]:
         batch: list[Try] = []
@@ -98,15 +106,18 @@ class Reporter:
 
     async def _send(self, batch: list[Try]) -> None:
         while batch:
-            body = ReportIn([outcome_of(attempt) for attempt in batch])
             try:
+                body = ReportIn([outcome_of(attempt) for attempt in batch])
                 answer = await self._nodes.ask_any(
                     REPORTS, body, ReportOut, within=_PATIENCE, blocking=False
                 )
-            except RequestError as refused:
+            except (MalformedRequest, InvalidRequest, TooLarge) as refused:
                 batch = await self._refused(batch, refused)
                 continue
-            except MainspringError:
+            except Exception as problem:
+                # Nobody serves it, or not us: a key that is replaced says nothing about the tries.
+                if not isinstance(problem, CallFailed):
+                    log.warning("a report was not taken: %r", problem)
                 batch = self._still_ours(batch)
                 await asyncio.sleep(_PAUSE)
                 continue
