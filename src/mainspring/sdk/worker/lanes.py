@@ -36,6 +36,7 @@ _LONGEST_PAUSE = 5.0
 _MARGIN = 10.0
 _MOST_TOLD = 200
 _BUSY_WAIT = 2.0
+_AFTER_REFUSAL = 1.0
 
 
 class Lane:
@@ -49,18 +50,27 @@ class Lane:
         self.asked = 0
         """Slots that open requests asked to fill."""
         self.polls = 0
+        self.closed = False
+        """Whether nothing is asked for, however many slots are free."""
         self.room = asyncio.Event()
         self.room.set()
 
     @property
     def open_slots(self) -> int:
-        return self.slots - self.running - self.asked
+        return 0 if self.closed else self.slots - self.running - self.asked
 
     def take(self) -> None:
         self.running += 1
 
     def free(self) -> None:
         self.running -= 1
+        self.room.set()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def reopen(self) -> None:
+        self.closed = False
         self.room.set()
 
 
@@ -173,4 +183,7 @@ class Leaser:
             url, LEASES, body, LeaseOut, within=options.wait + _MARGIN, blocking=False
         )
         self._home.begin_all(answer.tasks, lane)
+        if held is None and any(task.alone for task in answer.tasks):
+            # With so many tries that they cannot be told it looks idle: the same task comes again.
+            await asyncio.sleep(_AFTER_REFUSAL)
         return bool(answer.tasks)

@@ -84,6 +84,11 @@ class Leased(Struct):
     context: dict[str, Any] = {}
 
     @property
+    def alone(self) -> bool:
+        """Whether it was lost together with its workers: nothing else may run beside it."""
+        return self.context.get("alone") is True
+
+    @property
     def picked(self) -> float:
         """When the server leased it, by the server's clock."""
         deadline = self.context.get("deadline")

@@ -57,6 +57,8 @@ class Worker:
         self._tries: dict[Try, Lane] = {}
         """All whose leases have to be kept: running, or not acknowledged yet."""
         self._keys: set[tuple[UUID, int]] = set()
+        self._suspect: Try | None = None
+        """A running try that must be alone: it was lost with its workers before."""
         self._done: dict[tuple[UUID, int], None] = {}
         """The last tries that are over: an answer may still be on its way that gives them again."""
         self._portrait = Portrait(options)
@@ -128,7 +130,7 @@ class Worker:
         if self.replace_process is not None:
             self._heart.replace_process = self.replace_process
         commands = self._commands is not None
-        lanes = []
+        self._lanes = lanes = []
         if light or commands:
             lanes.append(Lane(options.concurrency, light, commands))
         if heavy:
@@ -165,13 +167,22 @@ class Worker:
         )
         functions = self.app.functions if self.app is not None else {}
         function = functions.get(leased.target.name or "")
-        runner = self._runner_of(leased, function)
+        runner = self._runner_of(leased, function) if self._may_run(leased) else None
         lease_end = self._clock.local(leased.lease_until)
         attempt = Try(leased, lease_end, context, function, runner or _NoRunner(), self._settled)
         self._tries[attempt] = lane
         self._keys.add(attempt.key)
         self.running += 1
+        if leased.alone and runner is not None:
+            self._suspect = attempt
+            for each in self._lanes:
+                each.close()
         attempt.runner.start(attempt)
+
+    def _may_run(self, leased: Leased) -> bool:
+        """A node knows only what it gave itself: here it is seen that a suspect runs alone. What
+        may not run now is released, and comes again."""
+        return self._suspect is None and not (leased.alone and self.running)
 
     def _runner_of(self, leased: Leased, function: Any) -> Runner | None:
         if leased.target.type == "command":
@@ -186,6 +197,10 @@ class Worker:
         self._tries[attempt].free()
         self.finished += 1
         self.running -= 1
+        if attempt is self._suspect:
+            self._suspect = None
+            for each in self._lanes:
+                each.reopen()
         if attempt.verdict is None:
             log.warning("the lease of task %s was lost", attempt.leased.id)
             self._forget(attempt)
@@ -281,7 +296,7 @@ class Worker:
 
 
 class _NoRunner:
-    """For a task that this worker never offered to run."""
+    """For a task that this worker never offered to run, or cannot run now."""
 
     def start(self, attempt: Try) -> None:
         attempt.settle(RELEASED)
