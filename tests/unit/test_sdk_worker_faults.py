@@ -5,12 +5,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
+from mainspring import App
 from mainspring.clock import monotonic
 from mainspring.errors import Conflict, Forbidden, NotFound, Unauthenticated, Unavailable
 from mainspring.sdk.calling import read
-from mainspring.sdk.context import Context
+from mainspring.sdk.context import Context, Line
+from mainspring.sdk.environment import Address
 from mainspring.sdk.wire import Response
 from mainspring.sdk.worker import reports
 from mainspring.sdk.worker.heart import Heart
@@ -25,8 +28,9 @@ from mainspring.sdk.worker.protocol import (
     ReportOut,
     ServerClock,
 )
-from mainspring.sdk.worker.reports import Reporter
+from mainspring.sdk.worker.reports import LogSender, Reporter, outcome_of
 from mainspring.sdk.worker.tries import Try
+from mainspring.sdk.worker.worker import Worker
 from support.sdk_tries import leased
 
 PAGE = b"<html><body>Welcome to the proxy</body></html>"
@@ -60,6 +64,8 @@ class Desk:
         if self.problems:
             raise self.problems.pop(0)
         self.heard.set()
+        if answer is object:
+            return None
         if answer is HeartbeatOut:
             return HeartbeatOut([Kept(beat.id, "continue") for beat in body.running])
         return ReportOut([Heard(outcome.id, "accepted") for outcome in body.outcomes])
@@ -135,3 +141,122 @@ class TestHeart:
         assert len(warnings) == 2
         assert "nobody thought of it" in warnings[0]
         assert one.lease_end > monotonic()
+
+    @pytest.mark.parametrize(
+        ("said", "told"),
+        [
+            ({"done": 3}, b'{"done":3}'),
+            ("\udcff", b"cannot be written as JSON"),
+            (object(), b"cannot be written as JSON"),
+            ("x" * 20_000, "…".encode()),
+        ],
+    )
+    async def test_no_progress_costs_the_others_their_heartbeat(
+        self, said: Any, told: bytes
+    ) -> None:
+        one, other = attempt(), attempt()
+        one.context.progress(said)
+        desk = Desk()
+        heart = heart_of(desk, list)
+        heart._beat([one, other])
+        heart.stop()
+        sent = [msgspec.json.encode(beat.progress) for beat in desk.asked[0].running]
+        assert told in sent[0]
+        assert len(sent[0]) <= 10_000
+        assert sent[1] == b"null"
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+class TestHandlers:
+    async def settled(self, function: Callable[..., Any]) -> Verdict:
+        app = App(url="http://x", api_key="key")
+        task = leased()
+        runner = LoopRunner(asyncio.get_running_loop())
+        over: asyncio.Future[Try] = asyncio.get_running_loop().create_future()
+        made = app.task(name="x")(function)
+        context = Context(task.id)
+        one = Try(task, monotonic() + 15, context, made, runner, over.set_result)
+        runner.start(one)
+        await asyncio.wait_for(over, 5)
+        assert one.verdict is not None
+        msgspec.json.encode(outcome_of(one))
+        return one.verdict
+
+    @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+    async def test_who_wants_to_end_the_process_fails_alone(self, kind: Any) -> None:
+        async def leave() -> None:
+            await asyncio.sleep(0)
+            raise kind(3)
+
+        verdict = await self.settled(leave)
+        assert (verdict.status, verdict.message) == ("failed", f"{kind.__name__}: 3")
+
+    @pytest.mark.parametrize(
+        ("problem", "message"),
+        [
+            (FileNotFoundError("\udcff\0"), "FileNotFoundError: ?\ufffd"),
+            (Unspeakable(), "Unspeakable: it cannot be told"),
+        ],
+    )
+    async def test_every_failure_can_be_told(self, problem: Exception, message: str) -> None:
+        async def fail() -> None:
+            raise problem
+
+        assert (await self.settled(fail)).message == message
+
+    async def test_a_result_whose_own_code_fails(self) -> None:
+        class Model:
+            def model_dump(self, mode: str) -> Any:
+                raise KeyError(mode)
+
+        async def answer() -> Model:
+            return Model()
+
+        verdict = await self.settled(answer)
+        assert (verdict.code, verdict.retryable) == ("bad-result", False)
+        assert "returned Model" in verdict.message
+
+
+async def test_a_line_that_json_does_not_know_is_sent_all_the_same() -> None:
+    desk = Desk()
+    sender = LogSender(desk)  # type: ignore[arg-type]
+    sender.line_of(attempt(), Line("caf\udce9\0", "info"))
+    await sender.flush()
+    assert b"caf?" in msgspec.json.encode(desk.asked[0])
+
+
+async def test_who_is_refused_finishes_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = App(url="http://x", api_key="key")
+    refused = asyncio.Event()
+    tasks = [leased()]
+
+    @app.task(name="x")
+    async def patient() -> int:
+        await refused.wait()
+        return 7
+
+    class Refusing(Desk):
+        urls = ("http://x",)
+
+        async def ask(self, *_what: Any, **_how: Any) -> Any:
+            if tasks:
+                return LeaseOut([tasks.pop()])
+            refused.set()
+            raise Unauthenticated("the key is gone")
+
+        async def learn(self) -> None:
+            pass
+
+        async def close(self) -> None:
+            pass
+
+    worker = Worker(app, WorkerOptions(name="w"), address=Address("http://x", "key"))
+    desk = Refusing()
+    monkeypatch.setattr(worker, "nodes", desk)
+    with pytest.raises(Unauthenticated):
+        await worker.run()
+    assert [outcome.status for body in desk.asked for outcome in body.outcomes] == ["succeeded"]

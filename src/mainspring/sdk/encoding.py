@@ -12,7 +12,7 @@ def encode(value: object) -> bytes:
     """The value's JSON; InvalidArguments for what has none."""
     try:
         return _ENCODER.encode(value)
-    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as problem:
+    except Exception as problem:  # a model's own code may raise anything
         raise InvalidArguments(f"it cannot be written as JSON: {problem}") from problem
 
 
@@ -20,8 +20,14 @@ def to_builtins(value: object) -> Any:
     """The value as plain lists, dictionaries, texts and numbers."""
     try:
         return msgspec.to_builtins(value, enc_hook=_hook)
-    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as problem:
+    except Exception as problem:  # a model's own code may raise anything
         raise InvalidArguments(f"it cannot be written as JSON: {problem}") from problem
+
+
+def sendable(text: str) -> str:
+    """The text without what neither JSON nor the database takes: lone surrogates, as in the names
+    of strange files, and zeros."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
 def with_offset(moment: datetime | str) -> datetime | str:

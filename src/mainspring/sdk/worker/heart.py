@@ -16,6 +16,7 @@ import msgspec
 
 from mainspring.clock import monotonic, wall_clock
 from mainspring.errors import MainspringError
+from mainspring.sdk.encoding import encode, sendable
 from mainspring.sdk.faces import run
 from mainspring.sdk.worker.loop_runner import LoopRunner, Struck
 from mainspring.sdk.worker.outcomes import ended
@@ -41,6 +42,9 @@ HEARTBEAT = "/v1/leases/heartbeat"
 STRIKE = signal.SIGUSR2
 
 _MOST_BEATS = 5000
+_LARGEST_PROGRESS = 10_000
+"""Bytes, as the server has it."""
+_SHOWN = 1000
 EXIT_BLOCKED = 75
 """The exit status of a worker that cannot go on and has nobody to begin anew for it."""
 
@@ -185,9 +189,14 @@ class Heart(threading.Thread):
 
 
 def _progress(attempt: Try) -> Any:
+    """What it said last. One that cannot be sent must not cost the others their heartbeat."""
     value = attempt.context.last_progress
+    if value is None:
+        return None
     try:
-        msgspec.json.encode(value)
-    except (TypeError, ValueError, RecursionError):
-        return str(value)
-    return value
+        data = encode(value)
+        if len(data) <= _LARGEST_PROGRESS:
+            return msgspec.Raw(data)
+        return sendable(data[:_SHOWN].decode("utf-8", "replace")) + "…"
+    except MainspringError:
+        return f"a {type(value).__name__} that cannot be written as JSON"

@@ -3,8 +3,9 @@
 import asyncio
 import contextvars
 import traceback
+from collections.abc import Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from mainspring.errors import MainspringError
 from mainspring.sdk.context import Context, entered
@@ -14,6 +15,20 @@ from mainspring.sdk.worker.tries import Try
 
 class Struck(BaseException):
     """Raised inside a handler that blocks, to end it. No `except Exception` stops it."""
+
+
+class Left(NamedTuple):
+    """What a handler raised to end its whole process, as `sys.exit` does."""
+
+    problem: BaseException
+
+
+async def _staying(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """A task that raises these two would take the event loop, and all other tries, with it."""
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as problem:
+        return Left(problem)
 
 
 class LoopRunner:
@@ -35,7 +50,7 @@ class LoopRunner:
             return
         around = contextvars.copy_context()
         around.run(entered, attempt.context)
-        attempt.handle = task = self._loop.create_task(coroutine, context=around)
+        attempt.handle = task = self._loop.create_task(_staying(coroutine), context=around)
         self.tries[task] = attempt
         task.add_done_callback(partial(self._done, attempt))
 
@@ -53,8 +68,11 @@ class LoopRunner:
             )
             return
         problem = task.exception()
+        value = None if problem is not None else task.result()
+        if isinstance(value, Left):
+            problem = value.problem
         if problem is None:
-            attempt.settle(success(task.result()))
+            attempt.settle(success(value))
             return
         if attempt.ending is None:
             tell(attempt.context, problem)

@@ -3,7 +3,7 @@
 from typing import Any, Literal, NamedTuple
 
 from mainspring.errors import InvalidArguments, NonRetryable, RetryAfter
-from mainspring.sdk.encoding import encode
+from mainspring.sdk.encoding import encode, sendable
 
 LONGEST_MESSAGE = 4000
 
@@ -33,13 +33,16 @@ def success(value: Any) -> Verdict:
     try:
         return Verdict("succeeded", encode(value))
     except InvalidArguments as problem:
-        message = f"it returned {type(value).__name__}: {problem}"
+        message = _short(f"it returned {type(value).__name__}: {problem}")
         return Verdict("failed", None, "bad-result", message, retryable=False)
 
 
 def failure(problem: BaseException) -> Verdict:
     """The handler raised."""
-    message = str(problem)[:LONGEST_MESSAGE]
+    try:
+        message = _short(str(problem))
+    except Exception:
+        message = "it cannot be told"
     match problem:
         case NonRetryable():
             return Verdict("failed", None, "failed", message or "it said so", retryable=False)
@@ -49,6 +52,10 @@ def failure(problem: BaseException) -> Verdict:
             return Verdict("failed", None, "bad-payload", message, retryable=False)
     name = type(problem).__name__
     return Verdict("failed", None, "failed", f"{name}: {message}" if message else name)
+
+
+def _short(text: str) -> str:
+    return sendable(text[:LONGEST_MESSAGE])
 
 
 def ended(why: Ending, timeout: float) -> Verdict | None:

@@ -22,6 +22,7 @@ from mainspring.errors import (
     TooLarge,
 )
 from mainspring.sdk.context import Line
+from mainspring.sdk.encoding import sendable
 from mainspring.sdk.worker.outcomes import Verdict
 from mainspring.sdk.worker.protocol import (
     ErrorOut,
@@ -163,7 +164,7 @@ class LogSender:
         if len(self._lines) >= _MOST_WAITING_LINES:
             self._dropped += 1
             return
-        message = line.message[:_LONGEST_LINE].replace("\0", "\ufffd")
+        message = sendable(line.message[:_LONGEST_LINE])
         level = line.level if line.level in _LEVELS else "info"
         leased = attempt.leased
         self._lines.append(LineOut(leased.id, leased.fence, _instant(line.at), level, message))

@@ -92,10 +92,10 @@ class Worker:
         ready()
         try:
             await asyncio.wait([watch, *work], return_when=asyncio.FIRST_COMPLETED)
-            for task in work:
-                if task.done():
-                    task.result()  # a duty ends by an error only: let it be seen
-            await self._drain()
+            failed = [task for task in work if task.done()]
+            await self._drain()  # also where no more is leased: what runs can still be finished
+            for task in failed:
+                task.result()  # a duty ends by an error only: let it be seen
         finally:
             watch.cancel()
             for task in work:
@@ -130,12 +130,12 @@ class Worker:
         if self.replace_process is not None:
             self._heart.replace_process = self.replace_process
         commands = self._commands is not None
-        self._lanes = lanes = []
+        self._lanes: list[Lane] = []
         if light or commands:
-            lanes.append(Lane(options.concurrency, light, commands))
+            self._lanes.append(Lane(options.concurrency, light, commands))
         if heavy:
-            lanes.append(Lane(options.processes, heavy, commands=False))
-        self._leasers = [Leaser(lane, self) for lane in lanes]
+            self._lanes.append(Lane(options.processes, heavy, commands=False))
+        self._leasers = [Leaser(lane, self) for lane in self._lanes]
 
     # Tries -----------------------------------------------------------------------------------
 
