@@ -4,6 +4,7 @@ import asyncio
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -175,6 +176,68 @@ class TestTasks:
             mine.task(name="one")(lambda: None)
         with pytest.raises(InvalidArguments, match="server"):
             mine.task(name="mainspring.noop")(lambda: None)
+
+    @pytest.mark.parametrize(
+        ("function", "said"),
+        [
+            ("mail", "no function"),
+            (lambda: None, "cannot name a task"),
+            (partial(print, 1), "cannot name a task"),
+            (Signature.pack, None),
+        ],
+    )
+    def test_what_can_be_a_task(self, function: Any, said: str | None) -> None:
+        if said is None:
+            assert app().task(function).name == "pack"
+            return
+        with pytest.raises(InvalidArguments, match=said):
+            app().task(function)
+
+    @pytest.mark.parametrize("name", ["größe", "a b", "x" * 201, "a\n", "-a"])
+    def test_names_are_those_that_the_server_takes(self, name: str) -> None:
+        with pytest.raises(InvalidArguments, match="cannot name a task"):
+            app().task(name=name)(lambda: None)
+
+    def test_a_generator_is_no_task(self) -> None:
+        def rows() -> Any:
+            yield 1
+
+        async def more() -> Any:
+            yield 1
+
+        for function in (rows, more):
+            with pytest.raises(InvalidArguments, match="generator"):
+                app().task(function)
+
+    def test_a_task_is_not_made_a_task_again(self) -> None:
+        mine = app()
+        one = mine.task(name="one")(lambda: None)
+        with pytest.raises(InvalidArguments, match="is a task already"):
+            mine.task(name="two")(one)
+
+    def test_objects_that_can_be_called(self) -> None:
+        class Sender:
+            name = "theirs"
+
+            def __init__(self) -> None:
+                self.options = {"their": "own"}
+                self.name = "theirs"
+
+            async def __call__(self, to: str) -> str:
+                return to
+
+        made = app().task(name="send")(Sender())
+        assert (made.name, made.is_async, made.options.queue) == ("send", True, None)
+        assert bytes(made.prepare("ann")["payload"]) == b'{"to":"ann"}'
+
+    def test_what_goes_with_cron_alone(self) -> None:
+        @app().task
+        def one() -> None: ...
+
+        with pytest.raises(InvalidArguments, match="timezone goes with cron"):
+            one.schedule(delay=3, timezone="Europe/Berlin")
+        with pytest.raises(InvalidArguments, match="schedule_name goes with cron"):
+            asyncio.run(one.aschedule(schedule_name="x"))
 
     def test_times_that_contradict_each_other(self) -> None:
         @app().task

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -249,6 +250,20 @@ def test_what_is_wrong_with_an_address_is_told_at_once(monkeypatch: pytest.Monke
     assert "key" not in repr(Client("http://x", "hidden").address) or "hidden" not in repr(
         Client("http://x", "hidden").address
     )
+
+
+@pytest.mark.parametrize("url", ["http://:80", "http://x:port", "http://x:99999", "https://[::1"])
+def test_an_address_without_a_host_is_no_address(url: str) -> None:
+    with pytest.raises(ConfigError, match="names no host"):
+        Client(url, "key")
+
+
+def test_an_empty_file_holds_no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("\n")
+    monkeypatch.delenv("MAINSPRING_API_KEY", raising=False)
+    monkeypatch.setenv("MAINSPRING_API_KEY_FILE", str(tmp_path / "key"))
+    with pytest.raises(ConfigError, match="api_key is not set"):
+        Client("http://x")
 
 
 def test_a_key_cannot_smuggle_headers() -> None:

@@ -17,6 +17,7 @@ from mainspring.sdk.environment import Address
 from mainspring.sdk.wire import Response
 from mainspring.sdk.worker import reports
 from mainspring.sdk.worker.heart import Heart
+from mainspring.sdk.worker.lanes import Leaser
 from mainspring.sdk.worker.loop_runner import LoopRunner
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import Verdict
@@ -231,12 +232,12 @@ async def test_a_line_that_json_does_not_know_is_sent_all_the_same() -> None:
 
 async def test_who_is_refused_finishes_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     app = App(url="http://x", api_key="key")
-    refused = asyncio.Event()
+    closing = asyncio.Event()
     tasks = [leased()]
 
     @app.task(name="x")
     async def patient() -> int:
-        await refused.wait()
+        await closing.wait()
         return 7
 
     class Refusing(Desk):
@@ -245,7 +246,6 @@ async def test_who_is_refused_finishes_what_it_runs(monkeypatch: pytest.MonkeyPa
         async def ask(self, *_what: Any, **_how: Any) -> Any:
             if tasks:
                 return LeaseOut([tasks.pop()])
-            refused.set()
             raise Unauthenticated("the key is gone")
 
         async def learn(self) -> None:
@@ -257,6 +257,13 @@ async def test_who_is_refused_finishes_what_it_runs(monkeypatch: pytest.MonkeyPa
     worker = Worker(app, WorkerOptions(name="w"), address=Address("http://x", "key"))
     desk = Refusing()
     monkeypatch.setattr(worker, "nodes", desk)
+    close = Leaser.close
+
+    async def closed(leaser: Leaser) -> None:
+        await close(leaser)
+        closing.set()
+
+    monkeypatch.setattr(Leaser, "close", closed)
     with pytest.raises(Unauthenticated):
         await worker.run()
     assert [outcome.status for body in desk.asked for outcome in body.outcomes] == ["succeeded"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 from mainspring.config import Config
-from mainspring.errors import ConfigError
+from mainspring.errors import ConfigError, RequestError
 from mainspring.sdk.app import App
 from mainspring.sdk.environment import Address, address
 from mainspring.sdk.worker.allowing import Allowed, load_allowed
@@ -42,6 +42,8 @@ def prepare(
     where = address(config.url, config.api_key, config.api_ca)
     if app_path is None and commands is None:
         raise ConfigError(["there is nothing to run: name an app, as in module:app, or --commands"])
+    if not options.queues:
+        raise ConfigError(["--queues names none: leave it out for the queue `default`"])
     app = None if app_path is None else load_app(app_path)
     if app is not None and not app.functions and commands is None:
         raise ConfigError([f"{app_path} has no tasks: decorate functions with @app.task"])
@@ -62,12 +64,20 @@ async def work(job: Job) -> None:
     gc.freeze()  # what is loaded stays: no need to look through it again and again
     gc.set_threshold(10_000, 20, 20)
     if app is not None and app.periodics:
-        names = await app.sync_periodic()
-        typer.echo(f"schedules in place: {', '.join(names)}")
+        await _put_schedules(app)
     await worker.run(lambda: typer.echo(_welcome(where, job.options, app, allowed)))
     typer.echo(f"stopped: {worker.finished} tries")
     if worker.worn_out:
         _begin_anew()
+
+
+async def _put_schedules(app: App) -> None:
+    try:
+        names = await app.sync_periodic()
+    except RequestError as refused:
+        refused.add_note("this was about the schedules that @app.periodic declares")
+        raise
+    typer.echo(f"schedules in place: {', '.join(names)}")
 
 
 def _welcome(

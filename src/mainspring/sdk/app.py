@@ -25,7 +25,7 @@ from mainspring.errors import InvalidArguments
 from mainspring.sdk.client import AsyncClient, Client
 from mainspring.sdk.context import Context
 from mainspring.sdk.environment import Address
-from mainspring.sdk.functions import Options, TaskFunction
+from mainspring.sdk.functions import Options, TaskFunction, check
 from mainspring.sdk.periodic import Periodic, sync
 from mainspring.sdk.targets import Requires, Retry, ScheduleFields
 
@@ -108,9 +108,9 @@ class App:
         once, on all workers together. `cpu_bound`: run it in a process of its own.
         """
         if function is not None:
-            return self._add(function, function.__name__, Options())
+            return self._add(function, None, Options())
         chosen = Options(**options)
-        return lambda function: self._add(function, name or function.__name__, chosen)
+        return lambda function: self._add(function, name, chosen)
 
     def periodic(
         self,
@@ -125,7 +125,7 @@ class App:
         def decorate(function: Callable[P, R] | TaskFunction[P, R]) -> TaskFunction[P, R]:
             made: Any = function
             if not isinstance(function, TaskFunction):
-                made = self._add(function, function.__name__, Options())
+                made = self._add(function, None, Options())
             wanted = made.recurring(name or made.name, (), kwargs or {}, dict(timing))
             if wanted.name in self.periodics:
                 raise InvalidArguments(f"there is a periodic {wanted.name!r} already")
@@ -139,7 +139,10 @@ class App:
         """Make the server's schedules of this app those that are declared; answers what it did."""
         return await sync(self.async_client, self.name, list(self.periodics.values()))
 
-    def _add(self, function: Callable[P, R], name: str, options: Options) -> TaskFunction[P, R]:
+    def _add(
+        self, function: Callable[P, R], wanted: str | None, options: Options
+    ) -> TaskFunction[P, R]:
+        name = check(function, wanted)
         if name in self.functions:
             raise InvalidArguments(f"there is a task {name!r} already: give it another name")
         if name.startswith(BUILT_IN_HANDLERS):

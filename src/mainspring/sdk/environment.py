@@ -7,6 +7,7 @@ MAINSPRING_API_KEY and MAINSPRING_API_CA, each also as a file's name in …_FILE
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from mainspring.errors import ConfigError
 
@@ -30,6 +31,8 @@ def address(url: str | None = None, api_key: str | None = None, ca: str | None =
     authorities = ca or _read("MAINSPRING_API_CA", problems)
     if not where.startswith(("http://", "https://")):
         problems.append(f"url: {where!r} does not begin with http:// or https://")
+    elif not _names_host(where):
+        problems.append(f"url: {where!r} names no host, or no port that there can be")
     if key is None:
         problems.append("api_key is not set: set MAINSPRING_API_KEY, or give api_key")
     elif not (key.isascii() and key.isprintable()) or " " in key:
@@ -47,6 +50,14 @@ def child_environment(address: Address) -> dict[str, str]:
     return {**os.environ, **named}
 
 
+def _names_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
+
+
 def _read(variable: str, problems: list[str]) -> str | None:
     if variable in os.environ:
         return os.environ[variable] or None
@@ -54,7 +65,7 @@ def _read(variable: str, problems: list[str]) -> str | None:
     if file is None:
         return None
     try:
-        return Path(file).read_text("utf-8").strip()
+        return Path(file).read_text("utf-8").strip() or None
     except (OSError, UnicodeDecodeError) as error:
         problems.append(f"{variable}_FILE cannot be read: {error}")
         return None

@@ -1,6 +1,7 @@
 """A function that is also a task: call it here, or let a worker call it at the right moment."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -21,6 +22,9 @@ from mainspring.sdk.targets import Duration, Moment, Requires, Retry, handler
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}")
+"""What the API takes as the name of a handler."""
 
 
 class Home(Protocol):
@@ -72,18 +76,42 @@ class Options:
         return {field: value for field, value in fields.items() if value is not None}
 
 
+def check(function: Any, name: str | None) -> str:
+    """The name of a task that is made of this; InvalidArguments where none can be."""
+    if isinstance(function, TaskFunction):
+        raise InvalidArguments(f"{function.name!r} is a task already: see `with_options`")
+    if not callable(function):
+        raise InvalidArguments(
+            f"{function!r} is no function: write @app.task, or @app.task(name=…)"
+        )
+    name = name or getattr(function, "__name__", None)
+    if name is None or _NAME.fullmatch(name) is None:
+        raise InvalidArguments(
+            f"{name or function!r} cannot name a task: give it a name of letters, digits and _.:/-"
+        )
+    for code in _codes(function):
+        if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
+            raise InvalidArguments(f"{name!r} is a generator: a task returns, it does not yield")
+    return name
+
+
+def _codes(function: Any) -> tuple[Any, Any]:
+    """Where its code may be: in itself, or in what makes an object callable."""
+    return function, getattr(function, "__call__", None)  # noqa: B004
+
+
 class TaskFunction(Generic[P, R]):
     """What `@app.task` makes of a function. Calling it calls the function."""
 
     __name__: str
 
     def __init__(self, app: Home, function: Callable[..., R], name: str, options: Options) -> None:
+        update_wrapper(self, function)  # first: its own attributes may be called as ours are
         self.app = app
         self.function = function
         self.name = name
         self.options = options
-        self.is_async = inspect.iscoroutinefunction(function)
-        update_wrapper(self, function)
+        self.is_async = any(map(inspect.iscoroutinefunction, _codes(function)))
 
     @cached_property
     def signature(self) -> Signature:
@@ -123,7 +151,7 @@ class TaskFunction(Generic[P, R]):
         at: Moment | None = None,
         delay: Duration | None = None,
         cron: str | None = None,
-        timezone: str = "UTC",
+        timezone: str | None = None,
         schedule_name: str | None = None,
         **kwargs: Any,
     ) -> Task | Schedule:
@@ -133,6 +161,7 @@ class TaskFunction(Generic[P, R]):
             wanted = self._recurring(args, kwargs, at, delay, cron, timezone, schedule_name)
             schedules = self.app.client.schedules
             return schedules.put(wanted.name, wanted.template(), **wanted.timing)
+        _only_with_cron(timezone=timezone, schedule_name=schedule_name)
         return self._create(self._prepared(args, kwargs, run_at=at, delay=delay), None)
 
     async def aschedule(
@@ -141,7 +170,7 @@ class TaskFunction(Generic[P, R]):
         at: Moment | None = None,
         delay: Duration | None = None,
         cron: str | None = None,
-        timezone: str = "UTC",
+        timezone: str | None = None,
         schedule_name: str | None = None,
         **kwargs: Any,
     ) -> Task | Schedule:
@@ -150,6 +179,7 @@ class TaskFunction(Generic[P, R]):
             wanted = self._recurring(args, kwargs, at, delay, cron, timezone, schedule_name)
             schedules = self.app.async_client.schedules
             return await schedules.put(wanted.name, wanted.template(), **wanted.timing)
+        _only_with_cron(timezone=timezone, schedule_name=schedule_name)
         return await self._acreate(self._prepared(args, kwargs, run_at=at, delay=delay), None)
 
     # As in Celery ----------------------------------------------------------------------------
@@ -192,12 +222,12 @@ class TaskFunction(Generic[P, R]):
         at: Moment | None,
         delay: Duration | None,
         cron: str,
-        timezone: str,
+        timezone: str | None,
         name: str | None,
     ) -> Periodic:
         if at is not None or delay is not None:
             raise InvalidArguments("give one of at, delay and cron")
-        timing = {"cron": cron, "timezone": timezone}
+        timing = {"cron": cron, "timezone": timezone or "UTC"}
         return self.recurring(name or self.name, args, kwargs, timing)
 
     def recurring(
@@ -214,3 +244,9 @@ class TaskFunction(Generic[P, R]):
     async def _acreate(self, wanted: dict[str, Any], key: str | None) -> Task:
         target = wanted.pop("target")
         return await self.app.async_client.tasks.create(target, idempotency_key=key, **wanted)
+
+
+def _only_with_cron(**given: str | None) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise InvalidArguments(f"{name} goes with cron; a time has its offset with it")

@@ -1,6 +1,7 @@
 """From `module:app` to the app."""
 
 import sys
+import traceback
 from importlib import import_module
 from pathlib import Path
 
@@ -16,8 +17,8 @@ def load_app(path: str) -> App:
         sys.path.insert(0, here)  # as if the module had been run from this directory
     try:
         module = import_module(module_name)
-    except ImportError as problem:
-        raise ConfigError([f"{module_name!r} cannot be imported: {problem}"]) from problem
+    except Exception as problem:  # it is the user's code that runs: anything may happen
+        raise ConfigError([f"{module_name!r} cannot be imported: {_told(problem)}"]) from problem
     if name:
         found = getattr(module, name, None)
         if not isinstance(found, App):
@@ -27,3 +28,13 @@ def load_app(path: str) -> App:
     if len(apps) != 1:
         raise ConfigError([f"{module_name!r} has {len(apps)} apps: name one, as in module:app"])
     return next(iter(apps.values()))
+
+
+def _told(problem: Exception) -> str:
+    """What happened, and in which line of whose code."""
+    if isinstance(problem, ModuleNotFoundError):
+        return str(problem)
+    frames = traceback.extract_tb(problem.__traceback__)
+    theirs = [frame for frame in frames if "importlib" not in frame.filename]
+    where = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if len(theirs) > 1 else ""
+    return f"{type(problem).__name__}: {problem}{where}"
