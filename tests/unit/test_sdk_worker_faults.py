@@ -3,7 +3,9 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pytest
@@ -15,7 +17,7 @@ from mainspring.sdk.calling import read
 from mainspring.sdk.context import Context, Line
 from mainspring.sdk.environment import Address
 from mainspring.sdk.wire import Response
-from mainspring.sdk.worker import reports
+from mainspring.sdk.worker import child, reports
 from mainspring.sdk.worker.heart import Heart
 from mainspring.sdk.worker.lanes import Leaser
 from mainspring.sdk.worker.loop_runner import LoopRunner
@@ -228,6 +230,21 @@ async def test_a_line_that_json_does_not_know_is_sent_all_the_same() -> None:
     sender.line_of(attempt(), Line("caf\udce9\0", "info"))
     await sender.flush()
     assert b"caf?" in msgspec.json.encode(desk.asked[0])
+
+
+def test_a_process_outlives_what_json_does_not_know() -> None:
+    app = App(url="http://x", api_key="key")
+
+    @app.task(cpu_bound=True)
+    def fail() -> None:
+        raise FileNotFoundError("\udcff")
+
+    order = child.Order(uuid4(), 1, 1, "fail", b"{}", 30.0)
+    out = BytesIO()
+    child.serve(app, BytesIO(msgspec.json.encode(order) + b"\n"), child._Voice(out))
+    words = [msgspec.json.decode(line, type=child.Word) for line in out.getvalue().splitlines()]
+    assert "FileNotFoundError: ?" in (words[0].line or "")
+    assert words[1].verdict == Verdict("failed", None, "failed", "FileNotFoundError: ?")
 
 
 async def test_who_is_refused_finishes_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:

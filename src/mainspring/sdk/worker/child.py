@@ -16,6 +16,7 @@ import msgspec
 
 from mainspring.sdk.app import App
 from mainspring.sdk.context import Context, Line, entered
+from mainspring.sdk.encoding import sendable
 from mainspring.sdk.worker.loading import load_app
 from mainspring.sdk.worker.loop_runner import tell
 from mainspring.sdk.worker.outcomes import Verdict, failure, success
@@ -80,7 +81,7 @@ def serve(app: App, orders: IO[bytes], voice: _Voice) -> None:
 
 def _run(app: App, order: Order, voice: _Voice) -> Verdict:
     def said(line: Line) -> None:
-        voice.say(Word(line=line.message, level=line.level))
+        voice.say(Word(line=sendable(line.message), level=line.level))
 
     context = _Reporting(
         order.id,
