@@ -133,6 +133,21 @@ def test_what_is_refused_frees_its_place() -> None:
     assert numbers(engine.match(0.0, 10)) == [2]
 
 
+def test_what_expired_costs_a_worker_no_slot() -> None:
+    engine = make_engine()
+    keyed = row(2, key="k", expires=5.0, priority=8)
+    engine.saw([row(1, expires=5.0, priority=9), keyed, row(3, key="k"), row(4)], 0.0)
+    asked = poll(slots=1)
+    engine.open(asked, 6.0)
+    (entry,) = engine.match(6.0, 10)
+    assert entry.row.id in (task_id(3), task_id(4))
+    assert (asked.free, asked.in_flight) == (0, 1)
+    assert engine.waiting == 2, "the expired are in no window any more"
+    engine.open(poll("other"), 6.0)
+    rest = engine.match(6.0, 10)
+    assert {entry.row.id, *(e.row.id for e in rest)} == {task_id(3), task_id(4)}
+
+
 def test_a_suspect_gets_a_worker_for_itself() -> None:
     engine = make_engine()
     engine.saw([row(1, capability="handler:work;alone", priority=9), row(2)], 0.0)
