@@ -284,6 +284,7 @@ class FairQueue:
         name = tenant.name_of(row)
         line = tenant.lines.get(name)
         if line is None:
+            tenant.tidy()
             line = Group(row.queue, row.capability, tenant.gate(row.partition), now)
             line.stands = self._demand.suiting(row.tenant_id, row.queue, row.capability)
             line.review(now)
