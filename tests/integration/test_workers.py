@@ -32,6 +32,17 @@ async def test_a_task_is_leased_reported_and_read(shop: Shop) -> None:
     assert (tried["worker"], tried["outcome"], tried["fence"]) == ("w1", "succeeded", 1)
 
 
+async def test_a_step_says_of_which_run_it_is(shop: Shop) -> None:
+    steps = [{"id": "load", "needs": [], **work()}]
+    made = await shop.client.post("/v1/workflows", {"name": "flow", "steps": steps})
+    assert made.status == 201, made.body
+    run = (await shop.client.post("/v1/workflows/flow/runs", {})).json()["id"]
+    worker = shop.worker()
+    (task,) = await worker.lease()
+    assert (task["context"]["workflow_run_id"], task["context"]["step"]) == (run, "load")
+    assert await worker.report(task) == ["accepted"]
+
+
 async def test_a_waiting_worker_gets_a_task_at_once(shop: Shop) -> None:
     worker = shop.worker()
     asked = asyncio.create_task(worker.lease(wait=30))
