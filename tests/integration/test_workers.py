@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -182,7 +183,14 @@ async def test_of_two_reports_of_a_try_in_one_request_the_first_counts(
     (task,) = await worker.lease()
     name = {"id": task["id"], "fence": task["fence"]}
     statuses = [first, "succeeded", "failed", first]
-    told = {"outcomes": [{**name, "status": status} for status in statuses]}
+    picked = datetime.fromisoformat(task["lease_until"]) - timedelta(seconds=1)
+    ends = [(picked + timedelta(microseconds=100 * n)).isoformat() for n in range(4)]
+    told = {
+        "outcomes": [
+            {**name, "status": status, "finished_at": end}
+            for status, end in zip(statuses, ends, strict=True)
+        ]
+    }
     answer = (await shop.client.post("/v1/leases/report", told)).json()
     assert [outcome["status"] for outcome in answer["outcomes"]] == ["accepted"] * 4
     assert [t["outcome"] for t in await shop.tries(there)] == [first]
@@ -195,11 +203,10 @@ async def test_an_old_try_is_fenced_beside_the_report_of_the_present_one(shop: S
     there = await shop.create()
     worker = shop.worker()
     (old,) = await worker.lease()
-    assert await worker.report(old, status="released") == ["accepted"]
-    (task,) = await worker.lease()
-    never = {**task, "fence": 7}
-    assert await worker.report(task, never, status="failed") == ["accepted", "fenced"]
-    assert [t["outcome"] for t in await shop.tries(there)] == ["released", "failed"]
+    (task,) = await worker.lease(wait=10)
+    assert (old["fence"], task["fence"]) == (1, 2), "the first lease ran out"
+    assert await worker.report(old, task) == ["fenced", "accepted"]
+    assert [t["outcome"] for t in await shop.tries(there)] == ["lost", "succeeded"]
 
 
 async def test_a_timeout_that_is_reported_again_is_accepted_again(shop: Shop) -> None:

@@ -120,7 +120,12 @@ async def test_nodes_and_workers_that_are_gone_are_not_remembered(
             office.hear(Ready(node, kind, 2))
     said = asyncio.Event()
     monkeypatch.setattr(forwarding, "_SAY_AGAIN", 0.0)
-    monkeypatch.setattr(desk, "polls", lambda: said.set() or [])
+
+    def polls() -> list[Poll]:
+        said.set()
+        return []
+
+    monkeypatch.setattr(desk, "polls", polls)
     loop = asyncio.create_task(forward._keep_saying())
     await said.wait()
     loop.cancel()

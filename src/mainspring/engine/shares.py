@@ -10,7 +10,6 @@ from mainspring.engine.entry import Entry, Phase
 from mainspring.engine.gates import KeyGate, RunningGate, place_in
 from mainspring.engine.ledger import Bucket, Cause
 
-
 _FEW = 64
 
 
