@@ -56,6 +56,11 @@ class Config:
     # The API
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(7070, "port to listen on (0: any free one)", least=0, most=65535)
+    advertise_url: str | None = setting(
+        None,
+        "where workers reach this node, as `GET /v1/workers/nodes` tells them; default: where it "
+        "listens, by the host's name if that is every address",
+    )
     api_key: str | None = setting(
         None, "the API key that commands use; in development: the one to create"
     )

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random, SystemRandom
+from urllib.parse import urlsplit
 
 import asyncpg
 from starlette.types import ASGIApp
@@ -68,6 +69,7 @@ from mainspring.store.vault import Vault, parse_key
 from mainspring.store.workers import Workers
 from mainspring.store.workflow_runs import WorkflowRuns
 
+_EVERYWHERE = frozenset({"0.0.0.0", "::"})
 _AUTHORITIES = (
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -190,13 +192,23 @@ class Server:
         scheme = "http" if self._tls is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
+    @property
+    def advertised_url(self) -> str:
+        """Where others reach this node."""
+        if self.config.advertise_url is not None:
+            return self.config.advertise_url.rstrip("/")
+        there = urlsplit(self.url)
+        if there.hostname not in _EVERYWHERE:
+            return self.url
+        return f"{there.scheme}://{socket.gethostname()}:{there.port}"
+
     async def start(self) -> None:
         """Open the database, join the cluster, listen. Raises when any of it cannot be done."""
         await self._check_schema()
         self._socket = _listen(self.config.host, self.config.port)
         await self._api_database.open()
         await self._engine_database.open()
-        await self.node.start(self.url)
+        await self.node.start(self.advertised_url)
         self._background.start("keys.touch", lambda: self._activity.keep_writing(self.keys))
         self._http = DoorServer(self._door())
         self._serving = asyncio.create_task(self._http.serve(sockets=[self._socket]))

@@ -1,6 +1,7 @@
 """Tasks that a caller's own transaction creates, by a function in the database."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -89,6 +90,9 @@ async def test_every_option_arrives(shop: Shop, app: asyncpg.Connection) -> None
         "'work', run_at => 'infinity'",
         "'work', delay => '1 hour', run_at => now()",
         "'work', payload => NULL",
+        "'work', (repeat('[', 65) || repeat(']', 65))::jsonb",
+        "'work', (repeat('{\"a\":', 65) || '1' || repeat('}', 65))::jsonb",
+        "'work', to_jsonb(repeat('a', 1048576))",
         "'work', timeout => 'NaN'",
         "'work', labels => '[1]'",
         "'work', tags => '{\"a;alone\"}'",
@@ -131,3 +135,31 @@ async def test_a_role_enqueues_for_its_own_tenant_and_touches_nothing_else(
     with pytest.raises(denied):
         await owner.fetchval("SELECT mainspring.enqueue('work', tenant => 'nobody')")
     await owner.close()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "[" * 64 + "]" * 64,
+        json.dumps(["[{" * 100, "\\", '"[[', "]" * 100]),
+        json.dumps([{"a": [n]} for n in range(200)]),
+    ],
+)
+async def test_what_is_not_nested_too_deeply_is_taken(
+    shop: Shop, app: asyncpg.Connection, payload: str
+) -> None:
+    made = await app.fetchval("SELECT mainspring.enqueue('work', $1::jsonb)", payload)
+    assert (await shop.task(str(made)))["payload"] == json.loads(payload)
+
+
+async def test_what_others_create_beside_the_tables_is_not_called(
+    shop: Shop, app: asyncpg.Connection, database_url: str
+) -> None:
+    """The function acts for the owner of the tables: it must run nobody else's code."""
+    owner = await asyncpg.connect(database_url)
+    await owner.execute(
+        """CREATE FUNCTION public.jsonb_build_object(text, text, text, text) RETURNS jsonb
+               LANGUAGE plpgsql AS $$BEGIN RAISE 'this is somebody else''s'; END$$"""
+    )
+    await owner.close()
+    assert await app.fetchval(ENQUEUE)

@@ -116,6 +116,30 @@ async def test_expired_keys_and_dead_nodes_are_forgotten(
     assert [row["name"] for row in await database.fetch("SELECT name FROM nodes")] == ["just left"]
 
 
+async def test_what_workers_held_is_forgotten_with_them_and_with_their_nodes(
+    house: Housekeeping, database: Database
+) -> None:
+    here, gone = uuid4(), uuid4()
+    await database.fetch(
+        "INSERT INTO nodes (id, name, version, state, heartbeat_at)"
+        " VALUES ($1, 'here', '0', 'active', now())",
+        here,
+    )
+    await database.fetch(
+        "INSERT INTO workers (tenant_id, name, incarnation, offer, seen_at)"
+        " VALUES (1, 'w', '1', '{}', now()), (1, 'old', '1', '{}', now() - interval '2 days')"
+    )
+    await database.fetch(
+        "INSERT INTO worker_leases (tenant_id, name, node_id, held)"
+        " VALUES (1, 'w', $1, 0), (1, 'w', $2, 3), (1, 'old', $1, 0)",
+        here,
+        gone,
+    )
+    await house.forget_expired()
+    left = await database.fetch("SELECT name, node_id FROM worker_leases")
+    assert [tuple(row) for row in left] == [("w", here)]
+
+
 async def test_one_node_keeps_house_at_a_time(house: Housekeeping) -> None:
     one, other = uuid4(), uuid4()
     assert await house.hold_duty(one, lease=60)

@@ -1,7 +1,9 @@
 """Workers and a cluster: a worker that asks one node gets the tasks of all."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -101,3 +103,20 @@ async def test_explain_knows_of_workers_at_other_nodes(pair: tuple[Shop, Shop]) 
     await eventually(known, within=5, what="the other node knows the worker")
     asked.cancel()
     await asyncio.wait([asked])
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "http://127.0.0.1:{port}"),
+        ({"host": "0.0.0.0"}, "http://{name}:{port}"),
+        ({"host": "0.0.0.0", "advertise_url": "https://work.example/"}, "https://work.example"),
+    ],
+)
+async def test_workers_are_told_an_address_that_they_can_reach(
+    database_url: str, settings: dict[str, Any], told: str
+) -> None:
+    async with opened_shop(database_url, **settings) as shop:
+        (node,) = (await shop.client.get("/v1/workers/nodes")).json()["nodes"]
+        port = shop.server.url.rpartition(":")[2]
+        assert node["url"] == told.format(port=port, name=socket.gethostname())

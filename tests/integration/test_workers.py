@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -30,6 +31,17 @@ async def test_a_task_is_leased_reported_and_read(shop: Shop) -> None:
     assert (read["state"], read["result"]) == ("completed", {"rows": 12})
     (tried,) = await shop.tries(created)
     assert (tried["worker"], tried["outcome"], tried["fence"]) == ("w1", "succeeded", 1)
+
+
+async def test_a_step_says_of_which_run_it_is(shop: Shop) -> None:
+    steps = [{"id": "load", "needs": [], **work()}]
+    made = await shop.client.post("/v1/workflows", {"name": "flow", "steps": steps})
+    assert made.status == 201, made.body
+    run = (await shop.client.post("/v1/workflows/flow/runs", {})).json()["id"]
+    worker = shop.worker()
+    (task,) = await worker.lease()
+    assert (task["context"]["workflow_run_id"], task["context"]["step"]) == (run, "load")
+    assert await worker.report(task) == ["accepted"]
 
 
 async def test_a_waiting_worker_gets_a_task_at_once(shop: Shop) -> None:
@@ -160,6 +172,52 @@ async def test_the_same_report_again_is_accepted_again_and_changes_nothing(shop:
     assert len(await shop.tries(there)) == 1
     stranger = {"id": "00000000-0000-7000-8000-000000000000", "fence": 1}
     assert await worker.report(stranger, {**task, "fence": 7}) == ["unknown", "fenced"]
+
+
+@pytest.mark.parametrize("first", ["failed", "succeeded", "released"])
+async def test_of_two_reports_of_a_try_in_one_request_the_first_counts(
+    shop: Shop, first: str
+) -> None:
+    there = await shop.create(retry={"initial": 60})
+    worker = shop.worker()
+    (task,) = await worker.lease()
+    name = {"id": task["id"], "fence": task["fence"]}
+    statuses = [first, "succeeded", "failed", first]
+    picked = datetime.fromisoformat(task["lease_until"]) - timedelta(seconds=1)
+    ends = [(picked + timedelta(microseconds=100 * n)).isoformat() for n in range(4)]
+    told = {
+        "outcomes": [
+            {**name, "status": status, "finished_at": end}
+            for status, end in zip(statuses, ends, strict=True)
+        ]
+    }
+    answer = (await shop.client.post("/v1/leases/report", told)).json()
+    assert [outcome["status"] for outcome in answer["outcomes"]] == ["accepted"] * 4
+    assert [t["outcome"] for t in await shop.tries(there)] == [first]
+    assert (await shop.task(there))["state"] == (
+        "completed" if first == "succeeded" else "scheduled"
+    )
+
+
+async def test_an_old_try_is_fenced_beside_the_report_of_the_present_one(shop: Shop) -> None:
+    there = await shop.create()
+    worker = shop.worker()
+    (old,) = await worker.lease()
+    (task,) = await worker.lease(wait=10)
+    assert (old["fence"], task["fence"]) == (1, 2), "the first lease ran out"
+    assert await worker.report(old, task) == ["fenced", "accepted"]
+    assert [t["outcome"] for t in await shop.tries(there)] == ["lost", "succeeded"]
+
+
+async def test_a_timeout_that_is_reported_again_is_accepted_again(shop: Shop) -> None:
+    there = await shop.create(retry={"max_attempts": 1})
+    worker = shop.worker()
+    (task,) = await worker.lease()
+    error = {"code": "timeout", "message": "too slow"}
+    for _ in range(2):
+        assert await worker.report(task, status="failed", error=error) == ["accepted"]
+    assert [t["outcome"] for t in await shop.tries(there)] == ["timed_out"]
+    assert await worker.report(task) == ["fenced"], "it was not done in time"
 
 
 # --- losses --------------------------------------------------------------------------------------
@@ -383,27 +441,3 @@ async def test_lines_are_kept_with_the_task_up_to_a_cap(shop: Shop) -> None:
     assert (await shop.client.post("/v1/leases/logs", many)).json()["accepted"] == 997
     await shop.client.call("DELETE", f"/v1/tasks/{there}")
     assert (await shop.client.get(f"/v1/tasks/{there}/logs")).status == 404
-
-
-# --- answers that never arrive -----------------------------------------------------------------
-
-
-async def test_a_lost_answer_is_given_again(shop: Shop) -> None:
-    """The worker says what it holds: what it was told last and does not hold, it never heard."""
-    there = await shop.create()
-    worker = shop.worker()
-    (heard,) = await worker.lease(running=[])
-    again = await worker.lease(running=[], wait=0)
-    assert again == [heard]
-    mine = {"id": there, "fence": 1}
-    assert await worker.lease(running=[mine], wait=0) == []
-    assert await worker.report(heard) == ["accepted"]
-    assert await worker.lease(running=[], wait=0) == [], "it was reported: nothing is missing"
-    assert len(await shop.tries(there)) == 1
-
-
-async def test_a_worker_that_does_not_say_what_it_holds_gets_nothing_twice(shop: Shop) -> None:
-    await shop.create()
-    worker = shop.worker()
-    assert len(await worker.lease()) == 1
-    assert await worker.lease(wait=0) == []

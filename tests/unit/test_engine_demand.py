@@ -133,6 +133,46 @@ def test_what_is_refused_frees_its_place() -> None:
     assert numbers(engine.match(0.0, 10)) == [2]
 
 
+def test_what_expired_costs_a_worker_no_slot() -> None:
+    engine = make_engine()
+    keyed = row(2, key="k", expires=5.0, priority=8)
+    engine.saw([row(1, expires=5.0, priority=9), keyed, row(3, key="k"), row(4)], 0.0)
+    asked = poll(slots=1)
+    engine.open(asked, 6.0)
+    (entry,) = engine.match(6.0, 10)
+    assert entry.row.id in (task_id(3), task_id(4))
+    assert (asked.free, asked.in_flight) == (0, 1)
+    assert engine.waiting == 2, "the expired are in no window any more"
+    engine.open(poll("other"), 6.0)
+    rest = engine.match(6.0, 10)
+    assert {entry.row.id, *(e.row.id for e in rest)} == {task_id(3), task_id(4)}
+
+
+def test_queues_that_nothing_waits_in_are_forgotten() -> None:
+    """Their names are free: a queue a day, or a task, must not be kept for ever."""
+    engine = make_engine()
+    names = [f"q{n}" for n in range(500)]
+    everywhere = Offer(frozenset({"default", *names}), frozenset({"work"}))
+    engine.saw([row(9000, queue="q3", key="k"), row(9001, queue="q4", capability="handler:x")], 0.0)
+    engine.open(poll(slots=10_000, offer=everywhere), 0.0)
+    share = engine._queue._tenants[1]
+    most = 0
+    for number, name in enumerate(names, 1):
+        webhook = row(1000 + number, queue=name, capability="http")
+        engine.saw([row(number, queue=name), webhook], 0.0)
+        start(engine, engine.match(0.0, 10))
+        engine.claimed(webhooks := engine.pick(0.0, 10, lambda _q, _c: True), [], 0.0)
+        assert len(webhooks) == 1
+        most = max(most, len(share.lines) + len(share.groups))
+    assert most <= 64
+    stands = [stand for line in share.lines.values() for stand in line.stands]
+    assert all(set(stand.ready) <= set(share.lines.values()) for stand in stands)
+    assert engine.running == len(names) + 1
+    engine.open(poll("x", offer=Offer(frozenset({"q4"}), frozenset({"x"}))), 0.0)
+    assert numbers(engine.match(0.0, 10)) == [9001], "who waits is not forgotten"
+    assert len(engine.pick(0.0, 10, lambda _q, _c: True)) == 0
+
+
 def test_a_suspect_gets_a_worker_for_itself() -> None:
     engine = make_engine()
     engine.saw([row(1, capability="handler:work;alone", priority=9), row(2)], 0.0)

@@ -178,6 +178,8 @@ def _lease_out(leased: Leased) -> LeaseOut:
         alone=leased.capability.endswith(ALONE),
         schedule_id=leased.schedule_id,
         nominal_at=leased.nominal_at,
+        workflow_run_id=task.workflow_run_id,
+        step=task.step,
     )
     return LeaseOut(
         task.id,

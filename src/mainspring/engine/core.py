@@ -178,10 +178,9 @@ class Engine:
         """Tasks to claim now for workers that wait. Answer with `claimed`."""
         self._ring(now)
         picked = self._queue.match(now, most)
-        late = [entry for entry in picked if expired(entry, now)]
-        for entry in late:
-            self._unclaim(entry, now)
-        return [entry for entry in picked if entry.phase is Phase.CLAIMING] if late else picked
+        for entry in self._queue.dropped():
+            self._window.remove(entry)
+        return picked
 
     def claimed(
         self, picked: Sequence[Entry], assignments: Iterable[Assignment], now: float

@@ -21,7 +21,7 @@ from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.demand import Call, Demand, Poll, Stand, Taker
 from mainspring.engine.entry import Entry, Phase
 from mainspring.engine.explain import Situation
-from mainspring.engine.gates import KeyGate, RunningGate
+from mainspring.engine.gates import KeyGate, RunningGate, expired
 from mainspring.engine.ledger import Cause
 from mainspring.engine.room import Room
 from mainspring.engine.shares import Group, TenantShare
@@ -46,6 +46,7 @@ class FairQueue:
         self._served = 0
         self._demand = Demand()
         self._calls: list[Call] = []
+        self._dropped: list[Entry] = []
 
     def set_limits(self, tenant_id: int, limits: TenantLimits) -> bool:
         """Change a tenant's limits. True when the tenant must be counted, and its due tasks be
@@ -202,6 +203,11 @@ class FairQueue:
         calls, self._calls = self._calls, []
         return calls
 
+    def dropped(self) -> list[Entry]:
+        """What expired in front of a worker since the last time: forgotten here already."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
     def workers_for(self, row: TaskRow) -> tuple[bool, int]:
         """Whether a worker is known that can run a task, and how many slots wait here for it."""
         stands = self._demand.suiting(row.tenant_id, row.queue, row.capability)
@@ -242,10 +248,15 @@ class FairQueue:
         """The next task of a line for the next worker of a stand, if both are there."""
         if line.gate is not None and line.gate.closed() is not None:
             return None
-        poll = self._demand.next_poll(stand, alone=line.alone)
-        if poll is None:
-            return None
-        while line.first() is not None:
+        while (first := line.first()) is not None:
+            if expired(first, now):
+                # Before a poll is touched: it would pay for it with a slot.
+                self.forget(first, now)
+                self._dropped.append(first)
+                continue
+            poll = self._demand.next_poll(stand, alone=line.alone)
+            if poll is None:
+                return None
             entry = line.take()
             key = entry.row.concurrency_key
             self._leave_bucket(entry, line, now)
@@ -273,6 +284,7 @@ class FairQueue:
         name = tenant.name_of(row)
         line = tenant.lines.get(name)
         if line is None:
+            tenant.tidy()
             line = Group(row.queue, row.capability, tenant.gate(row.partition), now)
             line.stands = self._demand.suiting(row.tenant_id, row.queue, row.capability)
             line.review(now)

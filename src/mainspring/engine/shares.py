@@ -10,6 +10,8 @@ from mainspring.engine.entry import Entry, Phase
 from mainspring.engine.gates import KeyGate, RunningGate, place_in
 from mainspring.engine.ledger import Bucket, Cause
 
+_FEW = 64
+
 
 class Group:
     """The due tasks of one queue and capability behind the same running gate: a ledger bucket."""
@@ -58,8 +60,8 @@ class TenantShare:
     """One tenant's share and its due tasks."""
 
     __slots__ = (
-        "away", "gates", "groups", "keys", "limits", "lines", "queued", "running", "served",
-        "waiting",
+        "_tidied", "away", "gates", "groups", "keys", "limits", "lines", "queued", "running",
+        "served", "waiting",
     )  # fmt: skip
 
     def __init__(self, limits: TenantLimits) -> None:
@@ -74,6 +76,8 @@ class TenantShare:
         self.lines: dict[tuple[int, str, str], Group] = {}
         self.gates: dict[int, RunningGate] = {}
         self.keys: dict[str, KeyGate] = {}
+        self._tidied = 0
+        """How many groups and lines there were when the empty ones were last dropped."""
 
     @property
     def share(self) -> float:
@@ -101,6 +105,20 @@ class TenantShare:
         name = self.name_of(entry.row)
         group = self.groups.get(name)
         if group is None:
+            self.tidy()
             gate = self.gate(entry.row.partition)
             group = self.groups[name] = Group(name[1], name[2], gate, now)
         return group
+
+    def tidy(self) -> None:
+        """Another group or line is about to be made. The names of queues are free: once there are
+        twice as many as were in use, the empty ones go. Those in steady use are not made anew
+        with each task."""
+        if len(self.groups) + len(self.lines) < max(_FEW, 2 * self._tidied):
+            return
+        for kept in (self.groups, self.lines):
+            for name in [name for name, group in kept.items() if group.first() is None]:
+                empty = kept.pop(name)
+                for stand in empty.stands:
+                    stand.ready.pop(empty, None)
+        self._tidied = len(self.groups) + len(self.lines)

@@ -13,6 +13,8 @@ from itertools import count
 from typing import Any, Protocol
 from uuid import UUID
 
+import structlog
+
 from mainspring import crash
 from mainspring.engine.demand import Call, Holder, Poll
 from mainspring.node.post import (
@@ -29,6 +31,8 @@ from mainspring.node.post import (
     Waiting,
 )
 from mainspring.node.state import NodeState
+
+log = structlog.get_logger()
 
 _SAY_AGAIN = 1.0
 _BELIEVED_FOR = 3.0
@@ -53,8 +57,8 @@ class Desk(Protocol):
         """Claim tasks for a worker of another node."""
         ...
 
-    async def claimed_elsewhere(self, poll: Poll, tasks: Sequence[Try]) -> None:
-        """Another node claimed these for a poll, and is done with it."""
+    async def claimed_elsewhere(self, poll: Poll, slots: int, tasks: Sequence[Try]) -> None:
+        """Another node claimed these for so many slots of a poll, and is done with it."""
         ...
 
     def replaced(self, current: Holder) -> None: ...
@@ -143,23 +147,25 @@ class Forwarding:
         asyncio.get_running_loop().call_later(_PATIENCE, self._give_up, number)
 
     def _give_up(self, number: int) -> None:
-        if number in self._reserved:
-            self._spawn(self._settle(number, ()))
+        self._settle(number, ())
 
-    async def _settle(self, number: int, tasks: Sequence[Try]) -> None:
-        """What came of a grant."""
-        reserved = self._reserved.pop(number)
+    def _settle(self, number: int, tasks: Sequence[Try]) -> bool:
+        """What came of a grant: the first to say so is heard, whether another node or the clock."""
+        reserved = self._reserved.pop(number, None)
+        if reserved is None:
+            return False
         if len(tasks) < reserved.slots:
             callers = self._ready.get(reserved.kind, {})
             callers.pop(reserved.node, None)
             if not callers:
                 self._ready.pop(reserved.kind, None)
-        reserved.poll.in_flight -= reserved.slots
-        await self._desk.claimed_elsewhere(reserved.poll, tasks)
+        self._spawn(self._desk.claimed_elsewhere(reserved.poll, reserved.slots, tasks))
+        return True
 
     async def _keep_saying(self) -> None:
         for turn in count():
             await asyncio.sleep(_SAY_AGAIN)
+            self._forget_callers()
             if not self._post.others:
                 continue
             kinds = {(p.holder.tenant_id, p.offer) for p in self._desk.polls() if p.free > 0}
@@ -169,6 +175,15 @@ class Forwarding:
                 self._post.tell_all(Waiting(self._state.node_id, list(kinds)))
             if turn % _KNOWN_EVERY == 0 and (known := list(set(self._desk.kinds()))):
                 self._post.tell_all(Known(known))
+
+    def _forget_callers(self) -> None:
+        """Nodes that are gone get no slots, and neither does anybody of workers that are."""
+        others, kinds = self._post.others, set(self._desk.kinds()) if self._ready else set()
+        for kind, callers in list(self._ready.items()):
+            for node in callers.keys() - others:
+                del callers[node]
+            if not callers or kind not in kinds:
+                del self._ready[kind]
 
     # Letters ---------------------------------------------------------------------------------
 
@@ -187,8 +202,7 @@ class Forwarding:
             case Grant():
                 self._spawn(self._claim(letter))
             case Granted(node=node, number=number, tasks=tasks):
-                if number in self._reserved:
-                    self._spawn(self._settle(number, tasks))
+                if self._settle(number, tasks):
                     self._post.send(node, Confirmed(tasks))
                 # Else it comes too late: nobody waits, and the leases run out unblamed.
             case Confirmed(tasks=tasks):
@@ -216,4 +230,9 @@ class Forwarding:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            log.error("forwarding failed", action="forward.failed", exc_info=problem)

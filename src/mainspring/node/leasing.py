@@ -93,8 +93,9 @@ class LeaseDesk:
         self._waiting: dict[Poll, _Waiting] = {}
         self._leased: dict[UUID, Leased] = {}
         """Tasks between their claim and their hand-out."""
-        self._answered: dict[Holder, list[Leased]] = {}
-        """What each worker was answered last: should the answer be lost, it gets it again."""
+        self._answered: dict[Holder, dict[Try, Leased]] = {}
+        """What each worker was answered and did not mention yet: should an answer be lost, it gets
+        it again."""
         metrics.polls_waiting.set_function(lambda: len(self._waiting))
         metrics.worker_held.set_function(lambda: sum(state.engine.held_by_workers().values()))
 
@@ -109,25 +110,26 @@ class LeaseDesk:
         if not leased:
             poll = Poll(wish.holder, wish.offer, wish.most, idle=not wish.running)
             leased = await self._wait(self._open(poll), wish.wait)
-        self._answered[wish.holder] = leased
+        given = self._answered.setdefault(wish.holder, {})
+        given.update(((task.assignment.id, task.assignment.fence), task) for task in leased)
         crash.reach("lease.answered")
         return leased
 
     async def _not_arrived(self, wish: Wish) -> list[Leased]:
-        """What the worker's last answer gave it and it does not hold: that answer was lost."""
-        last = self._answered.pop(wish.holder, None)
-        if not last or wish.running is None:
+        """What answers gave the worker and it does not hold: such an answer was lost."""
+        if wish.running is None:
+            self._answered.pop(wish.holder, None)
             return []
-        missing = {
-            name: leased
-            for leased in last
-            if (name := (leased.assignment.id, leased.assignment.fence)) not in wish.running
-        }
+        given = self._answered.get(wish.holder, {})
+        missing = {name: task for name, task in given.items() if name not in wish.running}
         unreported = self._reporting.open_tries(list(missing))
-        if not unreported:
-            return []
-        held = await self._store.held(wish.holder.tenant_id, unreported)
-        return [missing[task.assignment.id, task.assignment.fence] for task in held]
+        held: set[Try] = set()
+        if unreported:
+            tries = await self._store.held(wish.holder.tenant_id, unreported)
+            held = {(task.assignment.id, task.assignment.fence) for task in tries}
+        for name in (given.keys() & wish.running) | (missing.keys() - held):
+            given.pop(name, None)
+        return [missing[name] for name in missing if name in held][: wish.most]
 
     def _open(self, poll: Poll, *, ours: bool = True) -> _Waiting:
         answer = asyncio.get_running_loop().create_future()
@@ -139,14 +141,15 @@ class LeaseDesk:
         return waiting
 
     async def _wait(self, waiting: _Waiting, seconds: float) -> list[Leased]:
+        answer = waiting.answer
         try:
-            return await asyncio.wait_for(
-                asyncio.shield(waiting.answer), max(seconds, _SHORTEST_WAIT)
-            )
-        except TimeoutError:
-            self._end(waiting)
-            # If something is being claimed for it, that takes but a moment.
-            return await asyncio.shield(waiting.answer)
+            # Not `wait_for`: that would return a result, and not heed the cancel that came with it.
+            done, _ = await asyncio.wait([answer], timeout=max(seconds, _SHORTEST_WAIT))
+            if not done:
+                self._end(waiting)
+                # If something is being claimed for it, that takes but a moment.
+                await asyncio.wait([answer])
+            return answer.result()
         except asyncio.CancelledError:
             # The worker went away: what was or is being claimed for it goes back.
             waiting.answer.add_done_callback(self._give_back)
@@ -263,14 +266,18 @@ class LeaseDesk:
         leased = await self._wait(self._open(poll, ours=False), 0)
         return [(task.assignment.id, task.assignment.fence) for task in leased]
 
-    async def claimed_elsewhere(self, poll: Poll, tasks: Sequence[Try]) -> None:
+    async def claimed_elsewhere(self, poll: Poll, slots: int, tasks: Sequence[Try]) -> None:
         """Another node claimed these for a worker that waits here, or did until now."""
         tenant_id = poll.holder.tenant_id
         leased: Sequence[Leased] = ()
-        if tasks:
-            leased = await until_answered(
-                lambda: self._store.leased(tenant_id, tasks), self._metrics
-            )
+        try:
+            if tasks:
+                leased = await until_answered(
+                    lambda: self._store.leased(tenant_id, tasks), self._metrics
+                )
+        finally:
+            # Not before they are read: until then the poll may not be opened anew.
+            poll.in_flight -= slots
         waiting = self._waiting.get(poll)
         if waiting is None:
             self._release(leased)
@@ -340,7 +347,12 @@ class LeaseDesk:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            log.error("leasing failed", action="lease.failed", exc_info=problem)
 
 
 def _pick(entry: Entry) -> WorkerPick:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from uuid import UUID
@@ -146,6 +146,11 @@ class Recorder:
 
     async def _record(self, batch: Sequence[Report]) -> None:
         self._metrics.record_batch.observe(len(batch))
+        for apart in _apart(batch):
+            await self._write(apart)
+
+    async def _write(self, batch: Sequence[Report]) -> None:
+        """Write reports of different tasks."""
         finishes: list[Finish] = []
         retries: list[Retry] = []
         for report in batch:
@@ -308,6 +313,20 @@ class Recorder:
     async def _pause(self) -> None:
         self._metrics.database_errors.inc()
         await asyncio.sleep(_RETRY_PAUSE)
+
+
+def _apart(reports: Sequence[Report]) -> Iterator[Sequence[Report]]:
+    """The same reports such that no statement sees a task twice: it would let both through. Of one
+    try the first report counts; that of another try of the task has to wait for it."""
+    while reports:
+        first: dict[UUID, Report] = {}
+        later = []
+        for report in reports:
+            kept = first.setdefault(report.assignment.id, report)
+            if kept.assignment.fence != report.assignment.fence:
+                later.append(report)
+        yield list(first.values())
+        reports = later
 
 
 def _unrecordable(finish: Finish, error: Exception) -> Finish:

@@ -154,12 +154,10 @@ class Reporting:
                 reports[index] = self._report_of(one, *found)
         accepted = await self._recorder.record(list(reports.values()))
         done = {index for index, good in zip(reports, accepted, strict=True) if good}
-        refused = [(one.id, one.fence) for index, one in enumerate(said) if index not in done]
-        verdicts = await self._judge(tenant_id, refused) if refused else {}
-        return [
-            "accepted" if index in done else verdicts[one.id, one.fence]
-            for index, one in enumerate(said)
-        ]
+        refused = [index for index in range(len(said)) if index not in done]
+        judged = await self._judge(tenant_id, [said[index] for index in refused])
+        verdicts = dict(zip(refused, judged, strict=True))
+        return [verdicts.get(index, "accepted") for index in range(len(said))]
 
     async def _present(
         self, tenant_id: int, said: Sequence[Said]
@@ -214,12 +212,14 @@ class Reporting:
             said.retry_after,
         )  # fmt: skip
 
-    async def _judge(
-        self, tenant_id: int, tries: Sequence[tuple[UUID, int]]
-    ) -> dict[tuple[UUID, int], Verdict]:
-        verdicts: dict[tuple[UUID, int], Verdict] = {}
+    async def _judge(self, tenant_id: int, said: Sequence[Said]) -> list[Verdict]:
+        if not said:
+            return []
+        tries = [(one.id, one.fence, one.outcome) for one in said]
+        verdicts: dict[tuple[UUID, int, str], Verdict] = {}
         for judged in await self._store.judge(tenant_id, tries):
             # A try that is recorded was reported before: only the answer was lost.
             refused: Verdict = "fenced" if judged.known else "unknown"
-            verdicts[judged.id, judged.fence] = "accepted" if judged.recorded else refused
-        return verdicts
+            name = (judged.id, judged.fence, judged.outcome)
+            verdicts[name] = "accepted" if judged.recorded else refused
+        return [verdicts[task_id, fence, outcome.value] for task_id, fence, outcome in tries]

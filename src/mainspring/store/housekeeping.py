@@ -96,6 +96,7 @@ class Housekeeping:
         await self._database.fetch(SQL["forget_old_events"], batch)
         await self._database.fetch(SQL["forget_dead_nodes"])
         await self._database.fetch(SQL["forget_gone_workers"])
+        await self._database.fetch(SQL["forget_gone_leases"])
         await self._database.fetch(SQL["forget_old_messages"])
 
     async def forget_old_keys(self, keep_days: int) -> None:

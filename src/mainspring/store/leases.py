@@ -7,7 +7,7 @@ from uuid import UUID
 
 import asyncpg
 
-from mainspring.domain.execution import Assignment
+from mainspring.domain.execution import Assignment, Outcome
 from mainspring.domain.placement import Tenure
 from mainspring.store import queries
 from mainspring.store.database import Database, sparse
@@ -74,6 +74,7 @@ class Judged(NamedTuple):
 
     id: UUID
     fence: int
+    outcome: str
     recorded: bool
     known: bool
 
@@ -146,10 +147,16 @@ class LeaseStore:
         )
         return [HeldTry(assignment_of(tuple(row)[:-1]), row["cancel_requested"]) for row in rows]
 
-    async def judge(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[Judged]:
-        """Why reports of these tries changed nothing."""
+    async def judge(
+        self, tenant_id: int, tries: Sequence[tuple[UUID, int, Outcome]]
+    ) -> list[Judged]:
+        """Why reports of these tries, with these outcomes, changed nothing."""
         rows = await self._database.fetch(
-            SQL["judge_reports"], tenant_id, [id for id, _ in tries], [f for _, f in tries]
+            SQL["judge_reports"],
+            tenant_id,
+            [task_id for task_id, _, _ in tries],
+            [fence for _, fence, _ in tries],
+            [outcome.value for _, _, outcome in tries],
         )
         return [Judged(*row) for row in rows]
 

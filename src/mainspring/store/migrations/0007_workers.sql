@@ -88,16 +88,16 @@ LANGUAGE plpgsql STABLE SECURITY DEFINER AS $$
 DECLARE
     wanted integer;
     allowed integer[];
-    owner oid := (SELECT relowner FROM pg_class WHERE oid = 'tasks'::regclass);
+    owner oid := (SELECT relowner FROM pg_class WHERE oid = 'tables_of_mainspring.tasks'::regclass);
 BEGIN
     IF named IS NOT NULL THEN
-        SELECT id INTO wanted FROM tenants WHERE name = named;
+        SELECT id INTO wanted FROM tables_of_mainspring.tenants WHERE name = named;
         IF pg_has_role(session_user, owner, 'MEMBER') AND wanted IS NOT NULL THEN
             RETURN wanted;
         END IF;
     END IF;
     SELECT array_agg(DISTINCT r.tenant_id) INTO allowed
-    FROM enqueue_roles r JOIN pg_roles p ON p.rolname = r.role
+    FROM tables_of_mainspring.enqueue_roles r JOIN pg_roles p ON p.rolname = r.role
     WHERE pg_has_role(session_user, p.oid, 'MEMBER');
     IF named IS NULL AND cardinality(allowed) = 1 THEN
         RETURN allowed[1];
@@ -109,6 +109,25 @@ BEGIN
         CASE WHEN named IS NULL THEN ' without naming a tenant' ELSE ' for this tenant' END
         USING ERRCODE = 'insufficient_privilege',
               HINT = 'An operator allows it by SELECT mainspring.allow_enqueue(role, tenant).';
+END $$;
+
+-- Whether valid JSON is nested beyond 64 levels, as the API finds it: with all but the brackets gone,
+-- each pass that removes the innermost pairs takes one level.
+CREATE FUNCTION mainspring.nested_too_deeply(document text) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    brackets text;
+BEGIN
+    IF length(translate(document, '[{', '')) >= length(document) - 64 THEN
+        RETURN false;
+    END IF;
+    brackets := regexp_replace(regexp_replace(document, '"(?:[^"\\]|\\.)*"', '', 'g'), '[^][{}]', '', 'g');
+    brackets := translate(brackets, '{}', '[]');
+    FOR level IN 1..64 LOOP
+        brackets := replace(brackets, '[]', '');
+        EXIT WHEN brackets = '';
+    END LOOP;
+    RETURN brackets <> '';
 END $$;
 
 -- Create a task in the caller's transaction: it is there when that commits, and never was when that
@@ -156,6 +175,7 @@ BEGIN
         WHEN run_at IS NOT NULL AND delay IS NOT NULL THEN 'give either run_at or delay'
         WHEN payload IS NULL THEN 'payload is null'
         WHEN octet_length(payload::text) > 1048576 THEN 'payload has more than 1048576 bytes'
+        WHEN mainspring.nested_too_deeply(payload::text) THEN 'payload is nested more than 64 levels deep'
         WHEN due > now_at + interval '36600 days' OR due < to_timestamp(0) THEN 'run_at is out of range'
         WHEN expires_at <= due THEN 'expires_at is not after the time the task is due'
         WHEN queue IS NULL OR queue !~ '^[A-Za-z0-9_.-]{1,100}$' THEN 'queue is not valid'
@@ -208,10 +228,10 @@ BEGIN
         FROM 3) FROM 1 FOR 6);
     new_id := encode(set_byte(bytes, 6, get_byte(bytes, 6) & 15 | 112), 'hex')::uuid;
     -- A change of the tenant's spread waits for this transaction, as it does for the API's.
-    SELECT partition_of(t.id, new_id, enqueue.concurrency_key, t.spread) INTO STRICT place
-    FROM tenants t WHERE t.id = whose FOR KEY SHARE;
-    INSERT INTO tasks (id, created_at, run_at, due_at, expires_at, tenant_id, concurrency_limit,
-        partition, priority, queue, capability, concurrency_key, name, labels, spec, payload)
+    SELECT tables_of_mainspring.partition_of(t.id, new_id, enqueue.concurrency_key, t.spread)
+    INTO STRICT place FROM tables_of_mainspring.tenants t WHERE t.id = whose FOR KEY SHARE;
+    INSERT INTO tables_of_mainspring.tasks (id, created_at, run_at, due_at, expires_at, tenant_id,
+        concurrency_limit, partition, priority, queue, capability, concurrency_key, name, labels, spec, payload)
     VALUES (new_id, now_at, due, due, enqueue.expires_at, whose, per_key,
         place, enqueue.priority, enqueue.queue, word, enqueue.concurrency_key, enqueue.name,
         nullif(enqueue.labels, '{}'),
@@ -221,8 +241,8 @@ BEGIN
             )::text, 'UTF8'),
         convert_to(enqueue.payload::text, 'UTF8'));
     -- Always, however far away it is due: nobody knows when the transaction will commit.
-    INSERT INTO wakes (partition, tenant_id, task_id) VALUES (place, whose, new_id);
-    SELECT p.owner INTO home FROM partitions p WHERE p.partition = place;
+    INSERT INTO tables_of_mainspring.wakes (partition, tenant_id, task_id) VALUES (place, whose, new_id);
+    SELECT p.owner INTO home FROM tables_of_mainspring.partitions p WHERE p.partition = place;
     IF home IS NOT NULL THEN
         PERFORM pg_notify('mainspring', home::text);
     END IF;
@@ -233,28 +253,30 @@ END $$;
 CREATE FUNCTION mainspring.allow_enqueue(role name, tenant text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO enqueue_roles (role, tenant_id)
-    SELECT allow_enqueue.role, id FROM tenants WHERE tenants.name = allow_enqueue.tenant
+    INSERT INTO tables_of_mainspring.enqueue_roles (role, tenant_id)
+    SELECT allow_enqueue.role, t.id FROM tables_of_mainspring.tenants t WHERE t.name = allow_enqueue.tenant
     ON CONFLICT DO NOTHING;
-    IF NOT EXISTS (SELECT FROM tenants WHERE tenants.name = allow_enqueue.tenant) THEN
+    IF NOT EXISTS (SELECT FROM tables_of_mainspring.tenants t WHERE t.name = allow_enqueue.tenant) THEN
         RAISE EXCEPTION 'there is no tenant %', quote_literal(tenant) USING ERRCODE = 'no_data_found';
     END IF;
     EXECUTE format('GRANT USAGE ON SCHEMA mainspring TO %I', role);
     EXECUTE format('GRANT EXECUTE ON FUNCTION mainspring.enqueue TO %I', role);
 END $$;
 
--- Where the tables are is settled here and now: a caller's search_path decides nothing.
+-- Where the tables are is settled here and now, by name: a caller's search_path decides nothing, and
+-- neither does what somebody else may have created beside the tables.
 DO $$
 DECLARE
     made regprocedure;
+    tables constant text := (SELECT quote_ident(n.nspname) FROM pg_class c
+        JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = 'tasks'::regclass);
 BEGIN
     FOR made IN SELECT p.oid::regprocedure FROM pg_proc p
         WHERE p.pronamespace = 'mainspring'::regnamespace
-          AND p.proname IN ('tenant_of_session', 'enqueue', 'allow_enqueue')
+          AND p.proname IN ('tenant_of_session', 'enqueue', 'allow_enqueue', 'nested_too_deeply')
     LOOP
-        EXECUTE format('ALTER FUNCTION %s SET search_path = pg_catalog, %I, pg_temp', made,
-            (SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-             WHERE c.oid = 'tasks'::regclass));
+        EXECUTE replace(pg_get_functiondef(made), 'tables_of_mainspring.', tables || '.');
+        EXECUTE format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', made);
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', made);
     END LOOP;
 END $$;

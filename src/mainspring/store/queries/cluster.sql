@@ -87,6 +87,12 @@ DELETE FROM nodes n WHERE n.state <> 'active'
 -- name: forget_gone_workers
 DELETE FROM workers WHERE seen_at < clock_timestamp() - interval '1 day';
 
+-- name: forget_gone_leases
+-- What workers held that are gone, or in the partitions of nodes that are.
+DELETE FROM worker_leases l
+WHERE NOT EXISTS (SELECT FROM workers w WHERE w.tenant_id = l.tenant_id AND w.name = l.name)
+   OR NOT EXISTS (SELECT FROM nodes n WHERE n.id = l.node_id);
+
 -- name: forget_old_messages
 DELETE FROM messages WHERE sent_at < clock_timestamp() - interval '1 minute';
 

@@ -77,12 +77,14 @@ WHERE t.state = 'running' AND t.incarnation IS NOT NULL;
 -- name: judge_reports
 -- Reports that changed nothing: was the same try reported before, is there a newer one, or no such
 -- task at all?
-SELECT r.id, r.fence,
+SELECT r.id, r.fence, r.outcome,
     EXISTS (SELECT FROM executions e WHERE e.tenant_id = $1 AND e.task_id = r.id
               AND e.fence = r.fence AND e.finished_at >= time_of(r.id)
-              AND e.outcome IN ('succeeded', 'failed', 'cancelled', 'released'))
+              -- A hard timeout is nothing the worker said, unless it says so, too.
+              AND (e.outcome IN ('succeeded', 'failed', 'cancelled', 'released')
+                   OR e.outcome = 'timed_out' AND r.outcome = 'timed_out'))
         AS recorded,
     EXISTS (SELECT FROM tasks t WHERE t.tenant_id = $1 AND t.id = r.id)
       OR EXISTS (SELECT FROM task_history h WHERE h.tenant_id = $1 AND h.id = r.id
                    AND h.finished_at >= time_of(r.id)) AS known
-FROM unnest($2::uuid[], $3::integer[]) AS r (id, fence);
+FROM unnest($2::uuid[], $3::integer[], $4::text[]) AS r (id, fence, outcome);
