@@ -304,7 +304,8 @@ async def test_a_step_that_expires_is_counted_as_lost(world: RunWorld) -> None:
         run,
     )
     assert await world.engine.expire(world.tenure) == []
-    await world.outcomes.expire(world.tenure, await world.now())
+    leaving = await world.outcomes.expiring(world.tenure)
+    await world.outcomes.expire(world.tenure, leaving, await world.now())
     assert await world.drain(run) == ["c"]
     assert (await world.states(run))["a"] == "expired"
     assert await world.state(run) == "failed"
@@ -338,3 +339,24 @@ async def test_a_step_that_kills_every_worker_fails_its_run(world: RunWorld) -> 
     assert await world.state(run) == "failed"
     [letter] = await world.database.fetch("SELECT reason FROM dead_letters")
     assert letter["reason"] == "poison"
+
+
+async def test_an_input_that_cannot_be_read_fails_what_speaks_of_it_and_nothing_else(
+    world: RunWorld,
+) -> None:
+    definition = workflow(
+        step("a"),
+        step("plain", "a"),
+        step("b", "a", payload='"{{input.x}}"'),
+        step("c", "a", condition="input.x > 1"),
+        on_failure="continue",
+    )
+    run = await world.begin(definition, '{"x": 1e999}')
+    [first] = await world.claim(run)
+    assert (await world.report([first])).accepted == {first.id}
+    assert await world.drain(run) == ["plain"]
+    states = await world.states(run)
+    assert states == {"a": "completed", "plain": "completed", "b": "failed", "c": "failed"}
+    assert (await world.step(run, "b")).error == {
+        "code": "template", "message": "the input of the run cannot be read"
+    }  # fmt: skip

@@ -62,6 +62,9 @@ LARGE = 100
 _HUGE = 2000
 _HEAD = len(RunHead._fields)
 
+_NOTHING = object()
+"""In place of an input that cannot be read."""
+
 _decode = msgspec.json.Decoder().decode
 
 
@@ -388,13 +391,13 @@ class Steps:
         self, connection: asyncpg.Connection, head: RunHead, ready: Sequence[Step]
     ) -> Scope | None:
         """What the templates and conditions of some steps speak of; None when they have none."""
-        if not any(step.condition or step.foreach or step.template.dynamic for step in ready):
+        if not any(map(_speaks, ready)):
             return None
         row = await connection.fetchrow(SQL["run_input"], head.tenant_id, head.id)
         assert row is not None, "the caller holds the run"
         used = sorted({name for step in ready for name in step.uses})
         rows = await connection.fetch(SQL["results"], head.id, used) if used else ()
-        return Scope(_decode(row["input"]), {row["step"]: _seen(row) for row in rows})
+        return Scope(_read(row["input"]), {row["step"]: _seen(row) for row in rows})
 
     async def _join(self, connection: asyncpg.Connection, head: RunHead, step: Step) -> Ended:
         """The end of a step whose items have all ended: its result is the list of theirs."""
@@ -429,6 +432,11 @@ def _left_out(head: RunHead, definition: Definition, step: Step) -> list[Ended]:
     return [Ended(head.tenant_id, head.id, name, TaskState.SKIPPED) for name in out]
 
 
+def _speaks(step: Step) -> bool:
+    """Whether it has templates or conditions."""
+    return bool(step.condition or step.foreach or step.template.dynamic)
+
+
 def _seen(row: asyncpg.Record) -> StepResult:
     state = row["state"]
     if state in ("blocked", "released", "expanded"):
@@ -440,7 +448,16 @@ def _seen(row: asyncpg.Record) -> StepResult:
     return StepResult(TaskState(state), result, row["error"])
 
 
+def _read(given: bytes) -> object:
+    try:
+        return _decode(given)
+    except (msgspec.DecodeError, RecursionError):
+        return _NOTHING
+
+
 def _check_kept(step: Step, scope: Scope) -> None:
+    if scope.input is _NOTHING and _speaks(step):
+        raise RenderFailed("the input of the run cannot be read")
     for name in step.uses:
         error = scope.steps[name].error
         if isinstance(error, dict) and error.get("code") in (TOO_LARGE, UNREADABLE):
