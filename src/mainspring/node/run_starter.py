@@ -1,8 +1,9 @@
 """Tasks that run a workflow: the handler `mainspring.workflow`.
 
 Such a task begins a run and lasts as long as it does. So whatever counts tasks counts runs: overlap
-policies, concurrency keys, limits; cancelling the task cancels the run. The run has the task's own
-id: a task that is tried again, because its node died, finds the run it began.
+policies, concurrency keys; cancelling the task cancels the run. Only the slots of the node and the
+tenant's limit are left to the steps, or a run might wait for itself. The run has the task's own id:
+a task that is tried again, because its node died, finds the run it began.
 """
 
 import asyncio
@@ -15,8 +16,8 @@ import msgspec
 import structlog
 
 from mainspring.clock import Clock
+from mainspring.domain.capability import takes_slot
 from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
-from mainspring.domain.task import RUN_WORKFLOW
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import ReportSink
 from mainspring.node.recorder import Recorder
@@ -68,7 +69,7 @@ class RunStarter:
         self._loop: asyncio.Task[None] | None = None
 
     def can_run(self, capability: str) -> bool:
-        return capability == f"handler:{RUN_WORKFLOW}"
+        return not takes_slot(capability)
 
     def start(self, assignments: Sequence[Assignment]) -> None:
         now = self._clock.now()
