@@ -198,7 +198,11 @@ class Steps:
         kept = definition.survivors
         if why != "failure":
             kept = frozenset(step.id for step in definition.steps if step.cleanup)
-        rows = await connection.fetch(SQL["unfinished_steps"], head.id)
+        unfinished = await connection.fetch(SQL["unfinished_steps"], head.id)
+        rows = [row for row in unfinished if row["step"] not in kept]
+        # Else one that runs now and waits a moment later is neither ended nor asked.
+        tasks = [row["task_id"] for row in rows]
+        await connection.execute(SQL["hold_tasks"], head.tenant_id, tasks)
         idle = TaskState.SKIPPED if why == "failure" else TaskState.CANCELLED
         leaving = [
             Ended(
@@ -209,16 +213,14 @@ class Steps:
                 row["item"],
             )
             for row in rows
-            if row["step"] not in kept and row["state"] != "expanded"
+            if row["state"] != "expanded"
         ]
         ended = await self.tasks.end(connection, leaving, moved)
         over = {(e.step, e.item) for e in ended}
         running = [
             row["task_id"]
             for row in rows
-            if row["step"] not in kept
-            and row["state"] == "released"
-            and (row["step"], row["item"]) not in over
+            if row["state"] == "released" and (row["step"], row["item"]) not in over
         ]
         tenants = [head.tenant_id] * len(running)
         asked = await connection.fetch(SQL["ask_to_cancel"], tenants, running)

@@ -160,6 +160,11 @@ SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key,
     fence, NULL::float8 AS lease_end, cancel_requested
 FROM made WHERE state = 'scheduled';
 
+-- name: hold_tasks
+-- Lock tasks of steps, in order: what was being claimed or retried has been, and what is read from here
+-- on stays as it is.
+SELECT id FROM tasks WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) ORDER BY id FOR UPDATE;
+
 -- name: end_tasks
 -- Steps that end without running: skipped, cancelled, or joined. Their tasks move to history; owners
 -- who may know of them are told. What runs is left alone, and does not come back from here.

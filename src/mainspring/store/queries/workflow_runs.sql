@@ -54,8 +54,9 @@ FROM unnest($2::text[], $3::uuid[], $4::integer[], $5::integer[], $6::integer[],
 WHERE s.run_id = $1 AND s.step = i.step AND s.item = -1;
 
 -- name: reopen_run
+-- What was paused stays so: tasks of its steps are.
 UPDATE workflow_runs
-SET state = 'running', stopping = NULL, finished_at = NULL, unfinished = $3, failed = $4,
+SET state = CASE WHEN state = 'paused' THEN 'paused' ELSE 'running' END, stopping = NULL, finished_at = NULL, unfinished = $3, failed = $4,
     deadline_at = to_timestamp($5), rev = rev + 1
 WHERE tenant_id = $1 AND id = $2
 RETURNING tenant_id, id, workflow, version, state, stopping, unfinished, failed;
