@@ -96,6 +96,12 @@ class Config:
     lease: float = setting(
         15.0, "how long a task is leased; long ones are extended at a third", least=1
     )
+    longest_poll: float = setting(
+        60.0,
+        "seconds after which a worker's poll is answered at the latest, with nothing if need be: "
+        "less than your load balancer's patience with silent connections",
+        least=0.01,
+    )
     worker_lease: float = setting(
         15.0, "how long a task is leased to a worker; a heartbeat makes it twice that", least=1
     )

@@ -92,9 +92,8 @@ def before_load_schema(_context: Any, raw_schema: dict[str, Any]) -> None:
 
 
 @schemathesis.hook
-def map_body(context: Any, body: Any) -> Any:
-    plain = _plain(_in_order(_distinct_steps(body)))
-    return _without_waiting(plain) if context.operation.path == "/v1/leases" else plain
+def map_body(_context: Any, body: Any) -> Any:
+    return _plain(_in_order(_distinct_steps(body)))
 
 
 def _distinct_steps(body: Any) -> Any:
@@ -111,15 +110,6 @@ def _distinct_steps(body: Any) -> Any:
             steps.append(step)
             seen.add(str(name))
     return {**body, "steps": steps}
-
-
-def _without_waiting(body: Any) -> Any:
-    """A worker that asks for tasks may wait for a minute; nobody here has that much time."""
-    if isinstance(body, dict):
-        wait = body.get("wait", 20)
-        if isinstance(wait, int | float) and not isinstance(wait, bool) and 0 <= wait <= 60:
-            return {**body, "wait": 0}
-    return body
 
 
 def _in_order(body: Any) -> Any:

@@ -76,7 +76,8 @@ class LeaseResource:
         if asked.running is not None:
             running = frozenset((held.id, held.fence) for held in asked.running)
         holder = Holder(call.tenant_id, asked.worker, asked.incarnation)
-        wish = Wish(holder, offer, asked.max, asked.wait, _about(asked.about), running)
+        wait = min(asked.wait, self._config.longest_poll)
+        wish = Wish(holder, offer, asked.max, wait, _about(asked.about), running)
         leased = await _unless_gone(call.request, lambda: self._desk.lease(wish))
         return json_response(LeasesOut([_lease_out(task) for task in leased]))
 
