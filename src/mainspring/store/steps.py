@@ -147,7 +147,7 @@ class Steps:
         self, connection: asyncpg.Connection, tenure: Tenure, head: RunHead, now: float
     ) -> Moved:
         """Decide anew on everything in a run that waits: after it was resumed, or begun."""
-        rows = await connection.fetch(SQL["unfinished_steps"], head.id)
+        rows = await connection.fetch(SQL["unfinished_steps"], head.tenant_id, head.id)
         waiting = [
             Waiting(row["step"], row["state"], *tuple(row)[3:7])
             for row in rows
@@ -198,7 +198,7 @@ class Steps:
         kept = definition.survivors
         if why != "failure":
             kept = frozenset(step.id for step in definition.steps if step.cleanup)
-        unfinished = await connection.fetch(SQL["unfinished_steps"], head.id)
+        unfinished = await connection.fetch(SQL["unfinished_steps"], head.tenant_id, head.id)
         rows = [row for row in unfinished if row["step"] not in kept]
         # Else one that runs now and waits a moment later is neither ended nor asked.
         tasks = [row["task_id"] for row in rows]
@@ -282,7 +282,7 @@ class Steps:
     async def _final_state(self, connection: asyncpg.Connection, head: RunHead) -> str:
         if not head.failed:
             return run_state({TaskState.COMPLETED: 1}).value
-        rows = await connection.fetch(SQL["count_states"], head.id)
+        rows = await connection.fetch(SQL["count_states"], head.tenant_id, head.id)
         counts = {TaskState(row["state"]): row["steps"] for row in rows}
         match head.stopping:
             case "cancel":
@@ -398,12 +398,12 @@ class Steps:
         row = await connection.fetchrow(SQL["run_input"], head.tenant_id, head.id)
         assert row is not None, "the caller holds the run"
         used = sorted({name for step in ready for name in step.uses})
-        rows = await connection.fetch(SQL["results"], head.id, used) if used else ()
+        rows = await connection.fetch(SQL["results"], head.tenant_id, head.id, used) if used else ()
         return Scope(_read(row["input"]), {row["step"]: _seen(row) for row in rows})
 
     async def _join(self, connection: asyncpg.Connection, head: RunHead, step: Step) -> Ended:
         """The end of a step whose items have all ended: its result is the list of theirs."""
-        rows = await connection.fetch(SQL["item_results"], head.id, step.id)
+        rows = await connection.fetch(SQL["item_results"], head.tenant_id, head.id, step.id)
         state = fanned(Counter(TaskState(row["state"]) for row in rows))
         result, error = b"[%s]" % b",".join(row["result"] or b"null" for row in rows), None
         if state is not TaskState.COMPLETED:
