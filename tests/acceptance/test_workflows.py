@@ -5,8 +5,10 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 
+from mainspring.domain.tenant import TenantLimits
 from support.client import Client, Unacknowledged
 from support.cluster import Cluster, Node, Tenant
 from support.waiting import eventually
@@ -161,6 +163,43 @@ async def test_a_schedule_runs_a_workflow_and_overlap_counts_runs(cluster: Clust
         " AND a.finished_at > b.created_at"
     )
     assert overlapping == 0
+
+
+async def test_tasks_that_run_workflows_do_not_stand_in_the_way_of_the_steps(
+    cluster: Cluster,
+) -> None:
+    """Of a tenant that may run one task at a time; and what cannot be begun holds up nobody."""
+    node = await cluster.start(slots=4)
+    tenant = await cluster.tenant()
+    await cluster.keys.set_limits(tenant.id, TenantLimits(max_running=1, spread=1))
+    client = node.client(tenant)
+    await define(client, "flow", step("a"), step("b", "a", payload={"x": "{{input.x}}"}))
+    target = {"type": "handler", "name": "mainspring.workflow"}
+    bad = (b'{"workflow": "a\\u0000b"}', b'{"workflow": "flow", "input": {"x": 1e999}}')
+    refused = [
+        await client.post("/v1/tasks", {"target": target, "payload": msgspec.Raw(payload)})
+        for payload in bad
+    ]
+    good = {"target": target, "payload": {"workflow": "flow", "input": {"x": 1}}}
+    begun = [await client.post("/v1/tasks", good) for _ in range(6)]
+
+    async def begun_at(run: str) -> bool:
+        return (await client.get(f"/v1/workflow-runs/{run}")).status == 200
+
+    for answer in begun:
+        assert answer.status == 201, answer.body
+        run: str = answer.json()["id"]
+        await eventually(partial(begun_at, run), within=20, what="the run is begun")
+        found = await ended(client, run)
+        assert found["state"] == "completed"
+
+    assert [answer.status for answer in refused] == [201, 201]
+
+    async def failed() -> bool:
+        count = "SELECT count(*) FROM task_history WHERE error->>'code' = 'bad-payload'"
+        return await cluster.evidence.value(count) == len(bad)
+
+    await eventually(failed, within=10, what="those that cannot be begun fail")
 
 
 @pytest.mark.slow

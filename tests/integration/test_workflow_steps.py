@@ -2,19 +2,23 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from random import Random
 
+import asyncpg
 import pytest
 
 from mainspring.domain.ids import TaskIds
+from mainspring.domain.settlement import Retry
 from mainspring.domain.task import TaskState
 from mainspring.errors import Conflict
-from mainspring.store.database import Database, DatabaseOptions
+from mainspring.store.database import Database, DatabaseOptions, connect
 from mainspring.store.engine import TaskRef
 from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.step_rows import Moved, RunHead, Start
 from mainspring.store.step_tasks import StepTasks
-from support.runs import RunWorld, step, workflow
+from support.runs import RunWorld, finish, step, workflow
+from support.waiting import eventually
 
 DIAMOND = workflow(step("a"), step("b", "a"), step("c", "a"), step("d", "b", "c"), step("e", "d"))
 
@@ -304,7 +308,8 @@ async def test_a_step_that_expires_is_counted_as_lost(world: RunWorld) -> None:
         run,
     )
     assert await world.engine.expire(world.tenure) == []
-    await world.outcomes.expire(world.tenure, await world.now())
+    leaving = await world.outcomes.expiring(world.tenure)
+    await world.outcomes.expire(world.tenure, leaving, await world.now())
     assert await world.drain(run) == ["c"]
     assert (await world.states(run))["a"] == "expired"
     assert await world.state(run) == "failed"
@@ -338,3 +343,122 @@ async def test_a_step_that_kills_every_worker_fails_its_run(world: RunWorld) -> 
     assert await world.state(run) == "failed"
     [letter] = await world.database.fetch("SELECT reason FROM dead_letters")
     assert letter["reason"] == "poison"
+
+
+async def test_an_input_that_cannot_be_read_fails_what_speaks_of_it_and_nothing_else(
+    world: RunWorld,
+) -> None:
+    definition = workflow(
+        step("a"),
+        step("plain", "a"),
+        step("b", "a", payload='"{{input.x}}"'),
+        step("c", "a", condition="input.x > 1"),
+        on_failure="continue",
+    )
+    run = await world.begin(definition, '{"x": 1e999}')
+    [first] = await world.claim(run)
+    assert (await world.report([first])).accepted == {first.id}
+    assert await world.drain(run) == ["plain"]
+    states = await world.states(run)
+    assert states == {"a": "completed", "plain": "completed", "b": "failed", "c": "failed"}
+    assert (await world.step(run, "b")).error == {
+        "code": "template", "message": "the input of the run cannot be read"
+    }  # fmt: skip
+
+
+async def test_a_paused_run_stays_paused_when_its_steps_are_retried_or_skipped(
+    world: RunWorld,
+) -> None:
+    definition = workflow(
+        step("a"), step("b", "a"), step("x"), step("y", "x"), step("z"), on_failure="continue"
+    )
+    run = await world.begin(definition)
+    await world.report(await world.claim(run, names=["a", "x"]), TaskState.FAILED)
+    await world.runs.pause(world.tenant_id, run, "me")
+    args = (world.tenure, world.tenant_id, run, "me", await world.now())
+    await world.runs.retry(*args, step="a")
+    await world.runs.skip(*args, step="x")
+    assert await world.state(run) == "paused"
+    assert await world.claim(run) == []
+    await world.runs.resume(*args)
+    assert sorted(await world.drain(run)) == ["a", "b", "y", "z"]
+    assert await world.state(run) == "completed"
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_try_that_ends_while_its_run_is_paused_is_followed_by_none(
+    world: RunWorld, lost: bool
+) -> None:
+    run = await world.begin(workflow(step("a"), step("b", "a")))
+    [held] = await world.claim(run, lease=0.0)
+    await world.runs.pause(world.tenant_id, run, "me")
+    if lost:
+        ref = TaskRef(held.tenant_id, held.id, held.fence)
+        [row] = (await world.engine.lose([ref])).rows
+    else:
+        retry = Retry(finish(held, TaskState.FAILED).report, 0.0)
+        [row] = await world.engine.retry(world.tenure, [retry])
+    assert row.state == "paused"
+    assert await world.claim(run) == []
+    await world.runs.resume(world.tenure, world.tenant_id, run, "me", await world.now())
+    assert await world.drain(run) == ["a", "b"]
+
+
+async def test_a_retry_that_meets_a_pause_is_paused(world: RunWorld, database_url: str) -> None:
+    """The pause did not see it waiting, and the retry not the pause."""
+    run = await world.begin(workflow(step("a")))
+    [held] = await world.claim(run)
+    retry = Retry(finish(held, TaskState.FAILED).report, 0.0)
+    other = await connect(DatabaseOptions(database_url))
+    try:
+        async with other.transaction():
+            await other.execute("UPDATE workflow_runs SET state = 'paused' WHERE id = $1", run)
+            retrying = asyncio.create_task(world.engine.retry(world.tenure, [retry]))
+            await eventually(partial(_waits, other), within=5, what="the retry waits")
+        [row] = await retrying
+    finally:
+        await other.close()
+    assert row.state == "paused"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "state = 'scheduled', lease_until = NULL, worker = NULL, picked_at = NULL",
+        "state = 'running', lease_until = now(), worker = 'x', picked_at = now()",
+    ],
+    ids=["retried", "claimed"],
+)
+async def test_cancelling_reaches_a_step_that_is_being_retried_or_claimed(
+    world: RunWorld, database_url: str, change: str
+) -> None:
+    run = await world.begin(workflow(step("a")))
+    was = await world.claim(run) if "scheduled" in change else []
+    [task] = await world.database.fetch("SELECT id FROM tasks WHERE workflow_run_id = $1", run)
+    other = await connect(DatabaseOptions(database_url))
+    now = await world.now()
+    try:
+        async with other.transaction():
+            await other.execute(
+                f"UPDATE tasks SET {change}, rev = rev + 1 WHERE id = $1", task["id"]
+            )
+            cancelling = asyncio.create_task(
+                world.runs.cancel(world.tenure, world.tenant_id, run, "me", now)
+            )
+            await eventually(partial(_waits, other), within=5, what="cancelling waits")
+        await cancelling
+    finally:
+        await other.close()
+    if was:
+        assert await world.state(run) == "cancelled"
+    else:
+        [row] = (await world.engine.look_at([(world.tenant_id, task["id"])])).rows
+        assert row.cancel_requested
+
+
+async def _waits(connection: asyncpg.Connection) -> bool:
+    count: int = await connection.fetchval(
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    return count > 0

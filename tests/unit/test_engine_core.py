@@ -273,3 +273,53 @@ def test_lateness_before_we_owned_the_task_is_nobodys() -> None:
     engine = make_engine([row(1, due=-50.0)])
     (entry,) = start(engine, now=0.0)
     assert engine.lateness(entry, 0.0) == {"unattributed": 50.0}
+
+
+RUN = "handler:mainspring.workflow"
+
+
+def test_a_task_that_runs_a_workflow_leaves_the_limit_to_its_steps() -> None:
+    engine = make_engine([row(1, capability=RUN), row(2, capability=RUN)], limits=ONE_AT_A_TIME)
+    assert len(start(engine)) == 2
+    assert (engine.running, engine.held, engine.slots_held) == (2, 2, 0)
+    engine.saw([row(3), row(4)], 1.0)
+    assert len(start(engine)) == 1, "steps have the limit to themselves"
+    engine.set_limits({1: TenantLimits(max_running=2, spread=1)}, 1.0)
+    assert len(start(engine)) == 1, "those that run are counted anew, but not the runs"
+    for number in (1, 2):
+        engine.ended(task_id(number), 1, 1.0)
+        engine.reported(task_id(number), 1)
+    engine.saw([row(5)], 1.0)
+    assert start(engine) == [], "their end opens no gate"
+
+
+def test_a_run_that_was_found_running_leaves_the_limit_to_its_steps() -> None:
+    found = row(1, capability=RUN, state="running", fence=1, lease_end=9.0)
+    engine = make_engine([found, row(2)], limits=ONE_AT_A_TIME)
+    assert numbers(start(engine)) == [2]
+    engine.gone([task_id(1)], 1.0)
+    engine.saw([row(3)], 1.0)
+    assert start(engine) == []
+
+
+def test_tasks_that_run_workflows_count_for_their_key() -> None:
+    engine = make_engine([row(1, capability=RUN, key="k"), row(2, capability=RUN, key="k")])
+    assert numbers(start(engine)) == [1]
+    engine.ended(task_id(1), 1, 1.0)
+    assert numbers(start(engine)) == [2]
+
+
+def test_a_tenant_that_may_not_run_anything_begins_no_run() -> None:
+    nothing = TenantLimits(max_running=0, spread=1)
+    assert start(make_engine([row(1, capability=RUN)], limits=nothing)) == []
+
+
+def test_tasks_that_run_workflows_leave_the_room_to_their_steps() -> None:
+    engine = make_engine([row(n, capability=RUN) for n in range(8)])
+    picked = engine.pick(1.0, 10, anything, free=1)
+    assert len(picked) == 8
+    engine.saw([row(20)], 1.0)
+    assert numbers(engine.pick(1.0, 1, anything, free=1)) == [20], "nothing is held yet"
+    engine.claimed(picked, [assignment(entry.row) for entry in picked], 1.0)
+    engine.saw([row(21)], 1.0)
+    assert numbers(engine.pick(1.0, 1, anything, free=1)) == [21], "nor now"

@@ -23,7 +23,7 @@ from mainspring.domain.ids import TaskIds
 from mainspring.errors import Forbidden, InvalidRequest, NotFound, Problem, StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.store.answers import Conclude
-from mainspring.store.step_rows import Moved, NewRun
+from mainspring.store.step_rows import Moved, NewRun, unreadable
 from mainspring.store.workflow_runs import RunFilter, StoredRun, WorkflowRuns, begun
 from mainspring.store.workflows import Workflows
 
@@ -62,7 +62,8 @@ class RunResource:
             Problem(problem.pointer.replace("/payload", "/input"), problem.detail)
             for problem in payload_problems(given, self._config.max_payload)
         ]
-        problems = problems or _unreadable(given)
+        if not problems and (text := unreadable(given)):
+            problems = [Problem("/input", text)]
         if problems:
             raise InvalidRequest("some values do not make sense", problems)
         now = round(self._clock.now(), 6)
@@ -201,15 +202,6 @@ class RunResource:
         if run is None:
             raise no_such_run(str(run_id))
         return run
-
-
-def _unreadable(given: bytes) -> list[Problem]:
-    """Templates and conditions look into the input: it must be readable to its depths."""
-    try:
-        msgspec.json.decode(given)
-    except (msgspec.DecodeError, RecursionError) as error:
-        return [Problem("/input", str(error)[:200])]
-    return []
 
 
 def no_such_run(run_id: str) -> NotFound:

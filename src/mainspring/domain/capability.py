@@ -15,13 +15,14 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from mainspring.domain.task import BUILT_IN_HANDLERS, TaskSpec
+from mainspring.domain.task import BUILT_IN_HANDLERS, RUN_WORKFLOW, TaskSpec
 
 ALONE = ";alone"
 """What a capability ends with once the task was lost twice together with its worker."""
 
 _COMMAND = "command"
 _HANDLER = "handler:"
+_RUN = f"{_HANDLER}{RUN_WORKFLOW}"
 
 
 class Need(NamedTuple):
@@ -53,6 +54,12 @@ def needs_worker(capability: str) -> bool:
     if capability.startswith(_HANDLER):
         return not capability.startswith(BUILT_IN_HANDLERS, len(_HANDLER))
     return capability == _COMMAND or capability.startswith(_COMMAND + ";")
+
+
+def takes_slot(capability: str) -> bool:
+    """Whether it takes the place of others while it runs. A task that runs a workflow only waits
+    for its steps, and these need places: it must not wait in their way."""
+    return capability != _RUN
 
 
 @lru_cache(maxsize=4096)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from mainspring.domain.capability import Offer
+from mainspring.domain.capability import Offer, takes_slot
 from mainspring.domain.execution import Assignment
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
@@ -76,6 +76,11 @@ class Engine:
     def held(self) -> int:
         return len(self._held)
 
+    @property
+    def slots_held(self) -> int:
+        """How many slots of our own executors are taken."""
+        return self._held.slots
+
     def running_in(self, partition: int) -> list[tuple[int, UUID]]:
         """What we believe to be running in a partition, for comparing with the database."""
         return [(t.tenant_id, t.id) for t in self._running if t.partition == partition]
@@ -120,8 +125,9 @@ class Engine:
             if not self._queue.set_limits(tenant_id, tenant_limits):
                 continue
             entries = [entry for entry in self._window if entry.row.tenant_id == tenant_id]
-            running = [t.partition for t in self._running if t.tenant_id == tenant_id]
-            running += [e.row.partition for e in entries if e.phase is Phase.CLAIMING]
+            running = [t.partition for t in self._running if t.tenant_id == tenant_id and t.slot]
+            claiming = (e.row for e in entries if e.phase is Phase.CLAIMING)
+            running += [row.partition for row in claiming if takes_slot(row.capability)]
             self._queue.recount(tenant_id, running)
             for entry in entries:
                 if entry.phase is Phase.READY:
@@ -171,7 +177,9 @@ class Engine:
             for entry in [entry for entry in picked if expired(entry, now)]:
                 self._unclaim(entry, now)
             picked = [entry for entry in picked if entry.phase is Phase.CLAIMING]
-        self._claiming.update(entry.row.tenant_id for entry in picked)
+        self._claiming.update(
+            entry.row.tenant_id for entry in picked if takes_slot(entry.row.capability)
+        )
         return picked
 
     def match(self, now: float, most: int) -> list[Entry]:
@@ -186,7 +194,11 @@ class Engine:
         self, picked: Sequence[Entry], assignments: Iterable[Assignment], now: float
     ) -> list[tuple[int, UUID]]:
         """What came of a claim. Answers the tasks that were not leased: look at those again."""
-        ours = (entry.row.tenant_id for entry in picked if entry.taker is None)
+        ours = (
+            entry.row.tenant_id
+            for entry in picked
+            if entry.taker is None and takes_slot(entry.row.capability)
+        )
         for tenant_id, count in Counter(ours).items():
             self._claiming[tenant_id] -= count
             if not self._claiming[tenant_id]:
@@ -326,10 +338,11 @@ class Engine:
             self._stop(running, now)
         task = Running(
             row.tenant_id, row.id, row.partition, row.concurrency_key, row.rev, row.fence,
-            lease_end, taker_of(row), confirmed=False,
+            lease_end, taker_of(row), confirmed=False, slot=takes_slot(row.capability),
         )  # fmt: skip
         self._running.add(task, ours=self._held.has(row.id, row.fence))
-        self._queue.started(task.tenant_id, task.partition, task.concurrency_key, task.taker)
+        key = task.concurrency_key
+        self._queue.started(task.tenant_id, task.partition, key, task.taker, slot=task.slot)
 
     def _saw_waiting(self, row: TaskRow, now: float, not_before: float) -> None:
         entry = self._window.get(row.id)
@@ -355,14 +368,15 @@ class Engine:
             self._timer.add(at, entry)
 
     def _start(self, entry: Entry, assignment: Assignment, now: float) -> None:
-        row, taker = entry.row, entry.taker
+        row, taker, slot = entry.row, entry.taker, takes_slot(entry.row.capability)
         if entry.poll is not None:
             entry.poll.in_flight -= 1
         if taker is None:
-            self._held.take(Held(row.tenant_id, row.id, assignment.fence), now)
+            self._held.take(Held(row.tenant_id, row.id, assignment.fence, slot=slot), now)
         if self._window.get(row.id) is not entry:
             # The partition was given away while the claim was in flight; its new owner counts it.
-            self._queue.ended(row.tenant_id, row.partition, row.concurrency_key, now, taker)
+            key = row.concurrency_key
+            self._queue.ended(row.tenant_id, row.partition, key, now, taker, slot=slot)
             if row.partition in self._owned:
                 # It is ours again, and was read before the claim was written: we are that owner.
                 found = row._replace(
@@ -377,7 +391,7 @@ class Engine:
         task = Running(
             row.tenant_id, row.id, row.partition, row.concurrency_key, row.rev + 1,
             assignment.fence, assignment.lease_end, taker,
-            confirmed=entry.poll is None or entry.poll.here,
+            confirmed=entry.poll is None or entry.poll.here, slot=slot,
         )  # fmt: skip
         self._running.add(task, ours=taker is None)
 
@@ -387,8 +401,9 @@ class Engine:
             entry.poll.in_flight -= 1
         if self._window.get(entry.row.id) is entry:
             self._window.remove(entry)
-        row = entry.row
-        self._queue.ended(row.tenant_id, row.partition, row.concurrency_key, now, entry.taker)
+        row, slot = entry.row, takes_slot(entry.row.capability)
+        key = row.concurrency_key
+        self._queue.ended(row.tenant_id, row.partition, key, now, entry.taker, slot=slot)
 
     def _drop(self, entry: Entry, now: float) -> None:
         self._window.remove(entry)
@@ -400,7 +415,7 @@ class Engine:
 
     def _free_slot(self, task: Running, now: float) -> None:
         key = task.concurrency_key
-        self._queue.ended(task.tenant_id, task.partition, key, now, task.taker)
+        self._queue.ended(task.tenant_id, task.partition, key, now, task.taker, slot=task.slot)
 
     def _ring(self, now: float) -> None:
         for entry in self._timer.pop_due(now):

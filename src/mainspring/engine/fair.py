@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heapreplace
 from itertools import chain
 from uuid import UUID
 
-from mainspring.domain.capability import Offer
+from mainspring.domain.capability import Offer, takes_slot
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.demand import Call, Demand, Poll, Stand, Taker
@@ -118,7 +118,7 @@ class FairQueue:
                 heappop(order)
                 continue
             picked.append(entry)
-            if room is not None:
+            if room is not None and takes_slot(entry.row.capability):
                 room.take(tenant_id)
             self._served += 1
             tenant.served = self._served
@@ -126,12 +126,18 @@ class FairQueue:
         return picked
 
     def started(
-        self, tenant_id: int, partition: int, key: str | None, taker: Taker | None = None
+        self,
+        tenant_id: int,
+        partition: int,
+        key: str | None,
+        taker: Taker | None = None,
+        *,
+        slot: bool = True,
     ) -> None:
         """Count a task that was found running (claimed before we became the owner)."""
         tenant = self._tenant(tenant_id)
-        self._take_slot(tenant, taker)
-        gate = tenant.gate(partition)
+        self._take_slot(tenant, taker, slot)
+        gate = tenant.gate(partition) if slot else None
         if gate is not None:
             gate.running += 1
         if key is not None:
@@ -144,15 +150,18 @@ class FairQueue:
         key: str | None,
         now: float,
         taker: Taker | None = None,
+        *,
+        slot: bool = True,
     ) -> None:
         """A task that counted as running is over, or was not started after all."""
         tenant = self._tenants[tenant_id]
-        if taker is None:
+        if taker is None and slot:
             tenant.running -= 1
         else:
             tenant.away -= 1
+        if taker is not None:
             self._demand.gave_back(taker)
-        gate = tenant.gates.get(partition)
+        gate = tenant.gates.get(partition) if slot else None
         if gate is not None:
             gate.running = max(0, gate.running - 1)
             if tenant.queued and gate.running == gate.limit - 1:
@@ -307,11 +316,12 @@ class FairQueue:
         else:
             tenant.waiting += change
 
-    def _take_slot(self, tenant: TenantShare, taker: Taker | None) -> None:
-        if taker is None:
+    def _take_slot(self, tenant: TenantShare, taker: Taker | None, slot: bool) -> None:
+        if taker is None and slot:
             tenant.running += 1
         else:
             tenant.away += 1
+        if taker is not None:
             self._demand.took(taker)
 
     # Details ---------------------------------------------------------------------------------
@@ -331,7 +341,7 @@ class FairQueue:
                 tenant_limit=limits.running_per_partition,
                 key_running=0,
             )
-        gate = tenant.gates.get(row.partition)
+        gate = tenant.gates.get(row.partition) if takes_slot(row.capability) else None
         key = tenant.keys.get(row.concurrency_key or "")
         # A task that is being claimed counts as running, but it is not in its own way.
         itself = entry is not None and entry.phase is Phase.CLAIMING
@@ -360,10 +370,11 @@ class FairQueue:
 
     def _let_pass(self, tenant: TenantShare, group: Group, entry: Entry, now: float) -> None:
         self._count_waiting(tenant, entry, -1)
-        self._take_slot(tenant, entry.taker)
+        slot = takes_slot(entry.row.capability)
+        self._take_slot(tenant, entry.taker, slot)
         entry.phase = Phase.CLAIMING
         key = entry.row.concurrency_key
-        if group.gate is not None:
+        if group.gate is not None and slot:
             group.gate.running += 1
             if tenant.queued and group.gate.running == group.gate.limit:
                 self._gate_turned(entry.row.tenant_id, tenant, group.gate, now)

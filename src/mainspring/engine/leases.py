@@ -24,6 +24,8 @@ class Running:
     confirmed: bool = True
     """Whether its worker was heard of since it is ours: if not, it may never have got the task."""
     over: bool = False
+    slot: bool = True
+    """Whether it counts for limits and shares; for its key it always does."""
 
 
 class RunningTasks:
@@ -106,6 +108,7 @@ class Held:
     id: UUID
     fence: int
     over: bool = False
+    slot: bool = True
 
 
 class HeldLeases:
@@ -119,7 +122,8 @@ class HeldLeases:
         self._held: dict[UUID, Held] = {}
         self._turns: deque[tuple[float, Held]] = deque()
         self.by_tenant: Counter[int] = Counter()
-        """How many each tenant has; tenants without any are left out."""
+        """How many slots each tenant has; tenants without any are left out."""
+        self.slots = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -139,7 +143,7 @@ class HeldLeases:
         if before is not None:
             self.drop(before.id, before.fence)
         self._held[held.id] = held
-        self.by_tenant[held.tenant_id] += 1
+        self._count(held, 1)
         self._turns.append((now + self._interval, held))
 
     def drop(self, task_id: UUID, fence: int) -> None:
@@ -147,9 +151,7 @@ class HeldLeases:
         if held is not None and held.fence == fence:
             held.over = True
             del self._held[task_id]
-            self.by_tenant[held.tenant_id] -= 1
-            if not self.by_tenant[held.tenant_id]:
-                del self.by_tenant[held.tenant_id]
+            self._count(held, -1)
 
     def to_extend(self, now: float, limit: int) -> list[Held]:
         """Whose turn it is; each gets its next turn a third of a lease later."""
@@ -160,6 +162,13 @@ class HeldLeases:
                 due.append(held)
                 self._turns.append((now + self._interval, held))
         return due
+
+    def _count(self, held: Held, change: int) -> None:
+        if held.slot:
+            self.slots += change
+            self.by_tenant[held.tenant_id] += change
+            if not self.by_tenant[held.tenant_id]:
+                del self.by_tenant[held.tenant_id]
 
     def next_turn(self) -> float | None:
         return self._turns[0][0] if self._turns else None

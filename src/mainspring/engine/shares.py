@@ -2,7 +2,7 @@
 
 from heapq import heappop, heappush
 
-from mainspring.domain.capability import need_of
+from mainspring.domain.capability import need_of, takes_slot
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.demand import Stand
@@ -71,7 +71,8 @@ class TenantShare:
         self.waiting = 0
         self.away = 0
         self.queued = 0
-        """What runs at workers, and what waits for them: neither counts for the node's slots."""
+        """What runs at workers or takes no slot, and what waits for workers: neither counts for the
+        node's slots."""
         self.groups: dict[tuple[int, str, str], Group] = {}
         self.lines: dict[tuple[int, str, str], Group] = {}
         self.gates: dict[int, RunningGate] = {}
@@ -107,6 +108,8 @@ class TenantShare:
         if group is None:
             self.tidy()
             gate = self.gate(entry.row.partition)
+            if gate is not None and not takes_slot(name[2]):
+                gate = RunningGate(gate.limit)  # nobody counts there: it tells a limit of 0
             group = self.groups[name] = Group(name[1], name[2], gate, now)
         return group
 

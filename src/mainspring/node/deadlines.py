@@ -1,14 +1,19 @@
 """Deadlines of runs, and steps that expired: ended by the owner of their partition."""
 
 import asyncio
+from collections.abc import Sequence
+from uuid import UUID
 
 import structlog
 
+from mainspring.domain.placement import Tenure
 from mainspring.errors import StoreUnavailable
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
+from mainspring.store.database import REFUSED
 from mainspring.store.step_outcomes import StepOutcomes
+from mainspring.store.step_rows import Ended
 
 log = structlog.get_logger()
 
@@ -41,7 +46,33 @@ class Deadlines:
         tenure = self._state.tenure()
         if not tenure.partitions:
             return
-        self._recorder.moved(await self._steps.expire(tenure, self._state.clock.now()))
+        await self._expire(tenure, await self._steps.expiring(tenure))
         for tenant_id, run_id in await self._steps.overdue(tenure):
             now = self._state.clock.now()
-            self._recorder.moved(await self._steps.stop(tenure, tenant_id, run_id, "deadline", now))
+            try:
+                moved = await self._steps.stop(tenure, tenant_id, run_id, "deadline", now)
+            except REFUSED:
+                _tell(run_id)
+            else:
+                self._recorder.moved(moved)
+
+    async def _expire(self, tenure: Tenure, leaving: Sequence[Ended]) -> None:
+        """All at once; if that is refused, run by run: one bad run must not hold up the others."""
+        try:
+            moved = await self._steps.expire(tenure, leaving, self._state.clock.now())
+        except REFUSED:
+            runs: dict[UUID, list[Ended]] = {}
+            for end in leaving:
+                runs.setdefault(end.run_id, []).append(end)
+            if len(runs) == 1:
+                _tell(leaving[0].run_id)
+                return
+            for of_run in runs.values():
+                await self._expire(tenure, of_run)
+        else:
+            self._recorder.moved(moved)
+
+
+def _tell(run_id: UUID) -> None:
+    """Within an except: this run stays as it is."""
+    log.exception("a run cannot be ended", action="deadline.refused", run=str(run_id))

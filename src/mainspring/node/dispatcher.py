@@ -93,7 +93,7 @@ class Dispatcher:
 
     @property
     def free_slots(self) -> int:
-        return self._config.slots - self._state.engine.held - self._own.tasks
+        return self._config.slots - self._state.engine.slots_held - self._own.tasks
 
     def can_run(self, row: TaskRow) -> bool:
         """Whether something here can run a task."""

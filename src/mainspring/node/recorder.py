@@ -29,6 +29,7 @@ log = structlog.get_logger()
 
 _WRITES_IN_FLIGHT = 2
 _RETRY_PAUSE = 0.25
+_WAITING = (TaskState.SCHEDULED, TaskState.PAUSED)
 _UNSTORABLE = "unstorable-result"
 
 
@@ -304,7 +305,7 @@ class Recorder:
     async def _rescheduled(self, retries: Sequence[Retry]) -> list[TaskRow]:
         tasks = [(r.report.assignment.tenant_id, r.report.assignment.id) for r in retries]
         seen = await self._store.look_at(tasks)
-        return [row for row in seen.rows if row.state == TaskState.SCHEDULED]
+        return [row for row in seen.rows if row.state in _WAITING]
 
     def _count(self, reports: Iterable[Report]) -> None:
         for outcome, count in Counter(report.outcome.value for report in reports).items():

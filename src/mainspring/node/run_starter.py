@@ -1,26 +1,28 @@
 """Tasks that run a workflow: the handler `mainspring.workflow`.
 
 Such a task begins a run and lasts as long as it does. So whatever counts tasks counts runs: overlap
-policies, concurrency keys, limits; cancelling the task cancels the run. The run has the task's own
-id: a task that is tried again, because its node died, finds the run it began.
+policies, concurrency keys; cancelling the task cancels the run. Only the slots of the node and the
+tenant's limit are left to the steps, or a run might wait for itself. The run has the task's own id:
+a task that is tried again, because its node died, finds the run it began.
 """
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
 import structlog
 
 from mainspring.clock import Clock
+from mainspring.domain.capability import takes_slot
 from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
-from mainspring.domain.task import RUN_WORKFLOW
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import ReportSink
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
+from mainspring.store.database import REFUSED
 from mainspring.store.task_runs import TaskRuns
 
 log = structlog.get_logger()
@@ -32,7 +34,7 @@ _OUTCOMES = {"completed": Outcome.SUCCEEDED, "cancelled": Outcome.CANCELLED}
 class RunRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The payload of such a task."""
 
-    workflow: str
+    workflow: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}(?!\n)$")]
     input: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
 
 
@@ -67,7 +69,7 @@ class RunStarter:
         self._loop: asyncio.Task[None] | None = None
 
     def can_run(self, capability: str) -> bool:
-        return capability == f"handler:{RUN_WORKFLOW}"
+        return not takes_slot(capability)
 
     def start(self, assignments: Sequence[Assignment]) -> None:
         now = self._clock.now()
@@ -103,6 +105,9 @@ class RunStarter:
             except StoreUnavailable as problem:
                 log.warning("runs wait", action="run.failed", problem=str(problem))
                 self._state.doubt(self._state.engine.partitions)
+            except Exception:
+                # Nobody begins this loop anew, and every tenant's runs wait for it.
+                log.exception("runs wait", action="run.failed")
             try:
                 async with asyncio.timeout(_EVERY if self._tries else None):
                     await self._wanted.wait()
@@ -113,14 +118,7 @@ class RunStarter:
         for found in [t for t in self._tries.values() if not t.begun]:
             await self._begin(found)
         for found in [t for t in self._tries.values() if t.begun and t.cancelling]:
-            found.cancelling = False
-            moved = await self._runs.cancel(
-                self._state.tenure(), found.assignment, self._clock.now()
-            )
-            if moved is None:
-                self._conclude(found, Outcome.RELEASED)
-            else:
-                self._recorder.moved(moved)
+            await self._cancel(found)
         waiting = {t.assignment.id: t for t in self._tries.values() if t.begun}
         if not waiting:
             return
@@ -134,15 +132,37 @@ class RunStarter:
         except (msgspec.MsgspecError, RecursionError) as problem:
             self._conclude(found, Outcome.FAILED, TaskError("bad-payload", str(problem)[:300]))
             return
-        moved = await self._runs.begin(
-            self._state.tenure(), assignment, wanted.workflow, wanted.input
-        )
+        try:
+            moved = await self._runs.begin(
+                self._state.tenure(), assignment, wanted.workflow, wanted.input
+            )
+        except REFUSED as problem:
+            # Asking again is of no use, and the others wait.
+            self._conclude(found, Outcome.FAILED, TaskError("bad-payload", str(problem)[:300]))
+            return
         if moved is None:
             text = f"there is no workflow {wanted.workflow[:100]!r}"
             self._conclude(found, Outcome.FAILED, TaskError("no-workflow", text))
             return
         found.begun = True
         self._recorder.moved(moved)
+
+    async def _cancel(self, found: _Try) -> None:
+        found.cancelling = False
+        assignment = found.assignment
+        try:
+            moved = await self._runs.cancel(self._state.tenure(), assignment, self._clock.now())
+        except StoreUnavailable:
+            found.cancelling = True
+            raise
+        except REFUSED:
+            # Whoever extends its lease asks again; the others do not wait for that.
+            log.exception("a run is not cancelled", action="run.failed", run=str(assignment.id))
+            return
+        if moved is None:
+            self._conclude(found, Outcome.RELEASED)
+        else:
+            self._recorder.moved(moved)
 
     def _end(self, found: _Try, state: str) -> None:
         outcome = _OUTCOMES.get(state, Outcome.FAILED)

@@ -172,6 +172,7 @@ class EngineStore:
             [r.delay for r in ordered],
             sparse([r.status_code for r in reports]),
             sparse([r.response for r in reports]),
+            sparse([r.assignment.workflow_run_id for r in reports]),
         )
         return [TaskRow(*row) for row in rows]
 

@@ -73,20 +73,22 @@ class StepOutcomes:
         finished = [_lost(row, now) for row in rows]
         return await self.finish(tenure, finished, now)
 
-    async def expire(self, tenure: Tenure, now: float) -> Moved:
-        """End steps of our partitions that were not started by their expiry."""
+    async def expiring(self, tenure: Tenure) -> list[Ended]:
+        """Steps of our partitions that were not started by their expiry."""
         rows = await self._database.fetch(SQL["overdue_steps"], list(tenure.partitions))
-        if not rows:
+        return [
+            Ended(row["tenant_id"], row["workflow_run_id"], step, TaskState.EXPIRED, item)
+            for row in rows
+            for step, item in (place_of(row["step"]),)
+        ]
+
+    async def expire(self, tenure: Tenure, leaving: Sequence[Ended], now: float) -> Moved:
+        """End these, unless they have been started since."""
+        if not leaving:
             return Moved()
 
         async def work(connection: asyncpg.Connection) -> Moved:
-            runs = [(row["tenant_id"], row["workflow_run_id"]) for row in rows]
-            await self._steps.hold(connection, runs)
-            leaving = [
-                Ended(row["tenant_id"], row["workflow_run_id"], step, TaskState.EXPIRED, item)
-                for row in rows
-                for step, item in (place_of(row["step"]),)
-            ]
+            await self._steps.hold(connection, [(e.tenant_id, e.run_id) for e in leaving])
             told = Moved()
             ended = await self._steps.tasks.end(connection, leaving, told)
             moved = await self._steps.settle(connection, tenure, ended, now)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
+import msgspec
+
 from mainspring.domain.execution import TaskError
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.settlement import Finish
@@ -21,6 +23,16 @@ UNREADABLE = "result-unreadable"
 """The same for a result that is no JSON that we can read."""
 MOST_RESULT = 2**18
 """So many bytes may a result have to be kept for the steps that follow."""
+
+
+def unreadable(given: bytes) -> str | None:
+    """Why an input cannot be given to a run: templates and conditions look into it, so it must be
+    readable to its depths."""
+    try:
+        msgspec.json.decode(given)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return str(error)[:200]
+    return None
 
 
 class Ended(NamedTuple):

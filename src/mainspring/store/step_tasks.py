@@ -78,7 +78,9 @@ class StepTasks:
     ) -> None:
         """One task per item of a step's list; the step's own waits to join them."""
         head, step, due = start.run, start.step, start.due
-        expanded = await connection.fetchrow(SQL["expand"], head.id, step.id, len(made), due)
+        expanded = await connection.fetchrow(
+            SQL["expand"], head.tenant_id, head.id, step.id, len(made), due
+        )
         if expanded is None or not made:
             return
         added = [

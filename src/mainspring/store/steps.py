@@ -62,6 +62,9 @@ LARGE = 100
 _HUGE = 2000
 _HEAD = len(RunHead._fields)
 
+_NOTHING = object()
+"""In place of an input that cannot be read."""
+
 _decode = msgspec.json.Decoder().decode
 
 
@@ -144,7 +147,7 @@ class Steps:
         self, connection: asyncpg.Connection, tenure: Tenure, head: RunHead, now: float
     ) -> Moved:
         """Decide anew on everything in a run that waits: after it was resumed, or begun."""
-        rows = await connection.fetch(SQL["unfinished_steps"], head.id)
+        rows = await connection.fetch(SQL["unfinished_steps"], head.tenant_id, head.id)
         waiting = [
             Waiting(row["step"], row["state"], *tuple(row)[3:7])
             for row in rows
@@ -195,7 +198,11 @@ class Steps:
         kept = definition.survivors
         if why != "failure":
             kept = frozenset(step.id for step in definition.steps if step.cleanup)
-        rows = await connection.fetch(SQL["unfinished_steps"], head.id)
+        unfinished = await connection.fetch(SQL["unfinished_steps"], head.tenant_id, head.id)
+        rows = [row for row in unfinished if row["step"] not in kept]
+        # Else one that runs now and waits a moment later is neither ended nor asked.
+        tasks = [row["task_id"] for row in rows]
+        await connection.execute(SQL["hold_tasks"], head.tenant_id, tasks)
         idle = TaskState.SKIPPED if why == "failure" else TaskState.CANCELLED
         leaving = [
             Ended(
@@ -206,16 +213,14 @@ class Steps:
                 row["item"],
             )
             for row in rows
-            if row["step"] not in kept and row["state"] != "expanded"
+            if row["state"] != "expanded"
         ]
         ended = await self.tasks.end(connection, leaving, moved)
         over = {(e.step, e.item) for e in ended}
         running = [
             row["task_id"]
             for row in rows
-            if row["step"] not in kept
-            and row["state"] == "released"
-            and (row["step"], row["item"]) not in over
+            if row["state"] == "released" and (row["step"], row["item"]) not in over
         ]
         tenants = [head.tenant_id] * len(running)
         asked = await connection.fetch(SQL["ask_to_cancel"], tenants, running)
@@ -277,7 +282,7 @@ class Steps:
     async def _final_state(self, connection: asyncpg.Connection, head: RunHead) -> str:
         if not head.failed:
             return run_state({TaskState.COMPLETED: 1}).value
-        rows = await connection.fetch(SQL["count_states"], head.id)
+        rows = await connection.fetch(SQL["count_states"], head.tenant_id, head.id)
         counts = {TaskState(row["state"]): row["steps"] for row in rows}
         match head.stopping:
             case "cancel":
@@ -388,17 +393,17 @@ class Steps:
         self, connection: asyncpg.Connection, head: RunHead, ready: Sequence[Step]
     ) -> Scope | None:
         """What the templates and conditions of some steps speak of; None when they have none."""
-        if not any(step.condition or step.foreach or step.template.dynamic for step in ready):
+        if not any(map(_speaks, ready)):
             return None
         row = await connection.fetchrow(SQL["run_input"], head.tenant_id, head.id)
         assert row is not None, "the caller holds the run"
         used = sorted({name for step in ready for name in step.uses})
-        rows = await connection.fetch(SQL["results"], head.id, used) if used else ()
-        return Scope(_decode(row["input"]), {row["step"]: _seen(row) for row in rows})
+        rows = await connection.fetch(SQL["results"], head.tenant_id, head.id, used) if used else ()
+        return Scope(_read(row["input"]), {row["step"]: _seen(row) for row in rows})
 
     async def _join(self, connection: asyncpg.Connection, head: RunHead, step: Step) -> Ended:
         """The end of a step whose items have all ended: its result is the list of theirs."""
-        rows = await connection.fetch(SQL["item_results"], head.id, step.id)
+        rows = await connection.fetch(SQL["item_results"], head.tenant_id, head.id, step.id)
         state = fanned(Counter(TaskState(row["state"]) for row in rows))
         result, error = b"[%s]" % b",".join(row["result"] or b"null" for row in rows), None
         if state is not TaskState.COMPLETED:
@@ -429,6 +434,11 @@ def _left_out(head: RunHead, definition: Definition, step: Step) -> list[Ended]:
     return [Ended(head.tenant_id, head.id, name, TaskState.SKIPPED) for name in out]
 
 
+def _speaks(step: Step) -> bool:
+    """Whether it has templates or conditions."""
+    return bool(step.condition or step.foreach or step.template.dynamic)
+
+
 def _seen(row: asyncpg.Record) -> StepResult:
     state = row["state"]
     if state in ("blocked", "released", "expanded"):
@@ -440,7 +450,16 @@ def _seen(row: asyncpg.Record) -> StepResult:
     return StepResult(TaskState(state), result, row["error"])
 
 
+def _read(given: bytes) -> object:
+    try:
+        return _decode(given)
+    except (msgspec.DecodeError, RecursionError):
+        return _NOTHING
+
+
 def _check_kept(step: Step, scope: Scope) -> None:
+    if scope.input is _NOTHING and _speaks(step):
+        raise RenderFailed("the input of the run cannot be read")
     for name in step.uses:
         error = scope.steps[name].error
         if isinstance(error, dict) and error.get("code") in (TOO_LARGE, UNREADABLE):

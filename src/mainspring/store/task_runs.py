@@ -10,7 +10,7 @@ from mainspring.domain.execution import Assignment
 from mainspring.domain.placement import Tenure
 from mainspring.store import queries
 from mainspring.store.database import Database
-from mainspring.store.step_rows import Moved, NewRun, RunHead
+from mainspring.store.step_rows import Moved, NewRun, RunHead, unreadable
 from mainspring.store.steps import Steps
 from mainspring.store.workflow_runs import WorkflowRuns
 from mainspring.store.workflows import Workflows
@@ -37,7 +37,8 @@ class TaskRuns:
         workflow: str,
         given: Mapping[str, msgspec.Raw],
     ) -> Moved | None:
-        """Begin the run of a task, unless it was begun before; None: there is no such workflow."""
+        """Begin the run of a task, unless it was begun before; None: there is no such workflow.
+        ValueError: templates could not look into such an input."""
         if await self._runs.get(assignment.tenant_id, assignment.id) is not None:
             return Moved()
         found = await self._workflows.get(assignment.tenant_id, workflow)
@@ -48,13 +49,16 @@ class TaskRuns:
         )
         if row is None:
             return Moved()  # not ours any more
+        merged = _encode({**_INPUT.decode(found.definition.input), **given})
+        if text := unreadable(merged):
+            raise ValueError(f"input: {text}")
         run = NewRun(
             assignment.tenant_id,
             assignment.id,
             found.name,
             found.version,
             found.definition,
-            _encode({**_INPUT.decode(found.definition.input), **given}),
+            merged,
             assignment.picked,
             row["schedule_id"],
             row["nominal"],

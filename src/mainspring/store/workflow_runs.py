@@ -306,7 +306,7 @@ class WorkflowRuns:
                 raise Conflict("the step is running: cancel its tasks first")
             if standing.state == "completed":
                 raise Conflict("the step has completed")
-            await connection.execute(SQL["waive"], head.id, step)
+            await connection.execute(SQL["waive"], head.tenant_id, head.id, step)
             states[step] = _Standing("skipped", waived=True)
             again = _downstream(definition, {step}) - {step}
             return await self._again(connection, tenure, head, definition, states, again, now)
@@ -332,7 +332,7 @@ class WorkflowRuns:
     async def _states(
         self, connection: asyncpg.Connection, head: RunHead
     ) -> dict[str, "_Standing"]:
-        rows = await connection.fetch(SQL["all_steps"], head.id)
+        rows = await connection.fetch(SQL["all_steps"], head.tenant_id, head.id)
         return {r["step"]: _Standing(r["state"], r["waived"]) for r in rows if r["item"] == ITSELF}
 
     async def _again(
@@ -350,13 +350,14 @@ class WorkflowRuns:
         if busy:
             raise Conflict(f"the step {busy[0]!r} is under way: cancel it or let it end first")
         fresh = {s for s in again if states[s].state != "blocked"}
-        await connection.execute(SQL["drop_items"], head.id, list(fresh))
+        await connection.execute(SQL["drop_items"], head.tenant_id, head.id, list(fresh))
         added = self._new_steps(definition, fresh, now, frozenset())
         tasks = {step.step: step.task_id for step in added}
         ordered = sorted(again)
         counts = [_counted(definition, step, states, again) for step in ordered]
         await connection.execute(
             SQL["reset_steps"],
+            head.tenant_id,
             head.id,
             ordered,
             [tasks.get(step) for step in ordered],

@@ -60,22 +60,31 @@ WITH node AS MATERIALIZED (
 SELECT tenant_id, id FROM done;
 
 -- name: retry
--- A failed try with tries left: back to scheduled. Not if somebody asked to cancel meanwhile.
+-- A failed try with tries left: back to scheduled, or paused, as its run is. Not if somebody asked to
+-- cancel meanwhile.
 WITH node AS MATERIALIZED (
     SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
 ), report AS (
     SELECT * FROM unnest($4::integer[], $5::uuid[], $6::integer[], $7::text[], $8::float8[],
-        $9::float8[], $10::jsonb[], $11::float8[], $12::integer[], $13::bytea[])
-    AS r (tenant_id, id, fence, outcome, started, finished, error, delay, status_code, response)
+        $9::float8[], $10::jsonb[], $11::float8[], $12::integer[], $13::bytea[], $14::uuid[])
+    AS r (tenant_id, id, fence, outcome, started, finished, error, delay, status_code, response, run_id)
+), runs AS MATERIALIZED (
+    -- Before their tasks, as everywhere. Who pauses one at this moment comes before us or after us.
+    SELECT tenant_id, id, state FROM workflow_runs
+    WHERE (tenant_id, id) IN (SELECT tenant_id, run_id FROM report WHERE run_id IS NOT NULL)
+    ORDER BY tenant_id, id FOR SHARE
 ), tried AS MATERIALIZED (
     SELECT t.tenant_id, t.id, t.fence, t.due_at, t.picked_at, t.attempts, t.worker, r.outcome,
-        r.started, r.finished, r.error, r.delay, r.status_code, r.response
+        r.started, r.finished, r.error, r.delay, r.status_code, r.response,
+        coalesce(w.state = 'paused', false) AS paused
     FROM tasks t JOIN report r ON t.tenant_id = r.tenant_id AND t.id = r.id AND t.fence = r.fence
+    LEFT JOIN runs w ON w.tenant_id = r.tenant_id AND w.id = r.run_id
     WHERE t.state = 'running' AND NOT t.cancel_requested
     FOR UPDATE OF t
 ), again AS (
     UPDATE tasks t
-    SET state = 'scheduled', rev = t.rev + 1, error = r.error, picked_at = NULL, lease_until = NULL,
+    SET state = CASE WHEN r.paused THEN 'paused' ELSE 'scheduled' END, parked = r.paused,
+        rev = t.rev + 1, error = r.error, picked_at = NULL, lease_until = NULL,
         worker = NULL, incarnation = NULL,
         failures = t.failures + (r.outcome IN ('failed', 'timed_out'))::integer,
         -- A worker that lived to report it was not killed by it.
@@ -105,17 +114,27 @@ FROM again;
 
 -- name: lose
 -- Leases that ran out, or whose worker has begun anew: nobody will report these tries any more. A
--- task that was asked to cancel ends as cancelled, any other is scheduled again; due_at stays, so
--- that its lateness shows. Where the worker is to blame ($4) losses are counted: after the second
+-- task that was asked to cancel ends as cancelled, any other is scheduled again (of a run that is
+-- paused it is paused); due_at stays, so that its lateness shows. Where the worker is to blame ($4) losses are counted: after the second
 -- the task is leased alone, and if it is lost alone too, it is what kills workers: a dead letter.
 -- A step that would end here is left as it is: its end concerns its run (`steps.lost_steps`).
-WITH expired AS MATERIALIZED (
+WITH runs AS MATERIALIZED (
+    SELECT tenant_id, id, state FROM workflow_runs
+    WHERE (tenant_id, id) IN (
+        SELECT t.tenant_id, t.workflow_run_id FROM tasks t
+        JOIN unnest($1::integer[], $2::uuid[]) AS held (tenant_id, id)
+            ON t.tenant_id = held.tenant_id AND t.id = held.id
+        WHERE t.workflow_run_id IS NOT NULL)
+    ORDER BY tenant_id, id FOR SHARE
+), expired AS MATERIALIZED (
     SELECT t.tenant_id, t.id, t.fence, t.cancel_requested, blame.blamed,
+        coalesce(w.state = 'paused', false) AS paused,
         blame.blamed AND NOT t.cancel_requested AND t.capability LIKE '%;alone' AS poison
     FROM tasks t JOIN unnest($1::integer[], $2::uuid[], $3::integer[]) AS held (tenant_id, id, fence)
         ON t.tenant_id = held.tenant_id AND t.id = held.id AND t.fence = held.fence
     CROSS JOIN LATERAL (
         SELECT t.incarnation IS NOT NULL AND t.id = ANY ($4::uuid[]) AS blamed) AS blame
+    LEFT JOIN runs w ON w.tenant_id = t.tenant_id AND w.id = t.workflow_run_id
     WHERE t.state = 'running'
       AND (t.lease_until <= clock_timestamp()
            OR t.incarnation IS NOT NULL AND EXISTS (
@@ -132,7 +151,8 @@ WITH expired AS MATERIALIZED (
     FROM tasks t JOIN expired e ON t.tenant_id = e.tenant_id AND t.id = e.id
 ), again AS (
     UPDATE tasks t
-    SET state = 'scheduled', rev = t.rev + 1, picked_at = NULL, lease_until = NULL, worker = NULL,
+    SET state = CASE WHEN e.paused THEN 'paused' ELSE 'scheduled' END, parked = e.paused,
+        rev = t.rev + 1, picked_at = NULL, lease_until = NULL, worker = NULL,
         incarnation = NULL, losses = t.losses + e.blamed::integer,
         capability = CASE WHEN e.blamed AND t.losses >= 1 AND t.capability NOT LIKE '%;alone'
                      THEN t.capability || ';alone' ELSE t.capability END

@@ -109,8 +109,8 @@ FROM begun;
 -- name: expand
 -- A step that becomes one task per item of its list: it waits for these now.
 UPDATE workflow_steps s
-SET state = 'expanded', needed = $3, finished = 0, succeeded = 0, failed = 0, due_at = to_timestamp($4)
-WHERE s.run_id = $1 AND s.step = $2 AND s.item = -1 AND s.state = 'blocked'
+SET state = 'expanded', needed = $4, finished = 0, succeeded = 0, failed = 0, due_at = to_timestamp($5)
+WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.step = $3 AND s.item = -1 AND s.state = 'blocked'
 RETURNING s.task_id;
 
 -- name: add_steps
@@ -160,6 +160,11 @@ SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key,
     fence, NULL::float8 AS lease_end, cancel_requested
 FROM made WHERE state = 'scheduled';
 
+-- name: hold_tasks
+-- Lock tasks of steps, in order: what was being claimed or retried has been, and what is read from here
+-- on stays as it is.
+SELECT id FROM tasks WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) ORDER BY id FOR UPDATE;
+
 -- name: end_tasks
 -- Steps that end without running: skipped, cancelled, or joined. Their tasks move to history; owners
 -- who may know of them are told. What runs is left alone, and does not come back from here.
@@ -203,22 +208,24 @@ INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM asked RETURNING 
 -- name: results
 -- What templates and conditions may speak of: how some steps of a run ended.
 SELECT step, state, result, error FROM workflow_steps
-WHERE run_id = $1 AND step = ANY ($2::text[]) AND item = -1;
+WHERE tenant_id = $1 AND run_id = $2 AND step = ANY ($3::text[]) AND item = -1;
 
 -- name: item_results
-SELECT item, state, result FROM workflow_steps WHERE run_id = $1 AND step = $2 AND item >= 0 ORDER BY item;
+SELECT item, state, result FROM workflow_steps
+WHERE tenant_id = $1 AND run_id = $2 AND step = $3 AND item >= 0 ORDER BY item;
 
 -- name: unfinished_steps
 -- What of a run is not over.
 SELECT step, item, state, needed, finished, succeeded, failed, task_id FROM workflow_steps
-WHERE run_id = $1 AND state IN ('blocked', 'released', 'expanded')
+WHERE tenant_id = $1 AND run_id = $2 AND state IN ('blocked', 'released', 'expanded')
 ORDER BY step, item;
 
 -- name: run_input
 SELECT input FROM workflow_runs WHERE tenant_id = $1 AND id = $2;
 
 -- name: count_states
-SELECT state, count(*) AS steps FROM workflow_steps WHERE run_id = $1 AND item = -1 GROUP BY state;
+SELECT state, count(*) AS steps FROM workflow_steps
+WHERE tenant_id = $1 AND run_id = $2 AND item = -1 GROUP BY state;
 
 -- name: stop_run
 UPDATE workflow_runs SET stopping = $3, rev = rev + 1 WHERE tenant_id = $1 AND id = $2;

@@ -38,10 +38,10 @@ SELECT tenant_id, id, workflow, version, state, stopping, unfinished, failed FRO
 WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE;
 
 -- name: all_steps
-SELECT step, item, state, waived, task_id FROM workflow_steps WHERE run_id = $1;
+SELECT step, item, state, waived, task_id FROM workflow_steps WHERE tenant_id = $1 AND run_id = $2;
 
 -- name: drop_items
-DELETE FROM workflow_steps WHERE run_id = $1 AND step = ANY ($2::text[]) AND item >= 0;
+DELETE FROM workflow_steps WHERE tenant_id = $1 AND run_id = $2 AND step = ANY ($3::text[]) AND item >= 0;
 
 -- name: reset_steps
 -- Steps that are to be done once more: with new tasks, and counted anew what they wait for.
@@ -49,13 +49,14 @@ UPDATE workflow_steps s
 SET state = 'blocked', task_id = coalesce(i.task_id, s.task_id), needed = i.needed, finished = i.finished,
     succeeded = i.succeeded, failed = i.failed, attempts = 0, waived = false, due_at = NULL,
     started_at = NULL, finished_at = NULL, result = NULL, error = NULL
-FROM unnest($2::text[], $3::uuid[], $4::integer[], $5::integer[], $6::integer[], $7::integer[])
+FROM unnest($3::text[], $4::uuid[], $5::integer[], $6::integer[], $7::integer[], $8::integer[])
     AS i (step, task_id, needed, finished, succeeded, failed)
-WHERE s.run_id = $1 AND s.step = i.step AND s.item = -1;
+WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.step = i.step AND s.item = -1;
 
 -- name: reopen_run
+-- What was paused stays so: tasks of its steps are.
 UPDATE workflow_runs
-SET state = 'running', stopping = NULL, finished_at = NULL, unfinished = $3, failed = $4,
+SET state = CASE WHEN state = 'paused' THEN 'paused' ELSE 'running' END, stopping = NULL, finished_at = NULL, unfinished = $3, failed = $4,
     deadline_at = to_timestamp($5), rev = rev + 1
 WHERE tenant_id = $1 AND id = $2
 RETURNING tenant_id, id, workflow, version, state, stopping, unfinished, failed;
@@ -63,7 +64,7 @@ RETURNING tenant_id, id, workflow, version, state, stopping, unfinished, failed;
 -- name: waive
 -- A step that ended is skipped by hand: those after it see a success.
 UPDATE workflow_steps SET state = 'skipped', waived = true
-WHERE run_id = $1 AND step = $2 AND item = -1;
+WHERE tenant_id = $1 AND run_id = $2 AND step = $3 AND item = -1;
 
 -- name: delete_old_runs
 -- Runs that ended so many days ago, with their steps, a few at a time.

@@ -1,0 +1,144 @@
+"""Runs that the store refuses to touch: they hold up no other."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import cast
+from uuid import UUID
+
+import asyncpg
+import msgspec
+import pytest
+
+from mainspring.clock import ManualClock
+from mainspring.domain.execution import Assignment, Outcome, Report
+from mainspring.domain.placement import Tenure
+from mainspring.engine.core import Engine, EngineSettings
+from mainspring.node.deadlines import Deadlines
+from mainspring.node.recorder import Recorder
+from mainspring.node.run_starter import RunStarter
+from mainspring.node.state import NodeState
+from mainspring.observe.metrics import Metrics
+from mainspring.store.database import Database, DatabaseOptions
+from mainspring.store.step_rows import Moved
+from mainspring.store.task_runs import TaskRuns
+from support.rows import assignment, row, task_id
+from support.runs import RunWorld, step, workflow
+from support.waiting import eventually
+
+
+class _Listener:
+    """In place of the recorder."""
+
+    def moved(self, moved: Moved) -> None:
+        """There is no engine to tell."""
+
+
+class _Runs:
+    """In place of the store: it refuses the run of task 1, and fails oddly the first time."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.cancelled: list[int] = []
+
+    async def begin(
+        self, _tenure: Tenure, of: Assignment, _name: str, _given: Mapping[str, msgspec.Raw]
+    ) -> Moved:
+        self.asked += 1
+        if self.asked == 1:
+            raise RuntimeError("nobody thought of this")
+        if of.id == task_id(1):
+            raise asyncpg.CharacterNotInRepertoireError("invalid byte sequence")
+        return Moved()
+
+    async def cancel(self, _tenure: Tenure, of: Assignment, _now: float) -> Moved:
+        self.cancelled.append(of.id.int)
+        if of.id == task_id(2):
+            raise asyncpg.DataError("invalid")
+        return Moved()
+
+    async def ended(self, tasks: list[Assignment]) -> list[tuple[UUID, str]]:
+        return [(task_id(3), "completed")] if 3 in {t.id.int for t in tasks} else []
+
+
+@pytest.fixture
+async def world(database_url: str) -> AsyncIterator[RunWorld]:
+    database = Database(DatabaseOptions(database_url))
+    await database.open()
+    made = RunWorld(database)
+    await made.open()
+    yield made
+    await database.close()
+
+
+def _state() -> NodeState:
+    return NodeState(Engine(EngineSettings()), ManualClock())
+
+
+async def test_a_task_whose_run_is_refused_fails_and_the_others_go_on() -> None:
+    runs, reports = _Runs(), list[Report]()
+    starter = RunStarter(
+        ManualClock(), _state(), cast(TaskRuns, runs), cast(Recorder, _Listener()), reports.extend
+    )
+    tasks = [assignment(row(n))._replace(payload=b'{"workflow": "flow"}') for n in (1, 2, 3)]
+    nul = assignment(row(4))._replace(payload=b'{"workflow": "a\\u0000b"}')
+    try:
+        starter.start([*tasks, nul])
+
+        async def three() -> bool:
+            return len(reports) == 3
+
+        await eventually(three, within=5, what="all but the one that lasts are reported")
+        found = {r.assignment.id.int: (r.outcome, r.error and r.error.code) for r in reports}
+        assert found == {
+            1: (Outcome.FAILED, "bad-payload"),
+            3: (Outcome.SUCCEEDED, None),
+            4: (Outcome.FAILED, "bad-payload"),
+        }
+        more = assignment(row(5))._replace(payload=b'{"workflow": "flow"}')
+        starter.start([more])
+        starter.cancel(task_id(2), 1)
+        starter.cancel(task_id(5), 1)
+
+        async def both() -> bool:
+            return runs.cancelled == [2, 5]
+
+        await eventually(both, within=5, what="the one is not cancelled, the other is")
+    finally:
+        await starter.stop(0)
+
+
+async def test_a_run_that_cannot_be_ended_holds_up_no_other(world: RunWorld) -> None:
+    broken = workflow(step("a", delay=3600), step("b", "a"))
+    sound = workflow(step("a", delay=3600), step("c", "a"))
+    runs = {}
+    for name in ("late", "expired"):
+        runs[name] = [await world.begin(broken), await world.begin(sound)]
+    await world.database.fetch(
+        "UPDATE workflow_versions SET definition = '{}' WHERE version IN"
+        " (SELECT version FROM workflow_runs WHERE id = ANY ($1))",
+        [found[0] for found in runs.values()],
+    )
+    past = "clock_timestamp() - interval '1 second'"
+    await world.database.fetch(
+        f"UPDATE workflow_runs SET deadline_at = {past} WHERE id = ANY ($1)", runs["late"]
+    )
+    await world.database.fetch(
+        f"UPDATE tasks SET expires_at = {past} WHERE workflow_run_id = ANY ($1) AND step = 'a'",
+        runs["expired"],
+    )
+    state = _state()
+    state.engine.own(world.tenure.partitions, (), 0.0)
+    state.node_id, state.epoch = world.tenure.node_id, world.tenure.epoch
+    deadlines = Deadlines(state, world.outcomes, cast(Recorder, _Listener()), Metrics())
+    looking = asyncio.create_task(deadlines.run())
+
+    async def over() -> bool:
+        return [await world.state(found[1]) for found in runs.values()] == ["failed", "failed"]
+
+    try:
+        await eventually(over, within=5, what="the sound runs end")
+        assert [await world.state(found[0]) for found in runs.values()] == ["running", "running"]
+        assert not looking.done()
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
