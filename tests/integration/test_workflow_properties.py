@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ from support.run_model import RunModel
 from support.runs import RunWorld, finish, step
 
 T = TypeVar("T")
-EXAMPLES = 120
+EXAMPLES = 50
 WHENS = ("all_succeeded", "all_succeeded", "all_finished", "any_failed", "one_succeeded")
 ENDS = (TaskState.COMPLETED, TaskState.COMPLETED, TaskState.COMPLETED, TaskState.FAILED)
 
@@ -81,6 +82,8 @@ class Plan:
         return self._data.draw(st.sampled_from(("", "", "", "before", "after")))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_runs_do_what_the_model_does(database_url: str) -> None:
     with asyncio.Runner() as runner:
         database = Database(DatabaseOptions(database_url, connections=4))
