@@ -93,6 +93,7 @@ def test_runs_do_what_the_model_does(database_url: str) -> None:
 
         @settings(
             max_examples=EXAMPLES,
+            derandomize=True,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         )
