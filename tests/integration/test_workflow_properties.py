@@ -24,7 +24,7 @@ from support.run_model import RunModel
 from support.runs import RunWorld, finish, step
 
 T = TypeVar("T")
-EXAMPLES = 50
+EXAMPLES = 60
 WHENS = ("all_succeeded", "all_succeeded", "all_finished", "any_failed", "one_succeeded")
 ENDS = (TaskState.COMPLETED, TaskState.COMPLETED, TaskState.COMPLETED, TaskState.FAILED)
 
@@ -93,7 +93,6 @@ def test_runs_do_what_the_model_does(database_url: str) -> None:
 
         @settings(
             max_examples=EXAMPLES,
-            derandomize=True,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         )

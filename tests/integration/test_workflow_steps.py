@@ -462,3 +462,21 @@ async def _waits(connection: asyncpg.Connection) -> bool:
         " WHERE wait_event_type = 'Lock' AND datname = current_database()"
     )
     return count > 0
+
+
+async def test_a_list_that_fails_is_joined_before_others_are_decided_on(world: RunWorld) -> None:
+    """Both end in one transaction: the run has failed, so what waited for one success is left
+    out, and never released."""
+    run = await world.begin(
+        workflow(
+            step("list", foreach="[1]"),
+            step("other"),
+            step("either", "list", "other", when="one_succeeded"),
+            on_failure="fail_fast",
+        )
+    )
+    by_name = {a.step: a for a in await world.claim(run)}
+    finishes = [finish(by_name["list[0]"], TaskState.FAILED), finish(by_name["other"])]
+    done = await world.outcomes.finish(world.tenure, finishes, await world.now())
+    assert done.moved.rows == []
+    assert (await world.states(run))["either"] == "skipped"

@@ -129,7 +129,9 @@ class Database:
 def sparse(column: list[T]) -> list[T]:
     """A column for unnest(), which fills up a shorter array with NULLs: an empty one is the
     cheapest way to say NULL everywhere."""
-    return column if any(value is not None for value in column) else []
+    if column and column[0] is not None:
+        return column
+    return column if column.count(cast(T, None)) < len(column) else []
 
 
 async def connect(options: DatabaseOptions) -> asyncpg.Connection:

@@ -238,6 +238,7 @@ class Steps:
         """Decide on steps whose counters changed; what ends by that changes others."""
         moved = Moved()
         while touched:
+            await self._join_lists(connection, heads, touched, moved)
             ended = await self._follow(connection, tenure, heads, touched, since, moved)
             touched = await self._note(connection, ended, heads)
         await self._end_runs(connection, heads.values(), moved)
@@ -265,6 +266,29 @@ class Steps:
             if row["step"] is not None:
                 waiting.append(Waiting(*values[_HEAD:]))
         return touched
+
+    async def _join_lists(
+        self,
+        connection: asyncpg.Connection,
+        heads: dict[UUID, RunHead],
+        touched: dict[UUID, list[Waiting]],
+        moved: Moved,
+    ) -> None:
+        """Lists whose items have all ended end first: by that the run may fail, and then what
+        waits is left out and not started."""
+        whole = [
+            (heads[run_id], wait.step)
+            for run_id, waiting in touched.items()
+            if heads[run_id].state != "paused"
+            for wait in waiting
+            if wait.state == "expanded" and wait.finished == wait.needed
+        ]
+        joined = [await self._join(connection, head, step) for head, step in whole]
+        ended = await self.tasks.end(connection, joined, moved)
+        for run_id, waiting in (await self._note(connection, ended, heads)).items():
+            newer = {wait.step for wait in waiting}
+            known = [wait for wait in touched[run_id] if wait.step not in newer]
+            touched[run_id] = known + waiting
 
     async def _end_runs(
         self, connection: asyncpg.Connection, heads: Iterable[RunHead], moved: Moved
@@ -333,11 +357,9 @@ class Steps:
     ) -> None:
         ready: list[Step] = []
         for wait in waiting:
-            step = definition.by_id[wait.step]
             if wait.state == "expanded":
-                if wait.finished == wait.needed:
-                    plan.ends.append(await self._join(connection, head, step))
                 continue
+            step = definition.by_id[wait.step]
             match decide(
                 step, wait.finished, wait.succeeded, wait.failed, wait.skipped, wait.needed
             ):
@@ -401,9 +423,9 @@ class Steps:
         rows = await connection.fetch(SQL["results"], head.tenant_id, head.id, used) if used else ()
         return Scope(_read(row["input"]), {row["step"]: _seen(row) for row in rows})
 
-    async def _join(self, connection: asyncpg.Connection, head: RunHead, step: Step) -> Ended:
+    async def _join(self, connection: asyncpg.Connection, head: RunHead, step: str) -> Ended:
         """The end of a step whose items have all ended: its result is the list of theirs."""
-        rows = await connection.fetch(SQL["item_results"], head.tenant_id, head.id, step.id)
+        rows = await connection.fetch(SQL["item_results"], head.tenant_id, head.id, step)
         state = fanned(Counter(TaskState(row["state"]) for row in rows))
         result, error = b"[%s]" % b",".join(row["result"] or b"null" for row in rows), None
         if state is not TaskState.COMPLETED:
@@ -412,7 +434,7 @@ class Steps:
         if len(result) > MOST_JOINED:
             text = f"the results of the items have {len(result)} bytes; the most is {MOST_JOINED}"
             result, error = b"", error or TaskError(TOO_LARGE, text)
-        return Ended(head.tenant_id, head.id, step.id, state, result=result or None, error=error)
+        return Ended(head.tenant_id, head.id, step, state, result=result or None, error=error)
 
 
 def new_steps(rng: Random, most_bytes: int = MOST_BYTES) -> Steps:
