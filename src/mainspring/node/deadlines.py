@@ -17,11 +17,11 @@ from mainspring.store.step_rows import Ended
 
 log = structlog.get_logger()
 
-_EVERY = 0.5
+_EVERY = 1.0
 
 
 class Deadlines:
-    """Looks twice a second; an index says what is due, so that looking costs next to nothing."""
+    """Looks every second; an index says what is due, so that looking costs next to nothing."""
 
     def __init__(
         self, state: NodeState, steps: StepOutcomes, recorder: Recorder, metrics: Metrics

@@ -30,6 +30,7 @@ _STOCK_CHUNK = 16
 _LIMITS_EVERY = 2.0
 _EXPIRE_EVERY = 1.0
 _RETRY_PAUSE = 0.25
+_RELOADED_TOGETHER = 2
 _SLOWEST_RELOAD = 20
 
 
@@ -102,8 +103,8 @@ class Loader:
             await self._refresh_limits()
         if self._is_time("expire", _EXPIRE_EVERY):
             await self._expire()
-        if self._is_time("reload", self._config.reload_every / PARTITIONS):
-            await self._reload_one()
+        if self._is_time("reload", self._reload_pace):
+            await self._reload_some()
             self._rest_from_reloading()
         await self._refill_streams()
 
@@ -198,20 +199,26 @@ class Loader:
             self._state.engine.gone(ended, self._state.clock.now())
             self._metrics.tasks_finished.labels("expired").inc(len(ended))
 
-    async def _reload_one(self) -> None:
-        """Compare one partition with the database: the net under hints, wakes and signals."""
+    @property
+    def _reload_pace(self) -> float:
+        return self._config.reload_every / PARTITIONS * _RELOADED_TOGETHER
+
+    async def _reload_some(self) -> None:
+        """Compare some partitions with the database: the net under hints, wakes and signals."""
         owned = self._state.engine.partitions
-        if not owned:
-            return
         self._reload_next = self._reload_next or sorted(owned)
-        partition = self._reload_next.pop()
-        if partition not in owned:
+        partitions = owned.intersection(self._reload_next[:_RELOADED_TOGETHER])
+        del self._reload_next[:_RELOADED_TOGETHER]
+        if not partitions:
             return
-        rows = await self._read([partition], after=_BEGINNING_OF_TIME, until=self._horizon)
+        rows = await self._read(partitions, after=_BEGINNING_OF_TIME, until=self._horizon)
         self._saw(rows)
         found = {row.id for row in rows}
         doubtful = [
-            task for task in self._state.engine.running_in(partition) if task[1] not in found
+            task
+            for partition in partitions
+            for task in self._state.engine.running_in(partition)
+            if task[1] not in found
         ]
         if doubtful:
             seen = await self._store.look_at(doubtful)
@@ -221,7 +228,7 @@ class Loader:
     def _rest_from_reloading(self) -> None:
         """A large backlog makes a reload dear: the net shall take a hundredth of the time at most,
         so that it does not slow what it is there to catch."""
-        every = self._config.reload_every / PARTITIONS
+        every = self._reload_pace
         spent = self._state.clock.now() - (self._due["reload"] - every)
         self._due["reload"] += min(max(0.0, 100 * spent - every), _SLOWEST_RELOAD * every)
 

@@ -83,7 +83,8 @@ class Materializer:
         batch = self._config.schedule_batch
         due = await self._schedules.due(partitions, until=now + _AHEAD, limit=_BATCHES * batch)
         if not due:
-            await self._rest(self._config.wake_poll)
+            # Nothing for a while, unless somebody hints: no need to look so often.
+            await self._rest(max(self._config.wake_poll, _AHEAD / 2))
         elif due[0].wake > now:
             # What comes in between is found by looking again, at the latest when the first is due.
             await self._rest(min(due[0].wake - self._state.clock.now(), self._config.wake_poll))
