@@ -107,11 +107,18 @@ SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key,
 FROM begun;
 
 -- name: expand
--- A step that becomes one task per item of its list: it waits for these now.
+-- A step that becomes one task per item of its list: it waits for these now. Items that are there
+-- already completed before it was begun again.
+WITH kept AS (
+    SELECT coalesce(array_agg(item), '{}') AS items FROM workflow_steps
+    WHERE tenant_id = $1 AND run_id = $2 AND step = $3 AND item >= 0
+)
 UPDATE workflow_steps s
-SET state = 'expanded', needed = $4, finished = 0, succeeded = 0, failed = 0, due_at = to_timestamp($5)
+SET state = 'expanded', needed = $4, finished = cardinality(kept.items),
+    succeeded = cardinality(kept.items), failed = 0, due_at = to_timestamp($5)
+FROM kept
 WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.step = $3 AND s.item = -1 AND s.state = 'blocked'
-RETURNING s.task_id;
+RETURNING kept.items;
 
 -- name: add_steps
 -- Rows of steps or items ($20..), with their tasks. Tasks that are scheduled at once get a wake row

@@ -41,7 +41,10 @@ WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE;
 SELECT step, item, state, waived, task_id FROM workflow_steps WHERE tenant_id = $1 AND run_id = $2;
 
 -- name: drop_items
-DELETE FROM workflow_steps WHERE tenant_id = $1 AND run_id = $2 AND step = ANY ($3::text[]) AND item >= 0;
+-- Items of steps that are to be done once more; of some of them ($4) those stay that completed.
+DELETE FROM workflow_steps
+WHERE tenant_id = $1 AND run_id = $2 AND step = ANY ($3::text[]) AND item >= 0
+  AND (state <> 'completed' OR step <> ALL ($4::text[]));
 
 -- name: reset_steps
 -- Steps that are to be done once more: with new tasks, and counted anew what they wait for.
