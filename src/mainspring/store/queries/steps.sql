@@ -33,7 +33,7 @@ WITH ended AS (
         finished_at = coalesce(to_timestamp(e.finished), clock_timestamp()),
         result = e.result, error = e.error, waived = coalesce(e.waived, false)
     FROM ended e
-    WHERE s.run_id = e.run_id AND s.step = e.step AND s.item = e.item
+    WHERE s.tenant_id = e.tenant_id AND s.run_id = e.run_id AND s.step = e.step AND s.item = e.item
       AND s.state IN ('blocked', 'released', 'expanded')
     RETURNING s.tenant_id, s.run_id, s.item, s.state, s.children,
         (s.state = 'completed' OR s.waived) AS good,
@@ -41,17 +41,18 @@ WITH ended AS (
 ), fed AS (
     -- Items are counted by the step that they are items of, once it is expanded; all else by steps
     -- that are blocked.
-    SELECT run_id, child AS step, CASE WHEN item >= 0 THEN 'expanded' ELSE 'blocked' END AS waits,
-        count(*) AS finished, count(*) FILTER (WHERE good) AS succeeded,
-        count(*) FILTER (WHERE bad) AS failed
-    FROM own, unnest(children) AS child GROUP BY run_id, child, item >= 0
+    SELECT tenant_id, run_id, child AS step,
+        CASE WHEN item >= 0 THEN 'expanded' ELSE 'blocked' END AS waits, count(*) AS finished,
+        count(*) FILTER (WHERE good) AS succeeded, count(*) FILTER (WHERE bad) AS failed
+    FROM own, unnest(children) AS child GROUP BY tenant_id, run_id, child, item >= 0
 ), waiting AS (
     UPDATE workflow_steps s
     SET finished = s.finished + f.finished, succeeded = s.succeeded + f.succeeded,
         failed = s.failed + f.failed
     FROM fed f
-    WHERE s.run_id = f.run_id AND s.step = f.step AND s.item = -1 AND s.state = f.waits
-    RETURNING s.run_id, s.step, s.state, s.needed, s.finished, s.succeeded, s.failed
+    WHERE s.tenant_id = f.tenant_id AND s.run_id = f.run_id AND s.step = f.step AND s.item = -1
+      AND s.state = f.waits
+    RETURNING s.tenant_id, s.run_id, s.step, s.state, s.needed, s.finished, s.succeeded, s.failed
 ), counted AS (
     SELECT tenant_id, run_id, count(*) FILTER (WHERE item = -1) AS ended,
         count(*) FILTER (WHERE item = -1 AND bad) AS failed
@@ -65,7 +66,7 @@ WITH ended AS (
 )
 SELECT r.*, w.step, w.state AS step_state, w.needed, w.finished, w.succeeded,
     w.failed AS step_failed
-FROM runs r LEFT JOIN waiting w ON w.run_id = r.id;
+FROM runs r LEFT JOIN waiting w ON w.tenant_id = r.tenant_id AND w.run_id = r.id;
 
 -- name: release
 -- Steps whose turn has come: from blocked to scheduled, each once. A task goes where its run lives,
@@ -82,7 +83,8 @@ WITH node AS MATERIALIZED (
 ), freed AS (
     UPDATE workflow_steps s SET state = 'released', due_at = to_timestamp(i.due)
     FROM input i
-    WHERE s.run_id = i.run_id AND s.step = i.step AND s.item = -1 AND s.state = 'blocked'
+    WHERE s.tenant_id = i.tenant_id AND s.run_id = i.run_id AND s.step = i.step AND s.item = -1
+      AND s.state = 'blocked'
     RETURNING s.task_id, i.*
 ), begun AS (
     UPDATE tasks t
@@ -179,11 +181,16 @@ WITH input AS (
     SELECT i.*, s.task_id
     FROM unnest($1::integer[], $2::uuid[], $3::text[], $4::integer[], $5::text[], $6::bytea[], $7::jsonb[])
         AS i (tenant_id, run_id, step, item, state, result, error)
-    JOIN workflow_steps s ON s.run_id = i.run_id AND s.step = i.step AND s.item = i.item
+    JOIN workflow_steps s ON s.tenant_id = i.tenant_id AND s.run_id = i.run_id AND s.step = i.step
+        AND s.item = i.item
     WHERE s.state IN ('blocked', 'released', 'expanded')
+), held AS MATERIALIZED (
+    -- In the order in which all others lock tasks: what waits may be claimed at this moment.
+    SELECT i.* FROM input i JOIN tasks t ON t.tenant_id = i.tenant_id AND t.id = i.task_id
+    WHERE t.state <> 'running' ORDER BY t.tenant_id, t.id FOR UPDATE OF t
 ), ended AS (
-    DELETE FROM tasks t USING input i
-    WHERE t.tenant_id = i.tenant_id AND t.id = i.task_id AND t.state <> 'running'
+    DELETE FROM tasks t USING held i
+    WHERE t.tenant_id = i.tenant_id AND t.id = i.task_id
     RETURNING t.*, i.item, i.run_id, i.step AS plain_step, i.state AS final_state, i.result,
         i.error AS final_error
 ), history AS (
@@ -299,8 +306,8 @@ WHERE tenant_id = $1 AND id = $2 AND state = 'paused';
 WITH held AS (
     UPDATE tasks t SET state = 'paused', parked = true, rev = t.rev + 1
     FROM workflow_steps s
-    WHERE s.run_id = $2 AND s.state = 'released' AND t.tenant_id = $1 AND t.id = s.task_id
-      AND t.state = 'scheduled'
+    WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.state = 'released' AND t.tenant_id = $1
+      AND t.id = s.task_id AND t.state = 'scheduled'
     RETURNING t.partition, t.tenant_id, t.id
 )
 INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM held RETURNING partition;
@@ -309,8 +316,8 @@ INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM held RETURNING p
 WITH held AS (
     UPDATE tasks t SET state = 'scheduled', parked = false, rev = t.rev + 1
     FROM workflow_steps s
-    WHERE s.run_id = $2 AND s.state = 'released' AND t.tenant_id = $1 AND t.id = s.task_id
-      AND t.state = 'paused'
+    WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.state = 'released' AND t.tenant_id = $1
+      AND t.id = s.task_id AND t.state = 'paused'
     RETURNING t.partition, t.tenant_id, t.id
 )
 INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM held RETURNING partition;

@@ -76,7 +76,7 @@ WITH old AS (
     WHERE finished_at < clock_timestamp() - $1 * interval '1 day'
     ORDER BY finished_at LIMIT $2 FOR UPDATE SKIP LOCKED
 ), steps AS (
-    DELETE FROM workflow_steps s USING old WHERE s.run_id = old.id
+    DELETE FROM workflow_steps s USING old WHERE s.tenant_id = old.tenant_id AND s.run_id = old.id
 )
 DELETE FROM workflow_runs r USING old WHERE r.tenant_id = old.tenant_id AND r.id = old.id
 RETURNING r.id;
