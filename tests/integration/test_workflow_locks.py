@@ -73,6 +73,20 @@ async def test_nothing_that_names_another_tenant_moves_a_run(world: RunWorld) ->
     assert (moved.rows, moved.told) == ([], set())
 
 
+async def test_an_outcome_moves_the_run_of_its_own_tenant_alone(world: RunWorld) -> None:
+    """Should two runs ever have one id."""
+    run, ours = await world.begin(PAIR), world.tenant_id
+    world.tenant_id = stranger = await Keys(world.database).ensure_tenant("stranger")
+    await world.begin(PAIR)
+    for change in ("workflow_runs SET id = $1", "tasks SET workflow_run_id = $1"):
+        await world.database.fetch(f"UPDATE {change} WHERE tenant_id = $2", run, stranger)
+    claimed = await world.claim(run)
+    await world.report([a for a in claimed if a.tenant_id == stranger])
+    world.tenant_id = ours
+    assert await world.states(run) == {"a": "running", "b": "blocked"}
+    assert (await world.step(run, "b")).finished == 0
+
+
 async def test_an_old_run_takes_no_steps_of_another_tenant_with_it(world: RunWorld) -> None:
     run = await world.begin(PAIR)
     stranger = await Keys(world.database).ensure_tenant("stranger")

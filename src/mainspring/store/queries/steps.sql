@@ -357,7 +357,8 @@ WITH node AS MATERIALIZED (
     SELECT w.tenant_id, w.id AS run_id
     FROM runs w
     JOIN report r ON r.tenant_id = w.tenant_id AND r.run_id = w.id
-    LEFT JOIN workflow_steps s ON s.run_id = r.run_id AND s.step = r.step AND s.item = -1
+    LEFT JOIN workflow_steps s ON s.tenant_id = r.tenant_id AND s.run_id = r.run_id AND s.step = r.step
+        AND s.item = -1
     WHERE w.state = 'running' AND w.failed = 0
     GROUP BY w.tenant_id, w.id HAVING bool_and(coalesce(s.plain, false))
 ), done AS (
@@ -387,11 +388,12 @@ WITH node AS MATERIALIZED (
     SET state = 'completed', started_at = d.started_at, finished_at = d.finished_at,
         attempts = d.attempts, result = d.result, error = NULL, waived = false
     FROM done d
-    WHERE s.run_id = d.workflow_run_id AND s.step = d.step AND s.item = -1 AND s.state = 'released'
+    WHERE s.tenant_id = d.tenant_id AND s.run_id = d.workflow_run_id AND s.step = d.step
+      AND s.item = -1 AND s.state = 'released'
     RETURNING s.tenant_id, s.run_id, s.children, s.finished_at
 ), fed AS (
-    SELECT run_id, child, count(*) AS ended, max(finished_at) AS since
-    FROM own, unnest(children) AS child GROUP BY run_id, child
+    SELECT tenant_id, run_id, child, count(*) AS ended, max(finished_at) AS since
+    FROM own, unnest(children) AS child GROUP BY tenant_id, run_id, child
 ), waiting AS (
     -- Where something before it was left out, a step shall not wait for ever: the count is refused by
     -- the table's bounds, and all is decided on one by one.
@@ -401,7 +403,8 @@ WITH node AS MATERIALIZED (
         state = CASE WHEN s.succeeded + f.ended = s.needed THEN 'released' ELSE s.state END,
         due_at = CASE WHEN s.succeeded + f.ended = s.needed THEN f.since ELSE s.due_at END
     FROM fed f
-    WHERE s.run_id = f.run_id AND s.step = f.child AND s.item = -1 AND s.state = 'blocked'
+    WHERE s.tenant_id = f.tenant_id AND s.run_id = f.run_id AND s.step = f.child AND s.item = -1
+      AND s.state = 'blocked'
     RETURNING s.tenant_id, s.run_id, s.task_id, s.state, s.due_at, s.inside
 ), ready AS (
     SELECT w.tenant_id, w.run_id, w.task_id, w.due_at, n.spread,
