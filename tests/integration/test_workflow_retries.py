@@ -164,3 +164,50 @@ async def test_a_list_whose_steps_before_all_waited_for_theirs_is_the_same(world
     await world.report(await world.claim(run))
     assert await world.drain(run, failing=["each[1]"]) == ALL
     assert await retry(world, run) == ["each[1]"]
+
+
+# --- runs that failed fast ------------------------------------------------------------------------
+
+
+async def test_a_retry_does_what_failing_fast_left_out(world: RunWorld) -> None:
+    """Also what does not come after the step that failed: it would have been done."""
+    definition = workflow(
+        step("a"), step("b"), step("c", "b"), step("never", "b", when="any_failed"),
+        step("odd", "b", condition="false"), step("last", "c", "odd", when="all_finished"),
+    )  # fmt: skip
+    run = await world.begin(definition)
+    a, b = await world.claim(run, names=["a", "b"])
+    await world.report([a], TaskState.FAILED)
+    await world.report([b])
+    assert await world.drain(run) == ["last"]
+    assert await world.state(run) == "failed"
+    assert (await world.states(run))["c"] == "skipped"
+    await retry(world, run)
+    assert await world.drain(run) == ["a", "c", "last"]
+    states = await world.states(run)
+    assert (states["never"], states["odd"]) == ("skipped", "skipped")
+    assert await world.state(run) == "completed"
+
+
+async def test_skipping_the_one_that_failed_by_hand_does_so_too(world: RunWorld) -> None:
+    run = await world.begin(workflow(step("a"), step("b"), step("c", "b")))
+    a, b = await world.claim(run)
+    await world.report([a], TaskState.FAILED)
+    await world.report([b])
+    await world.runs.skip(world.tenure, world.tenant_id, run, "me", await world.now(), "a")
+    assert await world.drain(run) == ["c"]
+    assert await world.state(run) == "completed"
+
+
+async def test_of_two_steps_that_failed_one_can_be_retried(world: RunWorld) -> None:
+    run = await world.begin(workflow(step("a"), step("b"), step("c", "b"), step("d", "a")))
+    await world.report(await world.claim(run), TaskState.FAILED)
+    assert await retry(world, run, "a") == ["a"]
+    assert await world.drain(run) == ["a", "d"]
+    assert await world.states(run) == {
+        "a": "completed", "b": "failed", "c": "skipped", "d": "completed"
+    }  # fmt: skip
+    assert await world.state(run) == "failed"
+    assert await retry(world, run) == ["b"]
+    assert await world.drain(run) == ["b", "c"]
+    assert await world.state(run) == "completed"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mainspring.domain.workflow_retry import Standing, same_lists
+from mainspring.domain.workflow_retry import Standing, same_lists, with_left_out
 from support.runs import step, workflow
 
 FLOW = workflow(
@@ -24,6 +24,14 @@ def test_a_step_between_vouches_for_those_before_it_only_if_it_ran(b: str, same:
     states = {"a": Standing("completed"), "b": Standing(b), "each": Standing("failed")}
     assert same_lists(FLOW, states, ["each"]) == same
     assert same_lists(FLOW, states, ["each"], changed=["b"]) == []
+
+
+def test_what_failing_fast_left_out_is_done_when_nothing_remains_that_failed() -> None:
+    flow = workflow(step("a"), step("b"), step("c"), step("d", "c"), step("e", "d"))
+    lost, left = Standing("failed"), Standing("skipped", left_out=True)
+    states = {"a": lost, "b": lost, "c": left, "d": Standing("skipped", waived=True), "e": left}
+    assert with_left_out(flow, states, {"a"}) == {"a"}
+    assert with_left_out(flow, states, {"a", "b"}) == {"a", "b", "c", "e"}, "a person's word counts"
 
 
 def test_long_chains_with_many_lists_take_no_time() -> None:

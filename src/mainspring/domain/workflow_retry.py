@@ -1,13 +1,15 @@
 """Which steps of a run are done once more, how far those before them have come, and what of a list
 need not be repeated. Pure functions of the definition and of where the steps are."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from mainspring.domain.workflow import Definition, Step
 
 LOST = ("failed", "expired", "cancelled")
+FAIL_FAST = "fail-fast"
+"""The error of a step that was skipped because the run failed fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +18,8 @@ class Standing:
 
     state: str
     waived: bool = False
+    left_out: bool = False
+    """Whether it was skipped because the run failed fast."""
 
     @property
     def over(self) -> bool:
@@ -39,6 +43,17 @@ def downstream(definition: Definition, names: Collection[str]) -> set[str]:
                 found.add(child)
                 queue.append(child)
     return found
+
+
+def with_left_out(
+    definition: Definition, states: Mapping[str, Standing], again: Set[str]
+) -> set[str]:
+    """The steps that are done once more, and, if by that nothing remains that failed, those that
+    failing fast has left out: nothing speaks against them any more."""
+    if any(s.state in LOST for name, s in states.items() if name not in again):
+        return {*again}
+    after = downstream(definition, [name for name, s in states.items() if s.left_out])
+    return {*again, *(name for name in after if not states[name].waived)}
 
 
 def counted(

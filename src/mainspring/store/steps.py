@@ -21,6 +21,7 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Tenure
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow import Definition, Step, TaskTemplate
+from mainspring.domain.workflow_retry import FAIL_FAST
 from mainspring.domain.workflow_rules import (
     MOST_BYTES,
     Decision,
@@ -203,7 +204,9 @@ class Steps:
         # Else one that runs now and waits a moment later is neither ended nor asked.
         tasks = [row["task_id"] for row in rows]
         await connection.execute(SQL["hold_tasks"], head.tenant_id, tasks)
-        idle = TaskState.SKIPPED if why == "failure" else TaskState.CANCELLED
+        idle, reason = TaskState.CANCELLED, None
+        if why == "failure":
+            idle, reason = TaskState.SKIPPED, TaskError(FAIL_FAST, "another step had failed")
         leaving = [
             Ended(
                 head.tenant_id,
@@ -211,6 +214,7 @@ class Steps:
                 row["step"],
                 idle if row["state"] == "blocked" else TaskState.CANCELLED,
                 row["item"],
+                error=reason if row["state"] == "blocked" else None,
             )
             for row in rows
             if row["state"] != "expanded"

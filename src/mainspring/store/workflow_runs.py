@@ -3,7 +3,7 @@
 Every change holds the run's row first, then what it touches of its steps and their tasks.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -16,7 +16,15 @@ from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow import Definition
-from mainspring.domain.workflow_retry import LOST, Standing, counted, downstream, same_lists
+from mainspring.domain.workflow_retry import (
+    FAIL_FAST,
+    LOST,
+    Standing,
+    counted,
+    downstream,
+    same_lists,
+    with_left_out,
+)
 from mainspring.errors import Conflict, NotFound
 from mainspring.store import queries
 from mainspring.store.answers import Conclude
@@ -332,8 +340,12 @@ class WorkflowRuns:
         return await self._database.transact(work)
 
     async def _states(self, connection: asyncpg.Connection, head: RunHead) -> dict[str, Standing]:
-        rows = await connection.fetch(SQL["all_steps"], head.tenant_id, head.id)
-        return {r["step"]: Standing(r["state"], r["waived"]) for r in rows if r["item"] == ITSELF}
+        rows = await connection.fetch(SQL["all_steps"], head.tenant_id, head.id, FAIL_FAST)
+        return {
+            r["step"]: Standing(r["state"], r["waived"], r["left_out"])
+            for r in rows
+            if r["item"] == ITSELF
+        }
 
     async def _again(
         self,
@@ -342,11 +354,13 @@ class WorkflowRuns:
         head: RunHead,
         definition: Definition,
         states: Mapping[str, Standing],
-        again: Collection[str],
+        failed: Set[str],
         now: float,
         changed: Collection[str] = (),
     ) -> Moved:
-        """Put steps back to where they wait for those before them, and let the run go on."""
+        """Put steps back to where they wait for those before them, and let the run go on. If others
+        remain that failed, it does not fail fast once more: what is asked for is done."""
+        again = with_left_out(definition, states, failed)
         busy = sorted(s for s in again if states[s].state in ("released", "expanded"))
         if busy:
             raise Conflict(f"the step {busy[0]!r} is under way: cancel it or let it end first")
@@ -373,13 +387,15 @@ class WorkflowRuns:
         kept = {name: s for name, s in states.items() if name not in again}
         unfinished = len(again) + sum(not s.over for s in kept.values())
         deadline = None if definition.deadline is None else now + definition.deadline
+        remaining = sum(s.state in LOST for s in kept.values())
         row = await connection.fetchrow(
             SQL["reopen_run"],
             head.tenant_id,
             head.id,
             unfinished,
-            sum(s.state in LOST for s in kept.values()),
+            remaining,
             deadline,
+            "failure" if remaining and definition.on_failure == "fail_fast" else None,
         )
         assert row is not None, "the caller holds the run"
         return await self._steps.reconsider(connection, tenure, RunHead(*row), now)

@@ -38,7 +38,8 @@ SELECT tenant_id, id, workflow, version, state, stopping, unfinished, failed FRO
 WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE;
 
 -- name: all_steps
-SELECT step, item, state, waived, task_id FROM workflow_steps WHERE tenant_id = $1 AND run_id = $2;
+SELECT step, item, state, waived, state = 'skipped' AND coalesce(error ->> 'code' = $3, false) AS left_out
+FROM workflow_steps WHERE tenant_id = $1 AND run_id = $2;
 
 -- name: drop_items
 -- Items of steps that are to be done once more; of some of them ($4) those stay that completed.
@@ -59,8 +60,8 @@ WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.step = i.step AND s.item = -1;
 -- name: reopen_run
 -- What was paused stays so: tasks of its steps are.
 UPDATE workflow_runs
-SET state = CASE WHEN state = 'paused' THEN 'paused' ELSE 'running' END, stopping = NULL, finished_at = NULL, unfinished = $3, failed = $4,
-    deadline_at = to_timestamp($5), rev = rev + 1
+SET state = CASE WHEN state = 'paused' THEN 'paused' ELSE 'running' END, stopping = $6, finished_at = NULL,
+    unfinished = $3, failed = $4, deadline_at = to_timestamp($5), rev = rev + 1
 WHERE tenant_id = $1 AND id = $2
 RETURNING tenant_id, id, workflow, version, state, stopping, unfinished, failed;
 
