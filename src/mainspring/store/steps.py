@@ -37,6 +37,7 @@ from mainspring.domain.workflow_rules import (
     run_state,
 )
 from mainspring.store import queries
+from mainspring.store.database import new_ids
 from mainspring.store.definitions import Definitions
 from mainspring.store.step_rows import (
     ITSELF,
@@ -443,7 +444,7 @@ class Steps:
 
 def new_steps(rng: Random, most_bytes: int = MOST_BYTES) -> Steps:
     """One that shares nothing with others."""
-    return Steps(Definitions(), TaskIds(Random(rng.getrandbits(64))), rng, most_bytes)
+    return Steps(Definitions(), new_ids(Random(rng.getrandbits(64))), rng, most_bytes)
 
 
 def _left_out(head: RunHead, definition: Definition, step: Step) -> list[Ended]:
