@@ -1,6 +1,7 @@
 """Lists that are done once more: what completed stays, unless it may be another list by then."""
 
 from collections.abc import AsyncIterator
+from random import Random
 from typing import Any
 from uuid import UUID
 
@@ -211,3 +212,47 @@ async def test_of_two_steps_that_failed_one_can_be_retried(world: RunWorld) -> N
     assert await retry(world, run) == ["b"]
     assert await world.drain(run) == ["b", "c"]
     assert await world.state(run) == "completed"
+
+
+# --- any run ------------------------------------------------------------------------------------
+
+
+async def test_a_run_that_is_retried_until_nothing_fails_ends_as_if_nothing_had(
+    world: RunWorld,
+) -> None:
+    for seed in range(30):
+        rng = Random(seed)
+        definition = _any_workflow(rng)
+        untroubled = await world.begin(definition)
+        await world.drain(untroubled)
+        run = await world.begin(definition)
+        for chance in (0.5, 0.3, 0.3, 0.0):
+            await _drain_with_luck(world, run, rng, chance)
+            if await world.state(run) == "failed":
+                await retry(world, run)
+        assert await world.states(run) == await world.states(untroubled), f"seed {seed}"
+        assert await world.state(run) == "completed", f"seed {seed}"
+
+
+def _any_workflow(rng: Random) -> Definition:
+    steps: list[Step] = []
+    for number in range(rng.randint(3, 8)):
+        earlier = [s.id for s in steps if not s.cleanup]
+        needs = rng.sample(earlier, rng.randint(0, min(3, len(earlier))))
+        whens = ("all_succeeded", "all_succeeded", "all_finished", "any_failed", "one_succeeded")
+        fields: dict[str, Any] = {"when": rng.choice(whens)} if needs else {}
+        if needs and rng.random() < 0.15:
+            fields = {"cleanup": True}
+        if rng.random() < 0.4:
+            fields["foreach"] = "[1, 2, 3]"
+        steps.append(step(f"s{number}", *needs, **fields))
+    return workflow(*steps, on_failure=rng.choice(["fail_fast", "continue"]))
+
+
+async def _drain_with_luck(world: RunWorld, run: UUID, rng: Random, chance: float) -> None:
+    """Work a run off, in any order; what was asked to stop may end in any way."""
+    while assignments := await world.claim(run):
+        rng.shuffle(assignments)
+        for assignment in assignments:
+            lost = rng.random() < chance
+            await world.report([assignment], TaskState.FAILED if lost else TaskState.COMPLETED)
