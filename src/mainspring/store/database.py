@@ -10,14 +10,14 @@ from typing import Any, TypeVar, cast
 import asyncpg
 import asyncpg.protocol.protocol as driver
 import msgspec
-from asyncpg.pgproto.pgproto import UUID as DatabaseUUID
+from asyncpg.pgproto import pgproto
 
 from mainspring.domain.ids import TaskIds
 from mainspring.errors import StoreUnavailable
 
 T = TypeVar("T")
 
-new_ids = partial(TaskIds, of_bytes=DatabaseUUID)
+new_ids = partial(TaskIds, of_bytes=pgproto.UUID)
 """Ids of the kind that comes back from the database: those of a task are looked up dozens of times
 in its life, and this kind is hashed and compared without running Python."""
 
