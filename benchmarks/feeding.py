@@ -37,9 +37,10 @@ async def feed(server: Bench, task: Mapping[str, Any], deadline: float) -> int:
                 assert answer.status == 201, await answer.text()
             created += BATCH
 
-    looking = asyncio.create_task(look())
-    await asyncio.gather(produce(), produce())
-    looking.cancel()
+    async with asyncio.TaskGroup() as group:
+        looking = group.create_task(look())
+        await asyncio.gather(produce(), produce())
+        looking.cancel()
     return created
 
 

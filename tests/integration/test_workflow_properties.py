@@ -137,18 +137,16 @@ async def _end(
 ) -> None:
     """Record ends, at once or (where the order does not matter) on two connections."""
     finishes = [finish(held[task], state) for task, state in outcomes.items()]
-    crash, now = plan.crash(), await world.now()
+    crash = plan.crash()
     if crash == "before":
-        await _dying(world, lambda: world.outcomes.finish(world.tenure, finishes, now))
+        await _dying(world, lambda: world.record(finishes))
     middle = len(finishes) // 2 if plan.definition.on_failure == "continue" else 0
     parts = [part for part in (finishes[:middle], finishes[middle:]) if part]
-    answers = await asyncio.gather(
-        *(world.outcomes.finish(world.tenure, part, now) for part in parts)
-    )
+    answers = await asyncio.gather(*(world.record(part) for part in parts))
     accepted = {task for answer in answers for task in answer.accepted}
     assert accepted == {f.report.assignment.id for f in finishes}
     if crash == "after":
-        again = await world.outcomes.finish(world.tenure, finishes, now)
+        again = await world.record(finishes)
         assert (again.accepted, again.moved.rows) == (set(), [])
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -17,6 +18,7 @@ from mainspring.store.engine import TaskRef
 from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.step_rows import Moved, RunHead, Start
 from mainspring.store.step_tasks import StepTasks
+from mainspring.store.tasks import Change, Tasks
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually
 
@@ -477,6 +479,24 @@ async def test_a_list_that_fails_is_joined_before_others_are_decided_on(world: R
     )
     by_name = {a.step: a for a in await world.claim(run)}
     finishes = [finish(by_name["list[0]"], TaskState.FAILED), finish(by_name["other"])]
-    done = await world.outcomes.finish(world.tenure, finishes, await world.now())
+    done = await world.record(finishes)
     assert done.moved.rows == []
     assert (await world.states(run))["either"] == "skipped"
+
+
+async def test_a_list_that_is_begun_again_with_all_its_items_done_is_joined(
+    world: RunWorld,
+) -> None:
+    run = await world.begin(workflow(step("list", foreach="[1, 2]"), on_failure="continue"))
+    items = await world.claim(run)
+    tasks = Tasks(world.database, near=60.0, steps=world.steps)
+    [row] = await world.database.fetch("SELECT id FROM tasks WHERE step = 'list'")
+    await tasks.change(
+        world.tenant_id, row["id"], lambda locked: replace(Change.of(locked), state="cancelled")
+    )
+    await world.report(items, result=b"7")
+    assert await world.state(run) == "cancelled"
+    await world.runs.retry(world.tenure, world.tenant_id, run, "test", await world.now())
+    assert await world.claim(run) == [], "nothing is done twice"
+    assert await world.state(run) == "completed"
+    assert (await world.step(run, "list")).result == b"[7,7]"

@@ -334,3 +334,18 @@ async def test_ids_of_a_batch_rise(validator: TaskValidator) -> None:
     body = json.dumps({"tasks": [{"target": NOOP}] * 100}).encode()
     ids = [task.id for task in await validator.many(7, decode_batch(body, most=100))]
     assert ids == sorted(set(ids))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"target":{"type":"handler","name":"x"},"name":"x"\n}\n%b%b',
+        b'%b%b\n{"target":{"type":"handler","name":"x"}\n}',
+        b"%b%b",
+    ],
+    ids=["one over two lines, two on one", "the other way round", "two on one"],
+)
+def test_a_line_holds_one_task_whole(body: bytes) -> None:
+    task = json.dumps({"target": NOOP}).encode()
+    with pytest.raises(RequestError):
+        decode_lines(body.replace(b"%b", task), most=10)

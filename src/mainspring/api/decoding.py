@@ -78,15 +78,27 @@ def decode_lines(body: bytes, *, most: int) -> list[TaskIn]:
     check_utf8(body)
     lines = [line for line in body.split(b"\n") if line.strip()]
     _check_count(len(lines), most)
-    try:
-        tasks = _TASK.decode_lines(body)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        tasks = []
-    if len(tasks) != len(lines):
+    tasks = _decode_all(body, lines)
+    if tasks is None:
         return _decode_each(lines)
     for index, (line, task) in enumerate(zip(lines, tasks, strict=True)):
         _check_names(line, [task.payload], f"/tasks/{index}")
     return tasks
+
+
+def _decode_all(body: bytes, lines: Sequence[bytes]) -> list[TaskIn] | None:
+    """The lines in one go; None where that does not do, and each has to be looked at.
+
+    The decoder does not insist on one value a line. Where every line opens and closes an object,
+    none can go on in the next, and if there are as many values as lines, each has its own.
+    """
+    if not all(line.strip()[:1] + line.strip()[-1:] == b"{}" for line in lines):
+        return None
+    try:
+        tasks = _TASK.decode_lines(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    return tasks if len(tasks) == len(lines) else None
 
 
 def check_utf8(body: bytes) -> None:

@@ -60,3 +60,9 @@ class Report(NamedTuple):
     retry_after: float | None = None
     status_code: int | None = None
     response: bytes | None = None
+
+
+def released(assignment: Assignment, now: float) -> Report:
+    """A try that was leased and shall not begin: the task goes back."""
+    moment = max(now, assignment.picked)
+    return Report(assignment, Outcome.RELEASED, moment, moment)

@@ -182,13 +182,8 @@ class Engine:
         )
         return picked
 
-    def unhindered(self, tenant_id: int) -> bool:
-        """Whether a tenant is known to have no limit that its tasks would have to wait for."""
-        return self._queue.unlimited(tenant_id)
-
-    def took_over(self, row: TaskRow, now: float) -> None:
-        """A task was leased to our own executors without queueing, in the place of the one that it
-        follows."""
+    def relayed(self, row: TaskRow, now: float) -> None:
+        """A task was leased to our own executors as it was released, without queueing."""
         slot = takes_slot(row.capability)
         self._held.take(Held(row.tenant_id, row.id, row.fence, slot=slot), now)
         if row.partition in self._owned:

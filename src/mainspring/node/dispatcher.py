@@ -10,10 +10,11 @@ import structlog
 
 from mainspring import crash
 from mainspring.config import Config
-from mainspring.domain.execution import Assignment
+from mainspring.domain.execution import Assignment, released
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.entry import Entry
 from mainspring.engine.leases import Held, Running
+from mainspring.engine.ledger import WORTH_TELLING, Cause
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import Executor
 from mainspring.node.patience import until_answered
@@ -21,6 +22,7 @@ from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.engine import EngineStore, TaskRef
+from mainspring.store.step_rows import NO_RELAY, Relay
 
 log = structlog.get_logger()
 
@@ -30,6 +32,8 @@ _CLAIMS_IN_FLIGHT = 2
 _EXTEND_BATCH = 500
 # How long a task rests that the database refused to start: it is not due there yet, or changed.
 _REST = 0.01
+# Of one transaction; enough for a fan-out that is not shared among the nodes.
+_MOST_RELAYED = 64
 
 
 class WorkerDesk(Protocol):
@@ -82,7 +86,7 @@ class Dispatcher:
         self._upkeep: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
-        recorder.hand_over_to(self)
+        recorder.relay_to(self)
 
     def add_executor(self, executor: Executor) -> None:
         self._executors.append(executor)
@@ -100,19 +104,28 @@ class Dispatcher:
         """Whether something here can run a task."""
         return self._accepts(row.queue, row.capability)
 
-    def hurrying(self, tenants: Collection[int]) -> list[int]:
-        """For whom of these a task may start without queueing: nobody has to wait for a slot, and
-        the tenant for nothing else."""
-        if self._closed or 2 * self.free_slots < self._config.slots:
-            return []
-        return [tenant for tenant in tenants if self._state.engine.unhindered(tenant)]
+    def offer_relay(self) -> Relay:
+        """How many steps may be leased as they are released, without queueing: only of the slots
+        beyond the half that nobody uses, so that nobody has to wait for one because of it."""
+        most = min(_MOST_RELAYED, self.free_slots - self._config.slots // 2)
+        if self._closed or most <= 0:
+            return NO_RELAY
+        self._own.tasks += most
+        return Relay(most, self._state.worker, self._config.lease)
 
-    def start_released(self, begun: Sequence[tuple[TaskRow, Assignment]]) -> None:
-        """Tasks were leased to this node in the transaction that released them."""
-        now = self._state.clock.now()
+    def end_relay(self, relay: Relay, begun: Sequence[tuple[TaskRow, Assignment]]) -> None:
+        """What came of the offer is started; what cannot be any more goes back."""
+        self._own.tasks -= relay.most
+        engine, now = self._state.engine, self._state.clock.now()
         for row, assignment in begun:
-            self._state.engine.took_over(row, now)
-            self._metrics.start_delay.observe(now - assignment.due)
+            engine.relayed(row, now)
+            late = now - assignment.due
+            lateness = {Cause.UNATTRIBUTED.value: round(late, 6)} if late >= WORTH_TELLING else {}
+            self._recorder.expect(assignment, lateness)
+            if self._closed or assignment.lease_end <= now or not self.can_run(row):
+                self._recorder.report([released(assignment, now)])
+                continue
+            self._metrics.start_delay.observe(late)
             self._executor_for(row.capability).start([assignment])
         self._metrics.tasks_claimed.inc(len(begun))
 

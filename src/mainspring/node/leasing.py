@@ -15,7 +15,7 @@ import structlog
 from mainspring import crash
 from mainspring.config import Config
 from mainspring.domain.capability import Offer
-from mainspring.domain.execution import Assignment, Outcome, Report
+from mainspring.domain.execution import Assignment, released
 from mainspring.engine.demand import Holder, Poll
 from mainspring.engine.entry import Entry
 from mainspring.engine.leases import Running
@@ -173,10 +173,7 @@ class LeaseDesk:
 
     def _release(self, leased: Sequence[Leased]) -> None:
         now = self._state.clock.now()
-        tries = [task.assignment for task in leased]
-        self._recorder.report(
-            [Report(a, Outcome.RELEASED, max(now, a.picked), max(now, a.picked)) for a in tries]
-        )
+        self._recorder.report([released(task.assignment, now) for task in leased])
 
     # Claims, for the dispatcher --------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from mainspring.observe.metrics import Metrics
 from mainspring.store.database import REFUSED
 from mainspring.store.engine import EngineStore, TaskRef
 from mainspring.store.step_outcomes import StepOutcomes
-from mainspring.store.step_rows import NO_HAND_OVER, HandOver, Moved
+from mainspring.store.step_rows import NO_RELAY, Moved, Relay
 
 log = structlog.get_logger()
 
@@ -44,11 +44,13 @@ class _Asked:
 
 
 class Starter(Protocol):
-    """Starts what needs no queueing."""
+    """Starts steps that were leased as they were released."""
 
-    def hurrying(self, tenants: Collection[int]) -> list[int]: ...
+    def offer_relay(self) -> Relay:
+        """How many may be; to be ended in any case."""
+        ...
 
-    def start_released(self, begun: Sequence[tuple[TaskRow, Assignment]]) -> None: ...
+    def end_relay(self, relay: Relay, begun: Sequence[tuple[TaskRow, Assignment]]) -> None: ...
 
 
 class Recorder:
@@ -79,7 +81,7 @@ class Recorder:
         self._writing = 0
         self._starter: Starter | None = None
 
-    def hand_over_to(self, starter: Starter) -> None:
+    def relay_to(self, starter: Starter) -> None:
         """Let it start what is released and may run at once."""
         self._starter = starter
 
@@ -260,15 +262,42 @@ class Recorder:
                     return {i for f in finishes for i in await self._finish([f])}
 
     async def _finish_steps(self, finishes: Sequence[Finish]) -> set[UUID]:
-        """The same for steps, whose runs move on with it. An answer that was lost may have released
-        others, of which nobody told the engine: then all is looked at again."""
-        unsure = False
+        """The same for steps, whose runs move on with it: the short way where that will do."""
+        try:
+            accepted = await self._finish_plainly(finishes)
+        except StoreUnavailable:
+            # What was written without a word to us is not accepted again, and looked at.
+            await self._pause()
+            return await self._finish_with_care(finishes, unsure=True)
+        except REFUSED:
+            accepted = set()
+        rest = [f for f in finishes if f.report.assignment.id not in accepted]
+        return accepted | await self._finish_with_care(rest) if rest else accepted
+
+    async def _finish_plainly(self, finishes: Sequence[Finish]) -> set[UUID]:
+        relay = self._starter.offer_relay() if self._starter else NO_RELAY
+        moved = Moved()
+        try:
+            crash.reach("step.before_commit")
+            done = await self._steps.finish_plainly(self._state.tenure(), finishes, relay)
+            moved = done.moved
+            crash.reach("step.committed")
+        finally:
+            if self._starter:
+                self._starter.end_relay(relay, moved.begun)
+        self.moved(moved)
+        return done.accepted
+
+    async def _finish_with_care(
+        self, finishes: Sequence[Finish], *, unsure: bool = False
+    ) -> set[UUID]:
+        """An answer that was lost may have released others, of which nobody told the engine: then
+        all is looked at again."""
         while True:
             try:
                 now = self._state.clock.now()
                 crash.reach("step.before_commit")
-                hand_over = self._hand_over(finishes)
-                done = await self._steps.finish(self._state.tenure(), finishes, now, hand_over)
+                done = await self._steps.finish(self._state.tenure(), finishes, now)
                 crash.reach("step.committed")
                 self.moved(done.moved)
                 if unsure:
@@ -279,25 +308,16 @@ class Recorder:
                 await self._pause()
             except REFUSED as error:
                 if len(finishes) > 1:
-                    return {i for f in finishes for i in await self._finish_steps([f])}
+                    return {i for f in finishes for i in await self._finish_with_care([f])}
                 if _was_refused(finishes[0]):
                     # Nothing of it can be written. Its lease will run out, and it is tried again.
                     log.error("an outcome was refused", action="record.refused", exc_info=error)
                     return set()
                 finishes = [_unrecordable(finishes[0], error)]
 
-    def _hand_over(self, finishes: Sequence[Finish]) -> HandOver:
-        """Who may start what these release at once, in their place."""
-        if self._starter is None:
-            return NO_HAND_OVER
-        tenants = self._starter.hurrying({f.report.assignment.tenant_id for f in finishes})
-        return HandOver(tenants, self._state.worker, self._config.lease)
-
     def moved(self, moved: Moved) -> None:
         """Runs moved on: the engine hears of its own tasks; for others there are wake rows."""
         ours = self._state.engine.partitions
-        if moved.begun and self._starter is not None:
-            self._starter.start_released(moved.begun)
         mine = [row for row in moved.rows if row.partition in ours and row.state != "running"]
         self._state.engine.saw(mine, self._state.clock.now())
         self._state.poke()

@@ -52,11 +52,11 @@ _encoder = msgspec.json.Encoder()
 
 # To tell arrays from scalars the driver asks of every element of every array parameter whether it
 # is an instance of two abstract classes, which is answered in Python and took a seventh of a node's
-# time. Asking for the containers that exist comes to the same and is answered at once.
-_CONTAINERS = (list, tuple, set, frozenset)
+# time. Asking for the containers that we pass as arrays comes to the same and is answered at once.
+CONTAINERS = (list, tuple, set, frozenset)
 for _abstract in ("IterableABC", "SizedABC"):
     if hasattr(driver, _abstract):
-        setattr(driver, _abstract, _CONTAINERS)
+        setattr(driver, _abstract, CONTAINERS)
 
 
 @dataclass(frozen=True, slots=True)

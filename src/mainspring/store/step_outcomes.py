@@ -21,10 +21,10 @@ from mainspring.store.engine import TaskRef, assignment_of, by_task, finish_argu
 from mainspring.store.step_rows import (
     ITSELF,
     MOST_RESULT,
-    NO_HAND_OVER,
+    NO_RELAY,
     Ended,
-    HandOver,
     Moved,
+    Relay,
     RunHead,
     ended_of,
     place_of,
@@ -34,7 +34,7 @@ from mainspring.store.steps import LARGE, Steps
 SQL = queries.load("steps")
 _FINISH = queries.load("outcomes")["finish"]
 _MOST_INTRICATE = 10_000
-_TASK_COLUMNS = 15
+_TASK_COLUMNS = TaskRow._fields.index("worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,73 +52,55 @@ class StepOutcomes:
         self._database = database
         self._steps = steps
         self._intricate: dict[tuple[int, UUID], None] = {}
-        """Runs of which a step left something to decide: with others it is not tried again."""
+        """Runs of which some steps leave something to decide: the short way is not tried again."""
 
-    async def finish(
-        self,
-        tenure: Tenure,
-        finished: Sequence[Finish],
-        now: float,
-        hand_over: HandOver = NO_HAND_OVER,
+    async def finish_plainly(
+        self, tenure: Tenure, finished: Sequence[Finish], relay: Relay = NO_RELAY
     ) -> StepsFinished:
-        """Record ends of steps, guarded by fence, and move their runs on."""
-        plain = self._plain(finished)
-        done = await self._finish_plainly(tenure, plain, hand_over) if plain else None
-        if done is None:
-            return await self._finish_with_care(tenure, finished, now)
-        rest = [f for f in finished if f.report.assignment.id not in done.accepted]
-        if not rest:
-            return done
-        for finish in rest:
-            self._intricate[_run_of(finish)] = None
-        while len(self._intricate) > _MOST_INTRICATE:
-            del self._intricate[next(iter(self._intricate))]
-        more = await self._finish_with_care(tenure, rest, now)
-        more.moved.add(done.moved)
-        return StepsFinished(done.accepted | more.accepted, more.moved)
-
-    def _plain(self, finished: Sequence[Finish]) -> list[Finish]:
-        """Ends that may leave nothing to decide: of runs of which nothing else ended here, and
-        which are not known for needing more."""
-        if len(finished) > LARGE:
-            return []
-        others = {_run_of(finish) for finish in finished if not _is_plain(finish)}
-        return [f for f in finished if _run_of(f) not in others | self._intricate.keys()]
-
-    async def _finish_plainly(
-        self, tenure: Tenure, finished: Sequence[Finish], hand_over: HandOver
-    ) -> StepsFinished | None:
-        """Record what leaves nothing to decide; None: there was something, and nothing was done."""
-        ordered = sorted(finished, key=by_task)
-        runs = [f.report.assignment.workflow_run_id for f in ordered]
-        steps = [f.report.assignment.step for f in ordered]
-        try:
-            rows = await self._database.fetch(
-                SQL["finish_plainly"],
-                *finish_arguments(tenure, ordered),
-                runs,
-                steps,
-                hand_over.tenants,
-                hand_over.lease,
-                hand_over.worker,
-            )
-        except asyncpg.CheckViolationError:
-            return None
-        moved = Moved()
-        accepted: set[UUID] = set()
+        """The short way, for ends that leave nothing to decide. What it does not accept is for
+        `finish`."""
+        plain = sorted(self._plain(finished), key=by_task)
+        if not plain:
+            return StepsFinished(set(), Moved())
+        rows = await self._database.fetch(
+            SQL["finish_plainly"],
+            *finish_arguments(tenure, plain),
+            [f.report.assignment.workflow_run_id for f in plain],
+            [f.report.assignment.step for f in plain],
+            relay.lease,
+            relay.worker,
+            relay.most,
+        )
+        done = StepsFinished(set(), Moved())
         for row in rows:
             match row["what"]:
                 case "ended":
-                    accepted.add(row["id"])
-                case "run":
-                    moved.add(Moved(ended={RunState.COMPLETED.value: 1}))
+                    done.accepted.add(row["id"])
                 case "released":
-                    _note_released(row, moved)
-        return StepsFinished(accepted, moved)
+                    _note_released(row, done.moved)
+                case "run":
+                    done.moved.count_end(RunState.COMPLETED)
+                case "intricate":
+                    self._intricate[row["tenant_id"], row["id"]] = None
+        while len(self._intricate) > _MOST_INTRICATE:
+            del self._intricate[next(iter(self._intricate))]
+        return done
 
-    async def _finish_with_care(
-        self, tenure: Tenure, finished: Sequence[Finish], now: float
-    ) -> StepsFinished:
+    def _plain(self, finished: Sequence[Finish]) -> list[Finish]:
+        """Ends that may leave nothing to decide: of runs of which nothing else ended here, and
+        which are not known to be intricate."""
+        if len(finished) > LARGE:
+            return []
+        others = {_run_of(finish) for finish in finished if not _is_plain(finish)}
+        return [
+            finish
+            for finish in finished
+            if (run := _run_of(finish)) not in others and run not in self._intricate
+        ]
+
+    async def finish(self, tenure: Tenure, finished: Sequence[Finish], now: float) -> StepsFinished:
+        """Record ends of steps, guarded by fence, and move their runs on, whatever follows."""
+
         async def work(connection: asyncpg.Connection) -> StepsFinished:
             huge = await self._steps.hold(connection, [_run_of(finish) for finish in finished])
             rows = await connection.fetch(_FINISH, *finish_arguments(tenure, finished))

@@ -13,6 +13,7 @@ from mainspring.domain.rows import TaskRow
 from mainspring.domain.settlement import Finish
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow import Definition, Step, TaskTemplate
+from mainspring.domain.workflow_rules import RunState
 from mainspring.store.database import sparse
 
 ITSELF = -1
@@ -80,15 +81,15 @@ class Waiting(NamedTuple):
         return self.finished - self.succeeded - self.failed
 
 
-class HandOver(NamedTuple):
-    """Where steps may go on without queueing: for whom, to which worker, for how long."""
+class Relay(NamedTuple):
+    """How many steps may start as they are released, on which worker, leased for how long."""
 
-    tenants: list[int]
+    most: int
     worker: str
     lease: float
 
 
-NO_HAND_OVER = HandOver([], "", 0.0)
+NO_RELAY = Relay(0, "", 0.0)
 
 
 class Start(NamedTuple):
@@ -159,21 +160,16 @@ class Moved:
     rows: list[TaskRow] = field(default_factory=list)
     """Tasks that were released."""
     begun: list[tuple[TaskRow, Assignment]] = field(default_factory=list)
-    """Of those, the ones that were leased to the node itself: to be started."""
+    """Of those, the ones that are leased to this node already: to be started."""
     told: set[int] = field(default_factory=set)
     """Partitions whose owners have wake rows to look at, whoever they are."""
     ended: dict[str, int] = field(default_factory=dict)
     """Runs that ended, by state."""
     skipped: int = 0
 
-    def add(self, other: "Moved") -> None:
-        """What was done besides."""
-        self.rows += other.rows
-        self.begun += other.begun
-        self.told |= other.told
-        self.skipped += other.skipped
-        for state, runs in other.ended.items():
-            self.ended[state] = self.ended.get(state, 0) + runs
+    def count_end(self, state: RunState) -> None:
+        """A run ended."""
+        self.ended[state.value] = self.ended.get(state.value, 0) + 1
 
 
 def place_of(label: str) -> tuple[str, int]:

@@ -72,15 +72,15 @@ class StepTasks:
         start: Start,
         made: Sequence[TaskTemplate],
         moved: Moved,
-    ) -> None:
+    ) -> bool:
         """One task per item of a step's list, but for those that are done; the step's own waits to
-        join them."""
+        join them. Answers whether all are done."""
         head, step, due = start.run, start.step, start.due
         expanded = await connection.fetchrow(
             SQL["expand"], head.tenant_id, head.id, step.id, len(made), due
         )
         if expanded is None or not made:
-            return
+            return False
         kept = frozenset(expanded["items"])
         added = [
             NewStep(
@@ -89,7 +89,10 @@ class StepTasks:
             for index, template in enumerate(made)
             if index not in kept
         ]  # fmt: skip
+        if not added:
+            return True
         moved.rows += await self.add(connection, tenure, head, added)
+        return False
 
     async def end(
         self, connection: asyncpg.Connection, leaving: Sequence[Ended], moved: Moved

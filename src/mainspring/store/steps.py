@@ -127,6 +127,13 @@ class Steps:
         touched = await self._note(connection, ended, heads)
         return await self._go_on(connection, tenure, heads, touched, since)
 
+    async def changed(
+        self, connection: asyncpg.Connection, tenant_id: int, run_id: UUID, label: str
+    ) -> None:
+        """The task of a step was changed by hand: whatever was known of it before, it queues."""
+        step, item = place_of(label)
+        await connection.execute(SQL["queue_step"], tenant_id, run_id, step, item)
+
     async def cancelled(
         self,
         connection: asyncpg.Connection,
@@ -348,7 +355,8 @@ class Steps:
             await connection.execute(SQL["plan_anew"])
         await self.tasks.release(connection, tenure, plan.starts, moved)
         for start, made in plan.fans:
-            await self.tasks.fan_out(connection, tenure, start, made, moved)
+            if await self.tasks.fan_out(connection, tenure, start, made, moved):
+                plan.ends.append(await self._join(connection, start.run, start.step.id))
         return stopped + await self.tasks.end(connection, plan.ends, moved)
 
     async def _decide(

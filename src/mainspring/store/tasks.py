@@ -325,6 +325,9 @@ class Tasks:
             ended = (locked.workflow_run_id, locked.step)
             await self._steps.cancelled(connection, tenant_id, [ended])
         else:
+            if locked.workflow_run_id is not None and locked.step is not None:
+                run_id, step = locked.workflow_run_id, locked.step
+                await self._steps.changed(connection, tenant_id, run_id, step)
             written = await connection.fetchrow(
                 SQL["change_task"],
                 tenant_id,

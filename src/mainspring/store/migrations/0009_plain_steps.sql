@@ -1,5 +1,6 @@
 -- Which steps leave nothing to decide when they succeed: their ends are recorded in one statement.
--- Way back: ALTER TABLE workflow_steps DROP COLUMN plain, DROP COLUMN inside; partition_of as in 0001.
+-- Way back: ALTER TABLE workflow_steps DROP COLUMN plain, DROP COLUMN inside; partition_of as in 0001,
+-- and DROP FUNCTION key_byte.
 -- Older nodes run beside this schema: steps that they make are neither, and are decided on and
 -- started one by one.
 
@@ -10,7 +11,7 @@ ALTER TABLE workflow_steps
 
 -- The same results as before. The planner puts the body of a function in the place of its call only
 -- where it holds nothing that may change with a session, and the conversion of a key may: so that has
--- a function of its own, and creating a task calls none. (RETURN: names are looked up here and now,
+-- a function of its own, and creating a task without a key calls none. (RETURN: names are looked up here and now,
 -- and not by the search_path of a caller.)
 CREATE FUNCTION key_byte(tenant integer, key text) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE

@@ -122,6 +122,11 @@ FROM kept
 WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.step = $3 AND s.item = -1 AND s.state = 'blocked'
 RETURNING kept.items;
 
+-- name: queue_step
+-- A step that shall not start as it is released.
+UPDATE workflow_steps SET inside = false
+WHERE tenant_id = $1 AND run_id = $2 AND step = $3 AND item = $4 AND inside;
+
 -- name: add_steps
 -- Rows of steps or items ($20..), with their tasks. Tasks that are scheduled at once get a wake row
 -- like any other. Without the rows, where these are there already, only tasks are made.
@@ -334,10 +339,11 @@ SELECT extract(epoch FROM clock_timestamp())::float8;
 -- name: finish_plainly
 -- Ends of steps in runs where that leaves nothing to decide: nothing has failed or was cancelled,
 -- and whatever waits for these steps starts when all before it have succeeded. What `hold_runs`,
--- `finish`, `advance`, `release` and `end_runs` do one by one is done at once. A run of which one step
--- is not so, or ended otherwise, is left alone, and its steps do not come back from here.
--- Steps of the tenants in $21 that the node itself can run are leased to it ($22, $23) at once, like
--- tasks by `claim`.
+-- `finish`, `advance`, `release` and `end_runs` do one by one is done at once. Runs of which a step is
+-- not so are left alone and come back as intricate; runs that somebody changed while this waited for
+-- them (the rest of the statement sees them as they were before) are left alone, too.
+-- Of the released steps that the node itself can run so many as $23 are leased to it at once ($21,
+-- $22), like tasks by `claim`, unless their tenant has a limit.
 WITH node AS MATERIALIZED (
     SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
 ), report AS MATERIALIZED (
@@ -347,20 +353,29 @@ WITH node AS MATERIALIZED (
     AS r (tenant_id, id, fence, state, outcome, started, finished, result, error, dead_because,
           sla_met, blame, lateness, status_code, response, run_id, step)
 ), tenant AS MATERIALIZED (
-    SELECT id, spread FROM tenants
+    SELECT id, spread, max_running FROM tenants
     WHERE id IN (SELECT DISTINCT unnest($4::integer[])) FOR KEY SHARE
 ), runs AS MATERIALIZED (
-    SELECT tenant_id, id, state, failed FROM workflow_runs
+    SELECT tenant_id, id, rev, state, failed FROM workflow_runs
     WHERE (tenant_id, id) IN (SELECT tenant_id, run_id FROM report)
     ORDER BY tenant_id, id FOR NO KEY UPDATE
-), plain AS MATERIALIZED (
-    SELECT w.tenant_id, w.id AS run_id
+), known AS MATERIALIZED (
+    SELECT w.tenant_id, w.id AS run_id,
+        bool_and(coalesce(s.plain, false) AND coalesce(c.finished = c.succeeded, true)) AS plain
     FROM runs w
+    JOIN tenant n ON n.id = w.tenant_id
+    JOIN workflow_runs seen ON seen.tenant_id = w.tenant_id AND seen.id = w.id AND seen.rev = w.rev
     JOIN report r ON r.tenant_id = w.tenant_id AND r.run_id = w.id
     LEFT JOIN workflow_steps s ON s.tenant_id = r.tenant_id AND s.run_id = r.run_id AND s.step = r.step
         AND s.item = -1
+    LEFT JOIN LATERAL unnest(s.children) AS child ON true
+    -- Where something before a step was left out, it must not wait for all of them to succeed.
+    LEFT JOIN workflow_steps c ON c.tenant_id = s.tenant_id AND c.run_id = s.run_id AND c.step = child
+        AND c.item = -1
     WHERE w.state = 'running' AND w.failed = 0
-    GROUP BY w.tenant_id, w.id HAVING bool_and(coalesce(s.plain, false))
+    GROUP BY w.tenant_id, w.id
+), plain AS MATERIALIZED (
+    SELECT tenant_id, run_id FROM known WHERE plain
 ), done AS (
     DELETE FROM tasks t USING report r JOIN plain p ON p.tenant_id = r.tenant_id AND p.run_id = r.run_id
     WHERE t.tenant_id = r.tenant_id AND t.id = r.id AND t.fence = r.fence AND t.state = 'running'
@@ -395,11 +410,8 @@ WITH node AS MATERIALIZED (
     SELECT tenant_id, run_id, child, count(*) AS ended, max(finished_at) AS since
     FROM own, unnest(children) AS child GROUP BY tenant_id, run_id, child
 ), waiting AS (
-    -- Where something before it was left out, a step shall not wait for ever: the count is refused by
-    -- the table's bounds, and all is decided on one by one.
     UPDATE workflow_steps s
-    SET finished = CASE WHEN s.finished > s.succeeded THEN -1 ELSE s.finished + f.ended END,
-        succeeded = s.succeeded + f.ended,
+    SET finished = s.finished + f.ended, succeeded = s.succeeded + f.ended,
         state = CASE WHEN s.succeeded + f.ended = s.needed THEN 'released' ELSE s.state END,
         due_at = CASE WHEN s.succeeded + f.ended = s.needed THEN f.since ELSE s.due_at END
     FROM fed f
@@ -407,22 +419,25 @@ WITH node AS MATERIALIZED (
       AND s.state = 'blocked'
     RETURNING s.tenant_id, s.run_id, s.task_id, s.state, s.due_at, s.inside
 ), ready AS (
-    SELECT w.tenant_id, w.run_id, w.task_id, w.due_at, n.spread,
-        w.inside AND w.tenant_id = ANY ($21::integer[]) AND w.due_at <= clock_timestamp()
+    SELECT w.*, n.spread,
+        w.inside AND n.max_running IS NULL AND w.due_at <= clock_timestamp()
         AND EXISTS (SELECT FROM node)
-        AND partition_of(w.tenant_id, w.run_id, NULL, n.spread) = ANY ($3::smallint[]) AS starts
+        AND partition_of(w.tenant_id, w.run_id, NULL, n.spread) = ANY ($3::smallint[]) AS may_start
     FROM waiting w JOIN tenant n ON n.id = w.tenant_id
     WHERE w.state = 'released'
+), turns AS (
+    SELECT *, may_start AND row_number() OVER (PARTITION BY may_start ORDER BY task_id) <= $23 AS starts
+    FROM ready
 ), begun AS (
     UPDATE tasks t
     SET state = CASE WHEN w.starts THEN 'running' ELSE 'scheduled' END, parked = false,
         rev = t.rev + 1, run_at = w.due_at, due_at = w.due_at,
         fence = t.fence + w.starts::integer, attempts = t.attempts + w.starts::integer,
         picked_at = CASE WHEN w.starts THEN clock_timestamp() END,
-        lease_until = CASE WHEN w.starts THEN clock_timestamp() + $22 * interval '1 second' END,
-        worker = CASE WHEN w.starts THEN $23 END,
+        lease_until = CASE WHEN w.starts THEN clock_timestamp() + $21 * interval '1 second' END,
+        worker = CASE WHEN w.starts THEN $22 END,
         partition = partition_of(t.tenant_id, w.run_id, t.concurrency_key, w.spread)
-    FROM ready w
+    FROM turns w
     WHERE t.tenant_id = w.tenant_id AND t.id = w.task_id AND t.state = 'blocked'
     RETURNING t.*
 ), counted AS (
@@ -461,4 +476,8 @@ FROM begun
 UNION ALL
 SELECT 'run', tenant_id, id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-FROM moved WHERE finished_at IS NOT NULL;
+FROM moved WHERE finished_at IS NOT NULL
+UNION ALL
+SELECT 'intricate', tenant_id, run_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM known WHERE NOT plain;

@@ -1,5 +1,6 @@
 """A step that needs no queueing starts in the transaction that releases it: when, and when not."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -14,8 +15,10 @@ from mainspring.domain.task import TaskState
 from mainspring.domain.workflow import Step
 from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.step_outcomes import StepsFinished
-from mainspring.store.step_rows import HandOver
+from mainspring.store.step_rows import Moved, Relay
+from mainspring.store.tasks import Change, Tasks
 from support.runs import RunWorld, finish, step, workflow
+from support.waiting import eventually
 
 
 @pytest.fixture
@@ -38,13 +41,16 @@ async def end(
     world: RunWorld,
     assignments: list[Assignment],
     tenure: Tenure | None = None,
-    tenants: list[int] | None = None,
+    most: int = 9,
     state: TaskState = TaskState.COMPLETED,
 ) -> StepsFinished:
-    hand_over = HandOver([world.tenant_id] if tenants is None else tenants, "node:one", 15.0)
-    finishes = [finish(a, state) for a in assignments]
-    return await world.outcomes.finish(
-        tenure or world.tenure, finishes, await world.now(), hand_over
+    relay = Relay(most, "node:one", 15.0)
+    return await world.record([finish(a, state) for a in assignments], relay, tenure)
+
+
+async def _somebody_waits(world: RunWorld) -> bool:
+    return bool(
+        await world.database.fetch("SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
     )
 
 
@@ -52,6 +58,16 @@ async def task(world: RunWorld, name: str) -> asyncpg.Record:
     row = await world.database.fetch_row("SELECT * FROM tasks WHERE step = $1", name)
     assert row is not None
     return row
+
+
+async def change(world: RunWorld, name: str, **fields: Any) -> None:
+    """As a caller of the API does."""
+    tasks = Tasks(world.database, near=60.0, steps=world.steps)
+    found = await task(world, name)
+    written = await tasks.change(
+        world.tenant_id, found["id"], lambda locked: replace(Change.of(locked), **fields)
+    )
+    assert written is True
 
 
 async def test_the_next_step_is_leased_as_it_is_released(world: RunWorld) -> None:
@@ -79,12 +95,64 @@ async def test_a_lease_that_came_that_way_ends_a_run(world: RunWorld) -> None:
     assert await world.state(run) == "completed"
 
 
-@pytest.mark.parametrize("tenants", [[], [99]])
-async def test_who_may_not_hurry_queues(world: RunWorld, tenants: list[int]) -> None:
+async def test_no_more_are_leased_than_there_is_room_for(world: RunWorld) -> None:
+    run = await world.begin(workflow(inside("a"), *(inside(f"b{n}", "a") for n in range(5))))
+    done = await end(world, await world.claim(run), most=2)
+    assert len(done.moved.begun) == 2
+    assert sorted(row.state for row in done.moved.rows) == ["running"] * 2 + ["scheduled"] * 3
+
+
+async def test_steps_of_a_tenant_with_a_limit_queue(world: RunWorld) -> None:
+    """Also when the node has not heard of the limit yet."""
     run = await world.begin(workflow(inside("a"), inside("b", "a")))
-    done = await end(world, await world.claim(run), tenants=tenants)
-    assert done.moved.begun == []
-    assert [row.state for row in done.moved.rows] == ["scheduled"]
+    claimed = await world.claim(run)
+    await world.database.fetch(
+        "UPDATE tenants SET max_running = 256 WHERE id = $1", world.tenant_id
+    )
+    done = await end(world, claimed)
+    assert (done.moved.begun, [row.state for row in done.moved.rows]) == ([], ["scheduled"])
+
+
+async def test_a_step_that_was_changed_by_hand_queues(world: RunWorld) -> None:
+    """Nobody here may be able to run it any more."""
+    run = await world.begin(workflow(inside("a"), inside("b", "a")))
+    await change(world, "b", capability="handler:send_mail")
+    done = await end(world, await world.claim(run))
+    assert (done.moved.begun, (await task(world, "b"))["state"]) == ([], "scheduled")
+
+
+async def test_what_changed_while_the_run_was_waited_for_is_seen(
+    world: RunWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry makes a step wait again that was cancelled. Who records a parent meanwhile must count
+    it there, or the run waits for ever."""
+    steps = (inside("x"), inside("y"), inside("d", "x", "y"))
+    run = await world.begin(workflow(*steps, on_failure="continue"))
+    by_name = {a.step: a for a in await world.claim(run)}
+    await change(world, "d", state="cancelled")
+    assert (await world.states(run))["d"] == "cancelled"
+
+    reached, go_on, reconsider = asyncio.Event(), asyncio.Event(), world.steps.reconsider
+
+    async def hesitate(*arguments: Any) -> Moved:
+        reached.set()
+        await go_on.wait()
+        return await reconsider(*arguments)
+
+    monkeypatch.setattr(world.steps, "reconsider", hesitate)
+    now = await world.now()
+    retrying = asyncio.create_task(
+        world.runs.retry(world.tenure, world.tenant_id, run, "test", now)
+    )
+    await reached.wait()
+    recording = asyncio.create_task(end(world, [by_name["y"]]))
+    await eventually(lambda: _somebody_waits(world), within=10, what="somebody waits")
+    go_on.set()
+    await asyncio.gather(retrying, recording)
+    await end(world, [by_name["x"]], most=0)
+    while assignments := await world.claim(run):
+        await end(world, assignments, most=0)
+    assert await world.state(run) == "completed"
 
 
 @pytest.mark.parametrize(
@@ -146,8 +214,7 @@ async def test_a_failure_beside_a_success_is_decided_on_together(world: RunWorld
     run = await world.begin(workflow(inside("a"), inside("b"), inside("c", "a")))
     by_name = {a.step: a for a in await world.claim(run)}
     finishes = [finish(by_name["a"]), finish(by_name["b"], TaskState.FAILED)]
-    hand_over = HandOver([world.tenant_id], "node:one", 15.0)
-    done = await world.outcomes.finish(world.tenure, finishes, await world.now(), hand_over)
+    done = await world.record(finishes, Relay(9, "node:one", 15.0))
     assert done.moved.begun == []
     assert (await world.states(run))["c"] == "skipped"
 
@@ -171,3 +238,12 @@ async def test_a_report_after_the_loss_was_noticed_changes_nothing(world: RunWor
         assignment.id,
     )
     assert (await end(world, [assignment])).accepted == set()
+
+
+async def test_a_step_that_is_not_due_by_the_clock_of_the_database_queues(world: RunWorld) -> None:
+    run = await world.begin(workflow(inside("a"), inside("b", "a")))
+    [assignment] = await world.claim(run)
+    ended = finish(assignment)
+    ahead = ended._replace(report=ended.report._replace(finished=await world.now() + 60))
+    done = await world.record([ahead], Relay(9, "node:one", 15.0))
+    assert (done.moved.begun, [row.state for row in done.moved.rows]) == ([], ["scheduled"])
