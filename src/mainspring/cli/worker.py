@@ -39,7 +39,7 @@ def prepare(
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    where = address(config.url, config.api_key, config.api_ca)
+    where = address(config.url, config.api_key, config.api_ca, config.proxy)
     if app_path is None and commands is None:
         raise ConfigError(["there is nothing to run: name an app, as in module:app, or --commands"])
     if not options.queues:

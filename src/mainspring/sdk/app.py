@@ -52,29 +52,30 @@ class App:
         url: str | None = None,
         api_key: str | None = None,
         ca: str | None = None,
+        proxy: str | None = None,
     ) -> None:
         self.name = name
         """Whose periodic schedules these are: two apps with one key need two names."""
         self.functions: dict[str, TaskFunction[..., Any]] = {}
         self.periodics: dict[str, Periodic] = {}
-        self._address = (url, api_key, ca)
+        self._address = (url, api_key, ca, proxy)
 
     @cached_property
     def client(self) -> Client:
         """The API, for plain code."""
-        url, key, ca = self._address
-        return Client(url, key, ca=ca)
+        url, key, ca, proxy = self._address
+        return Client(url, key, ca=ca, proxy=proxy)
 
     @cached_property
     def async_client(self) -> AsyncClient:
         """The API, for async code."""
-        url, key, ca = self._address
-        return AsyncClient(url, key, ca=ca)
+        url, key, ca, proxy = self._address
+        return AsyncClient(url, key, ca=ca, proxy=proxy)
 
     def use_address(self, where: Address) -> None:
         """Call the API there, unless the app itself says where."""
-        if self._address == (None, None, None):
-            self._address = (where.url, where.api_key, where.ca)
+        if not any(self._address):
+            self._address = (where.url, where.api_key, where.ca, where.proxy)
 
     def use(self, client: Client, async_client: AsyncClient) -> None:
         """Call the API through these: for tests, and for who has clients already."""
