@@ -18,6 +18,7 @@ A worker runs them: `mainspring worker module:app`.
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from inspect import currentframe
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from mainspring.domain.task import BUILT_IN_HANDLERS
@@ -26,7 +27,7 @@ from mainspring.sdk.client import AsyncClient, Client
 from mainspring.sdk.context import Context
 from mainspring.sdk.environment import Address
 from mainspring.sdk.functions import Options, TaskFunction, check
-from mainspring.sdk.periodic import Periodic, sync
+from mainspring.sdk.periodic import Owner, Periodic, Synced, sync
 from mainspring.sdk.targets import Requires, Retry, ScheduleFields
 
 P = ParamSpec("P")
@@ -47,15 +48,20 @@ class App:
 
     def __init__(
         self,
-        name: str = "app",
+        name: str | None = None,
         *,
+        version: int = 0,
         url: str | None = None,
         api_key: str | None = None,
         ca: str | None = None,
         proxy: str | None = None,
     ) -> None:
-        self.name = name
+        if version < 0:
+            raise InvalidArguments(f"version: {version} is negative")
+        self.name = name or _calling_module()
         """Whose periodic schedules these are: two apps with one key need two names."""
+        self.version = version
+        """Rises with every deployment, so that of two side by side the newer one has its way."""
         self.functions: dict[str, TaskFunction[..., Any]] = {}
         self.periodics: dict[str, Periodic] = {}
         self._address = (url, api_key, ca, proxy)
@@ -136,9 +142,10 @@ class App:
 
         return decorate
 
-    async def sync_periodic(self) -> list[str]:
+    async def sync_periodic(self) -> Synced:
         """Make the server's schedules of this app those that are declared; answers what it did."""
-        return await sync(self.async_client, self.name, list(self.periodics.values()))
+        owner = Owner(self.name, self.version)
+        return await sync(self.async_client, owner, list(self.periodics.values()))
 
     def _add(
         self, function: Callable[P, R], wanted: str | None, options: Options
@@ -151,3 +158,10 @@ class App:
         made: TaskFunction[P, R] = TaskFunction(self, function, name, options)
         self.functions[name] = made
         return made
+
+
+def _calling_module() -> str:
+    """The module that makes an app: what it is called unless it says so itself."""
+    frame = currentframe()
+    made_in = frame and frame.f_back and frame.f_back.f_back
+    return made_in.f_globals["__name__"] if made_in else "app"
