@@ -25,6 +25,7 @@ from support.runs import RunWorld, finish, step
 
 T = TypeVar("T")
 EXAMPLES = 60
+KINDS = ("plain", "plain", "plain", "if", "each", "cleanup")
 WHENS = ("all_succeeded", "all_succeeded", "all_finished", "any_failed", "one_succeeded")
 ENDS = (TaskState.COMPLETED, TaskState.COMPLETED, TaskState.COMPLETED, TaskState.FAILED)
 
@@ -40,6 +41,7 @@ class Plan:
         self._data = data
         self.sizes: dict[str, int] = {}
         self.holds: dict[str, bool] = {}
+        self._kinds = data.draw(st.sampled_from((KINDS, KINDS, ("plain",))), label="kinds")
         steps: list[Step] = []
         for number in range(data.draw(st.integers(2, 8), label="steps")):
             earlier = [s.id for s in steps if not s.cleanup]
@@ -55,7 +57,7 @@ class Plan:
         draw = self._data.draw
         needs = draw(st.lists(st.sampled_from(earlier), unique=True)) if earlier else []
         fields: dict[str, Any] = {}
-        kind = draw(st.sampled_from(("plain", "plain", "plain", "if", "each", "cleanup")))
+        kind = draw(st.sampled_from(self._kinds))
         if kind == "if":
             self.holds[name] = draw(st.booleans())
             fields["condition"] = "2 > 1" if self.holds[name] else "1 > 2"
@@ -64,7 +66,7 @@ class Plan:
             fields["foreach"] = json.dumps(list(range(self.sizes[name])))
         if kind == "cleanup" and earlier:
             fields["cleanup"] = True
-        elif needs:
+        elif needs and len(self._kinds) > 1:
             fields["when"] = draw(st.sampled_from(WHENS))
         return step(name, *needs, **fields)
 
@@ -161,13 +163,18 @@ async def _dying(world: RunWorld, act: Callable[[], Awaitable[object]]) -> None:
 
         return await transact(killed)
 
+    async def dies_alone(sql: str, *args: object) -> list[asyncpg.Record]:
+        return await dies(lambda connection: connection.fetch(sql, *args))
+
     world.database.transact = dies  # type: ignore[method-assign]
+    world.database.fetch = dies_alone  # type: ignore[method-assign]
     try:
         await act()
     except Crash:
         pass
     finally:
         del world.database.transact
+        del world.database.fetch
 
 
 async def _agree(world: RunWorld, run: UUID, model: RunModel) -> None:

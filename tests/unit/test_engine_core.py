@@ -323,3 +323,27 @@ def test_tasks_that_run_workflows_leave_the_room_to_their_steps() -> None:
     engine.claimed(picked, [assignment(entry.row) for entry in picked], 1.0)
     engine.saw([row(21)], 1.0)
     assert numbers(engine.pick(1.0, 1, anything, free=1)) == [21], "nor now"
+
+
+def test_a_task_that_was_handed_over_counts_like_any_other() -> None:
+    engine = make_engine()
+    child = row(7, rev=2, state="running", fence=1, lease_end=16.0)
+    engine.took_over(child, 1.0)
+    engine.saw([child._replace(rev=1, state="scheduled", fence=0, lease_end=None)], 1.0)
+    assert (engine.slots_held, pick(engine)) == (1, []), "an older row does not start it again"
+    assert [held.id for held in engine.to_extend(20.0, 10)] == [child.id]
+    engine.reported(child.id, 1)
+    engine.ended(child.id, 1, 2.0)
+    assert (engine.slots_held, list(engine.running_in(0))) == (0, [])
+
+
+def test_a_task_of_a_partition_that_was_given_away_is_held_and_not_counted() -> None:
+    engine = make_engine()
+    engine.took_over(row(7, partition=9, rev=2, state="running", fence=1, lease_end=16.0), 1.0)
+    assert (engine.slots_held, list(engine.running_in(9))) == (1, [])
+
+
+def test_only_a_tenant_that_is_known_to_have_no_limit_is_unhindered() -> None:
+    assert make_engine().unhindered(1)
+    assert not make_engine(limits=ONE_AT_A_TIME).unhindered(1)
+    assert not make_engine().unhindered(99)

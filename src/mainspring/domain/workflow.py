@@ -17,6 +17,8 @@ MOST_NEEDS = 100_000
 """So many edges has the whole graph at most."""
 MOST_ITEMS = 10_000
 """So many tasks does one `foreach` make at most."""
+FEW = 64
+"""Of more steps than these that start at once each goes its own way, shared among the nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,13 @@ class Step:
         """Whether it only makes sense after a success: a run that fails fast leaves it out."""
         return not self.cleanup and self.when in ("all_succeeded", "one_succeeded")
 
+    @property
+    def plain(self) -> bool:
+        """Whether it starts, just as it is stored, as soon as all before it have succeeded."""
+        asks = self.condition or self.foreach or self.template.dynamic
+        waits = self.delay or self.template.jitter
+        return self.when == "all_succeeded" and not (self.cleanup or asks or waits)
+
 
 @dataclass(frozen=True)
 class Definition:
@@ -103,6 +112,16 @@ class Definition:
     def roots(self) -> tuple[str, ...]:
         """The steps that a run begins with."""
         return tuple(step.id for step in self.steps if not step.needs)
+
+    @cached_property
+    def plain(self) -> frozenset[str]:
+        """The steps after whose success there is nothing to decide: all that need them, which are
+        not too many, are plain."""
+        return frozenset(
+            name
+            for name, children in self.children.items()
+            if len(children) <= FEW and all(self.by_id[child].plain for child in children)
+        )
 
     @cached_property
     def survivors(self) -> frozenset[str]:

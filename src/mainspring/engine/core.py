@@ -182,6 +182,18 @@ class Engine:
         )
         return picked
 
+    def unhindered(self, tenant_id: int) -> bool:
+        """Whether a tenant is known to have no limit that its tasks would have to wait for."""
+        return self._queue.unlimited(tenant_id)
+
+    def took_over(self, row: TaskRow, now: float) -> None:
+        """A task was leased to our own executors without queueing, in the place of the one that it
+        follows."""
+        slot = takes_slot(row.capability)
+        self._held.take(Held(row.tenant_id, row.id, row.fence, slot=slot), now)
+        if row.partition in self._owned:
+            self._saw_running(row, now)
+
     def match(self, now: float, most: int) -> list[Entry]:
         """Tasks to claim now for workers that wait. Answer with `claimed`."""
         self._ring(now)

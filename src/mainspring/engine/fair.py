@@ -59,6 +59,11 @@ class FairQueue:
         tenant.limits = limits
         return True
 
+    def unlimited(self, tenant_id: int) -> bool:
+        """Whether a tenant may run as many tasks as there are slots."""
+        limits = self._limits.get(tenant_id, UNKNOWN)
+        return limits.running_per_partition is None
+
     def recount(self, tenant_id: int, running: Iterable[int]) -> None:
         """Forget who waits and count what is running: the partition of each running task."""
         tenant = self._tenants[tenant_id]

@@ -82,6 +82,7 @@ class Dispatcher:
         self._upkeep: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
+        recorder.hand_over_to(self)
 
     def add_executor(self, executor: Executor) -> None:
         self._executors.append(executor)
@@ -98,6 +99,22 @@ class Dispatcher:
     def can_run(self, row: TaskRow) -> bool:
         """Whether something here can run a task."""
         return self._accepts(row.queue, row.capability)
+
+    def hurrying(self, tenants: Collection[int]) -> list[int]:
+        """For whom of these a task may start without queueing: nobody has to wait for a slot, and
+        the tenant for nothing else."""
+        if self._closed or 2 * self.free_slots < self._config.slots:
+            return []
+        return [tenant for tenant in tenants if self._state.engine.unhindered(tenant)]
+
+    def start_released(self, begun: Sequence[tuple[TaskRow, Assignment]]) -> None:
+        """Tasks were leased to this node in the transaction that released them."""
+        now = self._state.clock.now()
+        for row, assignment in begun:
+            self._state.engine.took_over(row, now)
+            self._metrics.start_delay.observe(now - assignment.due)
+            self._executor_for(row.capability).start([assignment])
+        self._metrics.tasks_claimed.inc(len(begun))
 
     def close(self) -> None:
         """Start nothing any more; leases that are held are kept alive all the same."""

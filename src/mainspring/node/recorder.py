@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Protocol
 from uuid import UUID
 
 import structlog
@@ -23,7 +24,7 @@ from mainspring.observe.metrics import Metrics
 from mainspring.store.database import REFUSED
 from mainspring.store.engine import EngineStore, TaskRef
 from mainspring.store.step_outcomes import StepOutcomes
-from mainspring.store.step_rows import Moved
+from mainspring.store.step_rows import NO_HAND_OVER, HandOver, Moved
 
 log = structlog.get_logger()
 
@@ -40,6 +41,14 @@ class _Asked:
     open: int
     answered: asyncio.Future[None]
     accepted: set[tuple[UUID, int]] = field(default_factory=set)
+
+
+class Starter(Protocol):
+    """Starts what needs no queueing."""
+
+    def hurrying(self, tenants: Collection[int]) -> list[int]: ...
+
+    def start_released(self, begun: Sequence[tuple[TaskRow, Assignment]]) -> None: ...
 
 
 class Recorder:
@@ -68,6 +77,11 @@ class Recorder:
         self._asked: dict[tuple[UUID, int], list[_Asked]] = {}
         self._filled = asyncio.Event()
         self._writing = 0
+        self._starter: Starter | None = None
+
+    def hand_over_to(self, starter: Starter) -> None:
+        """Let it start what is released and may run at once."""
+        self._starter = starter
 
     def expect(self, assignment: Assignment, lateness: Mapping[str, float]) -> None:
         """A task is about to start, this late."""
@@ -253,7 +267,8 @@ class Recorder:
             try:
                 now = self._state.clock.now()
                 crash.reach("step.before_commit")
-                done = await self._steps.finish(self._state.tenure(), finishes, now)
+                hand_over = self._hand_over(finishes)
+                done = await self._steps.finish(self._state.tenure(), finishes, now, hand_over)
                 crash.reach("step.committed")
                 self.moved(done.moved)
                 if unsure:
@@ -271,10 +286,19 @@ class Recorder:
                     return set()
                 finishes = [_unrecordable(finishes[0], error)]
 
+    def _hand_over(self, finishes: Sequence[Finish]) -> HandOver:
+        """Who may start what these release at once, in their place."""
+        if self._starter is None:
+            return NO_HAND_OVER
+        tenants = self._starter.hurrying({f.report.assignment.tenant_id for f in finishes})
+        return HandOver(tenants, self._state.worker, self._config.lease)
+
     def moved(self, moved: Moved) -> None:
         """Runs moved on: the engine hears of its own tasks; for others there are wake rows."""
         ours = self._state.engine.partitions
-        mine = [row for row in moved.rows if row.partition in ours]
+        if moved.begun and self._starter is not None:
+            self._starter.start_released(moved.begun)
+        mine = [row for row in moved.rows if row.partition in ours and row.state != "running"]
         self._state.engine.saw(mine, self._state.clock.now())
         self._state.poke()
         for state, count in moved.ended.items():

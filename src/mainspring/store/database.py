@@ -33,8 +33,14 @@ CLASHES = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 _CLASH_RETRIES = 5
 # Every statement of ours looks rows up by key or walks an index. A plan made while a table was
-# small would scan it, and go on scanning when it has grown: so no scans, and no planning per call.
-_PLANNER = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
+# small would scan it, and go on scanning when it has grown: so no scans, looking up is said to be
+# cheap (else a handful of look-ups seems dearer than reading a small index whole), and no planning
+# per call.
+_PLANNER = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "random_page_cost": "0.1",
+}
 _encoder = msgspec.json.Encoder()
 
 # To tell arrays from scalars the driver asks of every element of every array parameter whether it

@@ -155,7 +155,7 @@ class EngineStore:
     async def retry(self, tenure: Tenure, retries: Iterable[Retry]) -> list[TaskRow]:
         """Schedule tasks again, guarded by fence; answers those that were. A task that was asked
         to cancel is left as it is: finish it as cancelled."""
-        ordered = sorted(retries, key=_by_task)
+        ordered = sorted(retries, key=by_task)
         reports = [r.report for r in ordered]
         rows = await self._database.fetch(
             SQL["retry"],
@@ -179,7 +179,7 @@ class EngineStore:
 
 def finish_arguments(tenure: Tenure, finished: Iterable[Finish]) -> tuple[object, ...]:
     """What the statement `finish` wants, rows in lock order."""
-    ordered = sorted(finished, key=_by_task)
+    ordered = sorted(finished, key=by_task)
     reports = [f.report for f in ordered]
     return (
         tenure.node_id,
@@ -203,7 +203,8 @@ def finish_arguments(tenure: Tenure, finished: Iterable[Finish]) -> tuple[object
     )
 
 
-def _by_task(item: Finish | Retry) -> tuple[int, UUID]:
+def by_task(item: Finish | Retry) -> tuple[int, UUID]:
+    """The order in which tasks are locked."""
     return item.report.assignment.tenant_id, item.report.assignment.id
 
 

@@ -7,7 +7,8 @@ from uuid import UUID
 
 import msgspec
 
-from mainspring.domain.execution import TaskError
+from mainspring.domain.capability import needs_worker
+from mainspring.domain.execution import Assignment, TaskError
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.settlement import Finish
 from mainspring.domain.task import TaskState
@@ -79,6 +80,17 @@ class Waiting(NamedTuple):
         return self.finished - self.succeeded - self.failed
 
 
+class HandOver(NamedTuple):
+    """Where steps may go on without queueing: for whom, to which worker, for how long."""
+
+    tenants: list[int]
+    worker: str
+    lease: float
+
+
+NO_HAND_OVER = HandOver([], "", 0.0)
+
+
 class Start(NamedTuple):
     """A step whose turn has come, as the task it shall be; without one as it was stored."""
 
@@ -126,6 +138,13 @@ class NewStep(NamedTuple):
     task_id: UUID
     due: float
     template: TaskTemplate
+    plain: bool = False
+
+    @property
+    def inside(self) -> bool:
+        """Whether the node itself runs it, with nothing to wait for."""
+        template = self.template
+        return not needs_worker(template.capability) and template.concurrency_key is None
 
     @property
     def label(self) -> str:
@@ -139,11 +158,22 @@ class Moved:
 
     rows: list[TaskRow] = field(default_factory=list)
     """Tasks that were released."""
+    begun: list[tuple[TaskRow, Assignment]] = field(default_factory=list)
+    """Of those, the ones that were leased to the node itself: to be started."""
     told: set[int] = field(default_factory=set)
     """Partitions whose owners have wake rows to look at, whoever they are."""
     ended: dict[str, int] = field(default_factory=dict)
     """Runs that ended, by state."""
     skipped: int = 0
+
+    def add(self, other: "Moved") -> None:
+        """What was done besides."""
+        self.rows += other.rows
+        self.begun += other.begun
+        self.told |= other.told
+        self.skipped += other.skipped
+        for state, runs in other.ended.items():
+            self.ended[state] = self.ended.get(state, 0) + runs
 
 
 def place_of(label: str) -> tuple[str, int]:

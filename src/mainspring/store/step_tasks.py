@@ -9,7 +9,7 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow import TaskTemplate
+from mainspring.domain.workflow import FEW, TaskTemplate
 from mainspring.store import queries
 from mainspring.store.database import sparse
 from mainspring.store.step_rows import (
@@ -24,9 +24,6 @@ from mainspring.store.step_rows import (
 
 SQL = queries.load("steps")
 ADD_STEPS = SQL["add_steps"]
-
-WIDE = 64
-"""Of more steps than these that start at once each goes its own way, shared among the nodes."""
 
 
 class StepTasks:
@@ -57,7 +54,7 @@ class StepTasks:
             [s.run.id for s in ordered],
             [s.step.id for s in ordered],
             [s.due for s in ordered],
-            [per_run[s.run.id] > WIDE for s in ordered],
+            [per_run[s.run.id] > FEW for s in ordered],
             sparse([t and t.spec.encode() for t in made]),
             sparse([t and t.payload.encode() for t in made]),
             sparse([t and t.capability for t in made]),
@@ -128,7 +125,7 @@ class StepTasks:
     ) -> list[TaskRow]:
         """The tasks alone, where the rows are there."""
         arguments = _task_arguments(tenure, head, steps)
-        nothing: tuple[object, ...] = ([], [], [], [], [], [], [], *_NO_RUN)
+        nothing: tuple[object, ...] = (*([[]] * 9), *_NO_RUN)
         return [TaskRow(*r) for r in await connection.fetch(ADD_STEPS, *arguments, *nothing)]
 
 
@@ -156,6 +153,8 @@ def add_arguments(
         [",".join(s.children) for s in steps],
         [s.task_id for s in steps],
         [s.due if s.state == "released" else None for s in steps],
+        [s.plain for s in steps],
+        [s.inside for s in steps],
         *(_NO_RUN if run is None else _run_arguments(run)),
     )
 
@@ -194,5 +193,5 @@ def _task_arguments(tenure: Tenure, head: RunHead, steps: Sequence[NewStep]) -> 
         sparse([t.labels for t in made]),
         sparse([t.concurrency_key for t in made]),
         sparse([t.concurrency_limit for t in made]),
-        sum(s.state == "released" for s in steps) > WIDE,
+        sum(s.state == "released" for s in steps) > FEW,
     )

@@ -400,6 +400,7 @@ class WorkflowRuns:
                 self._ids.make(now),
                 round(now + step.delay, 6),
                 step.template,
+                step.id in definition.plain,
             )
             for step in definition.steps
             if step.id in names

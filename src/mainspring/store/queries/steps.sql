@@ -127,11 +127,13 @@ WITH node AS MATERIALIZED (
     AS i (id, step, state, due, spec, payload, capability, queue, priority, name, labels,
           concurrency_key, concurrency_limit)
 ), rows AS (
-    INSERT INTO workflow_steps (tenant_id, run_id, step, item, state, needed, children, task_id, due_at)
+    INSERT INTO workflow_steps (tenant_id, run_id, step, item, state, needed, children, task_id, due_at,
+        plain, inside)
     SELECT t.id, $5, i.step, i.item, i.state, i.needed, string_to_array(i.children, ','), i.task_id,
-        to_timestamp(i.due)
+        to_timestamp(i.due), i.plain, i.inside
     FROM tenant t, unnest($20::text[], $21::integer[], $22::text[], $23::integer[], $24::text[],
-        $25::uuid[], $26::float8[]) AS i (step, item, state, needed, children, task_id, due)
+        $25::uuid[], $26::float8[], $27::boolean[], $28::boolean[])
+        AS i (step, item, state, needed, children, task_id, due, plain, inside)
 ), made AS (
     INSERT INTO tasks (id, created_at, run_at, due_at, tenant_id, concurrency_limit, partition,
         priority, parked, state, queue, capability, concurrency_key, name, labels, spec, payload,
@@ -143,12 +145,12 @@ WITH node AS MATERIALIZED (
     FROM input i, tenant t
     RETURNING *
 ), run AS (
-    -- A new run ($27..): the steps are its own.
+    -- A new run ($29..): the steps are its own.
     INSERT INTO workflow_runs (tenant_id, id, workflow, version, partition, total, unfinished, input,
         created_at, deadline_at, schedule_id, nominal_at)
-    SELECT t.id, $5, $27, $28, partition_of(t.id, $5, NULL, 256), $29, $29, $30,
-        to_timestamp($31), to_timestamp($32), $33, to_timestamp($34)
-    FROM tenant t WHERE $27::text IS NOT NULL
+    SELECT t.id, $5, $29, $30, partition_of(t.id, $5, NULL, 256), $31, $31, $32,
+        to_timestamp($33), to_timestamp($34), $35, to_timestamp($36)
+    FROM tenant t WHERE $29::text IS NOT NULL
 ), woken AS (
     INSERT INTO wakes (partition, tenant_id, task_id)
     SELECT partition, tenant_id, id FROM made
@@ -314,3 +316,132 @@ ANALYZE tasks (tenant_id, id);
 
 -- name: now
 SELECT extract(epoch FROM clock_timestamp())::float8;
+
+-- name: finish_plainly
+-- Ends of steps in runs where that leaves nothing to decide: nothing has failed or was cancelled,
+-- and whatever waits for these steps starts when all before it have succeeded. What `hold_runs`,
+-- `finish`, `advance`, `release` and `end_runs` do one by one is done at once. A run of which one step
+-- is not so, or ended otherwise, is left alone, and its steps do not come back from here.
+-- Steps of the tenants in $21 that the node itself can run are leased to it ($22, $23) at once, like
+-- tasks by `claim`.
+WITH node AS MATERIALIZED (
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+), report AS MATERIALIZED (
+    SELECT * FROM unnest($4::integer[], $5::uuid[], $6::integer[], $7::text[], $8::text[],
+        $9::float8[], $10::float8[], $11::bytea[], $12::jsonb[], $13::text[], $14::boolean[],
+        $15::text[], $16::jsonb[], $17::integer[], $18::bytea[], $19::uuid[], $20::text[])
+    AS r (tenant_id, id, fence, state, outcome, started, finished, result, error, dead_because,
+          sla_met, blame, lateness, status_code, response, run_id, step)
+), tenant AS MATERIALIZED (
+    SELECT id, spread FROM tenants
+    WHERE id IN (SELECT DISTINCT unnest($4::integer[])) FOR KEY SHARE
+), runs AS MATERIALIZED (
+    SELECT tenant_id, id, state, failed FROM workflow_runs
+    WHERE (tenant_id, id) IN (SELECT tenant_id, run_id FROM report)
+    ORDER BY tenant_id, id FOR NO KEY UPDATE
+), plain AS MATERIALIZED (
+    SELECT w.tenant_id, w.id AS run_id
+    FROM runs w
+    JOIN report r ON r.tenant_id = w.tenant_id AND r.run_id = w.id
+    LEFT JOIN workflow_steps s ON s.run_id = r.run_id AND s.step = r.step AND s.item = -1
+    WHERE w.state = 'running' AND w.failed = 0
+    GROUP BY w.tenant_id, w.id HAVING bool_and(coalesce(s.plain, false))
+), done AS (
+    DELETE FROM tasks t USING report r JOIN plain p ON p.tenant_id = r.tenant_id AND p.run_id = r.run_id
+    WHERE t.tenant_id = r.tenant_id AND t.id = r.id AND t.fence = r.fence AND t.state = 'running'
+    RETURNING t.*, r.outcome, to_timestamp(r.started) AS started_at,
+        to_timestamp(r.finished) AS finished_at, r.result, r.sla_met, r.blame, r.lateness,
+        r.status_code, r.response
+), history AS (
+    INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, picked_at, started_at,
+        finished_at, tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, sla_met,
+        state, queue, capability, concurrency_key, name, blame, labels, lateness, spec, payload,
+        result, replay_of, schedule_id, nominal_at, workflow_run_id, step)
+    SELECT id, created_at, run_at, due_at, expires_at, picked_at, started_at,
+        finished_at, tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, sla_met,
+        'completed', queue, capability, concurrency_key, name, blame, labels, lateness, spec, payload,
+        result, replay_of, schedule_id, nominal_at, workflow_run_id, step
+    FROM done
+), tries AS (
+    INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
+        attempt, outcome, worker, status_code, response)
+    SELECT id, due_at, picked_at, started_at, finished_at, tenant_id, fence, attempts, outcome, worker,
+        status_code, response
+    FROM done
+), own AS (
+    UPDATE workflow_steps s
+    SET state = 'completed', started_at = d.started_at, finished_at = d.finished_at,
+        attempts = d.attempts, result = d.result, error = NULL, waived = false
+    FROM done d
+    WHERE s.run_id = d.workflow_run_id AND s.step = d.step AND s.item = -1 AND s.state = 'released'
+    RETURNING s.tenant_id, s.run_id, s.children, s.finished_at
+), fed AS (
+    SELECT run_id, child, count(*) AS ended, max(finished_at) AS since
+    FROM own, unnest(children) AS child GROUP BY run_id, child
+), waiting AS (
+    -- Where something before it was left out, a step shall not wait for ever: the count is refused by
+    -- the table's bounds, and all is decided on one by one.
+    UPDATE workflow_steps s
+    SET finished = CASE WHEN s.finished > s.succeeded THEN -1 ELSE s.finished + f.ended END,
+        succeeded = s.succeeded + f.ended,
+        state = CASE WHEN s.succeeded + f.ended = s.needed THEN 'released' ELSE s.state END,
+        due_at = CASE WHEN s.succeeded + f.ended = s.needed THEN f.since ELSE s.due_at END
+    FROM fed f
+    WHERE s.run_id = f.run_id AND s.step = f.child AND s.item = -1 AND s.state = 'blocked'
+    RETURNING s.tenant_id, s.run_id, s.task_id, s.state, s.due_at, s.inside
+), ready AS (
+    SELECT w.tenant_id, w.run_id, w.task_id, w.due_at, n.spread,
+        w.inside AND w.tenant_id = ANY ($21::integer[]) AND w.due_at <= clock_timestamp()
+        AND EXISTS (SELECT FROM node)
+        AND partition_of(w.tenant_id, w.run_id, NULL, n.spread) = ANY ($3::smallint[]) AS starts
+    FROM waiting w JOIN tenant n ON n.id = w.tenant_id
+    WHERE w.state = 'released'
+), begun AS (
+    UPDATE tasks t
+    SET state = CASE WHEN w.starts THEN 'running' ELSE 'scheduled' END, parked = false,
+        rev = t.rev + 1, run_at = w.due_at, due_at = w.due_at,
+        fence = t.fence + w.starts::integer, attempts = t.attempts + w.starts::integer,
+        picked_at = CASE WHEN w.starts THEN clock_timestamp() END,
+        lease_until = CASE WHEN w.starts THEN clock_timestamp() + $22 * interval '1 second' END,
+        worker = CASE WHEN w.starts THEN $23 END,
+        partition = partition_of(t.tenant_id, w.run_id, t.concurrency_key, w.spread)
+    FROM ready w
+    WHERE t.tenant_id = w.tenant_id AND t.id = w.task_id AND t.state = 'blocked'
+    RETURNING t.*
+), counted AS (
+    SELECT tenant_id, run_id, count(*) AS ended FROM own GROUP BY tenant_id, run_id
+), moved AS (
+    UPDATE workflow_runs r
+    SET unfinished = r.unfinished - c.ended, rev = r.rev + 1,
+        state = CASE WHEN r.unfinished = c.ended THEN 'completed' ELSE r.state END,
+        finished_at = CASE WHEN r.unfinished = c.ended THEN clock_timestamp() END
+    FROM counted c
+    WHERE r.tenant_id = c.tenant_id AND r.id = c.run_id
+    RETURNING r.tenant_id, r.id, r.finished_at
+), woken AS (
+    INSERT INTO wakes (partition, tenant_id, task_id)
+    SELECT partition, tenant_id, id
+    FROM (SELECT partition, tenant_id, id FROM done UNION ALL
+          SELECT partition, tenant_id, id FROM begun WHERE state = 'scheduled') told
+    WHERE partition <> ALL ($3::smallint[]) OR NOT EXISTS (SELECT FROM node)
+)
+SELECT 'ended' AS what, tenant_id, id, NULL::integer AS rev, NULL::smallint AS partition,
+    NULL AS state, NULL AS queue, NULL AS capability, NULL AS concurrency_key,
+    NULL::integer AS concurrency_limit, NULL::smallint AS priority, NULL::float8 AS due,
+    NULL::float8 AS expires, NULL::integer AS fence, NULL::float8 AS lease_end,
+    NULL::boolean AS cancel_requested, NULL::integer AS attempts, NULL::integer AS failures,
+    NULL::float8 AS picked, NULL::bytea AS spec, NULL::bytea AS payload,
+    NULL::uuid AS workflow_run_id, NULL AS step
+FROM done
+UNION ALL
+SELECT 'released', tenant_id, id, rev, partition, state, queue, capability, concurrency_key,
+    concurrency_limit, priority, extract(epoch FROM due_at)::float8,
+    extract(epoch FROM expires_at)::float8, fence, extract(epoch FROM lease_until)::float8,
+    cancel_requested, attempts, failures, extract(epoch FROM picked_at)::float8,
+    CASE WHEN state = 'running' THEN spec END, CASE WHEN state = 'running' THEN payload END,
+    workflow_run_id, step
+FROM begun
+UNION ALL
+SELECT 'run', tenant_id, id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM moved WHERE finished_at IS NOT NULL;
