@@ -92,19 +92,23 @@ class MemoryStore(MemoryCluster):
     ) -> list[Assignment]:
         if not self.is_valid(tenure):
             return []
-        now, claimed = self.now(), []
-        for pick in sorted(picks):
-            task = self._find(pick.tenant_id, pick.id)
-            if task is None or task.rev != pick.guard or task.state != "scheduled":
-                continue
-            if task.due > now or (task.expires is not None and task.expires <= now):
-                continue
-            task.state, task.worker = "running", worker
-            task.rev, task.fence, task.attempts = task.rev + 1, task.fence + 1, task.attempts + 1
-            task.picked, task.lease_until = now, now + lease
-            claimed.append(assignment_of(task))
+        begun = [self.begin_try(pick, worker, None, lease) for pick in sorted(picks)]
         self.committed("claim")
-        return claimed
+        return [assignment_of(task) for task in begun if task is not None]
+
+    def begin_try(
+        self, pick: TaskRef, worker: str, incarnation: str | None, lease: float
+    ) -> Task | None:
+        """A part of a transaction that claims, for a node or for a worker's incarnation."""
+        now, task = self.now(), self._find(pick.tenant_id, pick.id)
+        if task is None or task.rev != pick.guard or task.state != "scheduled":
+            return None
+        if task.due > now or (task.expires is not None and task.expires <= now):
+            return None
+        task.state, task.worker, task.incarnation = "running", worker, incarnation
+        task.rev, task.fence, task.attempts = task.rev + 1, task.fence + 1, task.attempts + 1
+        task.picked, task.lease_until = now, now + lease
+        return task
 
     def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Assignment]:
         claimed = []
