@@ -9,6 +9,7 @@ import pytest
 
 import mainspring
 from mainspring import AsyncClient, Client, Conflict, NotFound, PreconditionFailed, TaskNotCompleted
+from mainspring.sdk.results import Task
 from support.cluster import Cluster, Tenant
 
 NOOP = mainspring.handler("mainspring.noop")
@@ -247,8 +248,10 @@ async def test_functions_become_tasks(where: tuple[str, Tenant, Tenant]) -> None
     def work() -> None:
         assert send.delay("ann").queue == "mail"
         at = send.schedule("ann", at=later)
-        assert at.due_at == later  # type: ignore[union-attr]
-        assert send.schedule("ann", delay="PT1H").payload == {"to": "ann"}  # type: ignore[union-attr]
+        soon = send.schedule("ann", delay="PT1H")
+        assert isinstance(at, Task)
+        assert isinstance(soon, Task)
+        assert (at.due_at, soon.payload) == (later, {"to": "ann"})
         eta = send.apply_async(("bob",), {"copies": 2}, eta=later, queue="slow", task_id="x-1")
         assert (eta.due_at, eta.queue, eta.payload) == (later, "slow", {"to": "bob", "copies": 2})
         repeated = send.apply_async(("bob",), {"copies": 2}, eta=later, queue="slow", task_id="x-1")

@@ -53,7 +53,7 @@ def nap_in_thread(ctx: Context, seconds: float) -> int:
 @app.task
 async def block_the_loop(ctx: Context, seconds: float) -> int:
     note(ctx, "begin")
-    time.sleep(seconds)  # noqa: ASYNC251 - the very mistake that is tried
+    time.sleep(seconds)
     return ctx.attempt
 
 
@@ -63,7 +63,7 @@ async def block_for_ever(ctx: Context) -> None:
     note(ctx, "begin")
     while True:
         try:
-            time.sleep(60)  # noqa: ASYNC251
+            time.sleep(60)
         except BaseException:
             continue
 
