@@ -22,7 +22,6 @@ from mainspring.config import Config
 from mainspring.domain import apikey
 from mainspring.domain.apikey import KeyText
 from mainspring.domain.capability import needs_worker
-from mainspring.domain.ids import TaskIds
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import ConfigError, MigrationError
 from mainspring.execution import guard
@@ -48,7 +47,7 @@ from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store import doctor, timezones
 from mainspring.store import migrate as migrations
-from mainspring.store.database import Database, DatabaseOptions, connect
+from mainspring.store.database import Database, DatabaseOptions, connect, new_ids
 from mainspring.store.definitions import Definitions
 from mainspring.store.doctor import Finding
 from mainspring.store.embedded import EmbeddedServer
@@ -294,7 +293,7 @@ class Server:
                 clock=self._clock,
                 tasks=Tasks(self._api_database, near=config.near),
                 keys=self.keys,
-                ids=TaskIds(Random(rng.getrandbits(64))),
+                ids=new_ids(Random(rng.getrandbits(64))),
                 rng=Random(rng.getrandbits(64)),
                 node=self.node,
                 desk=desk,
@@ -346,7 +345,7 @@ class Server:
 
     def _run_starter(self, state: NodeState, recorder: Recorder, steps: Steps) -> RunStarter:
         database = self._engine_database
-        ids = TaskIds(Random(SystemRandom().getrandbits(64)))
+        ids = new_ids(Random(SystemRandom().getrandbits(64)))
         runs = WorkflowRuns(database, steps, Definitions(), ids)
         task_runs = TaskRuns(database, steps, runs)
         return RunStarter(self._clock, state, task_runs, recorder, recorder.report)
@@ -354,7 +353,7 @@ class Server:
     def _materializer(
         self, state: NodeState, loader: Loader, signals: Signals, rng: Random
     ) -> Materializer:
-        ids = TaskIds(Random(rng.getrandbits(64)))
+        ids = new_ids(Random(rng.getrandbits(64)))
         firing = Firing(ids, Random(rng.getrandbits(64)), near=self.config.near)
         schedules = Schedules(self._engine_database, firing)
         return Materializer(self.config, state, schedules, loader, signals, self.metrics)

@@ -165,6 +165,25 @@ async def test_a_schedule_runs_a_workflow_and_overlap_counts_runs(cluster: Clust
     assert overlapping == 0
 
 
+async def test_a_schedule_whose_workflow_was_deleted_makes_dead_letters(cluster: Cluster) -> None:
+    client = (await cluster.start()).client(await cluster.tenant())
+    await define(client, "gone", step("a"))
+    body = {"name": "often", "cron": "0 0 1 1 *", "workflow": "gone"}
+    schedule = (await client.post("/v1/schedules", body)).json()
+    assert (await client.call("DELETE", "/v1/workflows/gone")).status == 204
+    made = await client.post(f"/v1/schedules/{schedule['id']}/run")
+    assert made.status == 201, made.body
+
+    async def died() -> bool:
+        return (await client.get(f"/v1/dead-letters/{made.json()['id']}")).status == 200
+
+    await eventually(died, within=10, what="a dead letter")
+    letter = (await client.get(f"/v1/dead-letters/{made.json()['id']}")).json()
+    assert letter["final_error"] == {
+        "code": "no-workflow", "message": "there is no workflow 'gone'"
+    }  # fmt: skip
+
+
 async def test_tasks_that_run_workflows_do_not_stand_in_the_way_of_the_steps(
     cluster: Cluster,
 ) -> None:

@@ -253,3 +253,24 @@ async def test_a_bad_body_begins_nothing(desk: Desk, body: bytes) -> None:
     answer = await desk.office.admin.post("/v1/workflows/flow/runs", body)
     assert 400 <= answer.status < 500, answer.body
     assert (await desk.office.admin.get("/v1/workflow-runs")).json()["items"] == []
+
+
+async def test_a_dead_letter_of_a_step_says_so_and_its_replay_is_a_task_by_itself(
+    desk: Desk,
+) -> None:
+    each = {"id": "each", "needs": ["a"], "target": NOOP, "foreach": [1, 2]}
+    await desk.define([{"id": "a", "target": NOOP}, each], on_failure="continue")
+    run = await desk.begin()
+    await desk.drain(run, failing=("a",))
+    await desk.post(run, "steps/a/skip")
+    await desk.drain(run, failing=("each[1]",))
+    listed = (await desk.office.admin.get("/v1/dead-letters")).json()["items"]
+    told = [(letter["task"]["workflow_run_id"], letter["task"]["step"]) for letter in listed]
+    assert told == [(run, "each[1]"), (run, "a")]
+    before = await desk.read(run)
+    replayed = await desk.office.admin.post(f"/v1/dead-letters/{listed[0]['id']}/replay")
+    assert replayed.status == 201, replayed.body
+    task = replayed.json()
+    assert (task["workflow_run_id"], task["step"]) == (None, None)
+    assert task["replay_of"] == listed[0]["id"]
+    assert await desk.read(run) == before

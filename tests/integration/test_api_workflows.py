@@ -262,3 +262,60 @@ async def test_a_graph_in_three_forms(office: Office) -> None:
     assert dot.headers["content-type"] == "text/vnd.graphviz; charset=utf-8"
     assert '"clean" -> "end" [label="any_failed"];' in dot.body.decode()
     assert (await office.admin.get(f"{URL}/nightly/graph?format=png")).status == 422
+
+
+# --- schedules of them --------------------------------------------------------------------------
+
+
+async def test_a_schedule_of_a_workflow_that_is_not_there_is_refused(office: Office) -> None:
+    """Also if another tenant has one of that name, or if it was taken out of use."""
+    assert (await office.rival.post(URL, workflow(step("only")))).status == 201
+    nightly = {"name": "s", "cron": "0 2 * * *", "workflow": "nightly"}
+    for path in ("/v1/schedules", "/v1/schedules?dry_run=true"):
+        assert _errors(await office.admin.post(path, nightly)) == [
+            {"pointer": "/workflow", "detail": "there is no workflow 'nightly'"}
+        ]
+    assert (await office.admin.get("/v1/schedules")).json()["items"] == []
+    assert (await office.admin.post(URL, workflow(step("only")))).status == 201
+    made = await office.admin.post("/v1/schedules", nightly)
+    assert made.status == 201, made.body
+    one = f"/v1/schedules/{made.json()['id']}"
+    assert (await office.admin.call("DELETE", f"{URL}/nightly")).status == 204
+    for path in (one, f"{one}?dry_run=true"):
+        for method, body in (("PUT", nightly), ("PATCH", {"workflow": "nightly"})):
+            [error] = _errors(await office.admin.call(method, path, body))
+            assert error["pointer"] == "/workflow"
+
+
+async def test_a_schedule_outlives_its_workflow(office: Office) -> None:
+    """It can still be paused, changed and deleted; and goes on when there is one again."""
+    await office.admin.post(URL, workflow(step("only")))
+    made = await office.admin.post(
+        "/v1/schedules", {"name": "s", "cron": "0 2 * * *", "workflow": "nightly"}
+    )
+    one = f"/v1/schedules/{made.json()['id']}"
+    assert (await office.admin.call("DELETE", f"{URL}/nightly")).status == 204
+    for change in ({"cron": "0 3 * * *"}, {"input": {"full": True}}):
+        changed = await office.admin.call("PATCH", one, change)
+        assert changed.status == 200, changed.body
+    assert (await office.admin.post(f"{one}/pause")).status == 200
+    assert (await office.admin.post(URL, workflow(step("only")))).status == 201
+    assert (await office.admin.call("PATCH", one, {"workflow": "nightly"})).status == 200
+    assert (await office.admin.call("DELETE", one)).status == 204
+
+
+async def test_a_preview_warns_of_a_workflow_that_is_not_there(office: Office) -> None:
+    """Its times are what was asked for."""
+    nightly = {"cron": "0 2 * * *", "workflow": "nightly"}
+    shown = (await office.admin.post("/v1/schedules/preview", nightly)).json()
+    assert len(shown["times"]) == 10
+    assert shown["warnings"] == ["there is no workflow 'nightly': without one it is refused"]
+    await office.admin.post(URL, workflow(step("only")))
+    shown = (await office.admin.post("/v1/schedules/preview", nightly)).json()
+    assert shown["warnings"] == []
+
+
+def _errors(answer: Answer) -> list[dict[str, str]]:
+    assert answer.status == 422, answer.body
+    found: list[dict[str, str]] = answer.json()["errors"]
+    return found

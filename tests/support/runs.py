@@ -49,7 +49,7 @@ class RunWorld:
         self._ids = TaskIds(Random(seed))
         self._rng = Random(seed)
         definitions = Definitions()
-        steps = Steps(definitions, self._ids, self._rng)
+        self.steps = steps = Steps(definitions, self._ids, self._rng)
         self.outcomes = StepOutcomes(database, steps)
         self.runs = WorkflowRuns(database, steps, definitions, self._ids)
         self._workflows = Workflows(database)

@@ -189,6 +189,7 @@ def _schedule_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]
         deps.ids,
         Schedules(deps.database, firing),
         Calendars(deps.database),
+        Workflows(deps.database),
         TaskValidator(deps.config, deps.clock, deps.ids, deps.rng, deps.vault.seal_headers),
         deps.node,
     )

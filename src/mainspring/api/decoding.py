@@ -78,7 +78,15 @@ def decode_lines(body: bytes, *, most: int) -> list[TaskIn]:
     check_utf8(body)
     lines = [line for line in body.split(b"\n") if line.strip()]
     _check_count(len(lines), most)
-    return _decode_each(lines)
+    try:
+        tasks = _TASK.decode_lines(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        tasks = []
+    if len(tasks) != len(lines):
+        return _decode_each(lines)
+    for index, (line, task) in enumerate(zip(lines, tasks, strict=True)):
+        _check_names(line, [task.payload], f"/tasks/{index}")
+    return tasks
 
 
 def check_utf8(body: bytes) -> None:

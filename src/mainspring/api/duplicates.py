@@ -24,10 +24,8 @@ def check_unique_names(body: bytes, payloads: Iterable[Raw]) -> None:
 
     The decoder that makes the typed values does not tell, hence a second, plain pass. The payloads,
     in the order of the body, are cut out first: that keeps the pass short. Where every name of
-    the whole body differs from all others, as in most small ones, no object has one twice.
+    the rest differs from all others, as in most small ones, no object has one twice.
     """
-    if _all_differ(body):
-        return
     rest = _without(body, payloads)
     if not _all_differ(rest):
         _DECODER.decode(rest.decode("utf-8"))

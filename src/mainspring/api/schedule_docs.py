@@ -132,7 +132,8 @@ CREATE = Doc(
     summary="Create a schedule",
     description="Exactly one of `cron`, `interval` and `rrule` is needed. An expression that can "
     "never fire is refused. Strings in the task's payload may contain `{{scheduled_at}}`, "
-    "`{{occurrence}}` and `{{schedule_id}}`; `\\{{` escapes.",
+    "`{{occurrence}}` and `{{schedule_id}}`; `\\{{` escapes. The workflow and the calendars that "
+    "it names must be there.",
     params=[DRY_RUN],
     bodies=[
         Body(

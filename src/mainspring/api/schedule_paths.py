@@ -15,6 +15,7 @@ from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.store.calendars import Calendars
 from mainspring.store.schedules import Schedules
+from mainspring.store.workflows import Workflows
 
 
 def schedule_paths(
@@ -23,11 +24,12 @@ def schedule_paths(
     ids: TaskIds,
     schedules: Schedules,
     calendars: Calendars,
+    workflows: Workflows,
     tasks: TaskValidator,
     node: NodePort,
 ) -> dict[str, Mapping[str, Operation]]:
     """Every path with its operations."""
-    validator = ScheduleValidator(tasks, calendars, config.max_payload)
+    validator = ScheduleValidator(tasks, calendars, workflows, config.max_payload)
     reading = ScheduleReading(config, clock, schedules, validator)
     changes = ScheduleChanges(config, clock, ids, schedules, validator, reading, node)
     dates = CalendarResource(calendars)

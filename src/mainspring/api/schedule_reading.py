@@ -113,10 +113,12 @@ class ScheduleReading:
         assert checked is not None
         table, after = checked.timetable, _after(call.request.query_params) or now
         times = table.upcoming(after, min(most, checked.definition.max_runs or most))
+        lacking = await self._validator.workflow(call.tenant_id, wanted.workflow)
+        told = [f"{problem.detail}: without one it is refused" for problem in lacking]
         return json_response(
             PreviewOut(
                 [instant(at) for at in times],
-                describe.warnings(checked.definition, table, after),
+                [*told, *describe.warnings(checked.definition, table, after)],
                 describe.describe(checked.definition),
                 timezones.version(),
             )

@@ -19,6 +19,7 @@ from mainspring.domain.zones import DstPolicy, UnknownZone, zone
 from mainspring.errors import InvalidRequest, Problem
 from mainspring.store.calendars import Calendars
 from mainspring.store.schedule_rows import Template
+from mainspring.store.workflows import Workflows
 
 _KINDS = ("cron", "interval", "rrule")
 INTERVALS = (1.0, 3660 * 86400.0)
@@ -43,9 +44,12 @@ class Checked:
 class ScheduleValidator:
     """Checks schedules; reports everything that is wrong together."""
 
-    def __init__(self, tasks: TaskValidator, calendars: Calendars, max_payload: int) -> None:
+    def __init__(
+        self, tasks: TaskValidator, calendars: Calendars, workflows: Workflows, max_payload: int
+    ) -> None:
         self._tasks = tasks
         self._calendars = calendars
+        self._workflows = workflows
         self._max_payload = max_payload
 
     async def timing(
@@ -66,6 +70,12 @@ class ScheduleValidator:
         ]
         definition = await _define(wanted, now, anchor, problems)
         return None if definition is None else Checked(definition, _holidays(found))
+
+    async def workflow(self, tenant_id: int, name: str | None) -> list[Problem]:
+        """What is wrong with the workflow that a schedule names, if it does."""
+        if name is None or await self._workflows.has(tenant_id, name):
+            return []
+        return [Problem("/workflow", f"there is no workflow {name!r}")]
 
     def template(
         self, wanted: TemplateIn, definition: Definition | None, problems: list[Problem]

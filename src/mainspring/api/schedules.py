@@ -144,6 +144,9 @@ class ScheduleChanges:
             call.tenant_id, timing, now, problems, anchor=kept_anchor(old.definition, timing)
         )
         template = old.template
+        if patch.workflow is not UNSET:
+            # One that stays as it is may have been deleted: that is no reason to refuse the rest.
+            problems += await self._validator.workflow(call.tenant_id, patch.workflow)
         if (task := _patched_task(old, patch, problems)) is not None:
             definition = checked.definition if checked else None
             template = self._validator.template(task, definition, problems)
@@ -211,6 +214,7 @@ class ScheduleChanges:
         wanted = decode_as(_SCHEDULE, await call.body(), _payloads)
         problems: list[Problem] = []
         task = wanted_task(wanted.task, wanted.workflow, wanted.input, problems)
+        problems += await self._validator.workflow(call.tenant_id, wanted.workflow)
         anchor = kept_anchor(old.definition, wanted) if old else None
         checked = await self._validator.timing(call.tenant_id, wanted, now, problems, anchor=anchor)
         definition = checked.definition if checked else None

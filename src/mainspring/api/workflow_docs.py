@@ -129,8 +129,9 @@ DELETE = Doc(
     id="archiveWorkflow",
     tag=TAG,
     summary="Take a workflow out of use",
-    description="No new runs begin; those that have begun go on. A workflow made again under the "
-    "name goes on counting versions.",
+    description="No new runs begin; those that have begun go on. Schedules of it stay, and what "
+    "they make fails with `no-workflow`. A workflow made again under the name goes on counting "
+    "versions.",
     params=[_NAME, IF_MATCH],
     replies=[Reply(204, "It is out of use.")],
     problems=[PreconditionFailed],

@@ -29,12 +29,17 @@ class Refill:
     limit: int
 
 
+_Key = tuple[int, int, str | None, str | None, str | None, int | None]
+"""A StreamKey, or what equals one: making one for every look-up would cost more than looking."""
+
+
 class _Room:
     """The room of one stream, or of a tenant in a partition."""
 
-    __slots__ = ("cap", "entries", "loading", "turned_away")
+    __slots__ = ("cap", "entries", "key", "loading", "turned_away")
 
-    def __init__(self, cap: int) -> None:
+    def __init__(self, key: StreamKey, cap: int) -> None:
+        self.key = key
         self.cap = cap
         self.entries: set[UUID] = set()
         self.turned_away: float | None = None
@@ -65,7 +70,7 @@ class Window:
         self._stream_cap = stream_cap
         self._tenant_cap = tenant_cap
         self._entries: dict[UUID, Entry] = {}
-        self._rooms: dict[StreamKey, _Room] = {}
+        self._rooms: dict[_Key, _Room] = {}
         self._hungry: dict[StreamKey, None] = {}  # a set that keeps its order
 
     def __len__(self) -> int:
@@ -79,15 +84,10 @@ class Window:
 
     def admit(self, row: TaskRow, deadline: float) -> Entry | None:
         """Take a task in, or turn it away when there is no room: then it will be loaded later."""
-        tenant = self._room(StreamKey(row.partition, row.tenant_id), self._tenant_cap)
-        stream = StreamKey(
-            row.partition,
-            row.tenant_id,
-            row.queue,
-            row.capability,
-            row.concurrency_key,
-            row.priority,
-        )
+        partition, tenant_id = row.partition, row.tenant_id
+        tenant = self._room((partition, tenant_id, None, None, None, None), self._tenant_cap)
+        key = row.concurrency_key
+        stream = (partition, tenant_id, row.queue, row.capability, key, row.priority)
         room = self._rooms.get(stream)
         if room is None and tenant.full:
             tenant.turn_away(row.due)
@@ -96,7 +96,7 @@ class Window:
         if room.full:
             room.turn_away(row.due)
             return None
-        entry = self._entries[row.id] = Entry(row, stream, deadline)
+        entry = self._entries[row.id] = Entry(row, room.key, deadline)
         room.entries.add(row.id)
         tenant.entries.add(row.id)
         return entry
@@ -115,19 +115,19 @@ class Window:
         """Let a task go; that may make its stream, or its tenant, hungry."""
         task_id, stream = entry.row.id, entry.stream
         del self._entries[task_id]
-        for key in (stream, StreamKey(stream.partition, stream.tenant_id)):
+        for key in (stream, (stream.partition, stream.tenant_id, None, None, None, None)):
             room = self._rooms[key]
             room.entries.discard(task_id)
-            self._review(key, room)
+            self._review(room)
 
     def remove_partitions(self, partitions: Collection[int]) -> list[Entry]:
         """Let everything of some partitions go; answers what was there."""
         gone = [entry for entry in self if entry.row.partition in partitions]
         for entry in gone:
             del self._entries[entry.row.id]
-        for key in [key for key in self._rooms if key.partition in partitions]:
-            del self._rooms[key]
-            self._hungry.pop(key, None)
+        for room in [room for room in self._rooms.values() if room.key.partition in partitions]:
+            del self._rooms[room.key]
+            self._hungry.pop(room.key, None)
         return gone
 
     @property
@@ -157,7 +157,7 @@ class Window:
         room.loading = False
         if len(rows) == refill.limit and refill.stream.queue is not None:
             room.turn_away(rows[-1].due)
-        self._review(refill.stream, room)
+        self._review(room)
 
     def not_refilled(self, refill: Refill) -> None:
         """A refill failed: ask again."""
@@ -166,16 +166,17 @@ class Window:
             return
         room.loading = False
         room.turn_away(refill.since)
-        self._review(refill.stream, room)
+        self._review(room)
 
-    def _room(self, key: StreamKey, cap: int) -> _Room:
+    def _room(self, key: _Key, cap: int) -> _Room:
         room = self._rooms.get(key)
         if room is None:
-            room = self._rooms[key] = _Room(cap)
+            room = self._rooms[key] = _Room(StreamKey(*key), cap)
         return room
 
-    def _review(self, key: StreamKey, room: _Room) -> None:
-        if room.hungry:
-            self._hungry[key] = None
+    def _review(self, room: _Room) -> None:
+        if room.turned_away is not None:
+            if room.hungry:
+                self._hungry[room.key] = None
         elif room.unused:
-            del self._rooms[key]
+            del self._rooms[room.key]

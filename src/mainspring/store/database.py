@@ -3,16 +3,23 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from ssl import SSLContext
 from typing import Any, TypeVar, cast
 
 import asyncpg
 import asyncpg.protocol.protocol as driver
 import msgspec
+from asyncpg.pgproto import pgproto
 
+from mainspring.domain.ids import TaskIds
 from mainspring.errors import StoreUnavailable
 
 T = TypeVar("T")
+
+new_ids = partial(TaskIds, of_bytes=pgproto.UUID)
+"""Ids of the kind that comes back from the database: those of a task are looked up dozens of times
+in its life, and this kind is hashed and compared without running Python."""
 
 CONNECTION_LOST = (
     asyncpg.PostgresConnectionError,

@@ -73,18 +73,21 @@ class StepTasks:
         made: Sequence[TaskTemplate],
         moved: Moved,
     ) -> None:
-        """One task per item of a step's list; the step's own waits to join them."""
+        """One task per item of a step's list, but for those that are done; the step's own waits to
+        join them."""
         head, step, due = start.run, start.step, start.due
         expanded = await connection.fetchrow(
             SQL["expand"], head.tenant_id, head.id, step.id, len(made), due
         )
         if expanded is None or not made:
             return
+        kept = frozenset(expanded["items"])
         added = [
             NewStep(
                 step.id, index, "released", 0, (step.id,), self._ids.make(due), due, template
             )
             for index, template in enumerate(made)
+            if index not in kept
         ]  # fmt: skip
         moved.rows += await self.add(connection, tenure, head, added)
 

@@ -21,6 +21,7 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Tenure
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow import Definition, Step, TaskTemplate
+from mainspring.domain.workflow_retry import FAIL_FAST
 from mainspring.domain.workflow_rules import (
     MOST_BYTES,
     Decision,
@@ -36,6 +37,7 @@ from mainspring.domain.workflow_rules import (
     run_state,
 )
 from mainspring.store import queries
+from mainspring.store.database import new_ids
 from mainspring.store.definitions import Definitions
 from mainspring.store.step_rows import (
     ITSELF,
@@ -203,7 +205,9 @@ class Steps:
         # Else one that runs now and waits a moment later is neither ended nor asked.
         tasks = [row["task_id"] for row in rows]
         await connection.execute(SQL["hold_tasks"], head.tenant_id, tasks)
-        idle = TaskState.SKIPPED if why == "failure" else TaskState.CANCELLED
+        idle, reason = TaskState.CANCELLED, None
+        if why == "failure":
+            idle, reason = TaskState.SKIPPED, TaskError(FAIL_FAST, "another step had failed")
         leaving = [
             Ended(
                 head.tenant_id,
@@ -211,6 +215,7 @@ class Steps:
                 row["step"],
                 idle if row["state"] == "blocked" else TaskState.CANCELLED,
                 row["item"],
+                error=reason if row["state"] == "blocked" else None,
             )
             for row in rows
             if row["state"] != "expanded"
@@ -439,7 +444,7 @@ class Steps:
 
 def new_steps(rng: Random, most_bytes: int = MOST_BYTES) -> Steps:
     """One that shares nothing with others."""
-    return Steps(Definitions(), TaskIds(Random(rng.getrandbits(64))), rng, most_bytes)
+    return Steps(Definitions(), new_ids(Random(rng.getrandbits(64))), rng, most_bytes)
 
 
 def _left_out(head: RunHead, definition: Definition, step: Step) -> list[Ended]:

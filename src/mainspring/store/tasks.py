@@ -388,21 +388,21 @@ class Change:
 def window_row(task: NewTask, partition: int) -> TaskRow:
     """A new task as its owner sees it, for telling the owner without asking the database."""
     return TaskRow(
-        tenant_id=task.tenant_id,
-        id=task.id,
-        rev=1,
-        partition=partition,
-        state=TaskState.SCHEDULED,
-        queue=task.queue,
-        capability=task.capability,
-        concurrency_key=task.concurrency_key,
-        concurrency_limit=task.concurrency_limit,
-        priority=task.priority,
-        due=task.due,
-        expires=task.expires,
-        fence=0,
-        lease_end=None,
-        cancel_requested=False,
+        task.tenant_id,
+        task.id,
+        1,
+        partition,
+        TaskState.SCHEDULED,
+        task.queue,
+        task.capability,
+        task.concurrency_key,
+        task.concurrency_limit,
+        task.priority,
+        task.due,
+        task.expires,
+        0,
+        None,
+        False,
     )
 
 

@@ -3,10 +3,10 @@
 Every change holds the run's row first, then what it touches of its steps and their tasks.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -16,6 +16,15 @@ from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow import Definition
+from mainspring.domain.workflow_retry import (
+    FAIL_FAST,
+    LOST,
+    Standing,
+    counted,
+    downstream,
+    same_lists,
+    with_left_out,
+)
 from mainspring.errors import Conflict, NotFound
 from mainspring.store import queries
 from mainspring.store.answers import Conclude
@@ -30,7 +39,6 @@ SQL = queries.load("workflow_runs")
 T = TypeVar("T")
 
 _LARGEST_ID = UUID(int=2**128 - 1)
-_LOST = ("failed", "expired", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,13 +278,13 @@ class WorkflowRuns:
             definition = await self._definitions.get(connection, head)
             states = await self._states(connection, head)
             if step is None:
-                again = {name for name, state in states.items() if state.state in _LOST}
+                again = {name for name, state in states.items() if state.state in LOST}
                 if not again:
                     raise Conflict("no step of the run has failed")
             else:
                 again = {_known(definition, step)}
             await _audit(connection, actor, "workflow_run.retried", head, step=step)
-            again = _downstream(definition, again)
+            again = downstream(definition, again)
             return await self._again(connection, tenure, head, definition, states, again, now)
 
         return await self._change(tenant_id, run_id, change)
@@ -307,9 +315,11 @@ class WorkflowRuns:
             if standing.state == "completed":
                 raise Conflict("the step has completed")
             await connection.execute(SQL["waive"], head.tenant_id, head.id, step)
-            states[step] = _Standing("skipped", waived=True)
-            again = _downstream(definition, {step}) - {step}
-            return await self._again(connection, tenure, head, definition, states, again, now)
+            states[step] = Standing("skipped", waived=True)
+            again = downstream(definition, {step}) - {step}
+            return await self._again(
+                connection, tenure, head, definition, states, again, now, changed={step}
+            )
 
         return await self._change(tenant_id, run_id, change)
 
@@ -329,11 +339,13 @@ class WorkflowRuns:
 
         return await self._database.transact(work)
 
-    async def _states(
-        self, connection: asyncpg.Connection, head: RunHead
-    ) -> dict[str, "_Standing"]:
-        rows = await connection.fetch(SQL["all_steps"], head.tenant_id, head.id)
-        return {r["step"]: _Standing(r["state"], r["waived"]) for r in rows if r["item"] == ITSELF}
+    async def _states(self, connection: asyncpg.Connection, head: RunHead) -> dict[str, Standing]:
+        rows = await connection.fetch(SQL["all_steps"], head.tenant_id, head.id, FAIL_FAST)
+        return {
+            r["step"]: Standing(r["state"], r["waived"], r["left_out"])
+            for r in rows
+            if r["item"] == ITSELF
+        }
 
     async def _again(
         self,
@@ -341,20 +353,24 @@ class WorkflowRuns:
         tenure: Tenure,
         head: RunHead,
         definition: Definition,
-        states: Mapping[str, "_Standing"],
-        again: Collection[str],
+        states: Mapping[str, Standing],
+        failed: Set[str],
         now: float,
+        changed: Collection[str] = (),
     ) -> Moved:
-        """Put steps back to where they wait for those before them, and let the run go on."""
+        """Put steps back to where they wait for those before them, and let the run go on. If others
+        remain that failed, it does not fail fast once more: what is asked for is done."""
+        again = with_left_out(definition, states, failed)
         busy = sorted(s for s in again if states[s].state in ("released", "expanded"))
         if busy:
             raise Conflict(f"the step {busy[0]!r} is under way: cancel it or let it end first")
         fresh = {s for s in again if states[s].state != "blocked"}
-        await connection.execute(SQL["drop_items"], head.tenant_id, head.id, list(fresh))
+        same = same_lists(definition, states, again, changed)
+        await connection.execute(SQL["drop_items"], head.tenant_id, head.id, list(again), same)
         added = self._new_steps(definition, fresh, now, frozenset())
         tasks = {step.step: step.task_id for step in added}
         ordered = sorted(again)
-        counts = [_counted(definition, step, states, again) for step in ordered]
+        counts = [counted(definition, step, states, again) for step in ordered]
         await connection.execute(
             SQL["reset_steps"],
             head.tenant_id,
@@ -371,13 +387,15 @@ class WorkflowRuns:
         kept = {name: s for name, s in states.items() if name not in again}
         unfinished = len(again) + sum(not s.over for s in kept.values())
         deadline = None if definition.deadline is None else now + definition.deadline
+        remaining = sum(s.state in LOST for s in kept.values())
         row = await connection.fetchrow(
             SQL["reopen_run"],
             head.tenant_id,
             head.id,
             unfinished,
-            sum(s.state in _LOST for s in kept.values()),
+            remaining,
             deadline,
+            "failure" if remaining and definition.on_failure == "fail_fast" else None,
         )
         assert row is not None, "the caller holds the run"
         return await self._steps.reconsider(connection, tenure, RunHead(*row), now)
@@ -407,26 +425,6 @@ class WorkflowRuns:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Standing:
-    """How far a step has come."""
-
-    state: str
-    waived: bool = False
-
-    @property
-    def over(self) -> bool:
-        return self.state not in ("blocked", "released", "expanded")
-
-
-class _Counted(NamedTuple):
-    """How those before a step ended."""
-
-    finished: int
-    succeeded: int
-    failed: int
-
-
 def _plain_roots(definition: Definition) -> frozenset[str]:
     """Steps that begin with the run, whatever its input says."""
     return frozenset(
@@ -436,30 +434,6 @@ def _plain_roots(definition: Definition) -> frozenset[str]:
         if not (step.condition or step.foreach or step.template.dynamic or step.template.jitter)
         and step.when in ("all_succeeded", "all_finished")
     )
-
-
-def _downstream(definition: Definition, names: Collection[str]) -> set[str]:
-    """These steps and all that come after them."""
-    found, queue = set(names), list(names)
-    while queue:
-        for child in definition.children[queue.pop()]:
-            if child not in found:
-                found.add(child)
-                queue.append(child)
-    return found
-
-
-def _counted(
-    definition: Definition,
-    step: str,
-    states: Mapping[str, _Standing],
-    again: Collection[str],
-) -> "_Counted":
-    """How many of those before a step have ended, succeeded and failed, the repeated ones apart."""
-    before = [states[need] for need in definition.by_id[step].needs if need not in again]
-    over = [s for s in before if s.over]
-    good = sum(s.state == "completed" or s.waived for s in over)
-    return _Counted(len(over), good, sum(s.state in _LOST for s in over))
 
 
 def _known(definition: Definition, step: str) -> str:

@@ -117,6 +117,10 @@ class Workflows:
         definition = self.definition(tenant_id, name, row["version"], row["definition"])
         return StoredWorkflow(name, row["version"], definition, row["created_at"])
 
+    async def has(self, tenant_id: int, name: str) -> bool:
+        """Whether runs of a workflow can begin."""
+        return await self._database.fetch_row(SQL["has_workflow"], tenant_id, name) is not None
+
     async def page(self, tenant_id: int, *, after: str, limit: int) -> Sequence[WorkflowLine]:
         """In the order of their names."""
         rows = await self._database.fetch(SQL["list_workflows"], tenant_id, after, limit)

@@ -87,7 +87,8 @@ SELECT id, coalesce(created_at, time_of(id)) AS created_at, coalesce(run_at, die
     false AS cancel_requested, sla_met, 'failed' AS state, queue, concurrency_key, name, blame, labels,
     final_error AS error, lateness, spec,
     CASE WHEN $3::boolean THEN payload ELSE ''::bytea END AS payload, result, replay_of, schedule_id,
-    nominal_at, NULL::uuid AS workflow_run_id, NULL::text AS step, NULL::bytea AS progress, reason, fingerprint, attempts, resolution, resolved_at, replayed_as
+    nominal_at, workflow_run_id, step, NULL::bytea AS progress, reason, fingerprint, attempts,
+    resolution, resolved_at, replayed_as
 FROM dead_letters WHERE tenant_id = $1 AND id = ANY ($2::uuid[])
 ORDER BY id DESC;
 

@@ -9,13 +9,14 @@ SELECT w.tenant_id, w.id, w.rev, w.partition, w.state, w.queue, w.capability, w.
     r.state = 'paused' AS run_paused,
     CASE WHEN s.state = 'blocked' THEN ARRAY(
         SELECT p.step FROM workflow_steps p
-        WHERE p.run_id = s.run_id AND p.item = -1 AND s.step = ANY (p.children)
+        WHERE p.tenant_id = s.tenant_id AND p.run_id = s.run_id AND p.item = -1 AND s.step = ANY (p.children)
           AND p.state IN ('blocked', 'released', 'expanded')
         ORDER BY p.step LIMIT 10) END AS open_steps
 FROM window_rows w
 JOIN tasks t ON t.tenant_id = w.tenant_id AND t.id = w.id
 JOIN tenants n ON n.id = w.tenant_id
-LEFT JOIN workflow_steps s ON s.run_id = t.workflow_run_id AND s.task_id = t.id AND t.state = 'blocked'
+LEFT JOIN workflow_steps s ON s.tenant_id = t.tenant_id AND s.run_id = t.workflow_run_id
+    AND s.task_id = t.id AND t.state = 'blocked'
 LEFT JOIN workflow_runs r ON r.tenant_id = s.tenant_id AND r.id = s.run_id
 WHERE w.tenant_id = $1 AND w.id = $2;
 

@@ -40,7 +40,7 @@ WITH node AS MATERIALIZED (
     INSERT INTO dead_letters (id, tenant_id, died_at, reason, name, queue, priority,
         concurrency_key, concurrency_limit, labels, final_error, attempts, spec, payload,
         created_at, run_at, due_at, expires_at, picked_at, started_at, rev, fence, sla_met, blame,
-        lateness, result, replay_of, schedule_id, nominal_at)
+        lateness, result, replay_of, schedule_id, nominal_at, workflow_run_id, step)
     SELECT id, tenant_id, finished_at, dead_because, name, queue, priority,
         concurrency_key, concurrency_limit, labels, final_error,
         coalesce((SELECT jsonb_agg(jsonb_build_object('attempt', e.attempt, 'outcome', e.outcome,
@@ -50,7 +50,7 @@ WITH node AS MATERIALIZED (
         || jsonb_build_object('attempt', d.attempts, 'outcome', d.outcome,
                       'error', d.final_error, 'finished_at', d.finished_at),
         spec, payload, created_at, run_at, due_at, expires_at, picked_at, started_at, rev + 1, fence,
-        sla_met, blame, lateness, result, replay_of, schedule_id, nominal_at
+        sla_met, blame, lateness, result, replay_of, schedule_id, nominal_at, workflow_run_id, step
     FROM done d WHERE dead_because IS NOT NULL
 ), woken AS (
     INSERT INTO wakes (partition, tenant_id, task_id)

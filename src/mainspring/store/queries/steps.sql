@@ -33,7 +33,7 @@ WITH ended AS (
         finished_at = coalesce(to_timestamp(e.finished), clock_timestamp()),
         result = e.result, error = e.error, waived = coalesce(e.waived, false)
     FROM ended e
-    WHERE s.run_id = e.run_id AND s.step = e.step AND s.item = e.item
+    WHERE s.tenant_id = e.tenant_id AND s.run_id = e.run_id AND s.step = e.step AND s.item = e.item
       AND s.state IN ('blocked', 'released', 'expanded')
     RETURNING s.tenant_id, s.run_id, s.item, s.state, s.children,
         (s.state = 'completed' OR s.waived) AS good,
@@ -41,17 +41,18 @@ WITH ended AS (
 ), fed AS (
     -- Items are counted by the step that they are items of, once it is expanded; all else by steps
     -- that are blocked.
-    SELECT run_id, child AS step, CASE WHEN item >= 0 THEN 'expanded' ELSE 'blocked' END AS waits,
-        count(*) AS finished, count(*) FILTER (WHERE good) AS succeeded,
-        count(*) FILTER (WHERE bad) AS failed
-    FROM own, unnest(children) AS child GROUP BY run_id, child, item >= 0
+    SELECT tenant_id, run_id, child AS step,
+        CASE WHEN item >= 0 THEN 'expanded' ELSE 'blocked' END AS waits, count(*) AS finished,
+        count(*) FILTER (WHERE good) AS succeeded, count(*) FILTER (WHERE bad) AS failed
+    FROM own, unnest(children) AS child GROUP BY tenant_id, run_id, child, item >= 0
 ), waiting AS (
     UPDATE workflow_steps s
     SET finished = s.finished + f.finished, succeeded = s.succeeded + f.succeeded,
         failed = s.failed + f.failed
     FROM fed f
-    WHERE s.run_id = f.run_id AND s.step = f.step AND s.item = -1 AND s.state = f.waits
-    RETURNING s.run_id, s.step, s.state, s.needed, s.finished, s.succeeded, s.failed
+    WHERE s.tenant_id = f.tenant_id AND s.run_id = f.run_id AND s.step = f.step AND s.item = -1
+      AND s.state = f.waits
+    RETURNING s.tenant_id, s.run_id, s.step, s.state, s.needed, s.finished, s.succeeded, s.failed
 ), counted AS (
     SELECT tenant_id, run_id, count(*) FILTER (WHERE item = -1) AS ended,
         count(*) FILTER (WHERE item = -1 AND bad) AS failed
@@ -65,7 +66,7 @@ WITH ended AS (
 )
 SELECT r.*, w.step, w.state AS step_state, w.needed, w.finished, w.succeeded,
     w.failed AS step_failed
-FROM runs r LEFT JOIN waiting w ON w.run_id = r.id;
+FROM runs r LEFT JOIN waiting w ON w.tenant_id = r.tenant_id AND w.run_id = r.id;
 
 -- name: release
 -- Steps whose turn has come: from blocked to scheduled, each once. A task goes where its run lives,
@@ -82,7 +83,8 @@ WITH node AS MATERIALIZED (
 ), freed AS (
     UPDATE workflow_steps s SET state = 'released', due_at = to_timestamp(i.due)
     FROM input i
-    WHERE s.run_id = i.run_id AND s.step = i.step AND s.item = -1 AND s.state = 'blocked'
+    WHERE s.tenant_id = i.tenant_id AND s.run_id = i.run_id AND s.step = i.step AND s.item = -1
+      AND s.state = 'blocked'
     RETURNING s.task_id, i.*
 ), begun AS (
     UPDATE tasks t
@@ -107,11 +109,18 @@ SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key,
 FROM begun;
 
 -- name: expand
--- A step that becomes one task per item of its list: it waits for these now.
+-- A step that becomes one task per item of its list: it waits for these now. Items that are there
+-- already completed before it was begun again.
+WITH kept AS (
+    SELECT coalesce(array_agg(item), '{}') AS items FROM workflow_steps
+    WHERE tenant_id = $1 AND run_id = $2 AND step = $3 AND item >= 0
+)
 UPDATE workflow_steps s
-SET state = 'expanded', needed = $4, finished = 0, succeeded = 0, failed = 0, due_at = to_timestamp($5)
+SET state = 'expanded', needed = $4, finished = cardinality(kept.items),
+    succeeded = cardinality(kept.items), failed = 0, due_at = to_timestamp($5)
+FROM kept
 WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.step = $3 AND s.item = -1 AND s.state = 'blocked'
-RETURNING s.task_id;
+RETURNING kept.items;
 
 -- name: add_steps
 -- Rows of steps or items ($20..), with their tasks. Tasks that are scheduled at once get a wake row
@@ -174,11 +183,16 @@ WITH input AS (
     SELECT i.*, s.task_id
     FROM unnest($1::integer[], $2::uuid[], $3::text[], $4::integer[], $5::text[], $6::bytea[], $7::jsonb[])
         AS i (tenant_id, run_id, step, item, state, result, error)
-    JOIN workflow_steps s ON s.run_id = i.run_id AND s.step = i.step AND s.item = i.item
+    JOIN workflow_steps s ON s.tenant_id = i.tenant_id AND s.run_id = i.run_id AND s.step = i.step
+        AND s.item = i.item
     WHERE s.state IN ('blocked', 'released', 'expanded')
+), held AS MATERIALIZED (
+    -- In the order in which all others lock tasks: what waits may be claimed at this moment.
+    SELECT i.* FROM input i JOIN tasks t ON t.tenant_id = i.tenant_id AND t.id = i.task_id
+    WHERE t.state <> 'running' ORDER BY t.tenant_id, t.id FOR UPDATE OF t
 ), ended AS (
-    DELETE FROM tasks t USING input i
-    WHERE t.tenant_id = i.tenant_id AND t.id = i.task_id AND t.state <> 'running'
+    DELETE FROM tasks t USING held i
+    WHERE t.tenant_id = i.tenant_id AND t.id = i.task_id
     RETURNING t.*, i.item, i.run_id, i.step AS plain_step, i.state AS final_state, i.result,
         i.error AS final_error
 ), history AS (
@@ -294,8 +308,8 @@ WHERE tenant_id = $1 AND id = $2 AND state = 'paused';
 WITH held AS (
     UPDATE tasks t SET state = 'paused', parked = true, rev = t.rev + 1
     FROM workflow_steps s
-    WHERE s.run_id = $2 AND s.state = 'released' AND t.tenant_id = $1 AND t.id = s.task_id
-      AND t.state = 'scheduled'
+    WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.state = 'released' AND t.tenant_id = $1
+      AND t.id = s.task_id AND t.state = 'scheduled'
     RETURNING t.partition, t.tenant_id, t.id
 )
 INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM held RETURNING partition;
@@ -304,8 +318,8 @@ INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM held RETURNING p
 WITH held AS (
     UPDATE tasks t SET state = 'scheduled', parked = false, rev = t.rev + 1
     FROM workflow_steps s
-    WHERE s.run_id = $2 AND s.state = 'released' AND t.tenant_id = $1 AND t.id = s.task_id
-      AND t.state = 'paused'
+    WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.state = 'released' AND t.tenant_id = $1
+      AND t.id = s.task_id AND t.state = 'paused'
     RETURNING t.partition, t.tenant_id, t.id
 )
 INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM held RETURNING partition;
@@ -343,7 +357,8 @@ WITH node AS MATERIALIZED (
     SELECT w.tenant_id, w.id AS run_id
     FROM runs w
     JOIN report r ON r.tenant_id = w.tenant_id AND r.run_id = w.id
-    LEFT JOIN workflow_steps s ON s.run_id = r.run_id AND s.step = r.step AND s.item = -1
+    LEFT JOIN workflow_steps s ON s.tenant_id = r.tenant_id AND s.run_id = r.run_id AND s.step = r.step
+        AND s.item = -1
     WHERE w.state = 'running' AND w.failed = 0
     GROUP BY w.tenant_id, w.id HAVING bool_and(coalesce(s.plain, false))
 ), done AS (
@@ -373,11 +388,12 @@ WITH node AS MATERIALIZED (
     SET state = 'completed', started_at = d.started_at, finished_at = d.finished_at,
         attempts = d.attempts, result = d.result, error = NULL, waived = false
     FROM done d
-    WHERE s.run_id = d.workflow_run_id AND s.step = d.step AND s.item = -1 AND s.state = 'released'
+    WHERE s.tenant_id = d.tenant_id AND s.run_id = d.workflow_run_id AND s.step = d.step
+      AND s.item = -1 AND s.state = 'released'
     RETURNING s.tenant_id, s.run_id, s.children, s.finished_at
 ), fed AS (
-    SELECT run_id, child, count(*) AS ended, max(finished_at) AS since
-    FROM own, unnest(children) AS child GROUP BY run_id, child
+    SELECT tenant_id, run_id, child, count(*) AS ended, max(finished_at) AS since
+    FROM own, unnest(children) AS child GROUP BY tenant_id, run_id, child
 ), waiting AS (
     -- Where something before it was left out, a step shall not wait for ever: the count is refused by
     -- the table's bounds, and all is decided on one by one.
@@ -387,7 +403,8 @@ WITH node AS MATERIALIZED (
         state = CASE WHEN s.succeeded + f.ended = s.needed THEN 'released' ELSE s.state END,
         due_at = CASE WHEN s.succeeded + f.ended = s.needed THEN f.since ELSE s.due_at END
     FROM fed f
-    WHERE s.run_id = f.run_id AND s.step = f.child AND s.item = -1 AND s.state = 'blocked'
+    WHERE s.tenant_id = f.tenant_id AND s.run_id = f.run_id AND s.step = f.child AND s.item = -1
+      AND s.state = 'blocked'
     RETURNING s.tenant_id, s.run_id, s.task_id, s.state, s.due_at, s.inside
 ), ready AS (
     SELECT w.tenant_id, w.run_id, w.task_id, w.due_at, n.spread,

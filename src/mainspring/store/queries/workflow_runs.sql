@@ -38,10 +38,14 @@ SELECT tenant_id, id, workflow, version, state, stopping, unfinished, failed FRO
 WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE;
 
 -- name: all_steps
-SELECT step, item, state, waived, task_id FROM workflow_steps WHERE tenant_id = $1 AND run_id = $2;
+SELECT step, item, state, waived, state = 'skipped' AND coalesce(error ->> 'code' = $3, false) AS left_out
+FROM workflow_steps WHERE tenant_id = $1 AND run_id = $2;
 
 -- name: drop_items
-DELETE FROM workflow_steps WHERE tenant_id = $1 AND run_id = $2 AND step = ANY ($3::text[]) AND item >= 0;
+-- Items of steps that are to be done once more; of some of them ($4) those stay that completed.
+DELETE FROM workflow_steps
+WHERE tenant_id = $1 AND run_id = $2 AND step = ANY ($3::text[]) AND item >= 0
+  AND (state <> 'completed' OR step <> ALL ($4::text[]));
 
 -- name: reset_steps
 -- Steps that are to be done once more: with new tasks, and counted anew what they wait for.
@@ -56,8 +60,8 @@ WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.step = i.step AND s.item = -1;
 -- name: reopen_run
 -- What was paused stays so: tasks of its steps are.
 UPDATE workflow_runs
-SET state = CASE WHEN state = 'paused' THEN 'paused' ELSE 'running' END, stopping = NULL, finished_at = NULL, unfinished = $3, failed = $4,
-    deadline_at = to_timestamp($5), rev = rev + 1
+SET state = CASE WHEN state = 'paused' THEN 'paused' ELSE 'running' END, stopping = $6, finished_at = NULL,
+    unfinished = $3, failed = $4, deadline_at = to_timestamp($5), rev = rev + 1
 WHERE tenant_id = $1 AND id = $2
 RETURNING tenant_id, id, workflow, version, state, stopping, unfinished, failed;
 
@@ -73,7 +77,7 @@ WITH old AS (
     WHERE finished_at < clock_timestamp() - $1 * interval '1 day'
     ORDER BY finished_at LIMIT $2 FOR UPDATE SKIP LOCKED
 ), steps AS (
-    DELETE FROM workflow_steps s USING old WHERE s.run_id = old.id
+    DELETE FROM workflow_steps s USING old WHERE s.tenant_id = old.tenant_id AND s.run_id = old.id
 )
 DELETE FROM workflow_runs r USING old WHERE r.tenant_id = old.tenant_id AND r.id = old.id
 RETURNING r.id;

@@ -20,6 +20,9 @@ FROM workflows w JOIN workflow_versions v
   ON v.tenant_id = w.tenant_id AND v.name = w.name AND v.version = coalesce($3::integer, w.version)
 WHERE w.tenant_id = $1 AND w.name = $2 AND w.archived_at IS NULL;
 
+-- name: has_workflow
+SELECT FROM workflows WHERE tenant_id = $1 AND name = $2 AND archived_at IS NULL;
+
 -- name: lock_workflow
 -- Held until the transaction ends: a change is decided on the version that is the latest now.
 SELECT version FROM workflows
