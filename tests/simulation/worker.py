@@ -51,6 +51,7 @@ class SimWorker:
         self._judged = judged
         self._died = died
         self._tries: dict[Try, asyncio.Task[None]] = {}
+        self._stopped: set[Try] = set()
         self._served: set[tuple[SimNode, asyncio.Task[None]]] = set()
         self.process.spawn(self._poll)
         self.process.spawn(self._beat)
@@ -111,6 +112,7 @@ class SimWorker:
             said = self._outcome(tried.id, tried.fence)
         except asyncio.CancelledError:
             said = Said(tried.id, tried.fence, Outcome.FAILED, error=TaskError("x", "stopped"))
+        self._stopped.add((said.id, said.fence))
         await self._report(said)
         self._tries.pop((said.id, said.fence), None)
         if self._rng.random() < self.world.weather.duplicate_report:
@@ -140,8 +142,10 @@ class SimWorker:
             except (StoreUnavailable, TimeoutError):
                 continue
             for beat, pulse in zip(beats, pulses, strict=True):
-                running = self._tries.get((beat.id, beat.fence))
-                if running is not None and pulse.action == "cancel":
+                name = (beat.id, beat.fence)
+                running = self._tries.get(name)
+                if running is not None and pulse.action == "cancel" and name not in self._stopped:
+                    self._stopped.add(name)  # from then on it only has to report
                     running.cancel()
                 # What is lost goes on all the same: it is fenced when it reports.
 
