@@ -66,6 +66,10 @@ class Config:
     )
     url: str = setting("http://127.0.0.1:7070", "where commands find the API")
     api_ca: str | None = setting(None, "file of the authorities that commands trust for https")
+    proxy: str | None = setting(
+        None,
+        "HTTP proxy through which commands and workers reach the API, http://user:password@host:port",
+    )
     key_environment: str = setting("live", "what new API keys are marked with: dev, test or live")
     requests_per_second: float = setting(
         0.0, "requests a tenant may send to this node each second (0: any number)", least=0

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ from support.waiting import eventually
 pytestmark = pytest.mark.slow
 
 LEASE = 3.0
+MEMORY = 512 * 2**20
+"""Address space of a worker that shall run out of it: four times what it begins with."""
 
 
 @pytest.fixture
@@ -93,11 +96,20 @@ async def test_a_worker_that_restarts_under_its_name(
     assert len(workers.noted(held, "end")) == 1
 
 
-async def test_a_task_that_kills_its_worker(workers: Workers) -> None:
-    """17: a dead letter after the third loss; its neighbours are neither harmed nor blamed."""
+@pytest.mark.parametrize(
+    ("handler", "end"),
+    [(tasks.kill_the_worker, signal.SIGKILL), (tasks.overrun_memory, signal.SIGSEGV)],
+    ids=["killed", "out of memory"],
+)
+async def test_a_task_that_kills_its_worker(
+    workers: Workers, handler: Any, end: signal.Signals
+) -> None:
+    """17: leased alone after two losses, a dead letter after the third; its neighbours are neither
+    harmed nor blamed."""
+    workers.settings["MEMORY_LIMIT"] = str(MEMORY)
     running = [await workers.start("--name", "w")]
     neighbours = [await workers.send(tasks.nap, 1.0, retry={"max_attempts": 1}) for _ in range(5)]
-    poison = await workers.send(tasks.kill_the_worker, retry={"max_attempts": 10})
+    poison = await workers.send(handler, retry={"max_attempts": 10})
 
     async def dead() -> bool:
         if not running[-1].alive:  # what a supervisor does
@@ -108,12 +120,20 @@ async def test_a_task_that_kills_its_worker(workers: Workers) -> None:
     letter = await workers.client.dead_letters.get(poison.id)
     assert letter.reason == "poison"
     assert [attempt.outcome for attempt in letter.attempts] == ["lost"] * 3
+    assert [await worker.ended(5) for worker in running[:3]] == [-end] * 3
     if not running[-1].alive:
         await workers.start("--name", "w")
     for task in neighbours:
         done = await workers.ended(task, within=30)
         assert done.state == "completed", done.error
-    assert len(list(workers.noted(poison, "begin"))) == 3
+    tries = workers.noted(poison)
+    assert [note.word for note in tries] == ["begin", "begin", "alone"]
+    beside = [
+        note for note in workers.noted() if note.pid == tries[-1].pid and note.at <= tries[-1].at
+    ]
+    assert sum(note.word == "begin" for note in beside) == sum(
+        note.word == "end" for note in beside
+    )
 
 
 async def test_hard_timeouts(workers: Workers) -> None:
@@ -187,7 +207,9 @@ async def test_cancelling_what_runs(workers: Workers) -> None:
 
 
 async def test_memory(workers: Workers) -> None:
-    """A process that devours memory is ended, and nobody else notices."""
+    """A process that devours memory is ended, and nobody else notices. A handler in the worker
+    itself fails when there is no more."""
+    workers.settings["MEMORY_LIMIT"] = str(2 * MEMORY)
     worker = await workers.start("--max-memory", "300", "--concurrency", "10")
     neighbour = await workers.send(tasks.nap, 3.0, retry={"max_attempts": 1})
     glutton = await workers.send(tasks.devour, retry={"max_attempts": 1}, timeout=60)
@@ -195,7 +217,9 @@ async def test_memory(workers: Workers) -> None:
     done = await workers.ended(glutton, within=40)
     assert done.error is not None
     assert (done.state, done.error["code"]) == ("failed", "memory")
-    assert (await workers.ended(unlucky)).state == "failed"
+    failed = await workers.ended(unlucky)
+    assert failed.error is not None
+    assert (failed.state, failed.error["message"]) == ("failed", "MemoryError")
     assert (await workers.ended(neighbour)).state == "completed"
     assert (await workers.ended(await workers.send(tasks.compute, 10))).result == 285
     assert worker.alive

@@ -29,7 +29,7 @@ from mainspring.store.schedule_rows import Template
 from mainspring.store.schedules import Schedules
 from mainspring.store.tasks import Change, Creation, Keyed, LockedTask, NewTask, Tasks
 from mainspring.store.workers import Workers
-from simulation.leases import MemoryLeases
+from simulation.leases import MemoryLeases, RemoteLeases, RemoteWorkers
 from simulation.remote import (
     DirectLink,
     RemoteConnection,
@@ -229,7 +229,7 @@ class Lab:
     cluster: Cluster
     inspect: Inspector
     schedules: Schedules
-    leases: LeaseStore | MemoryLeases
+    leases: LeaseStore
     register: Callable[..., Awaitable[bool]]
     ids: TaskIds = field(default_factory=lambda: TaskIds(Random(1)))
     worker: str = "node:test"
@@ -396,8 +396,8 @@ def memory_lab() -> Lab:
         Cluster(connection),
         MemoryInspector(store),
         RemoteSchedules(MemorySchedules(store), link, _firing()),
-        MemoryLeases(store),
-        MemoryLeases(store).register,
+        RemoteLeases(MemoryLeases(store), link),
+        RemoteWorkers(MemoryLeases(store), link).register,
     )
 
 

@@ -1,5 +1,7 @@
 """Leases of workers: what each predicate of these statements is for."""
 
+from uuid import UUID
+
 from contract.store_lab import Lab, finish, held, retry
 from mainspring.domain.capability import ALONE, Offer
 from mainspring.domain.execution import Assignment, Outcome
@@ -159,3 +161,35 @@ async def test_a_report_clears_the_suspicion_and_a_release_does_not(lab: Lab) ->
     assert task is not None
     (row,) = await lab.engine.retry(tenure, [retry(task, delay=0.0)])
     assert row.capability == "handler:work"
+
+
+async def test_what_another_node_leased_is_read_as_its_claim_returned_it(lab: Lab) -> None:
+    tenure, tenant, stranger = await lab.join(), await lab.tenant(), await lab.tenant()
+    task = await leased(lab, tenure, tenant)
+    own = await lab.running(tenure, tenant)
+    (found,) = await lab.leases.leased(tenant, [(task.id, 1), (task.id, 2), (own.id, 1)])
+    assert (found.assignment.id, found.assignment.fence) == (task.id, 1)
+    assert (found.queue, found.capability) == ("default", "handler:work")
+    assert await lab.leases.leased(stranger, [(task.id, 1)]) == []
+
+
+async def test_reports_that_changed_nothing_are_told_why(lab: Lab) -> None:
+    """The same report again, one of a try that is over, one of a task that never was."""
+    tenure, tenant = await lab.join(), await lab.tenant()
+    done, late, gone = [await leased(lab, tenure, tenant, lease=0.0) for _ in range(3)]
+    await lab.engine.finish(tenure, [finish(done)])
+    await lab.engine.finish(tenure, [finish(late, outcome=Outcome.TIMED_OUT)])
+    await lab.engine.lose([held(gone)])
+    unknown = lab.ids.make(1_800_000_000.0)
+
+    async def judged(task_id: UUID, fence: int, outcome: Outcome) -> tuple[bool, bool]:
+        (found,) = await lab.leases.judge(tenant, [(task_id, fence, outcome)])
+        assert (found.id, found.fence, found.outcome) == (task_id, fence, outcome.value)
+        return found.recorded, found.known
+
+    assert await judged(done.id, 1, Outcome.SUCCEEDED) == (True, True)
+    assert await judged(done.id, 2, Outcome.SUCCEEDED) == (False, True)
+    assert await judged(late.id, 1, Outcome.FAILED) == (False, True), "we ended it, not the worker"
+    assert await judged(late.id, 1, Outcome.TIMED_OUT) == (True, True)
+    assert await judged(gone.id, 1, Outcome.SUCCEEDED) == (False, True)
+    assert await judged(unknown, 1, Outcome.SUCCEEDED) == (False, False)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -405,14 +406,14 @@ async def test_workers_are_shown_with_what_they_said_and_hold(shop: Shop) -> Non
     about = {"host": "db7", "slots": 8, "versions": {"python": "3.11"}, "memory_bytes": 1e6}
     (task,) = await worker.lease(about=about, tags=["gpu"])
 
-    async def shown() -> dict[str, object] | None:
+    async def shown() -> dict[str, Any] | None:
         (item,) = (await shop.client.get("/v1/workers")).json()["items"]
         return item if item["leases"] == 1 and item["statistics"]["leased"] == 1 else None
 
     item = await eventually(shown, within=5, what="the worker is shown with its lease")
     assert item is not None
     assert (item["name"], item["state"], item["tags"]) == ("w1", "alive", ["gpu"])
-    assert item["about"]["host"] == "db7"  # type: ignore[index]
+    assert item["about"]["host"] == "db7"
     await worker.report(task)
 
     async def done() -> bool:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 from uuid import UUID
 
+from mainspring.domain.capability import ALONE
 from mainspring.domain.tenant import TenantLimits
+from mainspring.node.reporting import Said, Verdict
 from simulation.store import MemoryStore
-from simulation.tables import Finished, ScheduleRow, Task
+from simulation.tables import Finished, NodeRow, ScheduleRow, Task
 from simulation.world import SimulationFailed
 
 
@@ -49,6 +51,7 @@ class Invariants:
         self._lines = 0
         self._expected: dict[UUID, float] = {}
         self.may_lose: Callable[[str], bool] = lambda _worker: True
+        self.may_blame: Callable[[], bool] = lambda: True
 
     def check(self, statement: str) -> None:
         self._check_partitions()
@@ -66,6 +69,8 @@ class Invariants:
                 continue
             else:
                 self._check_change(task, _Past(*past), statement)
+            blamed = task.losses > 0 or task.capability.endswith(ALONE)
+            self._require(self.may_blame() or not blamed, "a worker was blamed for nothing", task)
             task.past = self._tasks[task.id] = _state_of(task)
             if (
                 statement in ("create", "retry", "fire")
@@ -80,6 +85,9 @@ class Invariants:
 
     def check_end(self) -> None:
         """Everything could finish, and has."""
+        for letter in self._tables.dead_letters.values():
+            harmless = letter.reason == "poison" and letter.attempts.count("lost") < 3
+            self._require(not harmless, "buried too early", letter)
         stuck = list(self._tables.tasks.values())
         if stuck:
             raise SimulationFailed(f"{len(stuck)} tasks are stuck, such as {stuck[0]}")
@@ -144,14 +152,23 @@ class Invariants:
         self._require(past.due <= now, "started before its due time", task)
         self._require(task.expires is None or task.expires > now, "started when expired", task)
         self._require(task.cancel_requested is False, "started though cancelled", task)
-        node = self._node_of(task.worker)
-        self._require(node is not None and node[1] == "active", "started by a dead node", task)
+        node = self._node_of(task)
+        self._require(node is not None and node.state == "active", "started by a dead node", task)
         owner = self._tables.partitions[task.partition].owner
-        self._require(node is not None and owner == node[0], "started by another's node", task)
+        self._require(node is not None and owner == node.id, "started by another's node", task)
+        if task.incarnation is not None:
+            present = self._tables.workers.get((task.tenant_id, task.worker or ""))
+            self._require(present == task.incarnation, "leased to a former process", task)
         self._check_limits(task)
 
     def _check_limits(self, task: Task) -> None:
-        running = [t for t in self._tables.tasks.values() if t.state == "running"]
+        # A try that failed after somebody asked for its end gives its slot back a statement before
+        # that end is written.
+        running = [
+            t
+            for t in self._tables.tasks.values()
+            if t.state == "running" and not t.cancel_requested
+        ]
         tenants = [t for t in running if t.tenant_id == task.tenant_id]
         most = self._most[task.tenant_id]
         self._require(most is None or len(tenants) <= most, "a tenant's limit was exceeded", task)
@@ -162,9 +179,12 @@ class Invariants:
             fits = all(place <= limit for place, limit in enumerate(limits, 1))
             self._require(fits, "a concurrency key's limit was exceeded", task)
 
-    def _node_of(self, worker: str | None) -> tuple[UUID, str] | None:
-        node = self._tables.nodes.get(UUID((worker or "").removeprefix("node:")))
-        return None if node is None else (node.id, node.state)
+    def _node_of(self, task: Task) -> NodeRow | None:
+        """Who claimed it, for itself or for a worker."""
+        if task.incarnation is None:
+            return self._tables.nodes.get(UUID((task.worker or "").removeprefix("node:")))
+        writer = self._store.writer
+        return None if writer is None else self._tables.nodes.get(writer.node_id)
 
     def _note_limits(self) -> None:
         """A lowered limit holds for what starts later, once the owner has heard of it: what is
@@ -229,6 +249,15 @@ class Invariants:
         for task_id in task_ids:
             places = (task_id in self._tables.tasks) + (task_id in self._tables.history)
             self._require(places == 1, f"an acknowledged task is in {places} places", task_id)
+
+    def check_verdict(self, said: Said, verdict: Verdict) -> None:
+        """What a worker is told about its report is so."""
+        recorded = self._tables.outcome_of(said.id, said.fence)
+        self._require(verdict != "unknown", "a task is forgotten", said)
+        if verdict == "accepted":
+            self._require(recorded not in (None, "lost"), "accepted and not recorded", said)
+        else:
+            self._require(recorded != said.outcome.value, "fenced and recorded", said)
 
     # The cluster -----------------------------------------------------------------------------
 

@@ -1,48 +1,141 @@
-"""The statements about workers' leases, in memory: the contract suite binds them to the SQL."""
+"""The statements about workers and leases, in memory: the contract suite binds them to the SQL."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from uuid import UUID
 
 import msgspec
 
 from mainspring.domain.capability import Offer
+from mainspring.domain.execution import Outcome
 from mainspring.domain.placement import Tenure
 from mainspring.domain.task import TaskSpec
-from mainspring.store.leases import Beat, Beaten, HeldTry, Leased, WorkerPick
+from mainspring.store.leases import Beat, Beaten, HeldTry, Judged, Leased, LeaseStore, WorkerPick
+from mainspring.store.messages import Messages
+from mainspring.store.workers import Touch, Workers
+from simulation.remote import Link
 from simulation.store import MemoryStore, assignment_of
 from simulation.tables import Task
 
 _decode_spec = msgspec.json.Decoder(TaskSpec).decode
+_TOLD_BY_WORKERS = ("succeeded", "failed", "cancelled", "released")
+
+Try = tuple[UUID, int]
 
 
 class MemoryLeases:
-    """`LeaseStore` over the simulation's tables."""
+    """The statements over the simulation's tables."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
+        self._tables = store.tables
+
+    def claim_for(self, tenure: Tenure, picks: Iterable[WorkerPick], lease: float) -> list[Leased]:
+        if not self._store.is_valid(tenure):
+            return []
+        leased = []
+        self._store.writer = tenure
+        for pick in sorted(picks):
+            if self.is_current(pick.tenant_id, pick.worker, pick.incarnation):
+                task = self._store.begin_try(pick.ref, pick.worker, pick.incarnation, lease)
+                if task is not None:
+                    leased.append(_leased(task))
+        self._store.committed("claim")
+        return leased
+
+    def claimed_for(self, picks: Iterable[WorkerPick]) -> list[Leased]:
+        found = []
+        for pick in sorted(picks):
+            self._store.claimed_by([pick.ref], worker=pick.worker)  # makes its rev stale
+            task = self._tables.tasks.get(pick.id)
+            if task is not None and (task.worker, task.incarnation) == pick[3:]:
+                found.append(_leased(task))
+        return found
+
+    def extend_for(
+        self, holder: tuple[int, str, str], beats: Iterable[Beat], lease: float, grace: float
+    ) -> list[Beaten]:
+        beaten, now = [], self._store.now()
+        for beat in beats:
+            task = self._present(holder[0], beat.id, beat.fence)
+            if task is None or (task.worker, task.incarnation) != holder[1:]:
+                continue
+            assert task.picked is not None
+            over = now >= task.picked + _decode_spec(task.spec).timeout + grace
+            if not over:
+                task.lease_until = now + lease
+            end = task.lease_until or now
+            beaten.append(Beaten(holder[0], task.id, end, task.cancel_requested, over))
+        self._store.committed("extend")
+        return beaten
+
+    def leased(self, tenant_id: int, tries: Sequence[Try]) -> list[Leased]:
+        return [_leased(task) for task in self._held(tenant_id, tries)]
+
+    def held(self, tenant_id: int, tries: Sequence[Try]) -> list[HeldTry]:
+        return [
+            HeldTry(assignment_of(task)._replace(payload=b""), task.cancel_requested)
+            for task in self._held(tenant_id, tries)
+        ]
+
+    def judge(self, tenant_id: int, tries: Sequence[tuple[UUID, int, Outcome]]) -> list[Judged]:
+        return [
+            Judged(id, fence, outcome.value, self._told(id, fence, outcome), self._known(id))
+            for id, fence, outcome in tries
+        ]
+
+    def register(self, tenant_id: int, name: str, incarnation: str) -> bool:
+        if (tenant_id, name, incarnation) in self._tables.former_workers:
+            return False
+        before = self._tables.workers.get((tenant_id, name))
+        if before not in (None, incarnation):
+            self._tables.former_workers.add((tenant_id, name, before))
+        self._tables.workers[tenant_id, name] = incarnation
+        self._store.committed("register")
+        return True
+
+    def is_current(self, tenant_id: int, name: str, incarnation: str) -> bool:
+        return self._tables.workers.get((tenant_id, name)) in (None, incarnation)
+
+    def _held(self, tenant_id: int, tries: Sequence[Try]) -> list[Task]:
+        found = [self._present(tenant_id, id, fence) for id, fence in tries]
+        return [task for task in found if task is not None and task.incarnation is not None]
+
+    def _present(self, tenant_id: int, task_id: UUID, fence: int) -> Task | None:
+        task = self._tables.tasks.get(task_id)
+        if task is None or task.tenant_id != tenant_id or task.state != "running":
+            return None
+        return task if task.fence == fence else None
+
+    def _told(self, task_id: UUID, fence: int, outcome: Outcome) -> bool:
+        """Whether a worker told of this try before. A hard timeout is nothing that it said, unless
+        it says so, too."""
+        recorded = self._tables.outcome_of(task_id, fence)
+        return recorded in _TOLD_BY_WORKERS or recorded == outcome == Outcome.TIMED_OUT
+
+    def _known(self, task_id: UUID) -> bool:
+        return task_id in self._tables.tasks or task_id in self._tables.history
+
+
+def _leased(task: Task) -> Leased:
+    return Leased(assignment_of(task), task.capability, None, task.queue, None, None, None)
+
+
+class RemoteLeases(LeaseStore):
+    """Workers' leases over a link."""
+
+    def __init__(self, leases: MemoryLeases, link: Link) -> None:
+        self._leases = leases
+        self._link = link
 
     async def claim_for(
         self, tenure: Tenure, picks: Iterable[WorkerPick], *, lease: float
     ) -> list[Leased]:
-        leased = []
-        for pick in sorted(picks):
-            present = self._store.tables.workers.get((pick.tenant_id, pick.worker))
-            if present not in (None, pick.incarnation):
-                continue
-            if self._store.claim(tenure, [pick.ref], worker=pick.worker, lease=lease):
-                task = self._store.tables.tasks[pick.id]
-                task.incarnation = pick.incarnation
-                leased.append(_leased(task))
-        return leased
+        asked = list(picks)
+        return await self._link.call(lambda: self._leases.claim_for(tenure, asked, lease))
 
     async def claimed_for(self, picks: Iterable[WorkerPick]) -> list[Leased]:
-        found = []
-        for pick in sorted(picks):
-            self._store.claimed_by([pick.ref], worker=pick.worker)  # makes its rev stale
-            task = self._store.tables.tasks.get(pick.id)
-            if task is not None and (task.worker, task.incarnation) == pick[3:]:
-                found.append(_leased(task))
-        return found
+        asked = list(picks)
+        return await self._link.call(lambda: self._leases.claimed_for(asked))
 
     async def extend_for(
         self,
@@ -54,45 +147,66 @@ class MemoryLeases:
         lease: float,
         grace: float,
     ) -> list[Beaten]:
-        beaten, now = [], self._store.now()
-        for beat in beats:
-            task = self._present(tenant_id, beat.id, beat.fence)
-            if task is None or (task.worker, task.incarnation) != (worker, incarnation):
-                continue
-            assert task.picked is not None
-            over = now >= task.picked + _decode_spec(task.spec).timeout + grace
-            if not over:
-                task.lease_until = now + lease
-            end = task.lease_until or now
-            beaten.append(Beaten(tenant_id, task.id, end, task.cancel_requested, over))
-        return beaten
+        holder, told = (tenant_id, worker, incarnation), list(beats)
+        return await self._link.call(lambda: self._leases.extend_for(holder, told, lease, grace))
 
-    async def held(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[HeldTry]:
-        found = [self._present(tenant_id, id, fence) for id, fence in tries]
-        return [
-            HeldTry(assignment_of(task)._replace(payload=b""), task.cancel_requested)
-            for task in found
-            if task is not None and task.incarnation is not None
-        ]
+    async def leased(self, tenant_id: int, tries: Sequence[Try]) -> list[Leased]:
+        return await self._link.call(lambda: self._leases.leased(tenant_id, tries))
+
+    async def held(self, tenant_id: int, tries: Sequence[Try]) -> list[HeldTry]:
+        return await self._link.call(lambda: self._leases.held(tenant_id, tries))
+
+    async def judge(
+        self, tenant_id: int, tries: Sequence[tuple[UUID, int, Outcome]]
+    ) -> list[Judged]:
+        return await self._link.call(lambda: self._leases.judge(tenant_id, tries))
+
+
+class RemoteWorkers(Workers):
+    """The registry over a link: as much of it as decides who is a worker."""
+
+    def __init__(self, leases: MemoryLeases, link: Link) -> None:
+        self._leases = leases
+        self._link = link
 
     async def register(
-        self, tenant_id: int, name: str, incarnation: str, _offer: Offer, _about: object
+        self,
+        tenant_id: int,
+        name: str,
+        incarnation: str,
+        offer: Offer,
+        about: Mapping[str, object] | None,
     ) -> bool:
-        tables = self._store.tables
-        if (tenant_id, name, incarnation) in tables.former_workers:
-            return False
-        before = tables.workers.get((tenant_id, name))
-        if before not in (None, incarnation):
-            tables.former_workers.add((tenant_id, name, before))
-        tables.workers[tenant_id, name] = incarnation
-        return True
+        return await self._link.call(lambda: self._leases.register(tenant_id, name, incarnation))
 
-    def _present(self, tenant_id: int, task_id: UUID, fence: int) -> Task | None:
-        task = self._store.tables.tasks.get(task_id)
-        if task is None or task.tenant_id != tenant_id or task.state != "running":
-            return None
-        return task if task.fence == fence else None
+    async def is_current(self, tenant_id: int, name: str, incarnation: str) -> bool:
+        return await self._link.call(lambda: self._leases.is_current(tenant_id, name, incarnation))
+
+    async def touch(self, touches: Sequence[Touch]) -> set[tuple[int, str]]:
+        return await self._link.call(
+            lambda: {touch[:2] for touch in touches if self._leases.is_current(*touch[:3])}
+        )
+
+    async def note_held(self, node_id: UUID, held: Mapping[tuple[int, str], int]) -> None:
+        await self._link.call(lambda: None)
 
 
-def _leased(task: Task) -> Leased:
-    return Leased(assignment_of(task), task.capability, None, task.queue, None, None, None)
+class RemoteMessages(Messages):
+    """Nodes' letters over a link. `hint` tells a node that something has come, if it arrives."""
+
+    def __init__(self, store: MemoryStore, link: Link, hint: Callable[[UUID], None]) -> None:
+        self._letters = store.tables.letters
+        self._link = link
+        self._hint = hint
+
+    async def post(self, letters: Sequence[tuple[UUID, bytes]]) -> None:
+        def leave() -> None:
+            for node_id, body in letters:
+                self._letters.setdefault(node_id, []).append(body)
+            for node_id in dict(letters):
+                self._hint(node_id)
+
+        await self._link.call(leave)
+
+    async def collect(self, node_id: UUID) -> list[bytes]:
+        return await self._link.call(lambda: self._letters.pop(node_id, []))

@@ -13,6 +13,7 @@ import asyncpg
 from mainspring.api.ingest import Ingest
 from mainspring.clock import DatabaseClock
 from mainspring.config import Config
+from mainspring.domain.capability import needs_worker
 from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
 from mainspring.domain.ids import TaskIds
 from mainspring.engine.core import Engine, EngineSettings
@@ -21,16 +22,20 @@ from mainspring.execution.port import ReportSink
 from mainspring.node.deadlines import Deadlines
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
+from mainspring.node.leasing import LeaseDesk
 from mainspring.node.loader import Loader
 from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
 from mainspring.node.node import Node
+from mainspring.node.post import Post
 from mainspring.node.recorder import Recorder
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.firing import Firing
-from mainspring.store.step_outcomes import StepOutcomes
+from mainspring.store.step_outcomes import StepOutcomes, StepsFinished
+from mainspring.store.step_rows import Moved
+from simulation.leases import MemoryLeases, RemoteLeases, RemoteMessages, RemoteWorkers
 from simulation.remote import RemoteConnection, RemoteEngineStore, RemoteKeys, RemoteTasks
 from simulation.schedules import MemorySchedules, RemoteSchedules
 from simulation.store import MemoryStore
@@ -39,7 +44,8 @@ from simulation.world import CALM, World
 T = TypeVar("T")
 
 METRICS = Metrics()
-CAPABILITY = "handler:work"
+CAPABILITY = "handler:mainspring.work"
+"""What runs inside a node."""
 
 
 class Network:
@@ -84,7 +90,7 @@ class Network:
     def _post(self, answer: "asyncio.Future[T]", result: T | MainspringError) -> None:
         process = answer.get_loop()
         if not self.cut:
-            process.call_soon(_resolve, answer, result)
+            process.call_soon(resolve, answer, result)
 
 
 def _happen(statement: Callable[[], object]) -> None:
@@ -93,7 +99,7 @@ def _happen(statement: Callable[[], object]) -> None:
         statement()
 
 
-def _resolve(answer: "asyncio.Future[T]", result: T | MainspringError) -> None:
+def resolve(answer: "asyncio.Future[T]", result: T | MainspringError) -> None:
     if answer.done():
         return
     if isinstance(result, MainspringError):
@@ -120,6 +126,11 @@ class LossySignals(Signals):
         for node in self._others():
             self._tell(node.membership.hint)
 
+    def mailed(self, node_id: UUID) -> None:
+        for node in self._others():
+            if node.state.node_id == node_id:
+                self._tell(node.post.hint)
+
     async def send(self) -> None:
         return
 
@@ -141,7 +152,11 @@ class _NoDeadlines:
         pass
 
 
-_NO_STEPS = cast("StepOutcomes", None)
+class _NoSteps:
+    """Nor are there any steps that a worker could lose."""
+
+    async def lose(self, *_held: object, **_more: object) -> StepsFinished:
+        return StepsFinished(set(), Moved())
 
 
 class _NoHousekeeping:
@@ -250,11 +265,26 @@ class SimNode:
             stream_cap=config.stream_cap,
             tenant_cap=config.tenant_cap,
         )
-        self.state = NodeState(Engine(settings), self.clock, node_id=world.uuid())
+        self.state = NodeState(Engine(settings, needs_worker), self.clock, node_id=world.uuid())
         remote = RemoteEngineStore(store, self.network)
         signals = LossySignals(world, self.state, others)
-        recorder = Recorder(config, self.state, remote, _NO_STEPS, signals, METRICS, rng)
+        recorder = Recorder(
+            config, self.state, remote, cast(StepOutcomes, _NoSteps()), signals, METRICS, rng
+        )
         dispatcher = Dispatcher(config, self.state, remote, recorder, METRICS)
+        self.post = Post(self.state, self._messages(store, signals), config.wake_poll)
+        leases = MemoryLeases(store)
+        self.desk = LeaseDesk(
+            config,
+            self.state,
+            RemoteLeases(leases, self.network),
+            recorder,
+            METRICS,
+            RemoteWorkers(leases, self.network),
+            self.post,
+            dispatcher.lose,
+        )
+        dispatcher.serve_workers(self.desk)
         keys = RemoteKeys(store, self.network)
         self.loader = Loader(config, self.state, remote, keys, dispatcher, METRICS)
         self.membership = Membership(
@@ -279,10 +309,14 @@ class SimNode:
             self._materializer(config, store, signals),
             cast(Deadlines, _NoDeadlines()),
             [Chaos(world, rng, self.clock, recorder.report)],
+            self.desk,
         )
         self.tasks = RemoteTasks(store, self.network)
         self.ingest = Ingest(self.tasks, self.node, self.clock, METRICS, config.near)
         self.process.spawn(self._start)
+
+    def _messages(self, store: MemoryStore, signals: LossySignals) -> RemoteMessages:
+        return RemoteMessages(store, self.network, signals.mailed)
 
     def _materializer(self, config: Config, store: MemoryStore, signals: Signals) -> Materializer:
         chance = Random(self.world.rng.getrandbits(64))

@@ -25,10 +25,12 @@ from mainspring.domain.transitions import Move, Standing
 from mainspring.errors import Conflict, StoreUnavailable
 from mainspring.store.schedule_rows import Template
 from mainspring.store.tasks import Change, Creation, LockedTask, NewTask
+from simulation import worker
 from simulation.invariants import Invariants
 from simulation.node import CAPABILITY, SimNode
 from simulation.schedules import new_schedule
 from simulation.store import MemoryStore
+from simulation.worker import SimWorker
 from simulation.world import CALM, EPOCH, SimulationFailed, World
 
 TROUBLE = 25.0
@@ -37,7 +39,10 @@ PATIENCE = 90.0
 """Seconds after which everything must be done."""
 
 _RETRY = RetryPolicy(max_attempts=3, initial=0.5, factor=2.0, max_delay=3.0)
-_SPEC = msgspec.json.encode(TaskSpec(Target("handler", name="work"), retry=_RETRY))
+_SPEC = msgspec.json.encode(TaskSpec(Target("handler", name="mainspring.work"), retry=_RETRY))
+_FAR_SPEC = msgspec.json.encode(
+    TaskSpec(Target("handler", name=worker.HANDLER), timeout=6.0, retry=_RETRY)
+)
 _TEMPLATE = msgspec.json.encode(
     Template(msgspec.Raw(_SPEC), msgspec.Raw(b"{}"), CAPABILITY, "default", 5)
 )
@@ -60,13 +65,21 @@ class Scenario:
         self.store.tables.tenants.update(limits)
         self.invariants = Invariants(self.store)
         self.invariants.may_lose = self._may_lose
+        self.invariants.may_blame = lambda: self.disturbed
         self.store.committed = self._committed
         self.nodes: list[SimNode] = []
         self.fallen: set[str] = set()
+        self.workers: dict[tuple[int, str], SimWorker] = {}
+        """The latest process under each name. A tenant may have none, or one, or two."""
+        weather = self.world.weather
+        self.disturbed = any((weather.request_lost, weather.answer_lost, weather.slow > 0.1))
+        """Whether anything was ever cut off: then workers may be blamed for what they lose."""
         self.ids = TaskIds(Random(rng.getrandbits(64)))
         for _ in range(rng.choice((0, 1, 3))):
             self._make_schedule()
         self.size = rng.randint(1, 4)
+        self.poison = rng.choice((0.0, 0.0, 0.05))
+        """The share of tasks that kill their worker."""
         self.problem: BaseException | None = None
 
     def run(self) -> None:
@@ -77,12 +90,17 @@ class Scenario:
             finally:
                 for node in self.nodes:
                     node.crash()
+                for found in self.workers.values():
+                    found.crash()
 
     # The two halves of a life ----------------------------------------------------------------
 
     def _trouble(self) -> None:
         for _ in range(self.size):
             self._start_node()
+        for tenant in sorted(self.store.tables.tenants):
+            for name in ("ann", "bob")[: self.rng.choice((0, 1, 2))]:
+                self._start_worker(tenant, name)
         for _ in range(self.rng.randint(20, 60)):
             self.world.at(self.rng.uniform(0.5, TROUBLE), self._client_creates)
         for _ in range(self.rng.randint(0, 40)):
@@ -100,6 +118,8 @@ class Scenario:
         self.world.weather = CALM
         for node in self.nodes:
             node.resume()
+        for found in self.workers.values():
+            found.resume()
         while sum(node.alive for node in self.nodes) < self.size:
             self._start_node()
         deadline = self.world.now + PATIENCE
@@ -129,6 +149,9 @@ class Scenario:
             (weather.pause_rate, self._pause),
             (weather.clock_jump_rate, self._jump),
             (weather.crash_rate / 2, self._leave),
+            (weather.crash_rate, self._crash_worker),
+            (weather.crash_rate / 2, self._replace_worker),
+            (weather.pause_rate, self._pause_worker),
             (0.1, self._change_limits),
         ):
             moment = self.rng.expovariate(rate) if rate else TROUBLE
@@ -136,17 +159,35 @@ class Scenario:
                 self.world.at(moment, fault)
                 moment += self.rng.expovariate(rate)
 
+    def _crash_worker(self) -> None:
+        if (found := self._some_worker()) is not None:
+            self.world.note(f"crash {found.holder}")
+            found.crash()
+
+    def _pause_worker(self) -> None:
+        if (found := self._some_worker()) is not None:
+            self.disturbed = True
+            self.world.note(f"pause {found.holder}")
+            found.pause(self.rng.choice((0.5, 3.0, 15.0)))
+
+    def _replace_worker(self) -> None:
+        """A process begins under the name of another, which does not know of it yet."""
+        if (found := self._some_worker()) is not None:
+            self._start_worker(*found.holder[:2])
+
     def _crash(self) -> None:
         node = self._some_node()
         if node is not None:
             self.world.note(f"crash {node.state.node_id}")
             self._fall(node)
+            self.disturbed = True
             node.crash()
             self.world.later(self.rng.uniform(0.1, 5.0), self._start_node)
 
     def _pause(self) -> None:
         node = self._some_node()
         if node is not None:
+            self.disturbed = True
             self.world.note(f"pause {node.state.node_id}")
             node.pause(self.rng.choice((0.5, 3.0, 10.0)))
 
@@ -154,6 +195,7 @@ class Scenario:
         node = self._some_node()
         if node is None:
             return
+        self.disturbed = True
         self.world.note(f"leave {node.state.node_id}")
         self._fall(node)
 
@@ -164,6 +206,7 @@ class Scenario:
         node.leave(gone)
 
     def _jump(self) -> None:
+        self.disturbed = True
         self.world.note("the database's clock jumps")
         for node in self.nodes:
             node.blemished = True
@@ -194,8 +237,32 @@ class Scenario:
 
     def _may_lose(self, worker: str) -> bool:
         """Only who was cut off may lose a lease; a name nobody bears any more was fenced."""
+        if not worker.startswith("node:"):
+            return True  # what was granted too late runs out, and nobody is blamed for it
         bearers = [node for node in self._living() if node.state.worker == worker]
         return not bearers or worker in self.fallen or any(node.blemished for node in bearers)
+
+    # Workers ---------------------------------------------------------------------------------
+
+    def _start_worker(self, tenant: int, name: str) -> None:
+        judged, died = self.invariants.check_verdict, self._worker_died
+        self.disturbed |= (tenant, name) in self.workers
+        self.workers[tenant, name] = SimWorker(self.world, tenant, name, self._living, judged, died)
+
+    def _worker_died(self, worker: SimWorker) -> None:
+        """What a supervisor does, unless there is another process under its name."""
+        self.disturbed = True
+        name = worker.holder[:2]
+        if self.workers[name] is worker:
+            self.world.later(self.rng.uniform(0.1, 3.0), partial(self._begin_anew, name, worker))
+
+    def _begin_anew(self, name: tuple[int, str], dead: SimWorker) -> None:
+        if self.workers[name] is dead:
+            self._start_worker(*name)
+
+    def _some_worker(self) -> SimWorker | None:
+        living = [found for found in self.workers.values() if found.alive]
+        return self.rng.choice(living) if living else None
 
     # Clients ---------------------------------------------------------------------------------
 
@@ -220,6 +287,8 @@ class Scenario:
         key = rng.choice((None, None, "red", "blue"))
         due = round(now + rng.choice((0.0, 0.0, rng.uniform(0, 3), rng.uniform(0, 15))), 6)
         stranger = rng.random() < 0.05
+        far = not stranger and any(t == tenant for t, _ in self.workers) and rng.random() < 0.5
+        payload = worker.POISON if far and rng.random() < self.poison else b""
         hurry = rng.random() < 0.15 or stranger
         return NewTask(
             tenant_id=tenant,
@@ -232,11 +301,11 @@ class Scenario:
             concurrency_limit=None if key is None else rng.choice((1, 1, 2)),
             priority=rng.choice((0, 5, 5, 9)),
             queue=rng.choice(("default", "default", "mail")),
-            capability="handler:nobody" if stranger else CAPABILITY,
+            capability=_capability(stranger, far),
             name=None,
             labels=None,
-            spec=_SPEC,
-            payload=b"",
+            spec=_FAR_SPEC if far else _SPEC,
+            payload=payload,
         )
 
     def _make_schedule(self) -> None:
@@ -322,12 +391,19 @@ def _decide(rule: Any, locked: LockedTask) -> Change | bool:
     )
 
 
+def _capability(stranger: bool, far: bool) -> str:
+    if stranger:
+        return "handler:nobody"
+    return worker.CAPABILITY if far else CAPABILITY
+
+
 def _draw_config(rng: Random) -> Config:
     """Everything small and quick. In half of the worlds there is no net: no reload ever helps."""
     return Config(
         node_name="sim",
         slots=rng.choice((1, 3, 20)),
         lease=5.0,
+        worker_lease=5.0,
         heartbeat=0.6,
         node_ttl=2.0,
         look_ahead=4.0,

@@ -4,7 +4,7 @@ Every method is one transaction: it happens at one moment and either wholly or n
 contract suite runs the same tests against this and against PostgreSQL, so that it cannot lie.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 from uuid import UUID
@@ -18,17 +18,14 @@ from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.settlement import Finish, Retry
 from mainspring.domain.task import TaskSpec, TaskState
 from mainspring.domain.tenant import TenantLimits
-from mainspring.store.cluster import Member
 from mainspring.store.engine import Extended, Seen, TaskRef
 from mainspring.store.tasks import Change, Creation, LockedTask, NewTask
+from simulation.cluster import MemoryCluster
 from simulation.tables import (
     DeadLetter,
     Execution,
     Finished,
     KeyRow,
-    NodeRow,
-    PartitionRow,
-    Tables,
     Task,
 )
 
@@ -38,27 +35,8 @@ _decode_spec = msgspec.json.Decoder(TaskSpec).decode
 _FAILURES = ("failed", "timed_out")
 
 
-class MemoryStore:
-    """The statements. `committed` is called after each one that may have written."""
-
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        partitions: Collection[int],
-        *,
-        near: float,
-        committed: Callable[[str], None] = lambda _statement: None,
-    ) -> None:
-        self._clock = clock
-        self.near = near
-        self.committed = committed
-        self.writer: Tenure | None = None
-        """Who wrote last, for those who check that the right ones are told."""
-        self.tables = Tables(partitions={p: PartitionRow() for p in partitions})
-
-    def now(self) -> float:
-        """The database's clock, in whole microseconds as PostgreSQL has it."""
-        return round(self._clock(), 6)
+class MemoryStore(MemoryCluster):
+    """The statements about tasks and tenants, beside those about the cluster."""
 
     # Reading ---------------------------------------------------------------------------------
 
@@ -114,19 +92,23 @@ class MemoryStore:
     ) -> list[Assignment]:
         if not self.is_valid(tenure):
             return []
-        now, claimed = self.now(), []
-        for pick in sorted(picks):
-            task = self._find(pick.tenant_id, pick.id)
-            if task is None or task.rev != pick.guard or task.state != "scheduled":
-                continue
-            if task.due > now or (task.expires is not None and task.expires <= now):
-                continue
-            task.state, task.worker = "running", worker
-            task.rev, task.fence, task.attempts = task.rev + 1, task.fence + 1, task.attempts + 1
-            task.picked, task.lease_until = now, now + lease
-            claimed.append(assignment_of(task))
+        begun = [self.begin_try(pick, worker, None, lease) for pick in sorted(picks)]
         self.committed("claim")
-        return claimed
+        return [assignment_of(task) for task in begun if task is not None]
+
+    def begin_try(
+        self, pick: TaskRef, worker: str, incarnation: str | None, lease: float
+    ) -> Task | None:
+        """A part of a transaction that claims, for a node or for a worker's incarnation."""
+        now, task = self.now(), self._find(pick.tenant_id, pick.id)
+        if task is None or task.rev != pick.guard or task.state != "scheduled":
+            return None
+        if task.due > now or (task.expires is not None and task.expires <= now):
+            return None
+        task.state, task.worker, task.incarnation = "running", worker, incarnation
+        task.rev, task.fence, task.attempts = task.rev + 1, task.fence + 1, task.attempts + 1
+        task.picked, task.lease_until = now, now + lease
+        return task
 
     def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Assignment]:
         claimed = []
@@ -322,64 +304,6 @@ class MemoryStore:
                 self._wake(task)
         self.committed("set_limits")
 
-    # The cluster -----------------------------------------------------------------------------
-
-    def join(self, node_id: UUID, name: str) -> int:
-        self.tables.nodes[node_id] = NodeRow(node_id, name, self.now())
-        self.committed("join")
-        return 1
-
-    def beat(self, node_id: UUID, epoch: int) -> float | None:
-        node = self.tables.nodes.get(node_id)
-        if node is None or node.epoch != epoch or node.state != "active":
-            return None
-        node.heartbeat = self.now()
-        return node.heartbeat
-
-    def members(self) -> list[Member]:
-        return [
-            Member(node.id, node.name, None, node.epoch, self.now() - node.heartbeat)
-            for node in sorted(self.tables.nodes.values(), key=lambda n: n.id)
-            if node.state == "active"
-        ]
-
-    def ownership(self) -> dict[UUID | None, list[int]]:
-        owners: dict[UUID | None, list[int]] = {}
-        for number, row in sorted(self.tables.partitions.items()):
-            owners.setdefault(row.owner, []).append(number)
-        return owners
-
-    def declare_dead(self, node_id: UUID, ttl: float) -> bool:
-        node = self.tables.nodes.get(node_id)
-        if node is None or node.state != "active" or node.heartbeat >= self.now() - ttl:
-            return False
-        node.epoch, node.state = node.epoch + 1, "dead"
-        self.committed("declare_dead")
-        return True
-
-    def take_over(self, node_id: UUID, epoch: int, wanted: Collection[int]) -> list[int]:
-        node = self.tables.nodes.get(node_id)
-        if node is None or node.epoch != epoch or node.state != "active":
-            return []
-        free = [p for p in sorted(wanted) if not self._has_living_owner(p)]
-        for partition in free:
-            self._give(partition, node_id)
-        self.committed("take_over")
-        return free
-
-    def hand_over(
-        self, tenure: Tenure, gifts: Mapping[int, UUID | None], *, leaving: bool = False
-    ) -> int | None:
-        if not self.is_valid(tenure):
-            return None
-        for partition, heir in gifts.items():
-            if self.tables.partitions[partition].owner == tenure.node_id:
-                self._give(partition, heir)
-        node = self.tables.nodes[tenure.node_id]
-        node.epoch, node.state = node.epoch + 1, "left" if leaving else "active"
-        self.committed("hand_over")
-        return node.epoch
-
     # Details ---------------------------------------------------------------------------------
 
     def _find(self, tenant_id: int, task_id: UUID) -> Task | None:
@@ -395,19 +319,6 @@ class MemoryStore:
     def _try_of(self, report: Report) -> Task | None:
         assignment = report.assignment
         return self._current_try(assignment.tenant_id, assignment.id, assignment.fence)
-
-    def is_valid(self, tenure: Tenure) -> bool:
-        node = self.tables.nodes.get(tenure.node_id)
-        return node is not None and node.epoch == tenure.epoch
-
-    def _has_living_owner(self, partition: int) -> bool:
-        owner = self.tables.partitions[partition].owner
-        node = self.tables.nodes.get(owner) if owner is not None else None
-        return node is not None and node.state == "active"
-
-    def _give(self, partition: int, heir: UUID | None) -> None:
-        row = self.tables.partitions[partition]
-        row.owner, row.epoch = heir, row.epoch + 1
 
     def _wake_unless_owned(self, task: Task, tenure: Tenure) -> None:
         if task.partition not in tenure.partitions or not self.is_valid(tenure):

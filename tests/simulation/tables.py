@@ -192,3 +192,10 @@ class Tables:
     workers: dict[tuple[int, str], str] = field(default_factory=dict)
     """The present incarnation of each worker."""
     former_workers: set[tuple[int, str, str | None]] = field(default_factory=set)
+    letters: dict[UUID, list[bytes]] = field(default_factory=dict)
+    """What nodes wrote to each other."""
+
+    def outcome_of(self, task_id: UUID, fence: int) -> str | None:
+        """How a try ended, if it did."""
+        found = (e.outcome for e in self.executions if (e.id, e.fence) == (task_id, fence))
+        return next(found, None)

@@ -235,7 +235,7 @@ def regenerated(text: str) -> str:
         opening, closing = f"<!-- generated: {name} -->", "<!-- end -->"
         pattern = re.compile(f"{re.escape(opening)}\n.*?{closing}", re.DOTALL)
         table = f"{opening}\n\n{make()}\n{closing}"
-        text = pattern.sub(lambda _match, table=table: table, text)  # type: ignore[misc]
+        text = pattern.sub(table.replace("\\", r"\\"), text)
     return text
 
 

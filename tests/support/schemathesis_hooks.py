@@ -14,7 +14,7 @@ from support.identities import Authority
 # Not too far ahead: how far is a matter of configuration, which a schema cannot know.
 _TIMES = st.builds(
     lambda time, offset: time.isoformat() + offset,
-    st.datetimes(datetime(2027, 1, 1), datetime(2090, 1, 1)),  # noqa: DTZ001
+    st.datetimes(datetime(2027, 1, 1), datetime(2090, 1, 1)),
     st.sampled_from(["Z", "+01:00", "-05:30"]),
 )
 _DURATIONS = st.builds(

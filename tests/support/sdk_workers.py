@@ -37,6 +37,8 @@ class Workers:
         self.key = tenant.key
         self.client = AsyncClient(node.url, tenant.key)
         self.app: App = worker_app.app
+        self.settings: dict[str, str] = {}
+        """What the workers' environment says besides."""
         self._directory = directory
         self._evidence = directory / "evidence"
         self._evidence.touch()
@@ -50,6 +52,7 @@ class Workers:
             "MAINSPRING_API_KEY": self.key,
             "EVIDENCE": str(self._evidence),
             "PYTHONPATH": os.pathsep.join([str(TESTS), str(self._directory)]),
+            **self.settings,
         }
 
     def spawn(self, *options: str, app: str = "support.worker_app:app") -> MainspringProcess:

@@ -1,7 +1,9 @@
 """The app that real worker processes run in tests. What handlers do is noted in a file."""
 
 import asyncio
+import ctypes
 import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -11,6 +13,9 @@ import mainspring
 from mainspring import Context, NonRetryable, RetryAfter
 
 app = mainspring.App("acceptance")
+
+if limit := os.environ.get("MEMORY_LIMIT"):
+    resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
 
 
 def note(ctx: Context, word: str) -> None:
@@ -48,7 +53,7 @@ def nap_in_thread(ctx: Context, seconds: float) -> int:
 @app.task
 async def block_the_loop(ctx: Context, seconds: float) -> int:
     note(ctx, "begin")
-    time.sleep(seconds)  # noqa: ASYNC251 - the very mistake that is tried
+    time.sleep(seconds)
     return ctx.attempt
 
 
@@ -58,7 +63,7 @@ async def block_for_ever(ctx: Context) -> None:
     note(ctx, "begin")
     while True:
         try:
-            time.sleep(60)  # noqa: ASYNC251
+            time.sleep(60)
         except BaseException:
             continue
 
@@ -86,8 +91,19 @@ async def swallow(ctx: Context) -> None:
 
 @app.task
 async def kill_the_worker(ctx: Context) -> None:
-    note(ctx, "begin")
+    note(ctx, "alone" if ctx.details.get("alone") else "begin")
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task
+def overrun_memory(ctx: Context) -> None:
+    """Takes memory as native code does that never looks whether it got any: there it ends."""
+    note(ctx, "alone" if ctx.details.get("alone") else "begin")
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    size = 16 * 2**20
+    for _ in range(64):
+        ctypes.memset(libc.malloc(ctypes.c_size_t(size)), 1, size)
 
 
 @app.task(cpu_bound=True)
@@ -116,7 +132,11 @@ def devour(ctx: Context) -> None:
 
 @app.task
 async def devour_in_the_worker() -> None:
-    raise MemoryError("there is no more")
+    """Ends with the MemoryError that Python raises at the worker's limit. What it asks for is never
+    touched, so that it is the limit which is met, and not what counts as too much in use."""
+    eaten = []
+    while True:
+        eaten.append(bytes(16 * 2**20))
 
 
 @app.task

@@ -15,6 +15,7 @@ import mainspring
 from mainspring import App, Context, InvalidArguments
 from mainspring.sdk.arguments import Signature
 from mainspring.sdk.encoding import encode
+from mainspring.sdk.periodic import Owner
 
 
 def app() -> App:
@@ -264,10 +265,10 @@ class TestTasks:
         @mine.task(queue="reports")
         def report(day: str) -> None: ...
 
-        template = mine.periodics["report"].template("app")
+        template = mine.periodics["report"].template(Owner("shop", 7))
         assert bytes(template["payload"]) == b'{"day":"today"}'
         assert template["queue"] == "reports"
-        assert template["labels"] == {"mainspring-app": "app"}
+        assert template["labels"] == {"mainspring-app": "shop", "mainspring-app-version": "7"}
 
 
 def test_what_json_does_not_know_is_refused() -> None:

@@ -50,7 +50,8 @@ def test_what_is_no_module(here: Path, path: str) -> None:
 
 
 def test_the_one_app_of_a_module_needs_no_name(here: Path) -> None:
-    assert load_app(module(here, APP + "same = app\n")).name == "app"
+    name = module(here, APP + "same = app\n")
+    assert load_app(name).name == name, "it is called as its module"
     with pytest.raises(ConfigError, match="has 2 apps: name one"):
         load_app(module(here, APP + "other = mainspring.App()\n"))
 

@@ -123,8 +123,8 @@ def wanted_task(
         problems.append(Problem("/task", "one of task and workflow is needed"))
     payload = msgspec.json.encode({"workflow": workflow or "", "input": given})
     return TemplateIn(
-        HandlerTarget(RUN_WORKFLOW),
-        msgspec.Raw(payload),
+        target=HandlerTarget(RUN_WORKFLOW),
+        payload=msgspec.Raw(payload),
         name=workflow,
         timeout=DAY,
         retry=RetryIn(max_attempts=1),

@@ -9,21 +9,11 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from mainspring.api.views import ConcurrencyOut, RetryOut, TargetOut, Time
 from mainspring.api.wire import (
     DAY,
-    DEFAULT_RETRY,
-    EMPTY,
-    ConcurrencyIn,
     Delay,
     Instant,
     Jitter,
-    Labels,
     Line,
-    Priority,
-    Queue,
-    RequiresIn,
-    RetryIn,
-    Sla,
-    TargetIn,
-    Timeout,
+    TimelessTask,
     WorkflowName,
 )
 from mainspring.domain.misfire import Decision
@@ -56,20 +46,8 @@ class DstIn(Struct, frozen=True, forbid_unknown_fields=True):
     repeat: RepeatPolicy = "first"
 
 
-class TemplateIn(Struct, frozen=True, forbid_unknown_fields=True):
+class TemplateIn(TimelessTask, frozen=True):
     """The task to make at each occurrence: a task without times of its own."""
-
-    target: TargetIn
-    payload: Raw = field(default_factory=EMPTY.copy)
-    name: Line | None = None
-    queue: Queue = "default"
-    priority: Priority = 5
-    timeout: Timeout = 30.0
-    sla: Sla = 30.0
-    retry: RetryIn = DEFAULT_RETRY
-    concurrency: ConcurrencyIn | None = None
-    requires: RequiresIn | None = None
-    labels: Labels | None = None
 
 
 class TimingIn(Struct, kw_only=True, forbid_unknown_fields=True):

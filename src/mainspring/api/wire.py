@@ -110,6 +110,22 @@ DEFAULT_RETRY = RetryIn()
 EMPTY = Raw(b"{}")
 
 
+class TimelessTask(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """A task without times of its own: what schedules and steps of workflows make."""
+
+    target: TargetIn
+    payload: Raw = field(default_factory=EMPTY.copy)
+    name: Line | None = None
+    queue: Queue = "default"
+    priority: Priority = 5
+    timeout: Timeout = 30.0
+    sla: Sla = 30.0
+    retry: RetryIn = DEFAULT_RETRY
+    concurrency: ConcurrencyIn | None = None
+    requires: RequiresIn | None = None
+    labels: Labels | None = None
+
+
 class TaskIn(Struct, forbid_unknown_fields=True):
     """A task as a caller asks for it."""
 

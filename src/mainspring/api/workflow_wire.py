@@ -8,20 +8,9 @@ from mainspring.api.schedule_wire import TemplateOut
 from mainspring.api.views import Time
 from mainspring.api.wire import (
     DAY,
-    DEFAULT_RETRY,
-    EMPTY,
-    ConcurrencyIn,
     Delay,
     Jitter,
-    Labels,
-    Line,
-    Priority,
-    Queue,
-    RequiresIn,
-    RetryIn,
-    Sla,
-    TargetIn,
-    Timeout,
+    TimelessTask,
     WorkflowName,
 )
 from mainspring.domain.condition import LONGEST_CONDITION
@@ -47,7 +36,7 @@ Deadline = (
 GraphFormat = Literal["json", "mermaid", "dot"]
 
 
-class StepIn(Struct, kw_only=True, forbid_unknown_fields=True):
+class StepIn(TimelessTask, kw_only=True, frozen=True):
     """A step: a task without times of its own, and its place in the graph."""
 
     id: StepId
@@ -57,18 +46,7 @@ class StepIn(Struct, kw_only=True, forbid_unknown_fields=True):
     foreach: Items | None = None
     delay: Delay | None = None
     cleanup: bool = False
-    target: TargetIn
-    payload: Raw = field(default_factory=EMPTY.copy)
-    name: Line | None = None
-    queue: Queue = "default"
-    priority: Priority = 5
-    timeout: Timeout = 30.0
-    sla: Sla = 30.0
     jitter: Jitter = 0.0
-    retry: RetryIn = DEFAULT_RETRY
-    concurrency: ConcurrencyIn | None = None
-    requires: RequiresIn | None = None
-    labels: Labels | None = None
 
 
 class WorkflowBody(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -79,7 +79,7 @@ class WorkflowResource:
                 line.name,
                 line.version,
                 line.step_count,
-                line.on_failure,  # type: ignore[arg-type]
+                line.on_failure,
                 line.created_at,
                 line.updated_at,
             )
@@ -161,10 +161,12 @@ def version_in(params: QueryParams) -> int | None:
 
 def graph_format(params: QueryParams) -> GraphFormat:
     """The form in which a query asks for a graph."""
-    form = params.get("format", "json")
-    if form not in get_args(GraphFormat):
-        raise _bad_query("format", f"is none of {', '.join(get_args(GraphFormat))}")
-    return form  # type: ignore[return-value]
+    asked, forms = params.get("format", "json"), get_args(GraphFormat)
+    form: GraphFormat
+    for form in forms:
+        if form == asked:
+            return form
+    raise _bad_query("format", f"is none of {', '.join(forms)}")
 
 
 def _created(workflow: StoredWorkflow) -> Response:

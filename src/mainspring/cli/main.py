@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -110,7 +111,6 @@ def worker(
     from mainspring.cli import worker as working
     from mainspring.sdk.worker.options import WorkerOptions
 
-    chosen = {"name": name, "processes": processes}
     options = WorkerOptions(
         queues=words(queues),
         concurrency=concurrency,
@@ -120,8 +120,11 @@ def worker(
         grace=grace,
         max_tasks=max_tasks,
         max_memory_mb=max_memory,
-        **{field: value for field, value in chosen.items() if value is not None},  # type: ignore[arg-type]
     )
+    if name is not None:
+        options = replace(options, name=name)
+    if processes is not None:
+        options = replace(options, processes=processes)
     config = load_config()
     with explaining():
         job = working.prepare(config, target, commands, options)

@@ -33,7 +33,7 @@ def explaining() -> Iterator[None]:
 def client() -> Client:
     """The API that the settings name."""
     config = load_config()
-    return Client(config.url, config.api_key, ca=config.api_ca)
+    return Client(config.url, config.api_key, ca=config.api_ca, proxy=config.proxy)
 
 
 @contextmanager

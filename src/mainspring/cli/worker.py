@@ -6,15 +6,17 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
 from mainspring.config import Config
-from mainspring.errors import ConfigError, RequestError
+from mainspring.errors import ConfigError, MainspringError, RequestError
 from mainspring.sdk.app import App
 from mainspring.sdk.environment import Address, address
+from mainspring.sdk.periodic import Synced
 from mainspring.sdk.worker.allowing import Allowed, load_allowed
 from mainspring.sdk.worker.loading import load_app
 from mainspring.sdk.worker.options import WorkerOptions
@@ -39,7 +41,7 @@ def prepare(
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    where = address(config.url, config.api_key, config.api_ca)
+    where = address(config.url, config.api_key, config.api_ca, config.proxy)
     if app_path is None and commands is None:
         raise ConfigError(["there is nothing to run: name an app, as in module:app, or --commands"])
     if not options.queues:
@@ -65,7 +67,11 @@ async def work(job: Job) -> None:
     gc.set_threshold(10_000, 20, 20)
     if app is not None and app.periodics:
         await _put_schedules(app)
-    await worker.run(lambda: typer.echo(_welcome(where, job.options, app, allowed)))
+    tidying = asyncio.create_task(_remove_schedules(app))
+    try:
+        await worker.run(lambda: typer.echo(_welcome(where, job.options, app, allowed)))
+    finally:
+        tidying.cancel()
     typer.echo(f"stopped: {worker.finished} tries")
     if worker.worn_out:
         _begin_anew()
@@ -73,11 +79,29 @@ async def work(job: Job) -> None:
 
 async def _put_schedules(app: App) -> None:
     try:
-        names = await app.sync_periodic()
+        synced = await app.sync_periodic()
     except RequestError as refused:
         refused.add_note("this was about the schedules that @app.periodic declares")
         raise
-    typer.echo(f"schedules in place: {', '.join(names)}")
+    if synced.newer is not None:
+        typer.echo(f"schedules are left to version {synced.newer} of {app.name}, which is newer")
+    else:
+        typer.echo(f"schedules in place: {', '.join(synced.names)}")
+    _tell_removed(synced)
+
+
+async def _remove_schedules(app: App | None) -> None:
+    """Of an app that declares none any more. It may well work without: its key need not allow it,
+    and the server need not be there yet."""
+    if app is None or app.periodics:
+        return
+    with suppress(MainspringError):
+        _tell_removed(await app.sync_periodic())
+
+
+def _tell_removed(synced: Synced) -> None:
+    if synced.removed:
+        typer.echo(f"schedules removed: {', '.join(synced.removed)}")
 
 
 def _welcome(

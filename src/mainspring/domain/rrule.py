@@ -9,11 +9,12 @@ looking at one year of each of the fourteen kinds.
 
 import re
 from calendar import isleap, monthrange
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dateutil.rrule import DAILY, HOURLY, MINUTELY, SECONDLY, WEEKLY, rrule, rrulestr
 
@@ -31,7 +32,7 @@ _PERIODS = {
     SECONDLY: timedelta(seconds=1),
 }
 _ERA = 400
-_END = datetime(9999, 12, 31)  # noqa: DTZ001 - walls are naive on purpose
+_END = datetime(9999, 12, 31)
 _MOST_COUNT = 10_000
 _MOST_STEPS = 100_000
 _AT_ONCE = 20_000
@@ -67,6 +68,8 @@ class Rule:
             self._era = begin.replace(year=begin.year + years) - begin
         text = ";".join(f"{name}={value}" for name, value in parts.items() if name not in _BOUNDS)
         self._rule = _read(text, begin + self._era)
+        said = _said(self._rule)
+        self._freq, self._interval = said.freq, said.interval
         if _matches_no_day(self._rule):
             raise NeverFires("never fires: no day of any year matches")
         if self._freq in _WITHIN_THE_DAY and _beyond_the_set(self._rule):
@@ -84,13 +87,8 @@ class Rule:
             self._until = self._last_counted(int(parts["COUNT"]))
 
     @property
-    def _freq(self) -> int:
-        return int(self._rule._freq)  # type: ignore[attr-defined]
-
-    @property
     def _period(self) -> timedelta:
-        interval: int = vars(self._rule)["_interval"]
-        return _PERIODS[self._freq] * interval
+        return _PERIODS[self._freq] * self._interval
 
     def next(self, after: datetime) -> datetime | None:
         if self._is_over(after):
@@ -200,55 +198,83 @@ def parse(text: str, begin: datetime, zone_name: str) -> Rule:
     return rule
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a rule says, by dateutil's own names for it."""
+
+    freq: Literal[0, 1, 2, 3, 4, 5, 6]
+    interval: int
+    count: int | None
+    wkst: int
+    dtstart: datetime
+    original_rule: dict[str, Any]
+    bysetpos: tuple[int, ...] | None
+    bymonth: tuple[int, ...] | None
+    bymonthday: tuple[int, ...]
+    bynmonthday: tuple[int, ...]
+    byyearday: tuple[int, ...] | None
+    byweekno: tuple[int, ...] | None
+    byweekday: tuple[int, ...] | None
+    byhour: Collection[int] | None
+    byminute: Collection[int] | None
+    bysecond: Collection[int] | None
+
+
+def _said(rule: rrule) -> _Said:
+    """dateutil does not show it: this is the one place that knows where it is kept."""
+    kept = vars(rule)
+    return _Said(**{field.name: kept[f"_{field.name}"] for field in fields(_Said)})
+
+
 def _says_more(rule: rrule) -> bool:
     """Whether a rule chooses among its periods, beyond what its beginning implies."""
-    return any(value for value in vars(rule)["_original_rule"].values())
+    return any(_said(rule).original_rule.values())
 
 
 def _most_a_day(rule: rrule) -> int:
     """No day has more times than this."""
-    known = vars(rule)
+    said = _said(rule)
     hours, minutes, seconds = (
-        len(known[name] or (0,)) for name in ("_byhour", "_byminute", "_bysecond")
+        len(times or (0,)) for times in (said.byhour, said.byminute, said.bysecond)
     )
-    periods = {HOURLY: 24, MINUTELY: 1440, SECONDLY: 86400}.get(known["_freq"])
+    periods = {HOURLY: 24, MINUTELY: 1440, SECONDLY: 86400}.get(said.freq)
     if periods is None:
         return hours * minutes * seconds
-    in_a_period = {HOURLY: minutes * seconds, MINUTELY: seconds}.get(known["_freq"], 1)
-    return (periods // int(known["_interval"]) + 1) * in_a_period
+    in_a_period = {HOURLY: minutes * seconds, MINUTELY: seconds}.get(said.freq, 1)
+    return (periods // said.interval + 1) * in_a_period
 
 
 def _beyond_the_set(rule: rrule) -> bool:
     """Whether an hour, minute or second never has as many times as BYSETPOS counts up to."""
-    known = vars(rule)
+    said = _said(rule)
     size = 1
-    if known["_freq"] == HOURLY:
-        size *= len(known["_byminute"] or (0,))
-    if known["_freq"] in (HOURLY, MINUTELY):
-        size *= len(known["_bysecond"] or (0,))
-    return all(abs(place) > size for place in known["_bysetpos"] or (1,))
+    if said.freq == HOURLY:
+        size *= len(said.byminute or (0,))
+    if said.freq in (HOURLY, MINUTELY):
+        size *= len(said.bysecond or (0,))
+    return all(abs(place) > size for place in said.bysetpos or (1,))
 
 
 def _split(rule: rrule, begin: datetime) -> tuple[rrule, rrule | None]:
     """A rule by the hour, minute or second without its choice of days, and that choice."""
-    given = vars(rule)["_original_rule"]
+    said = _said(rule)
+    given = said.original_rule
     chosen = {name: given[name] for name in _DAY_PARTS if given.get(name)}
     if not chosen:
         return rule, None
     rest = {name: value for name, value in given.items() if name not in _DAY_PARTS}
-    wkst = vars(rule)["_wkst"]
-    days = rrule(DAILY, dtstart=begin, wkst=wkst, byhour=0, byminute=0, bysecond=0, **chosen)
-    within = rrule(vars(rule)["_freq"], begin, vars(rule)["_interval"], wkst=wkst, **rest)
+    days = rrule(DAILY, begin, wkst=said.wkst, byhour=0, byminute=0, bysecond=0, **chosen)
+    within = rrule(said.freq, begin, said.interval, wkst=said.wkst, **rest)
     return within, days
 
 
 def _matches_no_day(rule: rrule) -> bool:
     """Whether no day can match, whatever the year. Positions in a set and intervals are not looked
     at here: they only make matches rarer."""
-    known = vars(rule)
-    months, weekdays, weeks = known["_bymonth"], known["_byweekday"], known["_byweekno"]
-    forward, backward = known["_bymonthday"], known["_bynmonthday"]
-    year_days = known["_byyearday"]
+    said = _said(rule)
+    months, weekdays, weeks = said.bymonth, said.byweekday, said.byweekno
+    forward, backward = said.bymonthday, said.bynmonthday
+    year_days = said.byyearday
     if not any((forward, backward, year_days, weeks)):
         return False  # some day of any month has any weekday
     for day in _every_kind_of_day():
@@ -305,30 +331,22 @@ def _days_of(year: int) -> Iterator[_Day]:
 def _read(text: str, begin: datetime) -> rrule:
     rule = rrulestr(text, dtstart=begin)
     assert isinstance(rule, rrule)
-    if not 1 <= int(rule._interval) <= 10**6:  # type: ignore[attr-defined]
+    if not 1 <= _said(rule).interval <= 10**6:
         raise RuleError("INTERVAL is not between 1 and 1000000")
     return _moved(rule, begin)
 
 
 def _moved(rule: rrule, begin: datetime) -> rrule:
     """A rule begun at another time, which still means the times that its old beginning implied."""
-    implied = rule._original_rule  # type: ignore[attr-defined]
-    start = rule._dtstart  # type: ignore[attr-defined]
-    kept = dict(implied)
-    if rule._freq < HOURLY and not implied.get("byhour"):  # type: ignore[attr-defined]
-        kept["byhour"] = start.hour
-    if rule._freq < MINUTELY and not implied.get("byminute"):  # type: ignore[attr-defined]
-        kept["byminute"] = start.minute
-    if rule._freq < SECONDLY and not implied.get("bysecond"):  # type: ignore[attr-defined]
-        kept["bysecond"] = start.second
-    return rrule(
-        rule._freq,  # type: ignore[attr-defined]
-        dtstart=begin,
-        interval=rule._interval,  # type: ignore[attr-defined]
-        count=rule._count,  # type: ignore[attr-defined]
-        wkst=rule._wkst,  # type: ignore[attr-defined]
-        **kept,
-    )
+    said = _said(rule)
+    kept = dict(said.original_rule)
+    if said.freq < HOURLY and not said.original_rule.get("byhour"):
+        kept["byhour"] = said.dtstart.hour
+    if said.freq < MINUTELY and not said.original_rule.get("byminute"):
+        kept["byminute"] = said.dtstart.minute
+    if said.freq < SECONDLY and not said.original_rule.get("bysecond"):
+        kept["bysecond"] = said.dtstart.second
+    return rrule(said.freq, begin, said.interval, count=said.count, wkst=said.wkst, **kept)
 
 
 def _until(text: str, zone_name: str) -> datetime:
@@ -336,7 +354,7 @@ def _until(text: str, zone_name: str) -> datetime:
     if match is None:
         raise RuleError(f"UNTIL={text[:40]} is not a date or time")
     try:
-        wall = datetime.strptime(match[1] + (match[2] or "235959"), "%Y%m%d%H%M%S")  # noqa: DTZ007
+        wall = datetime.strptime(match[1] + (match[2] or "235959"), "%Y%m%d%H%M%S")
     except ValueError:
         raise RuleError(f"UNTIL={text[:40]} is not a date or time") from None
     return zone(zone_name).wall(wall.replace(tzinfo=UTC).timestamp()) if match[3] else wall

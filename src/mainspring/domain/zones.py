@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 GapPolicy = Literal["shift", "skip"]
 RepeatPolicy = Literal["first", "second", "both"]
 
-EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - walls are naive on purpose
+EPOCH = datetime(1970, 1, 1)
 SECOND = timedelta(seconds=1)
 LAST_YEAR = 9990
 _DAY = 86400
@@ -108,7 +108,7 @@ class Zone:
 
     def start_of(self, day: date) -> float:
         """The first instant of a day there; of a day that was skipped, the jump itself."""
-        midnight = datetime(day.year, day.month, day.day)  # noqa: DTZ001
+        midnight = datetime(day.year, day.month, day.day)
         guess = (midnight - EPOCH).total_seconds()
         for change in self.changes(guess - 2 * _DAY, guess + 2 * _DAY):
             if wall_at(change.at, change.before) < midnight <= wall_at(change.at, change.after):

@@ -1,6 +1,6 @@
 """Gates: may this task start now? A gate counts what is running and says no with a typed cause."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from heapq import heappop, heappush
 
 from mainspring.engine.entry import Entry, Phase
@@ -14,13 +14,37 @@ def expired(entry: Entry, now: float) -> bool:
     return entry.row.expires is not None and entry.row.expires <= now
 
 
-def place_in(heap: Iterable[tuple[float, int, Entry]], entry: Entry) -> int | None:
-    """Which turn a waiting task has in a heap, counted from 1; None when it is not in there."""
-    ready = [(deadline, turn, e) for deadline, turn, e in heap if e.phase is Phase.READY]
-    mine = next(((deadline, turn) for deadline, turn, e in ready if e is entry), None)
-    if mine is None:
-        return None
-    return 1 + sum((deadline, turn) < mine for deadline, turn, _ in ready)
+class Turns:
+    """Tasks that wait, the earliest deadline first. Those that wait no longer are passed over."""
+
+    __slots__ = ("_heap", "_sequence")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Entry]] = []
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def wait(self, entry: Entry) -> None:
+        self._sequence += 1
+        heappush(self._heap, (entry.deadline, self._sequence, entry))
+
+    def first(self) -> Entry | None:
+        while self._heap and self._heap[0][2].phase is not Phase.READY:
+            heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
+    def take(self) -> Entry:
+        return heappop(self._heap)[2]
+
+    def place_of(self, entry: Entry) -> int | None:
+        """Which turn a waiting task has, counted from 1; None when it is not in there."""
+        ready = [(deadline, turn, e) for deadline, turn, e in self._heap if e.phase is Phase.READY]
+        mine = next(((deadline, turn) for deadline, turn, e in ready if e is entry), None)
+        if mine is None:
+            return None
+        return 1 + sum((deadline, turn) < mine for deadline, turn, _ in ready)
 
 
 class RunningGate:
@@ -118,27 +142,11 @@ class KeyGate:
             offer(first)
 
 
-class _Line:
+class _Line(Turns):
     """The tasks of one queue and capability that wait under one key."""
 
-    __slots__ = ("_heap", "_sequence", "competing")
+    __slots__ = ("competing",)
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Entry]] = []
-        self._sequence = 0
+        super().__init__()
         self.competing: Entry | None = None
-
-    def wait(self, entry: Entry) -> None:
-        self._sequence += 1
-        heappush(self._heap, (entry.deadline, self._sequence, entry))
-
-    def first(self) -> Entry | None:
-        while self._heap and self._heap[0][2].phase is not Phase.READY:
-            heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
-
-    def take(self) -> Entry:
-        return heappop(self._heap)[2]
-
-    def place_of(self, entry: Entry) -> int | None:
-        return place_in(self._heap, entry)

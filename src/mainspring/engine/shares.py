@@ -1,38 +1,30 @@
 """One tenant's share of a node: its due tasks in groups, its gates and its keys."""
 
-from heapq import heappop, heappush
-
 from mainspring.domain.capability import need_of, takes_slot
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.demand import Stand
-from mainspring.engine.entry import Entry, Phase
-from mainspring.engine.gates import KeyGate, RunningGate, place_in
+from mainspring.engine.entry import Entry
+from mainspring.engine.gates import KeyGate, RunningGate, Turns
 from mainspring.engine.ledger import Bucket, Cause
 
 _FEW = 64
 
 
-class Group:
+class Group(Turns):
     """The due tasks of one queue and capability behind the same running gate: a ledger bucket."""
 
-    __slots__ = (
-        "_heap", "_sequence", "alone", "bucket", "capability", "gate", "queue", "stands",
-    )  # fmt: skip
+    __slots__ = ("alone", "bucket", "capability", "gate", "queue", "stands")
 
     def __init__(self, queue: str, capability: str, gate: RunningGate | None, now: float) -> None:
+        super().__init__()
         self.queue = queue
         self.capability = capability
         self.gate = gate
         self.bucket = Bucket(Cause.FAIR_SHARE, now)
-        self._heap: list[tuple[float, int, Entry]] = []
-        self._sequence = 0
         self.stands: list[Stand] = []
         """For tasks of workers: the kinds of workers that can run them."""
         self.alone = need_of(capability).alone
-
-    def __len__(self) -> int:
-        return len(self._heap)
 
     def review(self, now: float) -> None:
         """Of tasks for workers: what do they wait for now?"""
@@ -41,19 +33,7 @@ class Group:
 
     def push(self, entry: Entry, now: float) -> None:
         entry.entered = self.bucket.enter(now)
-        self._sequence += 1
-        heappush(self._heap, (entry.deadline, self._sequence, entry))
-
-    def first(self) -> Entry | None:
-        while self._heap and self._heap[0][2].phase is not Phase.READY:
-            heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
-
-    def take(self) -> Entry:
-        return heappop(self._heap)[2]
-
-    def place_of(self, entry: Entry) -> int | None:
-        return place_in(self._heap, entry)
+        self.wait(entry)
 
 
 class TenantShare:

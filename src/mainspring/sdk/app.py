@@ -18,6 +18,7 @@ A worker runs them: `mainspring worker module:app`.
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from inspect import currentframe
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from mainspring.domain.task import BUILT_IN_HANDLERS
@@ -26,7 +27,7 @@ from mainspring.sdk.client import AsyncClient, Client
 from mainspring.sdk.context import Context
 from mainspring.sdk.environment import Address
 from mainspring.sdk.functions import Options, TaskFunction, check
-from mainspring.sdk.periodic import Periodic, sync
+from mainspring.sdk.periodic import Owner, Periodic, Synced, sync
 from mainspring.sdk.targets import Requires, Retry, ScheduleFields
 
 P = ParamSpec("P")
@@ -47,34 +48,40 @@ class App:
 
     def __init__(
         self,
-        name: str = "app",
+        name: str | None = None,
         *,
+        version: int = 0,
         url: str | None = None,
         api_key: str | None = None,
         ca: str | None = None,
+        proxy: str | None = None,
     ) -> None:
-        self.name = name
+        if version < 0:
+            raise InvalidArguments(f"version: {version} is negative")
+        self.name = name or _calling_module()
         """Whose periodic schedules these are: two apps with one key need two names."""
+        self.version = version
+        """Rises with every deployment, so that of two side by side the newer one has its way."""
         self.functions: dict[str, TaskFunction[..., Any]] = {}
         self.periodics: dict[str, Periodic] = {}
-        self._address = (url, api_key, ca)
+        self._address = (url, api_key, ca, proxy)
 
     @cached_property
     def client(self) -> Client:
         """The API, for plain code."""
-        url, key, ca = self._address
-        return Client(url, key, ca=ca)
+        url, key, ca, proxy = self._address
+        return Client(url, key, ca=ca, proxy=proxy)
 
     @cached_property
     def async_client(self) -> AsyncClient:
         """The API, for async code."""
-        url, key, ca = self._address
-        return AsyncClient(url, key, ca=ca)
+        url, key, ca, proxy = self._address
+        return AsyncClient(url, key, ca=ca, proxy=proxy)
 
     def use_address(self, where: Address) -> None:
         """Call the API there, unless the app itself says where."""
-        if self._address == (None, None, None):
-            self._address = (where.url, where.api_key, where.ca)
+        if not any(self._address):
+            self._address = (where.url, where.api_key, where.ca, where.proxy)
 
     def use(self, client: Client, async_client: AsyncClient) -> None:
         """Call the API through these: for tests, and for who has clients already."""
@@ -135,9 +142,10 @@ class App:
 
         return decorate
 
-    async def sync_periodic(self) -> list[str]:
+    async def sync_periodic(self) -> Synced:
         """Make the server's schedules of this app those that are declared; answers what it did."""
-        return await sync(self.async_client, self.name, list(self.periodics.values()))
+        owner = Owner(self.name, self.version)
+        return await sync(self.async_client, owner, list(self.periodics.values()))
 
     def _add(
         self, function: Callable[P, R], wanted: str | None, options: Options
@@ -150,3 +158,10 @@ class App:
         made: TaskFunction[P, R] = TaskFunction(self, function, name, options)
         self.functions[name] = made
         return made
+
+
+def _calling_module() -> str:
+    """The module that makes an app: what it is called unless it says so itself."""
+    frame = currentframe()
+    made_in = frame and frame.f_back and frame.f_back.f_back
+    return made_in.f_globals["__name__"] if made_in else "app"

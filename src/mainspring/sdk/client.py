@@ -9,14 +9,14 @@ async with mainspring.AsyncClient() as client:
     print(await client.tasks.result(task.id, timeout=30))
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
 
 from mainspring.sdk.calling import PATIENCE, Caller
-from mainspring.sdk.environment import Address, address
+from mainspring.sdk.environment import address
 from mainspring.sdk.faces import Awaiting, Blocking, F, both, run
 from mainspring.sdk.resources.administration import Installation, Keys, Secrets, Tenants
 from mainspring.sdk.resources.dead_letters import DeadLetters, Effects
@@ -31,7 +31,22 @@ T = TypeVar("T")
 class _Client(Installation[F]):
     """What both faces share: every resource of the API is an attribute or a method."""
 
-    def __init__(self, caller: Caller, where: Address) -> None:
+    _transport: Callable[[str, str | None, str | None], Transport]
+    """How this face reaches a URL, with a file of authorities and through a proxy."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        ca: str | None = None,
+        proxy: str | None = None,
+        patience: float = PATIENCE,
+        transport: Transport | None = None,
+    ) -> None:
+        where = address(url, api_key, ca, proxy)
+        way = transport or self._transport(where.url, where.ca, where.proxy)
+        caller = Caller(way, where.api_key, patience)
         super().__init__(caller)
         self.address = where
         self.tasks: Tasks[F] = Tasks(caller)
@@ -60,18 +75,7 @@ class _Client(Installation[F]):
 class Client(_Client[Blocking]):
     """The API for plain code: every method blocks until it is answered. Threads may share it."""
 
-    def __init__(
-        self,
-        url: str | None = None,
-        api_key: str | None = None,
-        *,
-        ca: str | None = None,
-        patience: float = PATIENCE,
-        transport: Transport | None = None,
-    ) -> None:
-        where = address(url, api_key, ca)
-        way = transport or BlockingTransport(where.url, where.ca)
-        super().__init__(Caller(way, where.api_key, patience), where)
+    _transport = BlockingTransport
 
     def close(self) -> None:
         run(self._caller.transport.close())
@@ -91,18 +95,7 @@ class Client(_Client[Blocking]):
 class AsyncClient(_Client[Awaiting]):
     """The API for asyncio: every method is awaited."""
 
-    def __init__(
-        self,
-        url: str | None = None,
-        api_key: str | None = None,
-        *,
-        ca: str | None = None,
-        patience: float = PATIENCE,
-        transport: Transport | None = None,
-    ) -> None:
-        where = address(url, api_key, ca)
-        way = transport or AsyncTransport(where.url, where.ca)
-        super().__init__(Caller(way, where.api_key, patience), where)
+    _transport = AsyncTransport
 
     async def close(self) -> None:
         await self._caller.transport.close()

@@ -1,23 +1,51 @@
 """Periodic tasks: the schedules that an app declares, brought in line with those on the server.
 
 Many workers may start at once: a name is unique, a definition carries its digest, and whoever comes
-second finds it as it should be.
+second finds it as it should be. An app touches only schedules that carry its own name; and of two
+versions of it the newer one has its way, whichever starts last.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Raw
 
-from mainspring.errors import NotFound
+from mainspring.errors import NotFound, PreconditionFailed
+from mainspring.sdk.resources.schedules import OWNER, VERSION, labels_of, version_in
+from mainspring.sdk.results import Schedule
 from mainspring.sdk.targets import handler
 
 if TYPE_CHECKING:
     from mainspring.sdk.client import AsyncClient
 
-OWNER = "mainspring-app"
-"""The label that says which app a schedule belongs to."""
+_PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Which app declares schedules, and which version of it. 0: it does not say."""
+
+    name: str
+    version: int = 0
+
+    @property
+    def labels(self) -> dict[str, str]:
+        version = {VERSION: str(self.version)} if self.version else {}
+        return {OWNER: self.name, **version}
+
+    def has(self, schedule: Schedule) -> bool:
+        return labels_of(schedule).get(OWNER) == self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """What became of an app's schedules: those in place, and those that were removed; or the newer
+    version that they were left to."""
+
+    names: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    newer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +59,37 @@ class Periodic:
     payload: bytes
     timing: Mapping[str, Any]
 
-    def template(self, owner: str | None = None) -> dict[str, Any]:
+    def template(self, owner: Owner | None = None) -> dict[str, Any]:
         """The task to make at each occurrence."""
         labels = dict(self.fields.get("labels", {}))
         if owner is not None:
-            labels[OWNER] = owner
+            labels |= owner.labels
         fields = {name: value for name, value in self.fields.items() if name != "expires_at"}
         target = handler(self.handler)
         return {**fields, "target": target, "labels": labels, "payload": Raw(self.payload)}
 
 
-async def sync(client: "AsyncClient", owner: str, declared: list[Periodic]) -> list[str]:
-    """Create, change and remove the schedules of an app; answers the names of what is declared."""
+async def sync(client: "AsyncClient", owner: Owner, declared: list[Periodic]) -> Synced:
+    """Create, change and remove the schedules of an app, unless a newer version of it did."""
+    own = [found async for found in client.schedules.list(limit=_PAGE) if owner.has(found)]
+    newest = max((version_in(labels_of(found)) for found in own), default=0)
+    if newest > owner.version:
+        return Synced(newer=newest)
     for wanted in declared:
         await client.schedules.put(wanted.name, wanted.template(owner), **wanted.timing)
     names = {wanted.name for wanted in declared}
-    async for found in client.schedules.list():
-        labels = (found.task or {}).get("labels") or {}
-        if labels.get(OWNER) == owner and found.name not in names:
-            try:
-                await client.schedules.delete(found.id)
-            except NotFound:
-                continue  # another worker was quicker
-    return sorted(names)
+    gone = [found for found in own if found.name not in names]
+    removed = [found.name for found in gone if await _removed(client, owner, found)]
+    return Synced(sorted(names), sorted(removed))
+
+
+async def _removed(client: "AsyncClient", owner: Owner, found: Schedule) -> bool:
+    """Whether this call removed it: another worker may be quicker, or somebody change it."""
+    try:
+        present = await client.schedules.get(found.id)
+        if not owner.has(present) or version_in(labels_of(present)) > owner.version:
+            return False
+        await client.schedules.delete(found.id, if_match=present.etag)
+    except (NotFound, PreconditionFailed):
+        return False
+    return True

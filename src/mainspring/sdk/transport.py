@@ -12,6 +12,7 @@ from typing import Protocol
 
 from mainspring.clock import monotonic
 from mainspring.errors import ConfigError, Unreachable
+from mainspring.sdk.proxy import Opening, Proxy
 from mainspring.sdk.wire import Answer, Origin, Request, Response, encoded
 
 _CHUNK = 2**18
@@ -45,9 +46,10 @@ class AsyncTransport:
 
     blocking = False
 
-    def __init__(self, url: str, ca: str | None = None) -> None:
+    def __init__(self, url: str, ca: str | None = None, proxy: str | None = None) -> None:
         self._url = url
         self._origin = Origin.of(url)
+        self._proxy = None if proxy is None else Proxy.of(proxy)
         self._tls = tls_context(self._origin, ca)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
@@ -73,13 +75,7 @@ class AsyncTransport:
         reader, writer = await self._connection()
         answer = Answer()
         try:
-            writer.write(data)
-            await writer.drain()
-            while not answer.done:
-                received = await reader.read(_CHUNK)
-                if not received:
-                    raise EOFError("the connection was closed before the answer was complete")
-                answer.feed(received)
+            await self._converse(reader, writer, data, answer)
         except BaseException:
             writer.close()
             raise
@@ -88,6 +84,21 @@ class AsyncTransport:
         else:
             writer.close()
         return answer.response()
+
+    async def _converse(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        data: bytes,
+        answer: Answer,
+    ) -> None:
+        writer.write(data)
+        await writer.drain()
+        while not answer.done:
+            received = await reader.read(_CHUNK)
+            if not received:
+                raise EOFError("the connection was closed before the answer was complete")
+            answer.feed(received)
 
     async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         loop = asyncio.get_running_loop()
@@ -98,10 +109,25 @@ class AsyncTransport:
             if not (reader.at_eof() or writer.is_closing()):
                 return reader, writer
             writer.close()
+        if self._proxy is not None:
+            return await self._tunnel(self._proxy)
         name = self._origin.host if self._tls else None
         return await asyncio.open_connection(
             self._origin.host, self._origin.port, ssl=self._tls, server_hostname=name, limit=_CHUNK
         )
+
+    async def _tunnel(self, proxy: Proxy) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(proxy.host, proxy.port, limit=_CHUNK)
+        try:
+            opening = Opening()
+            await self._converse(reader, writer, proxy.opening(self._origin), opening)
+            opening.check()
+            if self._tls is not None:
+                await writer.start_tls(self._tls, server_hostname=self._origin.host)
+        except BaseException:
+            writer.close()
+            raise
+        return reader, writer
 
 
 class BlockingTransport:
@@ -109,9 +135,10 @@ class BlockingTransport:
 
     blocking = True
 
-    def __init__(self, url: str, ca: str | None = None) -> None:
+    def __init__(self, url: str, ca: str | None = None, proxy: str | None = None) -> None:
         self._url = url
         self._origin = Origin.of(url)
+        self._proxy = None if proxy is None else Proxy.of(proxy)
         self._tls = tls_context(self._origin, ca)
         self._idle: list[socket.socket] = []
 
@@ -136,14 +163,7 @@ class BlockingTransport:
         connection = self._connection(deadline)
         answer = Answer()
         try:
-            connection.settimeout(_left(deadline))
-            connection.sendall(data)
-            while not answer.done:
-                connection.settimeout(_left(deadline))
-                received = connection.recv(_CHUNK)
-                if not received:
-                    raise EOFError("the connection was closed before the answer was complete")
-                answer.feed(received)
+            self._converse(connection, data, answer, deadline)
         except BaseException:
             connection.close()
             raise
@@ -153,6 +173,18 @@ class BlockingTransport:
             connection.close()
         return answer.response()
 
+    def _converse(
+        self, connection: socket.socket, data: bytes, answer: Answer, deadline: float
+    ) -> None:
+        connection.settimeout(_left(deadline))
+        connection.sendall(data)
+        while not answer.done:
+            connection.settimeout(_left(deadline))
+            received = connection.recv(_CHUNK)
+            if not received:
+                raise EOFError("the connection was closed before the answer was complete")
+            answer.feed(received)
+
     def _connection(self, deadline: float) -> socket.socket:
         while self._idle:
             with contextlib.suppress(IndexError):  # another thread may have been quicker
@@ -160,12 +192,21 @@ class BlockingTransport:
                 if _is_open(kept):
                     return kept
                 kept.close()
-        address = (self._origin.host, self._origin.port)
-        plain = socket.create_connection(address, timeout=_left(deadline))
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._tls is None:
-            return plain
-        return self._tls.wrap_socket(plain, server_hostname=self._origin.host)
+        first = self._proxy or self._origin
+        plain = socket.create_connection((first.host, first.port), timeout=_left(deadline))
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._proxy is not None:
+                opening = Opening()
+                self._converse(plain, self._proxy.opening(self._origin), opening, deadline)
+                opening.check()
+            if self._tls is None:
+                return plain
+            plain.settimeout(_left(deadline))
+            return self._tls.wrap_socket(plain, server_hostname=self._origin.host)
+        except BaseException:
+            plain.close()
+            raise
 
 
 def _left(deadline: float) -> float:

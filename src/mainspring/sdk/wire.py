@@ -54,17 +54,23 @@ class Origin(NamedTuple):
 
 def encoded(origin: Origin, request: Request) -> bytes:
     """The bytes of a request."""
-    lines = [
-        f"{request.method} {origin.prefix}{request.path} HTTP/1.1",
-        f"Host: {origin.authority}",
-        *(f"{name}: {value}" for name, value in request.headers.items()),
-    ]
+    headers = dict(request.headers)
     if request.body or request.method not in ("GET", "DELETE"):
-        lines.append(f"Content-Length: {len(request.body)}")
-    head = "\r\n".join([*lines, "", ""])
-    if "\r" in "".join(lines) or "\n" in "".join(lines):
+        headers["Content-Length"] = str(len(request.body))
+    path = f"{origin.prefix}{request.path}"
+    return head(request.method, path, origin, headers) + request.body
+
+
+def head(method: str, path: str, origin: Origin, headers: Mapping[str, str]) -> bytes:
+    """The request line and the headers."""
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        f"Host: {origin.authority}",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
+    if any("\r" in line or "\n" in line for line in lines):
         raise ValueError("a header or a path contains a line break")
-    return head.encode("latin-1") + request.body
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
 class Answer:

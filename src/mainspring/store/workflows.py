@@ -8,7 +8,7 @@ from datetime import datetime
 import asyncpg
 import msgspec
 
-from mainspring.domain.workflow import Definition
+from mainspring.domain.workflow import Definition, OnFailure
 from mainspring.store import queries
 from mainspring.store.answers import Conclude
 from mainspring.store.audit import write_entry
@@ -38,7 +38,7 @@ class WorkflowLine:
     name: str
     version: int
     step_count: int
-    on_failure: str
+    on_failure: OnFailure
     created_at: datetime
     updated_at: datetime
 

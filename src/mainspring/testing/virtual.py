@@ -186,11 +186,11 @@ class VirtualTime:
         for schedule in self._schedules.due(now):
             mine = [t for t in self.tasks.values() if t.schedule_id == schedule.id]
             unfinished = [task for task in mine if not task.final]
-            number = schedule.runs
+            before = schedule.runs
             verdict = schedule.decide(now, len(unfinished))
             for task in unfinished[: verdict.cancel]:
                 self._cancel(task)
-            for number, nominal in enumerate(verdict.fired, number + 1):  # noqa: B020
+            for number, nominal in enumerate(verdict.fired, before + 1):
                 body = {
                     **schedule.body["task"],
                     "payload": msgspec.Raw(schedule.payload_at(nominal, number)),

@@ -1,7 +1,6 @@
 """`client.schedules` and `client.calendars`."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import date, datetime
 from hashlib import sha256
 from typing import Any, Unpack
@@ -19,6 +18,10 @@ from mainspring.sdk.targets import ScheduleChanges, ScheduleFields
 
 DEFINITION = "mainspring-definition"
 """The label by which `put` knows that a schedule is as it should be."""
+OWNER = "mainspring-app"
+"""The label that says which app declares a schedule."""
+VERSION = "mainspring-app-version"
+"""The label that says which version of the app declared it last."""
 
 Times = list[datetime]
 
@@ -62,22 +65,31 @@ class Schedules(Resource[F]):
         self, name: str, task: Mapping[str, Any], **fields: Unpack[ScheduleFields]
     ) -> Schedule:
         """Make a schedule of this name, or give the one that there is this definition. Does nothing
-        where it is so already: many may call this at once, and again and again."""
+        where it is so already: many may call this at once, and again and again. What an app
+        declares is changed by that app alone, and not by an older version of it."""
         body = {"name": name, "task": dict(task), **_checked(fields)}
         digest = sha256(encode(body)).hexdigest()[:16]
-        body["task"]["labels"] = {**(task.get("labels") or {}), DEFINITION: digest}
+        given = task.get("labels") or {}
+        body["task"]["labels"] = {**given, DEFINITION: digest}
         for _ in range(_PATIENCE):
             found = await self._named(name)
-            with suppress(Conflict, PreconditionFailed, NotFound):  # somebody was quicker
+            if found is not None and labels_of(found).get(DEFINITION) == digest:
+                return found
+            try:
                 if found is None:
                     return await self._caller.call("POST", _PATH, body, answer=Schedule)
-                if ((found.task or {}).get("labels") or {}).get(DEFINITION) == digest:
-                    return found
                 path = f"{_PATH}/{part(found.id)}"
                 present = await self._caller.call("GET", path, answer=Schedule)
-                return await self._caller.call(
-                    "PUT", path, body, answer=Schedule, if_match=present.etag
-                )
+                labels = labels_of(present)
+                if labels.get(OWNER) == given.get(OWNER):
+                    if version_in(labels) > version_in(given):
+                        return present
+                    return await self._caller.call(
+                        "PUT", path, body, answer=Schedule, if_match=present.etag
+                    )
+            except (Conflict, PreconditionFailed, NotFound):
+                continue  # somebody was quicker
+            raise Conflict(_not_yours(name, labels.get(OWNER)))
         raise Conflict(f"others keep changing the schedule {name!r}")
 
     @each
@@ -126,8 +138,9 @@ class Schedules(Resource[F]):
         )
 
     @both
-    async def delete(self, schedule_id: UUID | str) -> None:
-        await self._caller.call("DELETE", f"/v1/schedules/{part(schedule_id)}")
+    async def delete(self, schedule_id: UUID | str, *, if_match: str | None = None) -> None:
+        path = f"/v1/schedules/{part(schedule_id)}"
+        await self._caller.call("DELETE", path, if_match=if_match)
 
     @both
     async def pause(self, schedule_id: UUID | str) -> Schedule:
@@ -223,6 +236,22 @@ class Calendars(Resource[F]):
     @both
     async def delete(self, name: str) -> None:
         await self._caller.call("DELETE", f"/v1/calendars/{part(name)}")
+
+
+def labels_of(schedule: Schedule) -> Mapping[str, str]:
+    """The labels of the tasks it makes."""
+    return (schedule.task or {}).get("labels") or {}
+
+
+def version_in(labels: Mapping[str, str]) -> int:
+    """0 for what tells none: older than any that does."""
+    text = labels.get(VERSION, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _not_yours(name: str, owner: str | None) -> str:
+    whose = "was not declared by an app" if owner is None else f"belongs to the app {owner!r}"
+    return f"the schedule {name!r} {whose}: choose another name, or delete it first"
 
 
 def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -173,12 +173,12 @@ class Tasks(Resource[F]):
         return await self._caller.call("POST", path, body, answer=Task)
 
     @both
-    async def wait(self, task_id: UUID | str, timeout: float | None = None) -> Task:  # noqa: ASYNC109
+    async def wait(self, task_id: UUID | str, timeout: float | None = None) -> Task:
         """The task once it has ended, however it did; TaskUnfinished if that takes longer."""
         return await self._until_finished(self._get, task_id, timeout)
 
     @both
-    async def result(self, task_id: UUID | str, timeout: float | None = None) -> Any:  # noqa: ASYNC109
+    async def result(self, task_id: UUID | str, timeout: float | None = None) -> Any:
         """What its handler returned; TaskNotCompleted if it ended in any other way."""
         task = await self._until_finished(self._get, task_id, timeout)
         if task.state == "completed":

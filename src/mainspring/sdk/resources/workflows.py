@@ -83,7 +83,7 @@ class WorkflowRuns(Resource[F]):
             yield run
 
     @both
-    async def wait(self, run_id: UUID | str, timeout: float | None = None) -> Run:  # noqa: ASYNC109
+    async def wait(self, run_id: UUID | str, timeout: float | None = None) -> Run:
         """The run once it has ended, however it did; TaskUnfinished if that takes longer."""
         return await self._until_finished(self._get, run_id, timeout)
 

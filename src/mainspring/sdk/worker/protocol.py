@@ -319,5 +319,5 @@ class Nodes:
         way = self._ways.get((url, blocking))
         if way is None:
             kind = BlockingTransport if blocking else AsyncTransport
-            way = self._ways[url, blocking] = kind(url, self._address.ca)
+            way = self._ways[url, blocking] = kind(url, self._address.ca, self._address.proxy)
         return way

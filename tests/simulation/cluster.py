@@ -1,0 +1,101 @@
+"""The statements about nodes and who owns what, in memory: the contract suite binds them to SQL."""
+
+from collections.abc import Callable, Collection, Mapping
+from uuid import UUID
+
+from mainspring.domain.placement import Tenure
+from mainspring.store.cluster import Member
+from simulation.tables import NodeRow, PartitionRow, Tables
+
+
+class MemoryCluster:
+    """The tables, their clock, and the statements about nodes. `committed` is called after each one
+    that may have written."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        partitions: Collection[int],
+        *,
+        near: float,
+        committed: Callable[[str], None] = lambda _statement: None,
+    ) -> None:
+        self._clock = clock
+        self.near = near
+        self.committed = committed
+        self.writer: Tenure | None = None
+        """Who wrote last, for those who check that the right ones are told."""
+        self.tables = Tables(partitions={p: PartitionRow() for p in partitions})
+
+    def now(self) -> float:
+        """The database's clock, in whole microseconds as PostgreSQL has it."""
+        return round(self._clock(), 6)
+
+    def join(self, node_id: UUID, name: str) -> int:
+        self.tables.nodes[node_id] = NodeRow(node_id, name, self.now())
+        self.committed("join")
+        return 1
+
+    def beat(self, node_id: UUID, epoch: int) -> float | None:
+        node = self.tables.nodes.get(node_id)
+        if node is None or node.epoch != epoch or node.state != "active":
+            return None
+        node.heartbeat = self.now()
+        return node.heartbeat
+
+    def members(self) -> list[Member]:
+        return [
+            Member(node.id, node.name, None, node.epoch, self.now() - node.heartbeat)
+            for node in sorted(self.tables.nodes.values(), key=lambda n: n.id)
+            if node.state == "active"
+        ]
+
+    def ownership(self) -> dict[UUID | None, list[int]]:
+        owners: dict[UUID | None, list[int]] = {}
+        for number, row in sorted(self.tables.partitions.items()):
+            owners.setdefault(row.owner, []).append(number)
+        return owners
+
+    def declare_dead(self, node_id: UUID, ttl: float) -> bool:
+        node = self.tables.nodes.get(node_id)
+        if node is None or node.state != "active" or node.heartbeat >= self.now() - ttl:
+            return False
+        node.epoch, node.state = node.epoch + 1, "dead"
+        self.committed("declare_dead")
+        return True
+
+    def take_over(self, node_id: UUID, epoch: int, wanted: Collection[int]) -> list[int]:
+        node = self.tables.nodes.get(node_id)
+        if node is None or node.epoch != epoch or node.state != "active":
+            return []
+        free = [p for p in sorted(wanted) if not self._has_living_owner(p)]
+        for partition in free:
+            self._give(partition, node_id)
+        self.committed("take_over")
+        return free
+
+    def hand_over(
+        self, tenure: Tenure, gifts: Mapping[int, UUID | None], *, leaving: bool = False
+    ) -> int | None:
+        if not self.is_valid(tenure):
+            return None
+        for partition, heir in gifts.items():
+            if self.tables.partitions[partition].owner == tenure.node_id:
+                self._give(partition, heir)
+        node = self.tables.nodes[tenure.node_id]
+        node.epoch, node.state = node.epoch + 1, "left" if leaving else "active"
+        self.committed("hand_over")
+        return node.epoch
+
+    def is_valid(self, tenure: Tenure) -> bool:
+        node = self.tables.nodes.get(tenure.node_id)
+        return node is not None and node.epoch == tenure.epoch
+
+    def _has_living_owner(self, partition: int) -> bool:
+        owner = self.tables.partitions[partition].owner
+        node = self.tables.nodes.get(owner) if owner is not None else None
+        return node is not None and node.state == "active"
+
+    def _give(self, partition: int, heir: UUID | None) -> None:
+        row = self.tables.partitions[partition]
+        row.owner, row.epoch = heir, row.epoch + 1

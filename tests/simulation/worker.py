@@ -1,0 +1,213 @@
+"""A worker of the simulation: a process that polls the nodes' real desks over a network that fails,
+runs what it gets as chance has it, beats, reports, and dies of poison."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import TypeVar
+from uuid import UUID
+
+from mainspring.domain.capability import Offer
+from mainspring.domain.execution import Outcome, TaskError
+from mainspring.engine.demand import Holder
+from mainspring.errors import Conflict, MainspringError, StoreUnavailable
+from mainspring.node.leasing import LeaseDesk, Wish
+from mainspring.node.post import Try
+from mainspring.node.reporting import Pulse, Said, Verdict
+from mainspring.store.leases import Beat, Leased
+from simulation.node import SimNode, resolve
+from simulation.world import CALM, World
+
+T = TypeVar("T")
+
+HANDLER = "far"
+CAPABILITY = f"handler:{HANDLER}"
+POISON = b'"poison"'
+OFFER = Offer(frozenset({"default", "mail"}), frozenset({HANDLER}))
+
+_BEAT_EVERY = 1.0
+_PATIENCE = 2.0
+_PAUSE = 0.3
+
+
+class SimWorker:
+    """One process under a worker's name; `died` is called when it is no more."""
+
+    def __init__(
+        self,
+        world: World,
+        tenant_id: int,
+        name: str,
+        nodes: Callable[[], list[SimNode]],
+        judged: Callable[[Said, Verdict], None],
+        died: Callable[["SimWorker"], None],
+    ) -> None:
+        self.world = world
+        self.holder = Holder(tenant_id, name, str(world.uuid()))
+        self.process = world.start_process()
+        self._rng = Random(world.rng.getrandbits(64))
+        self._slots = self._rng.choice((1, 3, 10))
+        self._nodes = nodes
+        self._judged = judged
+        self._died = died
+        self._tries: dict[Try, asyncio.Task[None]] = {}
+        self._stopped: set[Try] = set()
+        self._served: set[tuple[SimNode, asyncio.Task[None]]] = set()
+        self.process.spawn(self._poll)
+        self.process.spawn(self._beat)
+
+    @property
+    def alive(self) -> bool:
+        return not self.process.dead
+
+    def crash(self) -> None:
+        """Its connections break; whether a node notices is another matter."""
+        if not self.alive:
+            return
+        self.process.kill()
+        for node, request in self._served:
+            if node.alive and self._rng.random() < 0.5:
+                node.process.call_soon(request.cancel)
+        self._died(self)
+
+    def pause(self, seconds: float) -> None:
+        self.process.stopped_until = self.world.now + seconds
+
+    def resume(self) -> None:
+        self.process.stopped_until = 0.0
+
+    # What it does ----------------------------------------------------------------------------
+
+    async def _poll(self) -> None:
+        while True:
+            free = self._slots - len(self._tries)
+            if free <= 0:
+                await asyncio.sleep(0.1)
+                continue
+            wait = self._rng.choice((0.2, 1.0, 3.0))
+            wish = Wish(self.holder, OFFER, free, wait, running=frozenset(self._tries))
+            try:
+                leased = await self._lease(wish)
+            except Conflict:
+                self.world.later(0.0, self.crash)  # another process has its name
+                return
+            except (StoreUnavailable, TimeoutError):
+                await asyncio.sleep(_PAUSE)
+                continue
+            for task in leased:
+                name = (task.assignment.id, task.assignment.fence)
+                if name not in self._tries:
+                    self._tries[name] = asyncio.create_task(self._run(task))
+
+    async def _lease(self, wish: Wish) -> list[Leased]:
+        return await self._ask(lambda desk: desk.lease(wish), wish.wait)
+
+    async def _run(self, task: Leased) -> None:
+        tried = task.assignment
+        try:
+            await asyncio.sleep(self._duration())
+            if tried.payload == POISON:
+                self.world.later(0.0, self.crash)
+                await asyncio.sleep(60)
+            said = self._outcome(tried.id, tried.fence)
+        except asyncio.CancelledError:
+            said = Said(tried.id, tried.fence, Outcome.FAILED, error=TaskError("x", "stopped"))
+        self._stopped.add((said.id, said.fence))
+        await self._report(said)
+        self._tries.pop((said.id, said.fence), None)
+        if self._rng.random() < self.world.weather.duplicate_report:
+            await asyncio.sleep(self._rng.uniform(0.0, 4.0))
+            await self._report(said)
+
+    async def _report(self, said: Said) -> None:
+        while True:
+            try:
+                (verdict,) = await self._ask(
+                    lambda desk: desk.report(self.holder.tenant_id, [said]), _PATIENCE
+                )
+            except (StoreUnavailable, TimeoutError):
+                await asyncio.sleep(_PAUSE)
+            else:
+                self._judged(said, verdict)
+                return
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(_BEAT_EVERY)
+            beats = [Beat(*name) for name in self._tries]
+            if not beats:
+                continue
+            try:
+                pulses = await self._pulses(beats)
+            except (StoreUnavailable, TimeoutError):
+                continue
+            for beat, pulse in zip(beats, pulses, strict=True):
+                name = (beat.id, beat.fence)
+                running = self._tries.get(name)
+                if running is not None and pulse.action == "cancel" and name not in self._stopped:
+                    self._stopped.add(name)  # from then on it only has to report
+                    running.cancel()
+                # What is lost goes on all the same: it is fenced when it reports.
+
+    async def _pulses(self, beats: list[Beat]) -> list[Pulse]:
+        return await self._ask(lambda desk: desk.beat(self.holder, beats), _PATIENCE)
+
+    def _duration(self) -> float:
+        if self.world.weather is CALM:
+            return self._rng.uniform(0.0, 0.1)
+        chance = self._rng.random()
+        if chance < 0.3:
+            return 0.0
+        return self._rng.uniform(0.0, 1.0) if chance < 0.8 else self._rng.uniform(4.0, 12.0)
+
+    def _outcome(self, task_id: UUID, fence: int) -> Said:
+        chance = self._rng.random()
+        if chance < 0.7:
+            return Said(task_id, fence, Outcome.SUCCEEDED)
+        if chance < 0.8:
+            return Said(task_id, fence, Outcome.RELEASED)
+        error = TaskError("made-up", "chance had it so")
+        return Said(task_id, fence, Outcome.FAILED, error=error, retryable=chance < 0.95)
+
+    # How it reaches a node -------------------------------------------------------------------
+
+    async def _ask(self, call: Callable[[LeaseDesk], Awaitable[T]], wait: float) -> T:
+        """Ask a node, whichever the load balancer chooses; TimeoutError when no answer comes."""
+        if not self.alive:
+            raise asyncio.CancelledError  # the dead say nothing
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        world, nodes = self.world, [node for node in self._nodes() if node.started]
+        if not nodes:
+            raise StoreUnavailable("there is no node")
+        node = self._rng.choice(nodes)
+        if world.rng.random() >= world.weather.request_lost:
+            world.later(world.delay(), lambda: self._arrive(node, call, answer))
+        async with asyncio.timeout(wait + _PATIENCE):
+            return await answer
+
+    def _arrive(
+        self,
+        node: SimNode,
+        call: Callable[[LeaseDesk], Awaitable[T]],
+        answer: "asyncio.Future[T]",
+    ) -> None:
+        async def serve() -> None:
+            request = asyncio.current_task()
+            assert request is not None
+            self._served.add((node, request))
+            result: T | MainspringError
+            try:
+                result = await call(node.desk)
+            except MainspringError as problem:
+                result = problem
+            finally:
+                self._served.discard((node, request))
+            if self.world.rng.random() >= self.world.weather.answer_lost:
+                self.world.later(self.world.delay(), lambda: self._hear(answer, result))
+
+        if node.alive:
+            node.process.spawn(serve)
+
+    def _hear(self, answer: "asyncio.Future[T]", result: T | MainspringError) -> None:
+        if self.alive:
+            self.process.call_soon(resolve, answer, result)
