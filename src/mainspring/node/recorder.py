@@ -238,7 +238,9 @@ class Recorder:
         again = {row.id for row in rows}
         for retry in retries:
             assignment = retry.report.assignment
-            self._state.engine.ended(assignment.id, assignment.fence, now)
+            # Of the others the end is yet to be written: until then they count as running.
+            if assignment.id in again:
+                self._state.engine.ended(assignment.id, assignment.fence, now)
         self._count(retry.report for retry in retries if retry.report.assignment.id in again)
         return [
             Finish(retry.report, TaskState.CANCELLED)
