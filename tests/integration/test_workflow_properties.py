@@ -7,6 +7,7 @@ those before it allow it, every step ends, each join starts once, and the end is
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from mainspring.domain.task import TaskState
 from mainspring.domain.workflow import Definition, Step
 from mainspring.domain.workflow_checks import with_implied_needs
 from mainspring.store.database import Database, DatabaseOptions
+from mainspring.store.step_rows import Relay
 from support.run_model import RunModel
 from support.runs import RunWorld, finish, step
 
@@ -41,6 +43,7 @@ class Plan:
         self._data = data
         self.sizes: dict[str, int] = {}
         self.holds: dict[str, bool] = {}
+        self._capability = data.draw(st.sampled_from(("http", "handler:work")), label="run by")
         self._kinds = data.draw(st.sampled_from((KINDS, KINDS, ("plain",))), label="kinds")
         steps: list[Step] = []
         for number in range(data.draw(st.integers(2, 8), label="steps")):
@@ -68,7 +71,8 @@ class Plan:
             fields["cleanup"] = True
         elif needs and len(self._kinds) > 1:
             fields["when"] = draw(st.sampled_from(WHENS))
-        return step(name, *needs, **fields)
+        made = step(name, *needs, **fields)
+        return replace(made, template=replace(made.template, capability=self._capability))
 
     def some(self, of: list[T], *, least: int = 0) -> list[T]:
         """Some of these, in any order."""
@@ -79,6 +83,9 @@ class Plan:
 
     def outcome(self) -> TaskState:
         return self._data.draw(st.sampled_from(ENDS))
+
+    def relay(self) -> Relay:
+        return Relay(self._data.draw(st.integers(0, 3)), "node:one", 60.0)
 
     def crash(self) -> str:
         return self._data.draw(st.sampled_from(("", "", "", "before", "after")))
@@ -118,9 +125,10 @@ async def _work_off(world: RunWorld, plan: Plan) -> None:
         model.start(chosen)
         done = plan.some(sorted(held), least=1)
         outcomes = {task: plan.outcome() for task in done}
-        await _end(world, plan, held, outcomes)
+        begun = await _end(world, plan, held, outcomes)
         model.end(outcomes)
-        held = {task: a for task, a in held.items() if task not in outcomes}
+        model.start(begun)
+        held = {task: a for task, a in held.items() if task not in outcomes} | begun
         await _agree(world, run, model)
     assert await world.state(run) == model.state
     await _sound(world, run, model)
@@ -134,20 +142,22 @@ async def _start(world: RunWorld, run: UUID, chosen: list[str]) -> dict[str, Ass
 
 async def _end(
     world: RunWorld, plan: Plan, held: dict[str, Assignment], outcomes: dict[str, TaskState]
-) -> None:
-    """Record ends, at once or (where the order does not matter) on two connections."""
+) -> dict[str, Assignment]:
+    """Record ends, at once or (where the order does not matter) on two connections; answers what
+    started by that."""
     finishes = [finish(held[task], state) for task, state in outcomes.items()]
-    crash = plan.crash()
+    crash, relay = plan.crash(), plan.relay()
     if crash == "before":
-        await _dying(world, lambda: world.record(finishes))
+        await _dying(world, lambda: world.record(finishes, relay))
     middle = len(finishes) // 2 if plan.definition.on_failure == "continue" else 0
     parts = [part for part in (finishes[:middle], finishes[middle:]) if part]
-    answers = await asyncio.gather(*(world.record(part) for part in parts))
+    answers = await asyncio.gather(*(world.record(part, relay) for part in parts))
     accepted = {task for answer in answers for task in answer.accepted}
     assert accepted == {f.report.assignment.id for f in finishes}
     if crash == "after":
-        again = await world.record(finishes)
+        again = await world.record(finishes, relay)
         assert (again.accepted, again.moved.rows) == (set(), [])
+    return {a.step or "": a for answer in answers for _row, a in answer.moved.begun}
 
 
 async def _dying(world: RunWorld, act: Callable[[], Awaitable[object]]) -> None:
