@@ -13,7 +13,6 @@ from random import Random
 from uuid import UUID
 
 import asyncpg
-import msgspec
 
 from mainspring.domain.condition import ConditionFailed
 from mainspring.domain.execution import TaskError
@@ -27,7 +26,6 @@ from mainspring.domain.workflow_rules import (
     Decision,
     RenderFailed,
     Scope,
-    StepResult,
     decide,
     fanned,
     holds,
@@ -42,7 +40,6 @@ from mainspring.store.definitions import Definitions
 from mainspring.store.step_rows import (
     ITSELF,
     TOO_LARGE,
-    UNREADABLE,
     Ended,
     Moved,
     RunHead,
@@ -51,6 +48,7 @@ from mainspring.store.step_rows import (
     note_arguments,
     place_of,
 )
+from mainspring.store.step_scope import check_kept, read_input, seen, speaks
 from mainspring.store.step_tasks import StepTasks
 
 SQL = queries.load("steps")
@@ -63,11 +61,6 @@ LARGE = 100
 """Of more rows than these a statement is planned anew."""
 _HUGE = 2000
 _HEAD = len(RunHead._fields)
-
-_NOTHING = object()
-"""In place of an input that cannot be read."""
-
-_decode = msgspec.json.Decoder().decode
 
 
 @dataclass(slots=True)
@@ -406,7 +399,7 @@ class Steps:
             return
         most = self._most_bytes
         try:
-            _check_kept(step, scope)
+            check_kept(step, scope)
             if not holds(step.condition, scope):
                 plan.ends += _left_out(head, definition, step)
                 return
@@ -428,13 +421,13 @@ class Steps:
         self, connection: asyncpg.Connection, head: RunHead, ready: Sequence[Step]
     ) -> Scope | None:
         """What the templates and conditions of some steps speak of; None when they have none."""
-        if not any(map(_speaks, ready)):
+        if not any(map(speaks, ready)):
             return None
         row = await connection.fetchrow(SQL["run_input"], head.tenant_id, head.id)
         assert row is not None, "the caller holds the run"
         used = sorted({name for step in ready for name in step.uses})
         rows = await connection.fetch(SQL["results"], head.tenant_id, head.id, used) if used else ()
-        return Scope(_read(row["input"]), {row["step"]: _seen(row) for row in rows})
+        return Scope(read_input(row["input"]), {row["step"]: seen(row) for row in rows})
 
     async def _join(self, connection: asyncpg.Connection, head: RunHead, step: str) -> Ended:
         """The end of a step whose items have all ended: its result is the list of theirs."""
@@ -467,35 +460,3 @@ def _left_out(head: RunHead, definition: Definition, step: Step) -> list[Ended]:
                 out.append(name)
                 queue.append(name)
     return [Ended(head.tenant_id, head.id, name, TaskState.SKIPPED) for name in out]
-
-
-def _speaks(step: Step) -> bool:
-    """Whether it has templates or conditions."""
-    return bool(step.condition or step.foreach or step.template.dynamic)
-
-
-def _seen(row: asyncpg.Record) -> StepResult:
-    state = row["state"]
-    if state in ("blocked", "released", "expanded"):
-        return StepResult(TaskState.RUNNING)
-    try:
-        result = _decode(row["result"]) if row["result"] is not None else None
-    except (msgspec.DecodeError, RecursionError):
-        return StepResult(TaskState(state), None, {"code": UNREADABLE})
-    return StepResult(TaskState(state), result, row["error"])
-
-
-def _read(given: bytes) -> object:
-    try:
-        return _decode(given)
-    except (msgspec.DecodeError, RecursionError):
-        return _NOTHING
-
-
-def _check_kept(step: Step, scope: Scope) -> None:
-    if scope.input is _NOTHING and _speaks(step):
-        raise RenderFailed("the input of the run cannot be read")
-    for name in step.uses:
-        error = scope.steps[name].error
-        if isinstance(error, dict) and error.get("code") in (TOO_LARGE, UNREADABLE):
-            raise RenderFailed(f"the result of {name!r} cannot be used by other steps")
