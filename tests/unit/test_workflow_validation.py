@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from random import Random
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import msgspec
@@ -232,14 +232,17 @@ async def test_ten_thousand_steps_take_linear_time(
     shape: Callable[[int], list[dict[str, Any]]],
 ) -> None:
     took = {}
-    for size in (1_000, 10_000):
+    for size, times in ((1_000, 5), (10_000, 2)):
         document = msgspec.json.encode(workflow(*shape(size)))
-        begun = perf_counter()
-        made = await defined(document)
-        took[size] = perf_counter() - begun
-        assert len(made.order) == size
+        spent = []
+        for _ in range(times):
+            begun = process_time()
+            made = await defined(document)
+            spent.append(process_time() - begun)
+            assert len(made.order) == size
+        took[size] = min(spent)
     assert took[10_000] < 5, took
-    assert took[10_000] < 40 * took[1_000], took
+    assert took[10_000] < 60 * took[1_000], f"{took}: were it quadratic, it would be 100 times"
 
 
 def all_of(size: int) -> list[str]:
