@@ -119,7 +119,7 @@ class StepTasks:
         """Insert rows and tasks of steps, of a new run with the run itself; answers the tasks that
         are scheduled at once."""
         rows = await connection.fetch(ADD_STEPS, *add_arguments(tenure, head, steps, run))
-        await _tell_planner(connection, len(rows))
+        await _tell_planner(connection, len(steps))
         return [TaskRow(*row) for row in rows]
 
     async def add_tasks(
@@ -135,11 +135,12 @@ class StepTasks:
         return [TaskRow(*r) for r in await connection.fetch(ADD_STEPS, *arguments, *nothing)]
 
 
-async def _tell_planner(connection: asyncpg.Connection, begun: int) -> None:
-    """A crowd enters a table that may have been empty: claims would go on by a plan that was made
-    for a handful of rows, and compare every task with every pick."""
-    if begun > _CROWD:
+async def _tell_planner(connection: asyncpg.Connection, crowd: int) -> None:
+    """A crowd enters tables that may have been empty: what releases and claims it would go by a plan
+    that was made for a handful of rows, and compare each with each."""
+    if crowd > _CROWD:
         await connection.execute(SQL["analyze_tasks"])
+        await connection.execute(SQL["analyze_steps"])
 
 
 _CROWD = 1000

@@ -333,6 +333,9 @@ INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM held RETURNING p
 -- How many there are, and nothing of their states: those are about to change.
 ANALYZE tasks (tenant_id, id);
 
+-- name: analyze_steps
+ANALYZE workflow_steps (tenant_id, run_id, step, item);
+
 -- name: now
 SELECT extract(epoch FROM clock_timestamp())::float8;
 
