@@ -11,6 +11,8 @@ from mainspring.domain.placement import Tenure
 from mainspring.domain.schedule import Definition, Misfire, OverlapPolicy
 from mainspring.store.firing import Settled
 
+pytestmark = pytest.mark.slow
+
 
 def every_minute(behind: int, **fields: object) -> Definition:
     """Due every minute, for the first time so many seconds ago, and undecided since."""

@@ -14,6 +14,8 @@ from mainspring.store import doctor
 from mainspring.store.database import DatabaseOptions
 from support.process import run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def empty_database(pg_server: str) -> AsyncIterator[str]:

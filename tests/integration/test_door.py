@@ -17,6 +17,8 @@ from mainspring.api.middleware import CYCLE
 from mainspring.observe.metrics import Metrics
 from support.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 LIMITS = DoorLimits(connections=100, headers=20, head=4096, patience=0.3)
 PATIENT = replace(LIMITS, patience=30)
 SOON = 10.0

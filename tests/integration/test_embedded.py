@@ -23,6 +23,8 @@ from mainspring.errors import ServerError
 from mainspring.store import embedded
 from mainspring.store.embedded import EmbeddedServer
 
+pytestmark = pytest.mark.slow
+
 NeedServer = Callable[[str, Path | None], Path]
 
 SMALL = {"shared_buffers": "16MB"}

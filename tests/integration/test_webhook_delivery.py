@@ -21,6 +21,8 @@ from mainspring.execution.signing import format_secret
 from support.receivers import Received, answer, answering, receiver
 from support.webhooks import SETTINGS, Deliveries, Profiles, assignment, deliveries, with_sender
 
+pytestmark = pytest.mark.slow
+
 OK = answering(answer(200, content_type="application/json"))
 
 

@@ -64,6 +64,7 @@ NEAR_CHANGES = st.sampled_from(
 ANYWHERE = st.tuples(st.sampled_from(ZONES), STARTS)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(fields=FIELDS, place=NEAR_CHANGES | ANYWHERE, policy=st.sampled_from(POLICIES))
 @example(
@@ -90,6 +91,7 @@ def test_times_equal_a_scan_of_every_minute(
     assert found.recent(begin, end, 3) == walked[-3:]
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(fields=FIELDS, place=ANYWHERE)
 def test_far_times_are_right_too(fields: Fields, place: tuple[str, datetime]) -> None:

@@ -213,6 +213,7 @@ async def test_a_step_takes_the_fields_of_a_task_and_its_errors() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [
@@ -249,6 +250,7 @@ def all_of(size: int) -> list[str]:
     return [f"{{{{steps.s{n}.result}}}}" for n in range(size)]
 
 
+@pytest.mark.slow
 async def test_ten_thousand_steps_and_no_more() -> None:
     parents = [step(f"s{n}") for n in range(10_000)]
     found = await errors(workflow(*parents, step("more")))
