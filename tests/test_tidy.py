@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+# `./dev lint` runs these as well.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 

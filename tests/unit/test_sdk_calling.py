@@ -209,6 +209,7 @@ class TestProblems:
         assert [(p.pointer, p.detail) for p in told.value.problems] == [("/a", "bad")]
         assert told.value.__notes__ == ["/a: bad"]
 
+    @pytest.mark.slow
     async def test_an_answer_that_is_not_http(self, through: Any) -> None:
         with (
             scripted(*[b"SSH-2.0 hello\r\n\r\n"] * 9) as script,
