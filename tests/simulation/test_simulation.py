@@ -24,6 +24,7 @@ def test_many_small_and_nasty_worlds() -> None:
         simulate(seed)
 
 
+@pytest.mark.slow
 def test_a_seed_is_the_same_world_everywhere() -> None:
     """A failure can only be looked into if it happens again: nothing may depend on hashing."""
     traces = {_trace(hash_seed) for hash_seed in ("1", "2")}

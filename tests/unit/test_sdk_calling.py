@@ -146,6 +146,7 @@ class TestTryingAgain:
             await through(script, create)
         assert len(set(script.headers("idempotency-key"))) == 2
 
+    @pytest.mark.slow
     async def test_retry_after_is_honoured(self, through: Any) -> None:
         loop = asyncio.get_running_loop()
         with scripted(answer(429, retry_after="1"), answer(200, TASK)) as script:

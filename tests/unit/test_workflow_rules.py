@@ -137,6 +137,7 @@ class Counting:
                 self.unwanted.add(step.id)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_counters_and_rules_do_what_the_book_says(data: st.DataObject) -> None:
@@ -179,6 +180,7 @@ def test_where_a_run_goes_on_the_order_of_ends_does_not_matter(data: st.DataObje
     assert finals[0] == finals[1]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_cleanup_step_without_needs_comes_last(data: st.DataObject) -> None:
