@@ -16,6 +16,7 @@ from mainspring.store.embedded import EmbeddedServer
 
 if TYPE_CHECKING:
     from support.cluster import Cluster
+    from support.runs import RunWorld
 
 TEMPLATE = "mainspring_template"
 MISSING: pytest.StashKey[set[str]] = pytest.StashKey()
@@ -98,6 +99,20 @@ async def cluster(database_url: str, tmp_path: Path) -> AsyncIterator["Cluster"]
 
     async with Cluster(database_url, tmp_path) as made:
         yield made
+
+
+@pytest.fixture
+async def world(database_url: str) -> AsyncIterator["RunWorld"]:
+    """Runs of workflows on a database of their own, driven by hand."""
+    from mainspring.store.database import Database, DatabaseOptions
+    from support.runs import RunWorld
+
+    database = Database(DatabaseOptions(database_url))
+    await database.open()
+    made = RunWorld(database)
+    await made.open()
+    yield made
+    await database.close()
 
 
 def _database(url: str, name: str) -> str:

@@ -1,13 +1,12 @@
 """Runs that the store refuses to touch: they hold up no other."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import cast
 from uuid import UUID
 
 import asyncpg
 import msgspec
-import pytest
 
 from mainspring.clock import ManualClock
 from mainspring.domain.execution import Assignment, Outcome, Report
@@ -18,7 +17,6 @@ from mainspring.node.recorder import Recorder
 from mainspring.node.run_starter import RunStarter
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.step_rows import Moved
 from mainspring.store.task_runs import TaskRuns
 from support.rows import assignment, row, task_id
@@ -58,16 +56,6 @@ class _Runs:
 
     async def ended(self, tasks: list[Assignment]) -> list[tuple[UUID, str]]:
         return [(task_id(3), "completed")] if 3 in {t.id.int for t in tasks} else []
-
-
-@pytest.fixture
-async def world(database_url: str) -> AsyncIterator[RunWorld]:
-    database = Database(DatabaseOptions(database_url))
-    await database.open()
-    made = RunWorld(database)
-    await made.open()
-    yield made
-    await database.close()
 
 
 def _state() -> NodeState:

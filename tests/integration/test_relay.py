@@ -1,7 +1,6 @@
 """A step that needs no queueing starts in the transaction that releases it: when, and when not."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -13,22 +12,11 @@ from mainspring.domain.execution import Assignment
 from mainspring.domain.placement import PARTITIONS, Tenure
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow import Step
-from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.step_outcomes import StepsFinished
 from mainspring.store.step_rows import Moved, Relay
 from mainspring.store.tasks import Change, Tasks
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually
-
-
-@pytest.fixture
-async def world(database_url: str) -> AsyncIterator[RunWorld]:
-    database = Database(DatabaseOptions(database_url))
-    await database.open()
-    made = RunWorld(database)
-    await made.open()
-    yield made
-    await database.close()
 
 
 def inside(name: str, *needs: str, **fields: Any) -> Step:

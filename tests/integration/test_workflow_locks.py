@@ -11,7 +11,7 @@ from mainspring.domain.execution import Assignment
 from mainspring.domain.settlement import Finish
 from mainspring.domain.task import TaskState
 from mainspring.store import queries, steps
-from mainspring.store.database import Database, DatabaseOptions, connect
+from mainspring.store.database import DatabaseOptions, connect
 from mainspring.store.engine import finish_arguments
 from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.keys import Keys
@@ -21,16 +21,6 @@ from support.waiting import eventually
 
 FINISH = queries.load("outcomes")["finish"]
 PAIR = workflow(step("a"), step("b", "a"))
-
-
-@pytest.fixture
-async def world(database_url: str) -> AsyncIterator[RunWorld]:
-    database = Database(DatabaseOptions(database_url))
-    await database.open()
-    made = RunWorld(database)
-    await made.open()
-    yield made
-    await database.close()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ those before it allow it, every step ends, each join starts once, and the end is
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -177,15 +178,11 @@ async def _dying(world: RunWorld, act: Callable[[], Awaitable[object]]) -> None:
     async def dies_alone(sql: str, *args: object) -> list[asyncpg.Record]:
         return await dies(lambda connection: connection.fetch(sql, *args))
 
-    world.database.transact = dies  # type: ignore[method-assign]
-    world.database.fetch = dies_alone  # type: ignore[method-assign]
-    try:
-        await act()
-    except Crash:
-        pass
-    finally:
-        del world.database.transact
-        del world.database.fetch
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world.database, "transact", dies)
+        patch.setattr(world.database, "fetch", dies_alone)
+        with suppress(Crash):
+            await act()
 
 
 async def _agree(world: RunWorld, run: UUID, model: RunModel) -> None:

@@ -1,6 +1,5 @@
 """Lists that are done once more: what completed stays, unless it may be another list by then."""
 
-from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -9,18 +8,7 @@ import pytest
 
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow import Definition, Step
-from mainspring.store.database import Database, DatabaseOptions
 from support.runs import RunWorld, step, workflow
-
-
-@pytest.fixture
-async def world(database_url: str) -> AsyncIterator[RunWorld]:
-    database = Database(DatabaseOptions(database_url))
-    await database.open()
-    made = RunWorld(database)
-    await made.open()
-    yield made
-    await database.close()
 
 
 def each(*needs: str, **fields: Any) -> Step:

@@ -1,8 +1,6 @@
 """How runs move on in the store: counters, joins, conditions, lists, and what a person may do."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -13,26 +11,15 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.settlement import Retry
 from mainspring.domain.task import TaskState
 from mainspring.errors import Conflict
-from mainspring.store.database import Database, DatabaseOptions, connect
+from mainspring.store.database import DatabaseOptions, connect
 from mainspring.store.engine import TaskRef
 from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.step_rows import Moved, RunHead, Start
 from mainspring.store.step_tasks import StepTasks
-from mainspring.store.tasks import Change, Tasks
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually
 
 DIAMOND = workflow(step("a"), step("b", "a"), step("c", "a"), step("d", "b", "c"), step("e", "d"))
-
-
-@pytest.fixture
-async def world(database_url: str) -> AsyncIterator[RunWorld]:
-    database = Database(DatabaseOptions(database_url))
-    await database.open()
-    made = RunWorld(database)
-    await made.open()
-    yield made
-    await database.close()
 
 
 async def test_a_diamond_runs_in_order(world: RunWorld) -> None:
@@ -110,32 +97,6 @@ async def test_a_template_that_cannot_be_filled_fails_its_step(world: RunWorld) 
     assert failed.error is not None
     assert failed.error["code"] == "template"
     assert await world.state(run) == "failed"
-
-
-async def test_a_list_is_done_item_by_item_and_joined(world: RunWorld) -> None:
-    definition = workflow(
-        step("a"),
-        step("each", "a", payload='{"n": "{{item}}"}', foreach='"{{steps.a.result}}"', uses=("a",)),
-        step("sum", "each", payload='"{{steps.each.result}}"', uses=("each",)),
-    )
-    run = await world.begin(definition)
-    await world.report(await world.claim(run), result=b"[3, 4, 5]")
-    items = await world.claim(run)
-    assert [(a.step, a.payload) for a in items] == [
-        ("each[0]", b'{"n": 3}'), ("each[1]", b'{"n": 4}'), ("each[2]", b'{"n": 5}')
-    ]  # fmt: skip
-    for n, item in enumerate(reversed(items)):
-        await world.report([item], result=str(n).encode())
-    [last] = await world.claim(run)
-    assert (last.step, last.payload) == ("sum", b"[2,1,0]")
-    await world.report([last])
-    assert await world.state(run) == "completed"
-
-
-async def test_an_empty_list_is_done_at_once(world: RunWorld) -> None:
-    run = await world.begin(workflow(step("each", foreach="[]"), step("b", "each")))
-    assert await world.drain(run) == ["b"]
-    assert (await world.step(run, "each")).result == b"[]"
 
 
 async def test_failing_fast_leaves_out_what_only_makes_sense_after_a_success(
@@ -464,39 +425,3 @@ async def _waits(connection: asyncpg.Connection) -> bool:
         " WHERE wait_event_type = 'Lock' AND datname = current_database()"
     )
     return count > 0
-
-
-async def test_a_list_that_fails_is_joined_before_others_are_decided_on(world: RunWorld) -> None:
-    """Both end in one transaction: the run has failed, so what waited for one success is left
-    out, and never released."""
-    run = await world.begin(
-        workflow(
-            step("list", foreach="[1]"),
-            step("other"),
-            step("either", "list", "other", when="one_succeeded"),
-            on_failure="fail_fast",
-        )
-    )
-    by_name = {a.step: a for a in await world.claim(run)}
-    finishes = [finish(by_name["list[0]"], TaskState.FAILED), finish(by_name["other"])]
-    done = await world.record(finishes)
-    assert done.moved.rows == []
-    assert (await world.states(run))["either"] == "skipped"
-
-
-async def test_a_list_that_is_begun_again_with_all_its_items_done_is_joined(
-    world: RunWorld,
-) -> None:
-    run = await world.begin(workflow(step("list", foreach="[1, 2]"), on_failure="continue"))
-    items = await world.claim(run)
-    tasks = Tasks(world.database, near=60.0, steps=world.steps)
-    [row] = await world.database.fetch("SELECT id FROM tasks WHERE step = 'list'")
-    await tasks.change(
-        world.tenant_id, row["id"], lambda locked: replace(Change.of(locked), state="cancelled")
-    )
-    await world.report(items, result=b"7")
-    assert await world.state(run) == "cancelled"
-    await world.runs.retry(world.tenure, world.tenant_id, run, "test", await world.now())
-    assert await world.claim(run) == [], "nothing is done twice"
-    assert await world.state(run) == "completed"
-    assert (await world.step(run, "list")).result == b"[7,7]"
