@@ -136,8 +136,8 @@ class StepTasks:
 
 
 async def _tell_planner(connection: asyncpg.Connection, crowd: int) -> None:
-    """A crowd enters tables that may have been empty: what releases and claims it would go by a plan
-    that was made for a handful of rows, and compare each with each."""
+    """A crowd enters tables that may have been empty: what releases and claims it would go by a
+    plan that was made for a handful of rows, and compare each with each."""
     if crowd > _CROWD:
         await connection.execute(SQL["analyze_tasks"])
         await connection.execute(SQL["analyze_steps"])
