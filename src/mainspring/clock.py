@@ -68,7 +68,8 @@ class DatabaseClock:
         if not self._recent:
             raise RuntimeError("the clock has not been anchored to the database yet")
         moment = monotonic()
-        self._slew(moment)
+        if self._offset != self._target:
+            self._slew(moment)
         # Slewing back may outrun the passing of time: stand still rather than run backwards.
         self._last = max(self._last, moment + self._offset)
         return self._last
@@ -79,8 +80,10 @@ class DatabaseClock:
         if self._recent and received - sent > self._SLOW_ANSWER:
             return 0.0  # a stalled machine or network tells nothing about the clock
         offset, jump = database_time - received, 0.0
+        if self._offset == self._target:
+            self._moved_at = received
         if not self._recent:
-            self._offset, self._moved_at = offset, received
+            self._offset = offset
         elif abs(offset - max(self._recent)) > self._JUMP:
             jump = offset - max(self._recent)
             self._recent.clear()
@@ -92,5 +95,8 @@ class DatabaseClock:
         gap = self._target - self._offset
         rate = max(self._SLEW_RATE, abs(gap) / self._SLEW_WITHIN)
         step = min(abs(gap), (moment - self._moved_at) * rate)
-        self._offset += step if gap > 0 else -step
+        if step == abs(gap):
+            self._offset = self._target
+        else:
+            self._offset += step if gap > 0 else -step
         self._moved_at = moment

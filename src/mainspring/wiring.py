@@ -11,12 +11,12 @@ from random import Random, SystemRandom
 from urllib.parse import urlsplit
 
 import asyncpg
-from starlette.types import ASGIApp
 
 from mainspring import __version__, crash, tls
 from mainspring.api.app import ApiDependencies, build_app
 from mainspring.api.door import DoorConfig, DoorLimits, DoorServer
 from mainspring.api.key_activity import KeyActivity
+from mainspring.api.middleware import Envelope
 from mainspring.clock import DatabaseClock
 from mainspring.config import Config
 from mainspring.domain import apikey
@@ -217,8 +217,14 @@ class Server:
         limits = DoorLimits(
             config.max_connections, config.max_headers, config.max_head, config.request_timeout
         )
-        keep_alive = config.keep_alive
-        return DoorConfig(self.app, limits, self.metrics, keep_alive=keep_alive, tls=self._tls)
+        return DoorConfig(
+            self.app,
+            limits,
+            self.metrics,
+            keep_alive=config.keep_alive,
+            learner=self.app,
+            tls=self._tls,
+        )
 
     async def stop(self) -> None:
         """Stop taking work, hand over, finish or release, then close the doors."""
@@ -285,7 +291,7 @@ class Server:
         )
         self.app = self._api(desk, vault, webhooks, rng)
 
-    def _api(self, desk: LeaseDesk, vault: Vault, webhooks: HttpExecutor, rng: Random) -> ASGIApp:
+    def _api(self, desk: LeaseDesk, vault: Vault, webhooks: HttpExecutor, rng: Random) -> Envelope:
         config = self.config
         return build_app(
             ApiDependencies(

@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from starlette.types import ASGIApp
-
 from mainspring.api import bulk_docs, lease_docs, operation_docs, secret_docs, task_docs
 from mainspring.api.admin_paths import admin_paths
 from mainspring.api.auth import Authenticator
@@ -81,7 +79,7 @@ class ApiDependencies:
     profile_changed: Callable[[int], None] = lambda _tenant: None
 
 
-def build_app(deps: ApiDependencies) -> ASGIApp:
+def build_app(deps: ApiDependencies) -> Envelope:
     """The application. It has no lifespan of its own: who built the parts also ends them."""
     authenticator = Authenticator(deps.keys, deps.activity)
     limits = RateLimits(deps.config.requests_per_second)
@@ -91,7 +89,11 @@ def build_app(deps: ApiDependencies) -> ASGIApp:
         for path, known in paths_of(deps).items()
     }
     return Envelope(
-        Router(resources), metrics=deps.metrics, rng=deps.rng, max_body=deps.config.max_body
+        Router(resources),
+        {path: resource.learn for path, resource in resources.items()},
+        metrics=deps.metrics,
+        rng=deps.rng,
+        max_body=deps.config.max_body,
     )
 
 
@@ -248,7 +250,13 @@ def _task_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
     return {
         "/v1/tasks": {
             "GET": ForTenants("read", reading.page, task_docs.LIST),
-            "POST": ForTenants("write", creation.one, task_docs.CREATE, keeps_answers=True),
+            "POST": ForTenants(
+                "write",
+                creation.one,
+                task_docs.CREATE,
+                keeps_answers=True,
+                prompt=creation.promptly,
+            ),
         },
         "/v1/tasks/batch": {
             "POST": ForTenants("write", creation.batch, task_docs.CREATE_BATCH, keeps_answers=True)

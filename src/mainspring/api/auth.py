@@ -37,14 +37,25 @@ class Authenticator:
     async def identify(self, authorization: str | None) -> ApiKey:
         """The caller's key; Unauthenticated when there is none or nobody knows it."""
         secret = _secret_in(authorization)
-        digest = hash_secret(secret)
-        found, now = self._remembered.get(digest), monotonic()
-        if found is None or found.until <= now:
-            found = await self._look_up(secret, digest)
+        digest, now = hash_secret(secret), monotonic()
+        found = self._recall(digest, now) or await self._look_up(secret, digest)
         if found.key is None:
             raise Unauthenticated("the API key is not known, or it has ended")
         self._activity.note(found.key.id, now)
         return found.key
+
+    def remembered(self, digest: bytes) -> ApiKey | None:
+        """The key whose secret has this digest, where it was looked up a moment ago."""
+        now = monotonic()
+        found = self._recall(digest, now)
+        if found is None or found.key is None:
+            return None
+        self._activity.note(found.key.id, now)
+        return found.key
+
+    def _recall(self, digest: bytes, now: float) -> _Remembered | None:
+        found = self._remembered.get(digest)
+        return found if found is not None and found.until > now else None
 
     async def _look_up(self, secret: str, digest: bytes) -> _Remembered:
         if is_mistyped(secret):
@@ -64,6 +75,11 @@ class Authenticator:
             for digest, found in self._remembered.items()
             if found.key is None or found.key.id != key_id
         }
+
+
+def digest_of(authorization: str | None) -> bytes:
+    """What stands for the secret in an Authorization header."""
+    return hash_secret(_secret_in(authorization))
 
 
 def _good_for(key: ApiKey | None) -> float:

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import httptools
 import uvicorn
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -26,6 +26,7 @@ from uvicorn.server import ServerState
 
 from mainspring.api.middleware import CYCLE
 from mainspring.api.problems import answer_to
+from mainspring.api.prompt import KnownHeads, Learner
 from mainspring.errors import Crowded, HeadTooLarge, MalformedRequest, RequestError, TooSlow
 from mainspring.observe.metrics import Metrics
 
@@ -53,6 +54,7 @@ class DoorConfig(uvicorn.Config):
         metrics: Metrics,
         *,
         keep_alive: float,
+        learner: Learner | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(
@@ -71,6 +73,7 @@ class DoorConfig(uvicorn.Config):
         )
         self.limits = limits
         self.metrics = metrics
+        self.heads = KnownHeads(learner)
 
 
 class DoorServer(uvicorn.Server):
@@ -93,6 +96,8 @@ class Door(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._limits = config.limits
         self._metrics = config.metrics
+        self._heads = config.heads
+        self._spot: Cycle | None = None
         self._crowded = False
         self._in_head = False
         self._in_message = False
@@ -100,6 +105,8 @@ class Door(HttpToolsProtocol):
         self._arriving: TimerHandle | None = None
         self._leaving: TimerHandle | None = None
         self._refusal: RequestError | None = None
+        self._resting: TimerHandle | None = None
+        self._answered_at = 0.0
 
     # How a connection begins and ends ----------------------------------------------------------
 
@@ -114,6 +121,8 @@ class Door(HttpToolsProtocol):
             self._expect_more()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
         self._expect_nothing()
         self._stop_leaving()
         super().connection_lost(exc)
@@ -121,8 +130,9 @@ class Door(HttpToolsProtocol):
     # What arrives ------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
-        in_head_before = self._in_head
+        if self._at_rest() and self._serve_on_the_spot(data):
+            return
+        in_head_before, whole = self._in_head, not self._in_message
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -137,6 +147,28 @@ class Door(HttpToolsProtocol):
                 return
         if self._in_message:
             self._expect_more()
+        elif whole and self.cycle is not None and self.cycle.keep_alive:
+            self._heads.note(data, cast("Scope", self.cycle.scope))
+
+    def _at_rest(self) -> bool:
+        """Whether nothing is under way on this connection."""
+        if self._in_message or self._crowded or self.flow.write_paused:
+            return False
+        return self.cycle is None or self.cycle.response_complete
+
+    def _serve_on_the_spot(self, data: bytes) -> bool:
+        """The short way, without the parser, which finds itself where it was afterwards."""
+        known = self._heads.find(data)
+        if known is None:
+            return False
+        serve, body = known
+        spot = self._spot or self._new_cycle({"method": "POST"}, keep_alive=True)
+        if not serve(body, spot):
+            return False
+        spot.response_started = spot.response_complete = False
+        self.cycle = self._spot = spot
+        self._expect_nothing()
+        return True
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -167,8 +199,17 @@ class Door(HttpToolsProtocol):
         scope["raw_path"] = url.path
         scope["query_string"] = url.query or b""
         before = self.cycle
-        self.cycle = scope[CYCLE] = Cycle(
-            scope=self.scope,
+        keep_alive = version != "1.0" and self.parser.should_keep_alive()
+        self.cycle = scope[CYCLE] = self._new_cycle(self.scope, keep_alive=keep_alive)
+        if before is not None and not before.response_complete:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+        else:
+            self._start_asgi_task(self.cycle, self.app)
+
+    def _new_cycle(self, scope: Any, *, keep_alive: bool) -> "Cycle":
+        return Cycle(
+            scope=scope,
             transport=self.transport,
             flow=self.flow,
             logger=self.logger,
@@ -177,14 +218,9 @@ class Door(HttpToolsProtocol):
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
             expect_100_continue=self.expect_100_continue,
-            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            keep_alive=keep_alive,
             on_response=self.on_response_complete,
         )
-        if before is None or before.response_complete:
-            self._start_asgi_task(self.cycle, self.app)
-        else:
-            self.flow.pause_reading()
-            self.pipeline.appendleft((self.cycle, self.app))
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -201,6 +237,30 @@ class Door(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._stop_leaving()
         super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        """As the server's own, with one timer for all the rests of a connection, not one each."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        self._answered_at = self.loop.time()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._resting is None:
+            self._rest_for(self.timeout_keep_alive)
+
+    def _rest_for(self, seconds: float) -> None:
+        self._resting = self.loop.call_later(seconds, self._rested)
+
+    def _rested(self) -> None:
+        left = self._answered_at + self.timeout_keep_alive - self.loop.time()
+        if not self._at_rest():
+            self._rest_for(self.timeout_keep_alive)
+        elif left > 0:
+            self._rest_for(left)
+        else:
+            self.transport.close()
 
     # Patience ----------------------------------------------------------------------------------
 
@@ -252,6 +312,10 @@ class Cycle(RequestResponseCycle):
         """Send a whole answer."""
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
+        self.answer_now(response)
+
+    def answer_now(self, response: Response) -> None:
+        """The same, however many bytes still wait to leave before it."""
         if self.disconnected:
             return
         self.response_started = True

@@ -6,6 +6,7 @@ Payloads are left out: they are the caller's own and are kept as they came.
 import json
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from msgspec import Raw
 
@@ -27,13 +28,15 @@ def check_unique_names(body: bytes, payloads: Iterable[Raw]) -> None:
     the rest differs from all others, as in most small ones, no object has one twice.
     """
     rest = _without(body, payloads)
-    if not _all_differ(rest):
+    if len(rest) > _SMALL or not _all_differ(rest):
         _DECODER.decode(rest.decode("utf-8"))
 
 
+@lru_cache(512)
 def _all_differ(text: bytes) -> bool:
-    """Whether no name comes twice, in whichever objects; False also where that is not clear."""
-    if len(text) > _SMALL or b"\\" in text:
+    """Whether no name comes twice, in whichever objects; False also where that is not clear.
+    The same text comes again and again, with other payloads."""
+    if b"\\" in text:
         return False
     names = _NAMES.findall(text)
     return len(set(names)) == len(names)

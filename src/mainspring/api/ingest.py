@@ -52,11 +52,11 @@ class Ingest:
         self._small = _Lane(self._flush)
         self._big = _Lane(self._flush)
 
-    async def create(self, creation: Creation) -> bool:
+    def create(self, creation: Creation) -> "asyncio.Future[bool]":
         """Insert all its tasks or none. True when it is committed; False when its idempotency key
         was taken already. StoreUnavailable when that cannot be known."""
         lane = self._big if len(creation.tasks) > _BIG else self._small
-        return await lane.add(creation)
+        return lane.add(creation)
 
     async def _flush(self, group: Sequence[_Waiting]) -> None:
         try:
@@ -151,11 +151,11 @@ class _Lane:
         self._flushes: set[asyncio.Task[None]] = set()
         self._starting = False
 
-    async def add(self, creation: Creation) -> bool:
-        waiting = _Waiting(creation, asyncio.get_running_loop().create_future())
-        self._queue.append(waiting)
+    def add(self, creation: Creation) -> "asyncio.Future[bool]":
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Waiting(creation, done))
         self._start()
-        return await waiting.done
+        return done
 
     def _start(self) -> None:
         if self._starting or not self._queue or len(self._flushes) >= _FLUSHES_AT_ONCE:

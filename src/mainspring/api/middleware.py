@@ -4,6 +4,7 @@ One plain ASGI layer, because every layer costs time on every request.
 """
 
 import re
+from collections.abc import Callable, Mapping
 from random import Random
 
 from prometheus_client import Counter
@@ -12,8 +13,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mainspring.api.problems import answer_to
+from mainspring.api.prompt import Headers, Promise, Promptly, Reply, Serve
 from mainspring.clock import monotonic
-from mainspring.errors import MalformedRequest, StoreUnavailable, TooLarge
+from mainspring.errors import MalformedRequest, RequestError, StoreUnavailable, TooLarge
 from mainspring.observe.metrics import Distribution, Metrics
 
 ROUTE = "mainspring.route"
@@ -31,15 +33,39 @@ EXCHANGE = "mainspring.exchange"
 CYCLE = "mainspring.cycle"
 """Where the server offers, if it does, to take a whole answer at once."""
 
+_ONE_OFF = frozenset(
+    {
+        b"expect",
+        b"idempotency-key",
+        b"traceparent",
+        b"transfer-encoding",
+        b"upgrade",
+        b"x-request-id",
+    }
+)
+"""A head with one of these will not come again, or asks for something unusual."""
+
 _SANE_ID = re.compile(rb"[A-Za-z0-9_.:/+=@-]{1,128}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+Learn = Callable[[Mapping[bytes, bytes]], Promptly | None]
 
 
 class Envelope:
     """The outermost layer of the API."""
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, rng: Random, max_body: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        prompts: Mapping[str, Learn] | None = None,
+        *,
+        metrics: Metrics,
+        rng: Random,
+        max_body: int,
+    ) -> None:
         self._app = app
+        self._prompts = prompts or {}
         self._metrics = metrics
         self._rng = rng
         self._max_body = max_body
@@ -62,23 +88,49 @@ class Envelope:
         except Exception as error:
             if exchange.started:
                 raise  # half an answer is out: the server must break the connection
-            if isinstance(error, StoreUnavailable):
-                self._metrics.database_errors.inc()
-            answer = answer_to(error, path=scope["path"], request_id=exchange.request_id)
-            await exchange.answer(answer)
+            await exchange.answer(self.answer_to(error, scope["path"], exchange.request_id))
         finally:
-            self._count(scope, exchange.status, monotonic() - started)
+            self._end(exchange, started)
+
+    def learn(self, scope: Scope) -> Serve | None:
+        """How to serve requests with the head of this one on the spot, as in `prompt.py`."""
+        learn = self._prompts.get(scope["path"])
+        if learn is None or scope["method"] != "POST" or scope["query_string"]:
+            return None
+        fields: dict[bytes, bytes] = dict(scope["headers"])
+        if not _ONE_OFF.isdisjoint(fields):
+            return None
+        try:
+            promptly = learn(fields) if _declares_length(fields, self._max_body) else None
+        except RequestError:
+            return None
+        return None if promptly is None else _OnTheSpot(self, scope["path"], promptly).serve
+
+    def answer_to(self, error: Exception, path: str, request_id: str) -> Response:
+        if isinstance(error, StoreUnavailable):
+            self._metrics.database_errors.inc()
+        return answer_to(error, path=path, request_id=request_id)
+
+    def new_id(self) -> str:
+        return f"{self._rng.getrandbits(128):032x}"
 
     def _request_id(self, headers: dict[bytes, bytes]) -> str:
         given = headers.get(b"x-request-id")
         if given is not None and _SANE_ID.fullmatch(given):
             return given.decode("ascii")
-        return f"{self._rng.getrandbits(128):032x}"
+        return self.new_id()
 
-    def _count(self, scope: Scope, status: int, seconds: float) -> None:
-        # Labels come from a fixed set only: a caller must not be able to make new series.
-        route = scope.get(ROUTE, "unknown")
+    def _end(self, exchange: "Exchange", started: float) -> None:
+        scope = exchange.scope
         method = scope["method"] if scope["method"] in _METHODS else "other"
+        self.count(scope.get(ROUTE, "unknown"), method, exchange.status, monotonic() - started)
+        # They refer to the scope as it does to them: let go, or each request leaves a ring of
+        # objects behind, which only the collector finds, when all of it has grown cold.
+        scope.pop(EXCHANGE, None)
+        scope.pop(CYCLE, None)
+
+    def count(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Labels come from a fixed set only: a caller must not be able to make new series."""
         series = (route, method, status)
         found = self._series.get(series)
         if found is None:
@@ -88,11 +140,43 @@ class Envelope:
         found[1].observe(seconds)
 
 
+class _OnTheSpot:
+    """Serves the requests with one head."""
+
+    def __init__(self, envelope: Envelope, path: str, promptly: Promptly) -> None:
+        self._envelope = envelope
+        self._path = path
+        self._promptly = promptly
+
+    def serve(self, body: bytes, reply: Reply) -> bool:
+        started = monotonic()
+        try:
+            admitted = self._promptly(body)
+        except Exception:
+            return False  # the ordinary way comes to the same end, and says what is wrong
+        if admitted is None:
+            return False
+        promise, headers = admitted
+        promise.kept.add_done_callback(lambda _: self._keep(promise, headers, reply, started))
+        return True
+
+    def _keep(self, promise: Promise, headers: Headers, reply: Reply, started: float) -> None:
+        request_id = self._envelope.new_id()
+        try:
+            response = promise.answer()
+        except Exception as error:
+            response = self._envelope.answer_to(error, self._path, request_id)
+        response.raw_headers.append((b"x-request-id", request_id.encode("ascii")))
+        response.raw_headers.extend(headers)
+        reply.answer_now(response)
+        self._envelope.count(self._path, "POST", response.status_code, monotonic() - started)
+
+
 class Exchange:
     """Puts the request's id on the answer and remembers how far the answer got."""
 
     def __init__(self, scope: Scope, request_id: str, send: Send) -> None:
-        self._scope = scope
+        self.scope = scope
         self.request_id = request_id
         self.started = False
         self.status = 500
@@ -103,19 +187,19 @@ class Exchange:
             self.started = True
             self.status = message["status"]
             message["headers"].append((b"x-request-id", self.request_id.encode("ascii")))
-            message["headers"].extend(self._scope.get(HEADERS, ()))
+            message["headers"].extend(self.scope.get(HEADERS, ()))
         await self._send(message)
 
     async def answer(self, response: Response) -> None:
         """Send a whole answer at once: nearly all are, and each write to a socket has its price."""
-        cycle = self._scope.get(CYCLE)
+        cycle = self.scope.get(CYCLE)
         if cycle is None:
-            await response(self._scope, _nothing_comes, self.send)
+            await response(self.scope, _nothing_comes, self.send)
             return
         self.started = True
         self.status = response.status_code
         response.raw_headers.append((b"x-request-id", self.request_id.encode("ascii")))
-        response.raw_headers.extend(self._scope.get(HEADERS, ()))
+        response.raw_headers.extend(self.scope.get(HEADERS, ()))
         await cycle.answer(response)
 
 

@@ -32,6 +32,11 @@ class RateLimits:
             bucket = self._buckets[tenant_id] = TokenBucket(self._rate, now)
         return _headers(bucket.take(now))
 
+    def give_back(self, tenant_id: int) -> None:
+        """A request that was let in is not served after all."""
+        if self._rate:
+            self._buckets[tenant_id].give_back()
+
     def _make_room(self, now: float) -> None:
         """Forget tenants that have not called for a while: to them it makes no difference."""
         if len(self._buckets) >= _MOST_REMEMBERED:

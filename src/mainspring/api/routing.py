@@ -12,14 +12,15 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from mainspring.api.auth import Authenticator, check_operator, check_scope
+from mainspring.api.auth import Authenticator, check_operator, check_scope, digest_of
 from mainspring.api.bodies import read_body
 from mainspring.api.documentation import Doc
 from mainspring.api.idempotency import Caller, Idempotency, Keeper, keeping
 from mainspring.api.middleware import EXCHANGE, FIELDS, HEADERS, ROUTE
 from mainspring.api.negotiation import Manners
+from mainspring.api.prompt import Headers, Promise, Promptly
 from mainspring.api.rate_limits import RateLimits
-from mainspring.errors import NotFound, TooManyRequests
+from mainspring.errors import NotFound, RequestError, TooManyRequests
 from mainspring.store.answers import Conclude
 from mainspring.store.audit import INSTALLATION
 
@@ -88,6 +89,7 @@ class OperatorCall(Struct, frozen=True):
 
 TenantHandler = Callable[[Call], Awaitable[Response]]
 OperatorHandler = Callable[[OperatorCall], Awaitable[Response]]
+PromptHandler = Callable[[int, bytes], Promise]
 OpenHandler = Callable[[Request], Awaitable[Response]]
 
 
@@ -97,7 +99,8 @@ class ForTenants:
 
     An answer under an Idempotency-Key is kept for every POST: `keeps_answers` says that the handler
     does so itself, `secret` that the answer shows a secret, which is kept sealed. `or_operators`
-    answers an operator's key that belongs to no tenant, for the whole installation.
+    answers an operator's key that belongs to no tenant, for the whole installation. `prompt` serves
+    a POST on the spot; to raise is to decline it.
     """
 
     scope: str
@@ -107,6 +110,7 @@ class ForTenants:
     keeps_answers: bool = False
     secret: bool = False
     or_operators: OperatorHandler | None = None
+    prompt: PromptHandler | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,29 @@ class Resource:
             await response(scope, receive, send)
         else:
             await scope[EXCHANGE].answer(response)
+
+    def learn(self, fields: Mapping[bytes, bytes]) -> Promptly | None:
+        """How to serve a POST with these headers and no query on the spot, as in `prompt.py`."""
+        operation = self._operations.get("POST")
+        if not isinstance(operation, ForTenants) or operation.prompt is None:
+            return None
+        self._manners["POST"].check(dict(fields), b"")
+        digest = digest_of(_text(fields.get(b"authorization")))
+        handle = operation.prompt
+
+        def promptly(body: bytes) -> tuple[Promise, Headers] | None:
+            key = self._authenticator.remembered(digest)
+            if key is None or key.tenant_id is None:
+                return None
+            tenant_id = check_scope(key, operation.scope, operation.or_scope)
+            headers = self._limits.admit(tenant_id)
+            try:
+                return handle(tenant_id, body), headers
+            except RequestError:
+                self._limits.give_back(tenant_id)
+                raise
+
+        return promptly
 
     async def _serve(self, operation: Operation, request: Request) -> Response:
         if isinstance(operation, ForAll):

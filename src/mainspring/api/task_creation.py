@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from mainspring.api.decoding import decode_batch, decode_lines, decode_task
 from mainspring.api.idempotency import (
-    HEADER,
     Answered,
     Idempotency,
     RequestKey,
@@ -17,18 +16,17 @@ from mainspring.api.idempotency import (
     key_in,
 )
 from mainspring.api.ingest import Ingest
-from mainspring.api.middleware import FIELDS
 from mainspring.api.parameters import flag
+from mainspring.api.prompt import Promise
 from mainspring.api.routing import Call, raw_json
 from mainspring.api.validation import TaskValidator
-from mainspring.api.views import new_task_out
+from mainspring.api.views import new_task_json
 from mainspring.config import Config
 from mainspring.errors import Forbidden
 from mainspring.store.tasks import Creation, Keyed, NewTask
 
 _encode = msgspec.json.Encoder().encode
 _NDJSON = "application/x-ndjson"
-_KEY = HEADER.lower().encode("ascii")
 _ID_OPENS = b'{"id":"'
 
 Prepared = tuple[Sequence[NewTask], bytes]
@@ -52,24 +50,27 @@ class TaskCreation:
 
     async def one(self, call: Call) -> Response:
         body = await call.body()
-        scope = call.request.scope
-        if not scope["query_string"] and _KEY not in scope[FIELDS]:
-            return await self._plainly(call.tenant_id, body)
 
         async def prepare() -> Prepared:
             task = self._validator.one(call.tenant_id, decode_task(body))
-            return [task], _encode(new_task_out(task))
+            return [task], new_task_json(task)
 
         outcome = await self._create(call, body, prepare)
         headers = {"Location": f"/v1/tasks/{_id_in(outcome.body)}", "ETag": '"1"'}
         return _answer(outcome, headers)
 
-    async def _plainly(self, tenant_id: int, body: bytes) -> Response:
-        """The same for a create without key or options, as nearly all are, with fewer steps."""
+    def promptly(self, tenant_id: int, body: bytes) -> Promise:
+        """The same as `one` for a create without key or options, as nearly all are."""
         task = self._validator.one(tenant_id, decode_task(body))
-        answer = _encode(new_task_out(task))
-        await self._insert(Creation(tenant_id, (task,)))
-        return raw_json(answer, 201, {"Location": f"/v1/tasks/{_id_in(answer)}", "ETag": '"1"'})
+        answer = new_task_json(task)
+        inserted = self._ingest.create(Creation(tenant_id, (task,)))
+
+        def created() -> Response:
+            if not inserted.result():
+                raise _no_tenant()
+            return raw_json(answer, 201, {"Location": f"/v1/tasks/{_id_in(answer)}", "ETag": '"1"'})
+
+        return Promise(inserted, created)
 
     async def batch(self, call: Call) -> Response:
         body = await call.body()
@@ -114,7 +115,11 @@ class TaskCreation:
 
     async def _insert(self, creation: Creation) -> None:
         if not await self._ingest.create(creation):
-            raise Forbidden("the tenant of this key no longer exists")
+            raise _no_tenant()
+
+
+def _no_tenant() -> Forbidden:
+    return Forbidden("the tenant of this key no longer exists")
 
 
 def _id_in(answer: bytes) -> str:

@@ -39,6 +39,10 @@ class TokenBucket:
         missing = self._size - self._tokens
         return Allowance(True, limit, int(self._tokens), ceil(missing / self._rate))
 
+    def give_back(self) -> None:
+        """A request that was granted did not make use of it."""
+        self._tokens = min(self._size, self._tokens + 1.0)
+
     def full(self, now: float) -> bool:
         """Whether forgetting this bucket would change nothing."""
         self._fill(now)
