@@ -71,10 +71,10 @@ async def bench(**settings: object) -> AsyncIterator[Bench]:
 
 
 @asynccontextmanager
-async def another_node(server: Bench) -> AsyncIterator[Bench]:
+async def another_node(server: Bench, **settings: object) -> AsyncIterator[Bench]:
     """A second node on the same database, as a bigger machine would run."""
     port = free_port()
-    node = _start_node(server.database_url, port, {})
+    node = _start_node(server.database_url, port, settings)
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
             await _ready(client)
