@@ -178,6 +178,16 @@ async def test_an_offer_of_another_protocol_is_passed_over() -> None:
         assert (await visitor.hear())[0] == 200
 
 
+async def test_a_body_with_such_an_offer_is_not_taken_for_a_request() -> None:
+    """The parser leaves it to the other protocol, which we do not know."""
+    async with opened_house(PATIENT) as house:
+        visitor = await house.visit()
+        visitor.say((POST % len(GET))[:-2] + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+        visitor.say(GET)
+        await visitor.refusal(400, "malformed-request")
+        assert house.inside.bodies == []
+
+
 async def test_an_idle_connection_is_closed() -> None:
     async with opened_house(PATIENT, keep_alive=1) as house:
         visitor = await house.visit()

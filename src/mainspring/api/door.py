@@ -193,7 +193,18 @@ class Door(HttpToolsProtocol):
         if self._crowded:
             self._refusal = Crowded(f"{self._limits.connections} connections are open already")
             raise self._refusal
+        if self.parser.should_upgrade() and self._declares_body():
+            # The parser would take the body for the other protocol's: it must not come to be taken
+            # for the next request.
+            self._refusal = MalformedRequest("send a body without offering another protocol")
+            raise self._refusal
         self._begin(self.parser.get_http_version())
+
+    def _declares_body(self) -> bool:
+        return any(
+            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0 \t"))
+            for name, value in self.headers
+        )
 
     def _begin(self, version: str) -> None:
         """Serve the request, after those that came before it. As the server's own, with a cycle of
