@@ -29,9 +29,11 @@ class Visitor:
         self.writer.write(text)
 
     async def hear(self) -> tuple[int, dict[str, str], bytes]:
-        """One whole answer."""
+        """One whole answer, after a `100 Continue` if there is one."""
         async with asyncio.timeout(SOON):
-            head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+            head = "HTTP/1.1 100"
+            while head.startswith("HTTP/1.1 100"):
+                head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
             status, *lines = head.strip().split("\r\n")
             headers = dict(line.lower().split(": ", 1) for line in lines)
             body = await self.reader.readexactly(int(headers["content-length"]))

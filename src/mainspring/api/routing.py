@@ -184,7 +184,7 @@ class Resource:
 
         def promptly(body: bytes) -> tuple[Promise, Headers] | None:
             key = self._authenticator.remembered(digest)
-            if key is None or key.tenant_id is None:
+            if key is None:
                 return None
             tenant_id = check_scope(key, operation.scope, operation.or_scope)
             headers = self._limits.admit(tenant_id)

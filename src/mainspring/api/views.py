@@ -209,7 +209,7 @@ def new_task_json(task: NewTask) -> bytes:
 
 
 def _is_plain(task: NewTask) -> bool:
-    if task.expires is not None or task.labels or task.concurrency_key:
+    if task.expires is not None or task.labels or task.concurrency_key is not None:
         return False
     return not (task.schedule_id or task.replay_of) and len(task.spec) <= _LARGEST_SHARED
 
