@@ -1,7 +1,7 @@
 """The JSON of a task that was just created: cast from a mold, and the same to the last byte."""
 
 import msgspec
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mainspring.api import duplicates, views
@@ -98,6 +98,7 @@ def _tasks(draw: st.DrawFn) -> NewTask:
 _SIMPLE = views._BLANK._replace(spec=_encode(TaskSpec(Target("handler", name="x"))))
 
 
+@settings(deadline=None)
 @given(_tasks())
 @example(_SIMPLE._replace(expires=0.0))
 @example(_SIMPLE._replace(concurrency_key="", concurrency_limit=1))

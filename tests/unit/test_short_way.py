@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Scope
 
@@ -307,6 +307,7 @@ _REQUESTS = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(requests=st.lists(_REQUESTS, max_size=8), cuts=st.sets(st.integers(1, 600)) | st.none())
 async def test_nobody_can_tell_which_way_was_taken(
     requests: list[tuple[bytes, bytes]], cuts: set[int] | None
@@ -331,14 +332,14 @@ async def test_nobody_can_tell_which_way_was_taken(
 async def test_who_rests_too_long_is_shown_out(exchange: Exchange) -> None:
     """Counted from the last answer, whichever way it came, with one timer for all of them."""
     await known(exchange)
-    exchange.config.timeout_keep_alive = 0.1  # type: ignore[assignment]
+    exchange.config.timeout_keep_alive = 0.4  # type: ignore[assignment]
     wire, loop = exchange.wire(), asyncio.get_running_loop()
-    for _ in range(4):
+    for _ in range(2):
         assert await tell(wire, post(B)) == b"spot:bbbb"
         answered_at = loop.time()
-        await asyncio.sleep(0.04)
+        await asyncio.sleep(0.1)
     rested = await wire.hear_the_end() - answered_at
-    assert rested > 0.09
+    assert rested > 0.39
 
 
 async def test_nobody_is_shown_out_whose_answer_is_under_way(
