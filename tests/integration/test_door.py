@@ -1,27 +1,24 @@
 """The door: what becomes of connections that ask too much, take too long, or come in crowds."""
 
 import asyncio
-import socket
-from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-import msgspec
 import pytest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mainspring.api.door import DoorConfig, DoorLimits, DoorServer
+from mainspring.api.door import DoorLimits
 from mainspring.api.middleware import CYCLE
 from mainspring.observe.metrics import Metrics
+from support.door import LIMITS as PATIENT
+from support.door import SOON, Doorway, Visitor, opened_door
 from support.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
-LIMITS = DoorLimits(connections=100, headers=20, head=4096, patience=0.3)
-PATIENT = replace(LIMITS, patience=30)
-SOON = 10.0
+LIMITS = replace(PATIENT, patience=0.3)
 
 
 @dataclass
@@ -60,13 +57,10 @@ class House:
 
     inside: Inside
     metrics: Metrics
-    port: int
-    visitors: list["Visitor"] = field(default_factory=list)
+    doorway: Doorway
 
-    async def visit(self) -> "Visitor":
-        visitor = Visitor(*await asyncio.open_connection("127.0.0.1", self.port))
-        self.visitors.append(visitor)
-        return visitor
+    async def visit(self) -> Visitor:
+        return await self.doorway.visit()
 
     def refused(self, reason: str) -> float:
         return (
@@ -77,72 +71,14 @@ class House:
         )
 
 
-@dataclass
-class Visitor:
-    """One connection, byte by byte."""
-
-    reader: StreamReader
-    writer: StreamWriter
-
-    def say(self, text: bytes) -> None:
-        self.writer.write(text)
-
-    async def hear(self) -> tuple[int, dict[str, str], bytes]:
-        """One whole answer."""
-        async with asyncio.timeout(SOON):
-            head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
-            status, *lines = head.strip().split("\r\n")
-            headers = dict(line.lower().split(": ", 1) for line in lines)
-            body = await self.reader.readexactly(int(headers["content-length"]))
-        return int(status.split()[1]), headers, body
-
-    async def hear_the_end(self) -> bytes:
-        """All there is to hear until the door is shut."""
-        async with asyncio.timeout(SOON):
-            with suppress(ConnectionError):
-                return await self.reader.read()
-            return b""
-
-    async def leave(self) -> None:
-        self.writer.close()
-        with suppress(ConnectionError):
-            await self.writer.wait_closed()
-
-    async def drip(self, text: bytes) -> None:
-        """Send a byte now and then, until the door is shut."""
-        with suppress(ConnectionError):
-            while not self.writer.is_closing():
-                self.say(text)
-                await self.writer.drain()
-                await asyncio.sleep(0.02)
-
-    async def refusal(self, status: int, code: str) -> dict[str, str]:
-        """The problem that is told before the door is shut."""
-        found, headers, body = await self.hear()
-        assert found == status, body
-        assert headers["content-type"] == "application/problem+json"
-        assert headers["connection"] == "close"
-        assert msgspec.json.decode(body)["type"] == f"urn:mainspring:problem:{code}"
-        assert await self.hear_the_end() == b""
-        return headers
-
-
 @asynccontextmanager
 async def opened_house(
     limits: DoorLimits = LIMITS, inside: Inside | None = None, keep_alive: float = 75
 ) -> AsyncIterator[House]:
     inside, metrics = inside or Inside(), Metrics()
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = DoorServer(DoorConfig(inside, limits, metrics, keep_alive=keep_alive))
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
-    house = House(inside, metrics, listening.getsockname()[1])
-    try:
-        yield house
-    finally:
-        for visitor in house.visitors:
-            await visitor.leave()
-        server.should_exit = True
-        await serving
+    door = opened_door(inside, limits=limits, metrics=metrics, keep_alive=keep_alive)
+    async with door as doorway:
+        yield House(inside, metrics, doorway)
 
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -240,6 +176,16 @@ async def test_an_offer_of_another_protocol_is_passed_over() -> None:
         visitor = await house.visit()
         visitor.say(GET[:-2] + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
         assert (await visitor.hear())[0] == 200
+
+
+async def test_a_body_with_such_an_offer_is_not_taken_for_a_request() -> None:
+    """The parser leaves it to the other protocol, which we do not know."""
+    async with opened_house(PATIENT) as house:
+        visitor = await house.visit()
+        visitor.say((POST % len(GET))[:-2] + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+        visitor.say(GET)
+        await visitor.refusal(400, "malformed-request")
+        assert house.inside.bodies == []
 
 
 async def test_an_idle_connection_is_closed() -> None:

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from uuid import UUID
 
-from starlette.types import ASGIApp
-
 from mainspring.api.app import ApiDependencies, build_app
 from mainspring.api.key_activity import KeyActivity
+from mainspring.api.middleware import Envelope
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.execution import Report
@@ -85,7 +84,7 @@ class Office:
     """The application, two tenants with a key for each scope, and an operator."""
 
     deps: ApiDependencies
-    app: ASGIApp
+    app: Envelope
     tenants: dict[str, int] = field(default_factory=dict)
 
     @property

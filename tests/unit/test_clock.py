@@ -85,6 +85,31 @@ def test_the_quickest_answer_counts(machine: Machine) -> None:
     assert machine.database() - machine.clock.now() == pytest.approx(0.01, abs=1e-6)
 
 
+def test_a_clock_that_has_caught_up_is_exact(machine: Machine) -> None:
+    """It is then as far off as the best sample was, to the last bit, and moves no more."""
+    machine.sample(back=0.2)
+    machine.clock.now()
+    machine.sample(back=0.1)
+    machine.monotonic += 0.03
+    assert machine.database() - machine.clock.now() == pytest.approx(0.185, abs=1e-6), "half way"
+    machine.monotonic += 10.0
+    best = machine.clock.now() - machine.monotonic
+    assert best == pytest.approx(EPOCH - 0.1, abs=1e-6)
+    for _ in range(100):
+        machine.monotonic += 0.7
+        assert machine.clock.now() == machine.monotonic + machine.clock._target
+
+
+def test_a_clock_that_nobody_read_for_long_does_not_leap(machine: Machine) -> None:
+    """What passed before a sample says nothing about how far to follow it."""
+    machine.sample(back=0.2)
+    machine.clock.now()
+    machine.monotonic += 1000.0
+    before = machine.database() - 0.2
+    machine.sample(back=0.1)
+    assert machine.clock.now() == pytest.approx(before + 0.1, abs=1e-3)
+
+
 def test_an_answer_that_took_long_tells_nothing(machine: Machine) -> None:
     machine.sample()
     assert machine.sample(back=5.0) == 0.0

@@ -30,6 +30,17 @@ def test_a_rate_below_one_still_grants_one() -> None:
     assert bucket.take(10).granted
 
 
+def test_what_is_given_back_was_never_taken() -> None:
+    bucket, other = TokenBucket(3, now=0), TokenBucket(3, now=0)
+    for now in (0.0, 0.1, 0.2):
+        bucket.take(now)
+        bucket.give_back()
+        assert bucket.take(now) == other.take(now)
+    bucket, other = TokenBucket(3, now=0), TokenBucket(3, now=0)
+    bucket.give_back()
+    assert bucket.take(0) == other.take(0), "nor is it ever more than full"
+
+
 def test_a_full_bucket_may_be_forgotten() -> None:
     bucket = TokenBucket(4, now=0)
     assert bucket.full(0)

@@ -101,6 +101,7 @@ class Door(HttpToolsProtocol):
         self._crowded = False
         self._in_head = False
         self._in_message = False
+        self._begun = 0
         self._head_size = 0
         self._arriving: TimerHandle | None = None
         self._leaving: TimerHandle | None = None
@@ -126,17 +127,22 @@ class Door(HttpToolsProtocol):
         self._expect_nothing()
         self._stop_leaving()
         super().connection_lost(exc)
+        if self._spot is not None:
+            # An answer may be under way behind which others wait. And it shall not hold us, who
+            # hold it: only the collector would find the two.
+            self._spot.disconnected = True
+            self._spot.on_response = _nothing
 
     # What arrives ------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self._at_rest() and self._serve_on_the_spot(data):
             return
-        in_head_before, whole = self._in_head, not self._in_message
+        in_head_before, whole, self._begun = self._in_head, not self._in_message, 0
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # we know no other protocol: the request is served as if it had not asked
+            return  # we know no other protocol: the request is served as if it had not asked
         except httptools.HttpParserError:
             self._refuse(self._refusal or MalformedRequest("this is not a valid HTTP request"))
             return
@@ -147,7 +153,7 @@ class Door(HttpToolsProtocol):
                 return
         if self._in_message:
             self._expect_more()
-        elif whole and self.cycle is not None and self.cycle.keep_alive:
+        elif whole and self._begun == 1 and self.cycle.keep_alive:
             self._heads.note(data, cast("Scope", self.cycle.scope))
 
     def _at_rest(self) -> bool:
@@ -166,6 +172,7 @@ class Door(HttpToolsProtocol):
         if not serve(body, spot):
             return False
         spot.response_started = spot.response_complete = False
+        spot.default_headers = self.server_state.default_headers  # the date among them
         self.cycle = self._spot = spot
         self._expect_nothing()
         return True
@@ -173,6 +180,7 @@ class Door(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = self._in_message = True
+        self._begun += 1
         self._head_size = 0
 
     def on_headers_complete(self) -> None:
@@ -185,7 +193,18 @@ class Door(HttpToolsProtocol):
         if self._crowded:
             self._refusal = Crowded(f"{self._limits.connections} connections are open already")
             raise self._refusal
+        if self.parser.should_upgrade() and self._declares_body():
+            # The parser would take the body for the other protocol's: it must not come to be taken
+            # for the next request.
+            self._refusal = MalformedRequest("send a body without offering another protocol")
+            raise self._refusal
         self._begin(self.parser.get_http_version())
+
+    def _declares_body(self) -> bool:
+        return any(
+            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0 \t"))
+            for name, value in self.headers
+        )
 
     def _begin(self, version: str) -> None:
         """Serve the request, after those that came before it. As the server's own, with a cycle of
@@ -339,6 +358,10 @@ class Cycle(RequestResponseCycle):
             raise RuntimeError("a header of an answer has a line break in it")
         body = b"" if self.scope["method"] == "HEAD" else bytes(response.body)
         return b"%b%b\r\n\r\n%b" % (STATUS_LINE[response.status_code], head, body)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _head_too_large(limits: DoorLimits) -> HeadTooLarge:

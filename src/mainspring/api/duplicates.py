@@ -6,11 +6,12 @@ Payloads are left out: they are the caller's own and are kept as they came.
 import json
 import re
 from collections.abc import Iterable
-from functools import lru_cache
+from hashlib import blake2b
 
 from msgspec import Raw
 
 _SMALL = 4096
+_MOST_SEEN = 512
 # Without escapes, a text that a colon follows is a name (or looks like one inside another text:
 # then the plain pass decides).
 _NAMES = re.compile(rb'"([^"]*)"[ \t\r\n]*:')
@@ -32,10 +33,25 @@ def check_unique_names(body: bytes, payloads: Iterable[Raw]) -> None:
         _DECODER.decode(rest.decode("utf-8"))
 
 
-@lru_cache(512)
+_seen: dict[bytes, bool] = {}
+
+
 def _all_differ(text: bytes) -> bool:
     """Whether no name comes twice, in whichever objects; False also where that is not clear.
-    The same text comes again and again, with other payloads."""
+
+    The same text comes again and again, with other payloads, so what was found is kept: by the
+    digest, for there may be a secret in the text.
+    """
+    digest = blake2b(text, digest_size=32).digest()
+    found = _seen.get(digest)
+    if found is None:
+        if len(_seen) >= _MOST_SEEN:
+            _seen.clear()
+        found = _seen[digest] = _look_for_twins(text)
+    return found
+
+
+def _look_for_twins(text: bytes) -> bool:
     if b"\\" in text:
         return False
     names = _NAMES.findall(text)

@@ -44,7 +44,8 @@ class Reply(Protocol):
 
 
 Serve = Callable[[bytes, Reply], bool]
-"""Serves a request, given its body, and answers it sooner or later; False: it was declined."""
+"""Serves a request, given its body, and answers it later, in another turn of the loop; False: it
+was declined, and nothing happened."""
 
 
 class Learner(Protocol):
@@ -84,9 +85,11 @@ class KnownHeads:
             return
         head, body = _parts(data)
         if (b"content-length", b"%d" % len(body)) in scope["headers"]:
+            digest = blake2b(head).digest()
+            self._known.pop(digest, None)
             if len(self._known) >= _MOST_KNOWN:
                 del self._known[next(iter(self._known))]
-            self._known[blake2b(head).digest()] = _Known(len(body), serve)
+            self._known[digest] = _Known(len(body), serve)
 
 
 def _parts(data: bytes) -> tuple[bytes, bytes]:

@@ -20,7 +20,7 @@ from mainspring.api.middleware import EXCHANGE, FIELDS, HEADERS, ROUTE
 from mainspring.api.negotiation import Manners
 from mainspring.api.prompt import Headers, Promise, Promptly
 from mainspring.api.rate_limits import RateLimits
-from mainspring.errors import NotFound, RequestError, TooManyRequests
+from mainspring.errors import NotFound, TooManyRequests
 from mainspring.store.answers import Conclude
 from mainspring.store.audit import INSTALLATION
 
@@ -178,17 +178,19 @@ class Resource:
             return None
         self._manners["POST"].check(dict(fields), b"")
         digest = digest_of(_text(fields.get(b"authorization")))
+        if self._authenticator.remembered(digest) is None:
+            return None  # nobody shall crowd out what is known of others without a key
         handle = operation.prompt
 
         def promptly(body: bytes) -> tuple[Promise, Headers] | None:
             key = self._authenticator.remembered(digest)
-            if key is None or key.tenant_id is None:
+            if key is None:
                 return None
             tenant_id = check_scope(key, operation.scope, operation.or_scope)
             headers = self._limits.admit(tenant_id)
             try:
                 return handle(tenant_id, body), headers
-            except RequestError:
+            except Exception:
                 self._limits.give_back(tenant_id)
                 raise
 

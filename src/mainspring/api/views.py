@@ -18,6 +18,7 @@ from mainspring.store.tasks import LockedTask, NewTask, StoredExecution, StoredT
 _decode_spec = msgspec.json.Decoder(TaskSpec).decode
 _encode = msgspec.json.Encoder().encode
 _BEARER = "Authorization"
+_LARGEST_SHARED = 4096
 _decode_any = msgspec.json.Decoder().decode
 
 
@@ -141,7 +142,7 @@ class ExecutionList(Struct):
 
 def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
     """A task as it was found."""
-    spec, target = _shared_spec(task.spec)
+    spec, target = _read_spec(task.spec)
     key, limit = task.concurrency_key, task.concurrency_limit
     return TaskOut(
         id=task.id,
@@ -184,7 +185,7 @@ def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
 
 def new_task_json(task: NewTask) -> bytes:
     """`new_task_out` as JSON: cast from a mold where the task is a plain one, as nearly all are."""
-    if task.expires or task.labels or task.concurrency_key or task.schedule_id or task.replay_of:
+    if not _is_plain(task):
         return _encode(new_task_out(task))
     start, named, given, runs, is_due, made, end = _mold(task.spec, task.queue, task.priority)
     run = _encode(_instant(task.run))
@@ -207,6 +208,12 @@ def new_task_json(task: NewTask) -> bytes:
     )
 
 
+def _is_plain(task: NewTask) -> bool:
+    if task.expires is not None or task.labels or task.concurrency_key is not None:
+        return False
+    return not (task.schedule_id or task.replay_of) and len(task.spec) <= _LARGEST_SHARED
+
+
 _BLANK = NewTask(0, UUID(int=0), 0, 0, 0, None, None, None, 0, "", "", None, None, b"", b"null")
 
 
@@ -226,7 +233,7 @@ def _mold(spec: bytes, queue: str, priority: int) -> list[bytes]:
 
 def new_task_out(task: NewTask) -> TaskOut:
     """A task as it will be found right after it was created: known before it is inserted."""
-    spec, target = _shared_spec(task.spec)
+    spec, target = _read_spec(task.spec)
     key, limit = task.concurrency_key, task.concurrency_limit
     created = _instant(task.created)
     run = created if task.run == task.created else _instant(task.run)
@@ -309,9 +316,18 @@ def target_out(target: Target) -> TargetOut:
     return shown
 
 
+def _read_spec(spec: bytes) -> tuple[TaskSpec, TargetOut]:
+    """Many tasks share a spec, and here they are only shown: it is read once for all of them,
+    unless it is large, as a command may be: a thousand of those would fill the memory."""
+    return _shared_spec(spec) if len(spec) <= _LARGEST_SHARED else _decoded_spec(spec)
+
+
 @lru_cache(1024)
 def _shared_spec(spec: bytes) -> tuple[TaskSpec, TargetOut]:
-    """Many tasks share a spec, and here they are only shown: it is read once for all of them."""
+    return _decoded_spec(spec)
+
+
+def _decoded_spec(spec: bytes) -> tuple[TaskSpec, TargetOut]:
     decoded = _decode_spec(spec)
     return decoded, target_out(decoded.target)
 

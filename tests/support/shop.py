@@ -1,0 +1,173 @@
+"""An application that can serve on the spot, and a wire that leads to a door without a socket."""
+
+import asyncio
+from asyncio import AbstractEventLoop, Event, Transport
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from mainspring.api.door import Door, DoorConfig, DoorLimits
+from mainspring.api.middleware import CYCLE
+from mainspring.api.prompt import Reply, Serve
+from mainspring.observe.metrics import Metrics
+from support.door import LIMITS, SOON
+
+SPOT, ORDINARY = "spot", "ordinary"
+
+
+def post(body: bytes, *more: bytes, path: bytes = b"/", version: bytes = b"1.1") -> bytes:
+    lines = [b"POST %b HTTP/%b" % (path, version), b"Host: x", b"Content-Length: %d" % len(body)]
+    return b"\r\n".join([*lines, *more, b"", body])
+
+
+@dataclass
+class Shop:
+    """Answers with the way on which a request came and its body, at once or when it is told to.
+
+    It learns `/` alone, and for `/early` it waits for no body.
+    """
+
+    served: list[tuple[str, bytes]] = field(default_factory=list)
+    declines: set[bytes] = field(default_factory=set)
+    closed: bool = False
+    answer: bytes = b""
+    _held: list[Callable[[], None]] = field(default_factory=list)
+
+    async def __call__(self, scope: Scope, receive: Receive, _send: Send) -> None:
+        if scope["path"] == "/early":
+            await scope[CYCLE].answer(self._response(ORDINARY, b"early"))
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body, more = body + message["body"], message["more_body"]
+        self.served.append((ORDINARY, body))
+        if self.closed:
+            opening = Event()
+            self._held.append(opening.set)
+            await opening.wait()
+        await scope[CYCLE].answer(self._response(ORDINARY, body))
+
+    def learn(self, scope: Scope) -> Serve | None:
+        return self._serve if scope["method"] == "POST" and scope["path"] == "/" else None
+
+    def _serve(self, body: bytes, reply: Reply) -> bool:
+        if body in self.declines:
+            return False
+        self.served.append((SPOT, body))
+        answer = partial(reply.answer_now, self._response(SPOT, body))
+        if self.closed:
+            self._held.append(answer)
+        else:
+            asyncio.get_running_loop().call_soon(answer)
+        return True
+
+    def open(self) -> None:
+        """Give all the answers that are held back, and hold back no more."""
+        self.closed = False
+        while self._held:
+            self._held.pop(0)()
+
+    @property
+    def ways(self) -> list[str]:
+        return [way for way, _ in self.served]
+
+    def _response(self, way: str, body: bytes) -> Response:
+        return Response(b"%b:%b%b" % (way.encode(), body, self.answer))
+
+
+class Wire(Transport):
+    """What a door writes to; what is said while it does not read waits."""
+
+    def __init__(self, config: DoorConfig, state: ServerState, loop: AbstractEventLoop) -> None:
+        super().__init__()
+        self.door = Door(config, state, {}, loop)
+        self._loop = loop
+        self._inbox: deque[bytes] = deque()
+        self._heard = self.head = b""
+        self._news = Event()
+        self._closing = self._deaf = False
+        self.door.connection_made(self)
+
+    def say(self, *pieces: bytes) -> None:
+        self._inbox.extend(pieces)
+        self._deliver()
+
+    def hang_up(self) -> None:
+        self._closing = True
+        self.door.connection_lost(None)
+        del self.door  # as real ones let go of theirs
+
+    async def hear(self) -> tuple[int, bytes]:
+        """The status and the body of the next answer."""
+        async with asyncio.timeout(SOON):
+            while b"\r\n\r\n" not in self._heard:
+                assert not self._closing, "it was closed without an answer"
+                self._news.clear()
+                await self._news.wait()
+        head, _, rest = self._heard.partition(b"\r\n\r\n")
+        lines = head.split(b"\r\n")
+        length = next(int(line[15:]) for line in lines if line.startswith(b"content-length"))
+        self._heard, self.head = rest[length:], head
+        return int(lines[0].split()[1]), rest[:length]
+
+    async def hear_the_end(self) -> float:
+        """When it was closed."""
+        async with asyncio.timeout(SOON):
+            while not self._closing:
+                self._news.clear()
+                await self._news.wait()
+        return self._loop.time()
+
+    @property
+    def silent(self) -> bool:
+        return not self._heard
+
+    def _deliver(self) -> None:
+        while self._inbox and not self._deaf and not self._closing:
+            self.door.data_received(self._inbox.popleft())
+
+    # What the door does with it ----------------------------------------------------------------
+
+    def write(self, data: Any) -> None:
+        assert not self._closing, "it is closed"
+        self._heard += bytes(data)
+        self._news.set()
+
+    def close(self) -> None:
+        self._closing = True
+        self._news.set()
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def pause_reading(self) -> None:
+        self._deaf = True
+
+    def resume_reading(self) -> None:
+        self._deaf = False
+        self._loop.call_soon(self._deliver)
+
+    def get_extra_info(self, _name: str, default: Any = None) -> Any:
+        return default
+
+
+class Exchange:
+    """A switchboard of wires that lead to one application."""
+
+    def __init__(self, shop: Shop, limits: DoorLimits = LIMITS) -> None:
+        self.config = DoorConfig(shop, limits, Metrics(), keep_alive=75, learner=shop)
+        self.state = ServerState()
+
+    def wire(self) -> Wire:
+        return Wire(self.config, self.state, asyncio.get_running_loop())

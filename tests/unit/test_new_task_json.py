@@ -1,0 +1,128 @@
+"""The JSON of a task that was just created: cast from a mold, and the same to the last byte."""
+
+import msgspec
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mainspring.api import duplicates, views
+from mainspring.api.views import new_task_json, new_task_out
+from mainspring.domain.retry import RetryPolicy
+from mainspring.domain.task import Requirements, SealedHeaders, Target, TaskSpec
+from mainspring.store.tasks import NewTask
+
+_encode = msgspec.json.Encoder().encode
+
+_words = st.text(st.characters(codec="utf-8"), max_size=20)
+_mapping = st.dictionaries(_words, _words, max_size=3)
+_seconds = st.floats(0, 1e6) | st.integers(0, 100).map(float)
+_targets = st.one_of(
+    st.builds(Target, st.just("handler"), name=_words),
+    st.builds(Target, st.just("command"), argv=st.lists(_words, max_size=3)),
+    st.builds(
+        Target,
+        st.just("http"),
+        url=_words,
+        method=st.sampled_from(["GET", "POST"]),
+        headers=st.none() | _mapping,
+        secret=st.none()
+        | st.builds(
+            SealedHeaders, names=st.lists(_words, max_size=2), bearer=st.booleans(), sealed=_words
+        ),
+    ),
+)
+_specs = st.builds(
+    TaskSpec,
+    _targets,
+    timeout=_seconds,
+    sla=_seconds,
+    jitter=_seconds,
+    retry=st.builds(RetryPolicy, st.integers(1, 9), on=st.none() | st.just([503, "timeout"])),
+    requires=st.none() | st.builds(Requirements, tags=st.lists(_words, max_size=2)),
+).map(_encode)
+_times = st.integers(0, 4_000_000_000).map(float) | st.integers(0, 4 * 10**15).map(
+    lambda micros: round(micros / 1e6, 6)
+)
+_payloads = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | _words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_words, inner, max_size=3),
+    max_leaves=6,
+).map(_encode)
+_plain = st.builds(
+    NewTask,
+    tenant_id=st.integers(1, 9),
+    id=st.uuids(),
+    created=_times,
+    run=_times,
+    due=_times,
+    expires=st.none(),
+    concurrency_key=st.none(),
+    concurrency_limit=st.none(),
+    priority=st.integers(0, 9),
+    queue=_words,
+    capability=_words,
+    name=st.none() | _words,
+    labels=st.none() | st.just({}),
+    spec=_specs,
+    payload=_payloads,
+    replay_of=st.none(),
+    schedule_id=st.none(),
+    nominal=st.none(),
+)
+
+
+@st.composite
+def _tasks(draw: st.DrawFn) -> NewTask:
+    """Mostly plain ones, which a mold can cast; times that are the same are frequent, too."""
+    task = draw(_plain)
+    if draw(st.booleans()):
+        task = task._replace(run=task.created)
+    if draw(st.booleans()):
+        task = task._replace(due=task.run)
+    unusual = draw(
+        st.sampled_from(["no", "no", "expires", "limit", "labels", "schedule", "replay"])
+    )
+    match unusual:
+        case "expires":
+            return task._replace(expires=draw(_times))
+        case "limit":
+            return task._replace(concurrency_key=draw(_words), concurrency_limit=3)
+        case "labels":
+            return task._replace(labels=draw(_mapping))
+        case "schedule":
+            return task._replace(schedule_id=draw(st.uuids()), nominal=draw(_times))
+        case "replay":
+            return task._replace(replay_of=draw(st.uuids()))
+    return task
+
+
+_SIMPLE = views._BLANK._replace(spec=_encode(TaskSpec(Target("handler", name="x"))))
+
+
+@settings(deadline=None)
+@given(_tasks())
+@example(_SIMPLE._replace(expires=0.0))
+@example(_SIMPLE._replace(concurrency_key="", concurrency_limit=1))
+def test_a_cast_is_the_same_as_what_it_was_taken_from(task: NewTask) -> None:
+    for _ in range(2):  # when the mold is made, and when it is used again
+        assert new_task_json(task) == _encode(new_task_out(task))
+
+
+def test_large_specs_are_not_kept() -> None:
+    """A command may be as large as a request: a thousand of them would fill the memory."""
+    views._mold.cache_clear()
+    views._shared_spec.cache_clear()
+    for n in range(3):
+        spec = _encode(TaskSpec(Target("command", argv=[str(n), "x" * 5000])))
+        task = views._BLANK._replace(spec=spec)
+        assert new_task_json(task) == _encode(new_task_out(task))
+    assert views._mold.cache_info().currsize == views._shared_spec.cache_info().currsize == 0
+
+
+def test_of_bodies_that_were_looked_at_only_digests_are_kept() -> None:
+    """They may have secrets in them: an http target's, a webhook's."""
+    for n in range(2000):
+        body = b'{"auth": {"bearer": "hush-%d"}}' % n
+        duplicates.check_unique_names(body, [])
+    assert 0 < len(duplicates._seen) <= 512
+    assert b"hush" not in b"".join(duplicates._seen)
+    assert {len(digest) for digest in duplicates._seen} == {32}
