@@ -25,7 +25,8 @@ import msgspec
 from benchmarks.harness import Bench, bench, cpu_seconds, free_port, memory_mb, percentile
 from benchmarks.lifecycle import Backlog
 from mainspring.execution.guard import Egress, parse_networks
-from mainspring.execution.sender import Reply, Request, Sender, SenderSettings
+from mainspring.execution.sender import ThreadSender
+from mainspring.execution.transfers import Reply, Request, SenderSettings
 from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.keys import Keys, NewKey
 
@@ -140,7 +141,7 @@ def _bare_sender(url: str, seconds: float, concurrency: int = 256) -> float:
         else:
             over.set()
 
-    sender = Sender(SenderSettings(), deliver)
+    sender = ThreadSender(SenderSettings(), deliver)
     started = time.monotonic()
     sender.send(requests(concurrency))
     over.wait()

@@ -29,7 +29,7 @@ from mainspring.execution.builtin import BuiltInExecutor
 from mainspring.execution.http import HttpExecutor, HttpSettings
 from mainspring.execution.lanes import Caps
 from mainspring.execution.port import Executor
-from mainspring.execution.sender import SenderSettings
+from mainspring.execution.transfers import SenderSettings
 from mainspring.lifecycle import Supervisor
 from mainspring.node.deadlines import Deadlines
 from mainspring.node.dispatcher import Dispatcher

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from mainspring.execution.guard import Egress, parse_networks
-from mainspring.execution.sender import Reply, Request, Sender, SenderSettings
+from mainspring.execution.sender import ThreadSender
+from mainspring.execution.transfers import Reply, Request, SenderSettings
 
 
 def main() -> None:
     replies: queue.Queue[Sequence[Reply]] = queue.Queue()
-    sender = Sender(SenderSettings(dns_cache=0, connect_timeout=2), replies.put)
+    sender = ThreadSender(SenderSettings(dns_cache=0, connect_timeout=2), replies.put)
     egress = Egress(parse_networks("127.0.0.1/32"))
     for number, url in enumerate(sys.argv[1:]):
         sender.send([Request((UUID(int=number), 1), url, "POST", [], b"{}", 5, egress)])

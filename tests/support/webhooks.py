@@ -16,7 +16,7 @@ from mainspring.domain.webhook import WebhookProfile
 from mainspring.execution.guard import Egress, parse_networks
 from mainspring.execution.http import HttpExecutor, HttpSettings
 from mainspring.execution.lanes import Caps
-from mainspring.execution.sender import SenderSettings
+from mainspring.execution.transfers import SenderSettings
 from mainspring.observe.metrics import Metrics
 
 LOOPBACK = Egress(parse_networks("127.0.0.0/8,::1/128"))

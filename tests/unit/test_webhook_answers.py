@@ -16,7 +16,7 @@ from mainspring.execution.answers import (
     result_of,
     retry_after,
 )
-from mainspring.execution.sender import Reply, Trouble
+from mainspring.execution.transfers import Reply, Trouble
 
 NOW = 1_800_000_000.0
 KEY = (UUID(int=1), 1)

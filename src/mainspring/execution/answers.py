@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from mainspring.domain.execution import Outcome, TaskError
-from mainspring.execution.sender import Reply
+from mainspring.execution.transfers import Reply
 
 LONGEST_WAIT = 30 * 86400.0
 """No receiver is believed that asks for more patience than this."""

@@ -1,4 +1,4 @@
-"""The http executor: webhooks from assignment to report, with a sender thread behind it.
+"""The http executor: webhooks from assignment to report, with senders behind it.
 
 A try waits here for its tenant's profile and for its turn in the lanes, then goes to the sender.
 Its deadline counts from the moment it is sent, so that waiting for a turn costs nobody a failure.
@@ -21,7 +21,8 @@ from mainspring.execution import answers, headers
 from mainspring.execution.guard import Egress, Origin, host_problem, origin_of
 from mainspring.execution.lanes import Caps, Lanes
 from mainspring.execution.port import ReportSink
-from mainspring.execution.sender import Key, Reply, Request, Sender, SenderSettings
+from mainspring.execution.sender import LoopSender, Sender, ThreadSender
+from mainspring.execution.transfers import Key, Reply, Request, SenderSettings
 from mainspring.observe.metrics import Metrics
 
 log = structlog.get_logger()
@@ -82,7 +83,7 @@ class _Try:
 
 
 class HttpExecutor:
-    """Sends webhooks. Everything but the sender itself runs on the event loop."""
+    """Sends webhooks. Everything but the sender's thread runs on the event loop."""
 
     def __init__(
         self,
@@ -100,7 +101,10 @@ class HttpExecutor:
         self._unseal = unseal
         self._metrics = metrics
         self._lanes: Lanes[_Try] = Lanes(settings.caps)
-        self._sender = Sender(settings.sender, self._deliver)
+        self._secure = ThreadSender(settings.sender, self._deliver)
+        self._plain: Sender = self._secure
+        if LoopSender.possible:
+            self._plain = LoopSender(settings.sender, self._replied)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tries: dict[Key, _Try] = {}
         self._known: dict[int, _Known] = {}
@@ -136,7 +140,7 @@ class HttpExecutor:
             return
         waiting.cancelled = True
         if waiting.sent and waiting.later is None:
-            self._sender.cancel(waiting.key)
+            self._sender_of(waiting).cancel(waiting.key)
         else:
             self._withdraw([waiting])
 
@@ -169,7 +173,9 @@ class HttpExecutor:
         self._releasing = True
         for left in list(self._tries.values()):
             self.cancel(*left.key)
-        await asyncio.to_thread(self._sender.stop)
+        if self._plain is not self._secure:
+            self._plain.stop()
+        await asyncio.to_thread(self._secure.stop)
         await asyncio.sleep(0)  # let the sender's last replies in
         for task in self._reading:
             task.cancel()
@@ -246,7 +252,15 @@ class HttpExecutor:
         turn = self._lanes.take()
         if turn:
             now = self._clock.now()
-            self._sender.send([self._request(each, now) for each in turn])
+            by_sender: dict[Sender, list[Request]] = {}
+            for each in turn:
+                by_sender.setdefault(self._sender_of(each), []).append(self._request(each, now))
+            for sender, requests in by_sender.items():
+                sender.send(requests)
+
+    def _sender_of(self, each: _Try) -> Sender:
+        url = each.assignment.spec.target.url or ""
+        return self._secure if url[:6].lower() == "https:" else self._plain
 
     def _request(self, each: _Try, now: float) -> Request:
         assignment = each.assignment
