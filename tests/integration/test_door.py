@@ -82,6 +82,7 @@ async def opened_house(
 
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 
 
@@ -174,16 +175,26 @@ async def test_patience_is_for_each_request_anew() -> None:
 async def test_an_offer_of_another_protocol_is_passed_over() -> None:
     async with opened_house() as house:
         visitor = await house.visit()
-        visitor.say(GET[:-2] + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+        for _ in range(2):
+            visitor.say(GET[:-2] + OFFER)
+            assert (await visitor.hear())[0] == 200
+        visitor.say((POST % len(GET))[:-2] + OFFER + GET)
         assert (await visitor.hear())[0] == 200
+        assert house.inside.bodies[-1] == GET
+        visitor.say((POST % len(GET))[:-2] + OFFER)
+        visitor.say(GET)
+        assert (await visitor.hear())[0] == 200
+        assert house.inside.bodies[-1] == GET
 
 
-async def test_a_body_with_such_an_offer_is_not_taken_for_a_request() -> None:
+async def test_a_body_with_an_offer_in_pieces_is_not_taken_for_a_request() -> None:
     """The parser leaves it to the other protocol, which we do not know."""
     async with opened_house(PATIENT) as house:
         visitor = await house.visit()
-        visitor.say((POST % len(GET))[:-2] + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
-        visitor.say(GET)
+        visitor.say((POST % len(GET))[:-2])
+        await visitor.writer.drain()
+        await asyncio.sleep(0.05)  # nothing tells that a piece of a head has arrived
+        visitor.say(OFFER + GET)
         await visitor.refusal(400, "malformed-request")
         assert house.inside.bodies == []
 

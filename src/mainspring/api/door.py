@@ -6,6 +6,7 @@ in one piece, as nearly all do.
 """
 
 import asyncio
+import re
 import ssl
 from asyncio import TimerHandle, Transport
 from contextlib import AbstractContextManager, nullcontext
@@ -29,6 +30,9 @@ from mainspring.api.problems import answer_to
 from mainspring.api.prompt import KnownHeads, Learner
 from mainspring.errors import Crowded, HeadTooLarge, MalformedRequest, RequestError, TooSlow
 from mainspring.observe.metrics import Metrics
+
+_OFFER = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_MAYBE_OFFER = b"pgrade"
 
 _STANDING_ROOM = 256
 """So many connections beyond the limit are told so; more are closed without a word."""
@@ -139,10 +143,12 @@ class Door(HttpToolsProtocol):
         if self._at_rest() and self._serve_on_the_spot(data):
             return
         in_head_before, whole, self._begun = self._in_head, not self._in_message, 0
+        if whole and _MAYBE_OFFER in data:
+            data, whole = _without_offer(data), False
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            return  # we know no other protocol: the request is served as if it had not asked
+            return  # it came in pieces: the request is served, but the parser reads no other
         except httptools.HttpParserError:
             self._refuse(self._refusal or MalformedRequest("this is not a valid HTTP request"))
             return
@@ -358,6 +364,13 @@ class Cycle(RequestResponseCycle):
             raise RuntimeError("a header of an answer has a line break in it")
         body = b"" if self.scope["method"] == "HEAD" else bytes(response.body)
         return b"%b%b\r\n\r\n%b" % (STATUS_LINE[response.status_code], head, body)
+
+
+def _without_offer(data: bytes) -> bytes:
+    """We know no other protocol. An offer of one shall be a header like any other to the parser,
+    which else would read neither the body nor what comes after it."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _OFFER.sub(b"\r\nx-upgrade:", head) + end + rest
 
 
 def _nothing() -> None:

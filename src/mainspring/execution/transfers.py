@@ -26,6 +26,8 @@ Trouble = Literal["timeout", "connection", "blocked", "bad-answer", "cancelled"]
 
 _MOST_HEADER_BYTES = 32 * 1024
 _MOST_IDLE_HANDLES = 512
+_BUFFER = 16 * 1024
+"""libcurl's own is 64 KiB for what is sent, and thousands of requests may be under way."""
 _LARGEST_POOLED_BODY = 64 * 1024
 _KINDS = {"GET": pycurl.HTTPGET, "HEAD": pycurl.NOBODY}
 _EPOLL_IN, _EPOLL_OUT = 1, 4
@@ -230,6 +232,8 @@ class _Slot:
         setopt(pycurl.SSL_VERIFYPEER, 1)
         setopt(pycurl.SSL_VERIFYHOST, 2)
         setopt(pycurl.TCP_KEEPALIVE, 1)
+        setopt(pycurl.BUFFERSIZE, _BUFFER)
+        setopt(pycurl.UPLOAD_BUFFERSIZE, _BUFFER)
         setopt(pycurl.CONNECTTIMEOUT_MS, int(settings.connect_timeout * 1000))
         setopt(pycurl.DNS_CACHE_TIMEOUT, settings.dns_cache)
         if settings.ca_file is not None:
