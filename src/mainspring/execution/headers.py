@@ -68,9 +68,8 @@ def _without_theirs(user_agent: str) -> list[bytes]:
 
 
 def _own(assignment: Assignment, profile: WebhookProfile, timestamp: int) -> list[bytes]:
-    digits, fence = assignment.id.hex, assignment.fence
-    message_id = f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
-    run = datetime.fromtimestamp(assignment.run, UTC).isoformat().replace("+00:00", "Z")
+    message_id, fence = str(assignment.id), assignment.fence
+    digits, run = message_id.replace("-", ""), _moment(assignment.run)
     # One trace per task, one span per try: both follow from what the receiver is told anyway.
     text = (
         f"webhook-id: {message_id}\n"
@@ -85,6 +84,11 @@ def _own(assignment: Assignment, profile: WebhookProfile, timestamp: int) -> lis
         signed = signature(profile.keys, message_id, timestamp, body_of(assignment))
         text = f"{text}\nwebhook-signature: {signed}"
     return text.encode("ascii").split(b"\n")
+
+
+@lru_cache(256)
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def body_of(assignment: Assignment) -> bytes:
