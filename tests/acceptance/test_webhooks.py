@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 from standardwebhooks import Webhook
 
+from mainspring.engine.ledger import WORTH_TELLING
 from support.client import Client
 from support.cluster import Cluster
 from support.receivers import Received, answer, answering, receiver
@@ -360,6 +361,7 @@ async def test_what_waits_for_its_host_says_so(cluster: Cluster) -> None:
             }
         ]
         assert (await client.get(f"/v1/tasks/{first}/explain")).json()["verdict"] == "running"
+        await asyncio.sleep(2 * WORTH_TELLING)  # a shorter wait is not told of
         release.set()
         task = await finished(client, second)
         assert task["lateness"]["worker_queue"] > 0

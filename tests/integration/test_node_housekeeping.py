@@ -37,6 +37,20 @@ async def test_partitions_exist_ahead_of_time(house: Housekeeping) -> None:
     assert await house.make_partitions(days_ahead=3) == []
 
 
+async def test_a_partition_is_analyzed_again_when_it_has_doubled_and_not_all_the_time(
+    house: Housekeeping, database: Database
+) -> None:
+    await house.make_partitions(days_ahead=0)
+    rows = await database.fetch(
+        "SELECT c.reloptions FROM pg_class c JOIN pg_inherits i ON i.inhrelid = c.oid"
+        " WHERE c.relname ~ '_d[0-9]{8}$' AND i.inhparent = ANY ($1::text[]::regclass[])",
+        list(PARTITIONED),
+    )
+    assert len(rows) >= len(PARTITIONED)
+    for row in rows:
+        assert "autovacuum_analyze_scale_factor=1" in row["reloptions"]
+
+
 async def test_finished_tasks_land_in_the_partition_of_their_day(
     house: Housekeeping, database: Database
 ) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -193,7 +194,9 @@ def _lease_out(leased: Leased) -> LeaseOut:
     )
 
 
+@lru_cache(maxsize=1024)
 def _instant(seconds: float) -> datetime:
+    # What is claimed together has most of its times in common.
     return datetime.fromtimestamp(seconds, UTC)
 
 

@@ -49,6 +49,7 @@ def capability_of(spec: TaskSpec) -> str:
     return ";".join(parts)
 
 
+@lru_cache(maxsize=4096)
 def needs_worker(capability: str) -> bool:
     """Whether it takes a worker; everything else runs inside the node."""
     if capability.startswith(_HANDLER):

@@ -33,8 +33,7 @@ _LONGER = 2
 """A try that heartbeats is a long one: its lease is longer from then on, its beats are fewer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(NamedTuple):
     """What a worker says about a try."""
 
     id: UUID
@@ -147,11 +146,12 @@ class Reporting:
         """Record what workers say; answers "accepted", "fenced" or "unknown" for each."""
         crash.reach("report.received")
         present = await self._present(tenant_id, said)
+        now = self._state.clock.now()
         reports: dict[int, Report] = {}
         for index, one in enumerate(said):
             found = present.get((one.id, one.fence))
             if found is not None:
-                reports[index] = self._report_of(one, *found)
+                reports[index] = self._report_of(one, *found, now)
         accepted = await self._recorder.record(list(reports.values()))
         done = {index for index, good in zip(reports, accepted, strict=True) if good}
         refused = [index for index in range(len(said)) if index not in done]
@@ -191,12 +191,13 @@ class Reporting:
         assignment: Assignment,
         cancelled: bool,
         lateness: Mapping[str, float] | None,
+        now: float,
     ) -> Report:
         """A worker's clock may be wrong: what it says happened between the claim and now."""
         known = self._remembered.pop((said.id, said.fence), None)
         if known is not None:
             self._roster.reported(known.holder, said.outcome)
-        now = max(self._state.clock.now(), assignment.picked)
+        now = max(now, assignment.picked)
         started = min(max(said.started or assignment.picked, assignment.picked), now)
         finished = min(max(said.finished or now, started), now)
         if lateness is None:

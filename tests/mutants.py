@@ -1,0 +1,140 @@
+"""Take the guards out of the SQL, one at a time, and see the store's contract tests fail.
+
+A predicate nobody misses is either superfluous or untested. `./dev mutants` lists every condition
+that speaks of a fence, a rev, a state, a time, a lease or an owner, and names those whose removal
+no test noticed. Queries are broken in a copy of the sources: the checkout stays as it is.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+QUERIES = Path("src/mainspring/store/queries")
+FILES = {
+    "engine": ("claims", "windows"),
+    "outcomes": ("outcomes",),
+    "leases": ("leases",),
+    "cluster": ("cluster",),
+    "tasks": ("tasks",),
+}
+"""Which queries are broken, and the contract tests that should notice first."""
+
+_GUARD = re.compile(
+    r"\b(fence|rev|state|due_at|epoch|expires_at|lease_until|cancel_requested|incarnation|parked"
+    r"|node_id|owner|worker|partition|nodes|node)\b"
+)
+_TOKEN = re.compile(
+    r"--[^\n]*|'[^']*'|\(|\)|;"
+    r"|\b(?:WHERE|AND|OR|ON|RETURNING|ORDER|FOR|GROUP|LIMIT|UNION|THEN|ELSE|END|JOIN|LEFT|CROSS"
+    r"|BETWEEN|CASE|WHEN|SET|FROM)\b",
+)
+_ENDS = {"AND", "OR", "RETURNING", "ORDER", "GROUP", "LIMIT", "UNION", "JOIN", "LEFT", "CROSS"}
+_ENDS |= {"WHERE", "FOR", ";"}
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A condition, and where it stands."""
+
+    file: str
+    statement: str
+    start: int
+    end: int
+    text: str
+
+    def broken(self, source: str) -> str:
+        return f"{source[: self.start]} true {source[self.end :]}"
+
+    def __str__(self) -> str:
+        code = re.sub(r"--[^\n]*", "", self.text)
+        return f"{self.file}.{self.statement}: {' '.join(code.split())}"
+
+
+def mutants(file: str, source: str) -> Iterator[Mutant]:
+    """Every guard among the conditions of WHERE and ON."""
+    names = [(found.start(), found[1]) for found in re.finditer(r"^-- name: (\w+)", source, re.M)]
+    for start, end in _conditions(source):
+        text = source[start:end]
+        statement = [name for at, name in names if at < start]
+        if statement and _GUARD.search(text) and not text.lstrip().startswith("CONFLICT"):
+            yield Mutant(file, statement[-1], start, end, text)
+
+
+def _conditions(source: str) -> Iterator[tuple[int, int]]:
+    """Where conditions begin and end. A condition in brackets counts as one, and what is inside of
+    it counts again if it is a query of its own."""
+    open_at: list[int | None] = [None]
+    for token in _TOKEN.finditer(source):
+        word = token[0]
+        if word.startswith(("--", "'")):
+            continue
+        began = open_at[-1]
+        if word == "(":
+            open_at.append(None)
+        elif word == ")" or word in _ENDS:
+            if began is not None:
+                yield began, token.start()
+            open_at[-1] = None
+            if word == ")":
+                open_at.pop()
+            elif word == "WHERE" or (word == "AND" and began is not None):
+                open_at[-1] = token.end()
+        elif word == "ON":
+            open_at[-1] = token.end()
+
+
+def survives(mutant: Mutant, sources: Path) -> bool:
+    """Whether the tests pass without this condition."""
+    path = sources / QUERIES.relative_to("src") / f"{mutant.file}.sql"
+    whole = path.read_text()
+    path.write_text(mutant.broken(whole))
+    try:
+        first = [f"tests/contract/test_store_{part}.py" for part in FILES[mutant.file]]
+        return _pass(first, sources) and _pass(["tests/contract"], sources)
+    finally:
+        path.write_text(whole)
+
+
+def _pass(tests: Sequence[str], sources: Path) -> bool:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(sources)}
+    tested = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
+    return tested.returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, prog="./dev mutants")
+    parser.add_argument("files", nargs="*", default=FILES, help=", ".join(FILES))
+    parser.add_argument("--list", action="store_true", help="name the conditions, break nothing")
+    arguments = parser.parse_args()
+    found = [
+        mutant
+        for file in arguments.files
+        for mutant in mutants(file, (ROOT / QUERIES / f"{file}.sql").read_text())
+    ]
+    if arguments.list:
+        print(*found, sep="\n")
+        return 0
+    missed = 0
+    with tempfile.TemporaryDirectory() as directory:
+        sources = Path(directory, "src")
+        shutil.copytree(ROOT / "src", sources)
+        for number, mutant in enumerate(found, 1):
+            lives = survives(mutant, sources)
+            missed += lives
+            verdict = "SURVIVED" if lives else "caught"
+            print(f"{number}/{len(found)} {verdict:8} {mutant}", flush=True)
+    print(f"{len(found) - missed} of {len(found)} caught")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
