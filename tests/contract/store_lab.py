@@ -20,6 +20,7 @@ from mainspring.domain.settlement import DeathCause, Finish, Retry
 from mainspring.domain.task import Target, TaskSpec, TaskState
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store.cluster import Cluster
+from mainspring.store.creation import Creation, Keyed, NewTask
 from mainspring.store.database import Database
 from mainspring.store.engine import EngineStore, TaskRef
 from mainspring.store.firing import Firing
@@ -27,7 +28,7 @@ from mainspring.store.keys import Keys
 from mainspring.store.leases import LeaseStore, WorkerPick
 from mainspring.store.schedule_rows import Template
 from mainspring.store.schedules import Schedules
-from mainspring.store.tasks import Change, Creation, Keyed, LockedTask, NewTask, Tasks
+from mainspring.store.tasks import Change, LockedTask, Tasks
 from mainspring.store.workers import Workers
 from simulation.leases import MemoryLeases, RemoteLeases, RemoteWorkers
 from simulation.remote import (
@@ -293,7 +294,7 @@ class Lab:
         new = self.new(tenant)
         keyed = Keyed("k", b"hash", str(new.id).encode(), ttl)
         made = await self.tasks.create([Creation(tenant, [new], keyed)], NOBODY)
-        return new.id if new.id in made else None
+        return new.id if new.id in made.partitions else None
 
     async def row(self, tenant: int, task_id: UUID) -> TaskRow:
         seen = await self.engine.look_at([(tenant, task_id)])

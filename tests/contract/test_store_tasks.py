@@ -3,7 +3,7 @@
 from contract.store_lab import Lab, retry
 from mainspring.domain.placement import NOBODY, partition_of
 from mainspring.domain.tenant import TenantLimits
-from mainspring.store.tasks import Creation
+from mainspring.store.creation import Creation, Made
 
 
 async def test_a_task_lies_where_its_affinity_says(lab: Lab) -> None:
@@ -15,7 +15,7 @@ async def test_a_task_lies_where_its_affinity_says(lab: Lab) -> None:
 
 async def test_an_unknown_tenant_gets_nothing(lab: Lab) -> None:
     new = lab.new(10_000)
-    assert await lab.tasks.create([Creation(10_000, [new])], NOBODY) == {}
+    assert await lab.tasks.create([Creation(10_000, [new])], NOBODY) == Made({}, [])
 
 
 async def test_creations_share_a_statement(lab: Lab) -> None:
@@ -23,7 +23,7 @@ async def test_creations_share_a_statement(lab: Lab) -> None:
     tasks = [lab.new(tenants[0]), lab.new(tenants[1]), lab.new(tenants[1])]
     creations = [Creation(tenants[0], tasks[:1]), Creation(tenants[1], tasks[1:])]
     made = await lab.tasks.create(creations, NOBODY)
-    assert made.keys() == {task.id for task in tasks}
+    assert made.partitions.keys() == {task.id for task in tasks}
 
 
 async def test_a_taken_key_inserts_nothing(lab: Lab) -> None:

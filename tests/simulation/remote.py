@@ -15,9 +15,10 @@ from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.settlement import Finish, Retry
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store import cluster
+from mainspring.store.creation import NO_HEAD_START, Creation, HeadStart, Made
 from mainspring.store.engine import EngineStore, Extended, Seen, TaskRef
 from mainspring.store.keys import Keys
-from mainspring.store.tasks import Change, Creation, LockedTask, Tasks
+from mainspring.store.tasks import Change, LockedTask, Tasks
 from simulation.store import MemoryStore
 
 T = TypeVar("T")
@@ -80,6 +81,11 @@ class RemoteEngineStore(EngineStore):
         asked = list(picks)
         return await self._link.call(lambda: self._store.claimed_by(asked, worker=worker))
 
+    async def leased_to(
+        self, tasks: Sequence[tuple[int, UUID]], *, worker: str
+    ) -> list[Assignment]:
+        return await self._link.call(lambda: self._store.leased_to(tasks, worker=worker))
+
     async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
         asked = list(held)
         return await self._link.call(lambda: self._store.extend(asked, lease=lease))
@@ -107,8 +113,10 @@ class RemoteTasks(Tasks):
         self._store = store
         self._link = link
 
-    async def create(self, creations: Sequence[Creation], tenure: Tenure) -> dict[UUID, int]:
-        return await self._link.call(lambda: self._store.create(creations, tenure))
+    async def create(
+        self, creations: Sequence[Creation], tenure: Tenure, start: HeadStart = NO_HEAD_START
+    ) -> Made:
+        return await self._link.call(lambda: self._store.create(creations, tenure, start))
 
     async def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
         return await self._link.call(lambda: self._store.which_exist(tenant_id, ids))

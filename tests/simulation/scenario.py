@@ -23,8 +23,9 @@ from mainspring.domain.task import Target, TaskSpec, TaskState
 from mainspring.domain.tenant import TenantLimits
 from mainspring.domain.transitions import Move, Standing
 from mainspring.errors import Conflict, StoreUnavailable
+from mainspring.store.creation import Creation, NewTask
 from mainspring.store.schedule_rows import Template
-from mainspring.store.tasks import Change, Creation, LockedTask, NewTask
+from mainspring.store.tasks import Change, LockedTask
 from simulation import worker
 from simulation.invariants import Invariants
 from simulation.node import CAPABILITY, SimNode
@@ -284,8 +285,8 @@ class Scenario:
 
     def _new_task(self, tenant: int) -> NewTask:
         rng, now = self.rng, round(self.world.database_clock(), 6)
-        key = rng.choice((None, None, "red", "blue"))
-        due = round(now + rng.choice((0.0, 0.0, rng.uniform(0, 3), rng.uniform(0, 15))), 6)
+        key = rng.choice((None, None, None, "red", "blue"))
+        due = round(now + rng.choice((-0.2, 0.0, rng.uniform(0, 3), rng.uniform(0, 15))), 6)
         stranger = rng.random() < 0.05
         far = not stranger and any(t == tenant for t, _ in self.workers) and rng.random() < 0.5
         payload = worker.POISON if far and rng.random() < self.poison else b""

@@ -18,8 +18,9 @@ from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.settlement import Finish, Retry
 from mainspring.domain.task import TaskSpec, TaskState
 from mainspring.domain.tenant import TenantLimits
+from mainspring.store.creation import NO_HEAD_START, Creation, HeadStart, Made, NewTask
 from mainspring.store.engine import Extended, Seen, TaskRef
-from mainspring.store.tasks import Change, Creation, LockedTask, NewTask
+from mainspring.store.tasks import Change, LockedTask
 from simulation.cluster import MemoryCluster
 from simulation.tables import (
     DeadLetter,
@@ -123,6 +124,10 @@ class MemoryStore(MemoryCluster):
         self.committed("claimed_by")
         return claimed
 
+    def leased_to(self, tasks: Sequence[tuple[int, UUID]], *, worker: str) -> list[Assignment]:
+        found = [self._find(*name) for name in tasks]
+        return [assignment_of(t) for t in found if t is not None and t.worker == worker]
+
     def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
         extended = []
         for ref in sorted(held):
@@ -221,18 +226,30 @@ class MemoryStore(MemoryCluster):
 
     # Tasks as the API sees them --------------------------------------------------------------
 
-    def create(self, creations: Sequence[Creation], tenure: Tenure) -> dict[UUID, int]:
-        made = {}
+    def create(
+        self, creations: Sequence[Creation], tenure: Tenure, start: HeadStart = NO_HEAD_START
+    ) -> Made:
+        made = Made({}, [])
         self.writer = tenure
         for creation in creations:
             if creation.keyed is not None and not self._take_key(creation):
                 continue
             for new in creation.tasks:
                 task = self.add_task(new, tenure)
-                if task is not None:
-                    made[new.id] = task.partition
+                if task is None:
+                    continue
+                made.partitions[new.id] = task.partition
+                if new.id in start.tasks and self._starts(task, tenure):
+                    ref = TaskRef(task.tenant_id, task.id, task.rev)
+                    if self.begin_try(ref, start.worker, None, start.lease) is not None:
+                        made.begun.append((task.row(), assignment_of(task)))
         self.committed("create")
         return made
+
+    def _starts(self, task: Task, tenure: Tenure) -> bool:
+        unlimited = self.tables.tenants[task.tenant_id].max_running is None
+        plain = task.key is None and task.expires is None
+        return unlimited and plain and self.is_valid(tenure) and task.partition in tenure.partitions
 
     def add_task(self, new: NewTask, tenure: Tenure) -> Task | None:
         """A part of a transaction that creates tasks."""

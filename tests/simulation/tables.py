@@ -9,7 +9,7 @@ from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.schedule import Definition
 from mainspring.domain.task import PARKED
 from mainspring.domain.tenant import TenantLimits
-from mainspring.store.tasks import NewTask
+from mainspring.store.creation import NewTask
 
 
 @dataclass(slots=True)

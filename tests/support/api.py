@@ -1,6 +1,6 @@
 """The API in this process, over a real database, with a node that does nothing."""
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -20,6 +20,7 @@ from mainspring.engine.explain import Situation
 from mainspring.node.leasing import Wish
 from mainspring.node.reporting import Pulse, Said, Verdict
 from mainspring.observe.metrics import Metrics
+from mainspring.store.creation import NO_HEAD_START, HeadStart, NewTask
 from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.keys import Keys, NewKey
 from mainspring.store.leases import Beat, Leased
@@ -35,6 +36,12 @@ class QuietNode:
 
     def tenure(self) -> Tenure:
         return Tenure(UUID(int=1), 1, frozenset(range(256)))
+
+    def offer_head_start(self, tasks: Iterable[NewTask]) -> HeadStart:
+        return NO_HEAD_START
+
+    def end_head_start(self, start: HeadStart, begun: object) -> None:
+        pass
 
     def created(self, rows: Sequence[TaskRow]) -> None:
         pass

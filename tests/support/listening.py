@@ -1,6 +1,6 @@
 """The API over a real database, with a node that only listens."""
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -17,10 +17,11 @@ from mainspring.domain.rows import TaskRow
 from mainspring.engine.explain import Situation
 from mainspring.errors import StoreUnavailable
 from mainspring.observe.metrics import Metrics
+from mainspring.store.creation import NO_HEAD_START, Creation, HeadStart, Made, NewTask
 from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.keys import Keys, NewKey
 from mainspring.store.step_rows import Moved
-from mainspring.store.tasks import Creation, Tasks
+from mainspring.store.tasks import Tasks
 from support.api import QuietDesk
 from support.asgi import AsgiClient
 
@@ -40,6 +41,12 @@ class ListeningNode:
 
     def tenure(self) -> Tenure:
         return Tenure(UUID(int=1), 1, self.owned)
+
+    def offer_head_start(self, tasks: Iterable[NewTask]) -> HeadStart:
+        return NO_HEAD_START
+
+    def end_head_start(self, start: HeadStart, begun: object) -> None:
+        pass
 
     def created(self, rows: Sequence[TaskRow]) -> None:
         self.rows.extend(rows)
@@ -73,11 +80,13 @@ class FragileTasks(Tasks):
     lose_answer = False
     lose_request = False
 
-    async def create(self, creations: Sequence[Creation], tenure: Tenure) -> dict[UUID, int]:
+    async def create(
+        self, creations: Sequence[Creation], tenure: Tenure, start: HeadStart = NO_HEAD_START
+    ) -> Made:
         self.statements += 1
         if self.lose_request:
             raise StoreUnavailable("lost before")
-        made = await super().create(creations, tenure)
+        made = await super().create(creations, tenure, start)
         if self.lose_answer:
             raise StoreUnavailable("lost after")
         return made

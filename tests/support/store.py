@@ -11,10 +11,11 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import PARTITIONS, Tenure
 from mainspring.domain.settlement import Finish
 from mainspring.domain.task import Target, TaskSpec, TaskState
+from mainspring.store.creation import Creation, NewTask
 from mainspring.store.database import Database
 from mainspring.store.engine import EngineStore, TaskRef
 from mainspring.store.keys import Keys
-from mainspring.store.tasks import Creation, NewTask, Tasks
+from mainspring.store.tasks import Tasks
 
 SPEC = TaskSpec(Target("handler", name="mainspring.noop"))
 

@@ -15,7 +15,7 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import Requirements, Target, TaskSpec
 from mainspring.errors import InvalidRequest, MalformedRequest, RequestError, TooLarge
-from mainspring.store.tasks import NewTask
+from mainspring.store.creation import NewTask
 
 NOW = 1_800_000_000.0
 NOOP = {"type": "handler", "name": "mainspring.noop"}

@@ -8,7 +8,7 @@ from mainspring.api import duplicates, views
 from mainspring.api.views import new_task_json, new_task_out
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import Requirements, SealedHeaders, Target, TaskSpec
-from mainspring.store.tasks import NewTask
+from mainspring.store.creation import NewTask
 
 _encode = msgspec.json.Encoder().encode
 

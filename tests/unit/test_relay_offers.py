@@ -1,20 +1,28 @@
-"""Steps that start as they are released: how many a node offers, and what it does with them."""
+"""Tasks that are leased as they are released or created: what a node offers, and what it does with
+what came of it."""
 
+import asyncio
 from collections.abc import Sequence
 from random import Random
 from typing import Any, cast
+from uuid import UUID
+
+import pytest
 
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.execution import Assignment, Outcome, Report
 from mainspring.domain.rows import TaskRow
+from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine, EngineSettings
+from mainspring.errors import StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
+from mainspring.store.creation import NO_HEAD_START, NewTask, begun_task
 from mainspring.store.step_rows import NO_RELAY
-from support.rows import assignment, row
+from support.rows import assignment, row, task_id
 
 NOW = 1000.0
 
@@ -46,15 +54,33 @@ class Reports(Recorder):
             self._state.engine.reported(report.assignment.id, report.assignment.fence)
 
 
+class Leases:
+    """A store that says what was leased, after it failed to once."""
+
+    def __init__(self) -> None:
+        self.leased: list[Assignment] = []
+        self.failures = 1
+
+    async def leased_to(
+        self, tasks: Sequence[tuple[int, UUID]], *, worker: str
+    ) -> list[Assignment]:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise StoreUnavailable("not yet")
+        return [a for a in self.leased if (a.tenant_id, a.id) in tasks]
+
+
 class World:
     def __init__(self, slots: int = 10) -> None:
         config, metrics = Config(database_url="postgresql:///x", slots=slots), Metrics()
         engine = Engine(EngineSettings())
         engine.own([0], [], NOW)
+        engine.set_limits({1: TenantLimits()}, NOW)
         state = NodeState(engine, ManualClock(NOW))
         self.engine, self.executor = engine, Runs()
         self.recorder = Reports(config, state, metrics)
-        self.dispatcher = Dispatcher(config, state, cast(Any, None), self.recorder, metrics)
+        self.store = Leases()
+        self.dispatcher = Dispatcher(config, state, cast(Any, self.store), self.recorder, metrics)
         self.dispatcher.add_executor(cast(Any, self.executor))
 
     def begun(self, number: int, **fields: Any) -> tuple[TaskRow, Assignment]:
@@ -106,3 +132,77 @@ def test_what_nobody_here_can_run_and_what_came_too_late_goes_back_alone() -> No
     world.dispatcher.end_relay(relay, [odd, late, good])
     assert world.executor.started == [good[1]]
     assert [r.assignment.id for r in world.recorder.reports] == [odd[0].id, late[0].id]
+
+
+# New tasks -------------------------------------------------------------------------------------
+
+SPEC = b'{"target":{"type":"http","url":"http://there/"}}'
+
+
+def new(number: int, **fields: Any) -> NewTask:
+    plain = NewTask(
+        1, task_id(number), NOW, NOW, NOW, None, None, None, 5, "default", "http", None, None,
+        SPEC, b"{}",
+    )  # fmt: skip
+    return plain._replace(**fields)
+
+
+def leased(task: NewTask, lease_end: float = NOW + 15) -> tuple[TaskRow, Assignment]:
+    return begun_task(task, 0, NOW, lease_end)
+
+
+def test_new_tasks_are_offered_slots_beyond_half_and_start_in_them() -> None:
+    world = World(slots=4)
+    tasks = [new(number) for number in range(1, 6)]
+    start = world.dispatcher.offer_head_start(tasks)
+    assert (list(start.tasks), world.dispatcher.free_slots) == ([t.id for t in tasks[:2]], 2)
+    assert world.dispatcher.offer_head_start(tasks[2:]) == NO_HEAD_START
+    row, given = leased(tasks[0])
+    world.dispatcher.end_head_start(start, [(row, given)])
+    assert world.executor.started == [given]
+    assert (world.dispatcher.free_slots, world.engine.slots_held) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"due": NOW + 1},
+        {"expires": NOW + 60},
+        {"concurrency_key": "red", "concurrency_limit": 1},
+        {"capability": "handler:send_mail"},
+        {"capability": "handler:mainspring.workflow"},
+        {"tenant_id": 2},
+    ],
+    ids=["not due", "expires", "has a key", "for workers", "takes no slot", "limits unknown"],
+)
+def test_what_has_to_pass_a_gate_goes_through_the_queue(fields: dict[str, Any]) -> None:
+    assert World().dispatcher.offer_head_start([new(1, **fields)]) == NO_HEAD_START
+
+
+def test_a_limited_tenant_gets_no_head_start() -> None:
+    world = World()
+    world.engine.set_limits({1: TenantLimits(max_running=256)}, NOW)
+    assert world.dispatcher.offer_head_start([new(1)]) == NO_HEAD_START
+
+
+def test_nobody_goes_before_a_task_of_its_tenant_that_waits() -> None:
+    world = World()
+    world.engine.look_ahead_to(NOW + 30)
+    world.engine.saw([row(7, capability="http", due=NOW)], NOW)
+    assert world.dispatcher.offer_head_start([new(1)]) == NO_HEAD_START
+
+
+async def test_after_a_lost_answer_what_was_leased_is_looked_for_and_started_once() -> None:
+    world = World()
+    tasks = [new(1), new(2), new(3)]
+    start = world.dispatcher.offer_head_start(tasks)
+    (_, one), (row, two) = leased(tasks[0]), leased(tasks[1])
+    world.engine.relayed(row, NOW)  # somebody found and began this one before
+    world.store.leased = [one, two]
+    world.dispatcher.end_head_start(start, None)
+    assert world.dispatcher.free_slots == 10 - 3 - 1
+    async with asyncio.timeout(5):
+        while not world.executor.started:  # noqa: ASYNC110 - the store fails once before
+            await asyncio.sleep(0.01)
+    assert world.executor.started == [one]
+    assert world.dispatcher.free_slots == 10 - 1 - 1

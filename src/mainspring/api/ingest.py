@@ -16,11 +16,13 @@ import structlog
 from mainspring import crash
 from mainspring.api.ports import NodePort
 from mainspring.clock import Clock, monotonic
+from mainspring.domain.execution import Assignment
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.errors import InvalidRequest, StoreUnavailable
 from mainspring.observe.metrics import Metrics
-from mainspring.store.tasks import Creation, Tasks, window_row
+from mainspring.store.creation import Creation, window_row
+from mainspring.store.tasks import Tasks
 
 _FLUSHES_AT_ONCE = 2
 _TASKS_PER_FLUSH = 1000
@@ -71,13 +73,27 @@ class Ingest:
 
     async def _insert(self, creations: Sequence[Creation]) -> dict[UUID, int]:
         tenure = self._node.tenure()
-        crash.reach("create.before_commit")
-        made = await self._tasks.create(creations, tenure)
-        crash.reach("create.committed")
-        self._metrics.tasks_created.inc(len(made))
-        self._announce(creations, dict(made), tenure)
+        tasks = (task for creation in creations for task in creation.tasks)
+        start = self._node.offer_head_start(tasks)
+        begun: Sequence[tuple[TaskRow, Assignment]] | None = ()
+        try:
+            crash.reach("create.before_commit")
+            made = await self._tasks.create(creations, tenure, start)
+            crash.reach("create.committed")
+            begun = made.begun
+        except StoreUnavailable:
+            begun = None
+            raise
+        finally:
+            self._node.end_head_start(start, begun)
+        self._metrics.tasks_created.inc(len(made.partitions))
+        waiting: dict[UUID, int | None] = {**made.partitions}
+        for row, _ in made.begun:
+            del waiting[row.id]
+        if waiting:
+            self._announce(creations, waiting, tenure)
         crash.reach("create.told_engine")
-        return made
+        return made.partitions
 
     def _announce(
         self, creations: Sequence[Creation], made: Mapping[UUID, int | None], tenure: Tenure

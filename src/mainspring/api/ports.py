@@ -1,15 +1,16 @@
 """What the API needs of the node it runs in."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from mainspring.domain.execution import Report
+from mainspring.domain.execution import Assignment, Report
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.demand import Holder
 from mainspring.engine.explain import Situation
 from mainspring.node.leasing import Wish
 from mainspring.node.reporting import Pulse, Said, Verdict
+from mainspring.store.creation import HeadStart, NewTask
 from mainspring.store.leases import Beat, Leased
 from mainspring.store.step_rows import Moved
 
@@ -40,6 +41,17 @@ class NodePort(Protocol):
 
     def tenure(self) -> Tenure:
         """The node's present right to act, for statements that depend on what it owns."""
+        ...
+
+    def offer_head_start(self, tasks: Iterable[NewTask]) -> HeadStart:
+        """Which tasks that are about to be inserted may be leased to this node with it. To be ended
+        in any case."""
+        ...
+
+    def end_head_start(
+        self, start: HeadStart, begun: Sequence[tuple[TaskRow, Assignment]] | None
+    ) -> None:
+        """These of them were leased: start them. None: the answer was lost, look for them."""
         ...
 
     def created(self, rows: Sequence[TaskRow]) -> None:

@@ -12,8 +12,8 @@ from mainspring.clock import Clock, monotonic
 from mainspring.domain.capability import capability_of
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.task import TaskSpec
+from mainspring.store.creation import NewTask
 from mainspring.store.dead_letters import DeadLetters, LetterFilter, Replay, StoredLetter
-from mainspring.store.tasks import NewTask
 
 _CHUNK = 100
 _CAREFUL_CHUNK = 10

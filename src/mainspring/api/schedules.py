@@ -48,10 +48,10 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import NOBODY
 from mainspring.domain.schedule import Timetable
 from mainspring.errors import Conflict, InvalidRequest, Problem
+from mainspring.store.creation import window_row
 from mainspring.store.firing import Settled
 from mainspring.store.schedule_rows import StoredSchedule, Template
 from mainspring.store.schedules import NameTaken, ScheduleChange, Schedules
-from mainspring.store.tasks import window_row
 
 _SCHEDULE = msgspec.json.Decoder(ScheduleIn)
 _PATCH = msgspec.json.Decoder(SchedulePatch)

@@ -23,7 +23,7 @@ from mainspring.api.validation import TaskValidator
 from mainspring.api.views import new_task_json
 from mainspring.config import Config
 from mainspring.errors import Forbidden
-from mainspring.store.tasks import Creation, Keyed, NewTask
+from mainspring.store.creation import Creation, Keyed, NewTask
 
 _encode = msgspec.json.Encoder().encode
 _NDJSON = "application/x-ndjson"

@@ -34,7 +34,7 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import Requirements, Target, TaskSpec
 from mainspring.errors import InvalidRequest, Problem, TooLarge
-from mainspring.store.tasks import NewTask
+from mainspring.store.creation import NewTask
 
 MOST_NESTING = 64
 

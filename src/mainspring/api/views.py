@@ -13,7 +13,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from mainspring.domain.execution import Outcome
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import Requirements, Target, TaskSpec, TaskState
-from mainspring.store.tasks import LockedTask, NewTask, StoredExecution, StoredTask
+from mainspring.store.creation import NewTask
+from mainspring.store.tasks import LockedTask, StoredExecution, StoredTask
 
 _decode_spec = msgspec.json.Decoder(TaskSpec).decode
 _encode = msgspec.json.Encoder().encode

@@ -182,8 +182,16 @@ class Engine:
         )
         return picked
 
+    def nobody_waits(self, tenant_id: int) -> bool:
+        """Whether a task of a tenant that comes now would be the next of it, and may start."""
+        return self._queue.nobody_waits(tenant_id)
+
+    def holds(self, task_id: UUID, fence: int) -> bool:
+        """Whether our own executors have this try."""
+        return self._held.has(task_id, fence)
+
     def relayed(self, row: TaskRow, now: float) -> None:
-        """A task was leased to our own executors as it was released, without queueing."""
+        """A task was leased to our executors as it was released or created, without queueing."""
         slot = takes_slot(row.capability)
         self._held.take(Held(row.tenant_id, row.id, row.fence, slot=slot), now)
         if row.partition in self._owned:

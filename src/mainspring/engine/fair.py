@@ -85,6 +85,13 @@ class FairQueue:
         else:
             self._key(tenant, key).join(entry, lambda e: self._offer(tenant, e, now))
 
+    def nobody_waits(self, tenant_id: int) -> bool:
+        """Whether one more task of a tenant could start before any other: it has no limit, and
+        none of its tasks waits."""
+        limits = self._limits.get(tenant_id, UNKNOWN)
+        tenant = self._tenants.get(tenant_id)
+        return limits.max_running is None and (tenant is None or not tenant.waiting)
+
     def forget(self, entry: Entry, now: float) -> None:
         """A waiting task is no longer ours to start. Its heap entry is skipped when it surfaces."""
         was_ready = entry.phase is Phase.READY

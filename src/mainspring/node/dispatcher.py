@@ -1,7 +1,7 @@
 """The dispatcher: claims what the engine picks and hands it to executors; keeps leases alive."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
@@ -10,6 +10,7 @@ import structlog
 
 from mainspring import crash
 from mainspring.config import Config
+from mainspring.domain.capability import takes_slot
 from mainspring.domain.execution import Assignment, released
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.entry import Entry
@@ -21,6 +22,7 @@ from mainspring.node.patience import until_answered
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
+from mainspring.store.creation import NO_HEAD_START, HeadStart, NewTask, begun_task
 from mainspring.store.engine import EngineStore, TaskRef
 from mainspring.store.step_rows import NO_RELAY, Relay
 
@@ -32,8 +34,13 @@ _CLAIMS_IN_FLIGHT = 2
 _EXTEND_BATCH = 500
 # How long a task rests that the database refused to start: it is not due there yet, or changed.
 _REST = 0.01
+_CLOCK_ERROR = 0.01
 # Of one transaction; enough for a fan-out that is not shared among the nodes.
 _MOST_RELAYED = 64
+
+
+Begun = tuple[TaskRow, Assignment]
+"""A task that was leased in the statement that created or released it."""
 
 
 class WorkerDesk(Protocol):
@@ -107,16 +114,80 @@ class Dispatcher:
     def offer_relay(self) -> Relay:
         """How many steps may be leased as they are released, without queueing: only of the slots
         beyond the half that nobody uses, so that nobody has to wait for one because of it."""
-        most = min(_MOST_RELAYED, self.free_slots - self._config.slots // 2)
-        if self._closed or most <= 0:
+        most = min(_MOST_RELAYED, self._spare_slots)
+        if most <= 0:
             return NO_RELAY
         self._own.tasks += most
         return Relay(most, self._state.worker, self._config.lease)
 
-    def end_relay(self, relay: Relay, begun: Sequence[tuple[TaskRow, Assignment]]) -> None:
+    def end_relay(self, relay: Relay, begun: Sequence[Begun]) -> None:
         """What came of the offer is started; what cannot be any more goes back."""
         self._own.tasks -= relay.most
+        self._begin(begun)
+
+    def offer_head_start(self, tasks: Iterable[NewTask]) -> HeadStart:
+        """Which new tasks may be leased as they are written, by the same rule. They go before
+        nobody: none of their tenant waits."""
+        # What is due is for the database to say; our clock may be a little slow.
+        spare, soon = self._spare_slots, self._state.clock.now() + _CLOCK_ERROR
+        free: dict[tuple[int, str], bool] = {}
+        chosen: dict[UUID, NewTask] = {}
+        for task in tasks:
+            if len(chosen) >= spare:
+                break
+            if task.due > soon or task.expires is not None or task.concurrency_key is not None:
+                continue
+            kind = (task.tenant_id, task.capability)
+            if kind not in free:
+                free[kind] = self._may_go_ahead(*kind)
+            if free[kind]:
+                chosen[task.id] = task
+        if not chosen:
+            return NO_HEAD_START
+        self._own.tasks += len(chosen)
+        return HeadStart(chosen, self._state.worker, self._config.lease)
+
+    def end_head_start(self, start: HeadStart, begun: Sequence[Begun] | None) -> None:
+        """What came of it is started. None: nobody knows, for the answer was lost."""
+        if begun is None:
+            self._spawn(self._look_for(start))
+            return
+        self._own.tasks -= len(start.tasks)
+        self._begin(begun)
+
+    async def _look_for(self, start: HeadStart) -> None:
+        """Start what was leased after all; what is written later still waits for its lease."""
+        tasks, found = [(new.tenant_id, new.id) for new in start.tasks.values()], []
+        try:
+            found = await until_answered(
+                lambda: self._store.leased_to(tasks, worker=start.worker), self._metrics
+            )
+        finally:
+            engine = self._state.engine
+            begun = [
+                begun_task(start.tasks[a.id], a.partition, a.picked, a.lease_end)
+                for a in found
+                if a.fence == 1 and not engine.holds(a.id, a.fence)
+            ]
+            self.end_head_start(start, begun)
+
+    @property
+    def _spare_slots(self) -> int:
+        """Slots beyond the half that is kept for whoever queues."""
+        return 0 if self._closed else self.free_slots - self._config.slots // 2
+
+    def _may_go_ahead(self, tenant_id: int, capability: str) -> bool:
+        engine = self._state.engine
+        return (
+            takes_slot(capability)
+            and self._accepts("", capability)
+            and engine.nobody_waits(tenant_id)
+        )
+
+    def _begin(self, begun: Sequence[Begun]) -> None:
+        """Start what was leased without queueing."""
         engine, now = self._state.engine, self._state.clock.now()
+        by_capability: dict[str, list[Assignment]] = {}
         for row, assignment in begun:
             engine.relayed(row, now)
             late = now - assignment.due
@@ -126,7 +197,9 @@ class Dispatcher:
                 self._recorder.report([released(assignment, now)])
                 continue
             self._metrics.start_delay.observe(late)
-            self._executor_for(row.capability).start([assignment])
+            by_capability.setdefault(row.capability, []).append(assignment)
+        for capability, batch in by_capability.items():
+            self._executor_for(capability).start(batch)
         self._metrics.tasks_claimed.inc(len(begun))
 
     def close(self) -> None:

@@ -19,9 +19,9 @@ from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store import timezones
+from mainspring.store.creation import window_row
 from mainspring.store.firing import Settled
 from mainspring.store.schedules import Due, Schedules
-from mainspring.store.tasks import window_row
 
 log = structlog.get_logger()
 

@@ -1,7 +1,7 @@
 """A node: the drivers, started and stopped in the right order, and the API's way to them."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import structlog
@@ -16,7 +16,7 @@ from mainspring.engine.leases import Held
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import Supervisor
 from mainspring.node.deadlines import Deadlines
-from mainspring.node.dispatcher import Dispatcher
+from mainspring.node.dispatcher import Begun, Dispatcher
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.leasing import LeaseDesk
 from mainspring.node.loader import Loader
@@ -25,6 +25,7 @@ from mainspring.node.membership import Membership
 from mainspring.node.recorder import Recorder
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
+from mainspring.store.creation import HeadStart, NewTask
 from mainspring.store.step_rows import Moved
 
 log = structlog.get_logger()
@@ -114,6 +115,12 @@ class Node:
 
     def tenure(self) -> Tenure:
         return self._state.tenure()
+
+    def offer_head_start(self, tasks: Iterable[NewTask]) -> HeadStart:
+        return self._dispatcher.offer_head_start(tasks)
+
+    def end_head_start(self, start: HeadStart, begun: Sequence[Begun] | None) -> None:
+        self._dispatcher.end_head_start(start, begun)
 
     def created(self, rows: Sequence[TaskRow]) -> None:
         self._state.engine.saw(rows, self._state.clock.now())

@@ -11,8 +11,9 @@ import asyncpg
 from mainspring.domain.placement import NOBODY
 from mainspring.store import queries
 from mainspring.store.audit import write_entry
+from mainspring.store.creation import Creation, NewTask, creation_arguments
 from mainspring.store.database import Database
-from mainspring.store.tasks import Creation, NewTask, StoredTask, creation_arguments
+from mainspring.store.tasks import StoredTask
 
 SQL = queries.load("dead_letters")
 CREATE_TASKS = queries.load("tasks")["create_tasks"]

@@ -128,6 +128,15 @@ class EngineStore:
 
         return [assignment_of(row) for row in await self._database.transact(work)]
 
+    async def leased_to(
+        self, tasks: Sequence[tuple[int, UUID]], *, worker: str
+    ) -> list[Assignment]:
+        """Those of these tasks that a worker of ours has."""
+        rows = await self._database.fetch(
+            SQL["claimed_by"], [tenant for tenant, _ in tasks], [task for _, task in tasks], worker
+        )
+        return [assignment_of(row) for row in rows]
+
     async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
         """Keep leases, guarded by fence. What is not in the answer is no longer held."""
         rows = await self._database.fetch(SQL["extend"], lease, *_columns(held))

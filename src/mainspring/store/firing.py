@@ -20,9 +20,9 @@ from mainspring.domain.placement import Tenure
 from mainspring.domain.schedule import Backlog, Definition, Span
 from mainspring.domain.template import Values, expand, has_placeholders
 from mainspring.store import queries, timezones
+from mainspring.store.creation import Creation, NewTask, creation_arguments
 from mainspring.store.database import sparse
 from mainspring.store.schedule_rows import Entry, StoredSchedule
-from mainspring.store.tasks import Creation, NewTask, creation_arguments
 
 SQL = queries.load("schedules")
 _CREATE_TASKS = queries.load("tasks")["create_tasks"]

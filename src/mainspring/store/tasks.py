@@ -1,48 +1,32 @@
 """Tasks as the API sees them: create, read, list, change, cancel, purge."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from random import SystemRandom
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 import asyncpg
 
 from mainspring.domain.execution import Assignment
 from mainspring.domain.placement import Tenure
-from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.store import queries
-from mainspring.store.database import Database, sparse
+from mainspring.store.creation import (
+    NO_HEAD_START,
+    Creation,
+    HeadStart,
+    Made,
+    begun_task,
+    creation_arguments,
+)
+from mainspring.store.database import Database
 from mainspring.store.engine import assignment_of
 from mainspring.store.steps import Steps, new_steps
 
 SQL = queries.load("tasks")
 T = TypeVar("T")
-
-
-class NewTask(NamedTuple):
-    """A task that is about to be inserted; times in seconds since the epoch."""
-
-    tenant_id: int
-    id: UUID
-    created: float
-    run: float
-    due: float
-    expires: float | None
-    concurrency_key: str | None
-    concurrency_limit: int | None
-    priority: int
-    queue: str
-    capability: str
-    name: str | None
-    labels: Mapping[str, str] | None
-    spec: bytes
-    payload: bytes
-    replay_of: UUID | None = None
-    schedule_id: UUID | None = None
-    nominal: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +37,6 @@ class Answer:
     status: int
     body: bytes
     headers: dict[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Keyed:
-    """An idempotency key and the answer to remember under it, for `ttl` seconds."""
-
-    key: str
-    body_hash: bytes
-    answer: bytes
-    ttl: float
-
-
-class Creation(NamedTuple):
-    """One caller's tasks: all of them are inserted or none."""
-
-    tenant_id: int
-    tasks: Sequence[NewTask]
-    keyed: Keyed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +158,24 @@ class Tasks:
         self._scan = scan
         self._steps = steps or new_steps(SystemRandom())
 
-    async def create(self, creations: Sequence[Creation], tenure: Tenure) -> dict[UUID, int]:
-        """Insert in one transaction; answers id → partition of what was inserted.
+    async def create(
+        self, creations: Sequence[Creation], tenure: Tenure, start: HeadStart = NO_HEAD_START
+    ) -> Made:
+        """Insert in one transaction, and lease what may start at once.
 
         A creation whose idempotency key was taken already inserts nothing and is not in the answer.
         """
-        made = await self._database.fetch(
-            SQL["create_tasks"], *creation_arguments(creations, tenure, self._near)
+        rows = await self._database.fetch(
+            SQL["create_tasks"], *creation_arguments(creations, tenure, self._near, start)
         )
-        return {row["id"]: row["partition"] for row in made}
+        made = Made({task_id: partition for task_id, partition, _, _ in rows}, [])
+        if start.tasks:
+            made.begun.extend(
+                begun_task(start.tasks[task_id], partition, picked, lease_end)
+                for task_id, partition, picked, lease_end in rows
+                if picked is not None
+            )
+        return made
 
     async def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
         """After an insert whose answer was lost: which of these took effect?
@@ -386,79 +361,3 @@ class Change:
             spec=task.spec,
             payload=task.payload,
         )
-
-
-def window_row(task: NewTask, partition: int) -> TaskRow:
-    """A new task as its owner sees it, for telling the owner without asking the database."""
-    return TaskRow(
-        task.tenant_id,
-        task.id,
-        1,
-        partition,
-        TaskState.SCHEDULED,
-        task.queue,
-        task.capability,
-        task.concurrency_key,
-        task.concurrency_limit,
-        task.priority,
-        task.due,
-        task.expires,
-        0,
-        None,
-        False,
-    )
-
-
-def creation_arguments(
-    creations: Sequence[Creation], tenure: Tenure, near: float
-) -> tuple[object, ...]:
-    """What the statement `create_tasks` wants, rows in lock order."""
-    rows = sorted(
-        (
-            (task, creation.keyed.key if creation.keyed else None)
-            for creation in creations
-            for task in creation.tasks
-        ),
-        key=lambda row: (row[0].tenant_id, row[0].id),
-    )
-    keyed = sorted(
-        ((c.tenant_id, c.keyed) for c in creations if c.keyed),
-        key=lambda pair: (pair[0], pair[1].key),
-    )
-    return (
-        tenure.node_id,
-        tenure.epoch,
-        list(tenure.partitions),
-        near,
-        *_task_columns([task for task, _key in rows]),
-        sparse([key for _task, key in rows]),
-        [tenant for tenant, _ in keyed],
-        [entry.key for _, entry in keyed],
-        [entry.body_hash for _, entry in keyed],
-        [entry.answer for _, entry in keyed],
-        [entry.ttl for _, entry in keyed],
-        sparse([task.replay_of for task, _key in rows]),
-        sparse([task.schedule_id for task, _key in rows]),
-        sparse([task.nominal for task, _key in rows]),
-    )
-
-
-def _task_columns(tasks: Sequence[NewTask]) -> tuple[Sequence[object], ...]:
-    """The tasks turned on their side: one array per column, as unnest() wants them."""
-    return (
-        [t.tenant_id for t in tasks],
-        [t.id for t in tasks],
-        [t.created for t in tasks],
-        [t.run for t in tasks],
-        [t.due for t in tasks],
-        sparse([t.expires for t in tasks]),
-        sparse([t.concurrency_limit for t in tasks]),
-        [t.priority for t in tasks],
-        [t.queue for t in tasks],
-        [t.capability for t in tasks],
-        sparse([t.concurrency_key for t in tasks]),
-        sparse([t.name for t in tasks]),
-        sparse([t.labels for t in tasks]),
-        [t.spec for t in tasks],
-        [t.payload for t in tasks],
-    )

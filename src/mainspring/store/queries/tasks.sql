@@ -3,20 +3,22 @@
 -- name: create_tasks
 -- Insert tasks. A near one gets a wake row unless this very node owns its partition: then the node
 -- tells its engine itself after the commit. With an idempotency key only the first caller inserts.
+-- What may start at once ($29) is leased in the same breath, if it is due and nothing stands against
+-- it: it was created (rev 1) and claimed (rev 2).
 WITH node AS MATERIALIZED (
     SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
 ), tenant AS MATERIALIZED (
     -- A change of a tenant's spread waits for this, so that no task lands in an old partition.
-    SELECT id, spread FROM tenants
+    SELECT id, spread, max_running FROM tenants
     WHERE id IN (SELECT DISTINCT unnest($5::integer[])) FOR KEY SHARE
 ), input AS (
     SELECT * FROM unnest($5::integer[], $6::uuid[], $7::float8[], $8::float8[], $9::float8[],
         $10::float8[], $11::integer[], $12::smallint[], $13::text[], $14::text[], $15::text[],
         $16::text[], $17::jsonb[], $18::bytea[], $19::bytea[], $20::text[], $26::uuid[],
-        $27::uuid[], $28::float8[])
+        $27::uuid[], $28::float8[], $29::boolean[])
     AS i (tenant_id, id, created, run, due, expires, concurrency_limit, priority, queue, capability,
           concurrency_key, name, labels, spec, payload, idempotency_key, replay_of,
-          schedule_id, nominal)
+          schedule_id, nominal, at_once)
 ), keyed AS (
     INSERT INTO idempotency_keys (tenant_id, key, body_hash, status, answer, expires_at)
     SELECT k.tenant_id, k.key, k.body_hash, 201, k.answer, clock_timestamp() + k.ttl * interval '1 second'
@@ -30,23 +32,39 @@ WITH node AS MATERIALIZED (
 ), made AS (
     INSERT INTO tasks (id, created_at, run_at, due_at, expires_at, tenant_id, concurrency_limit,
         partition, priority, queue, capability, concurrency_key, name, labels, spec, payload,
-        replay_of, schedule_id, nominal_at)
+        replay_of, schedule_id, nominal_at, state, rev, fence, attempts, picked_at, lease_until, worker)
     SELECT i.id, to_timestamp(i.created), to_timestamp(i.run), to_timestamp(i.due),
-        to_timestamp(i.expires), i.tenant_id, i.concurrency_limit,
-        partition_of(i.tenant_id, coalesce(i.schedule_id, i.id), i.concurrency_key, t.spread),
+        to_timestamp(i.expires), i.tenant_id, i.concurrency_limit, place.partition,
         i.priority, i.queue, i.capability, i.concurrency_key, i.name, i.labels, i.spec, i.payload,
-        i.replay_of, i.schedule_id, to_timestamp(i.nominal)
+        i.replay_of, i.schedule_id, to_timestamp(i.nominal),
+        CASE WHEN may.start THEN 'running' ELSE 'scheduled' END,
+        1 + may.start::integer, may.start::integer, may.start::integer,
+        CASE WHEN may.start THEN clock_timestamp() END,
+        CASE WHEN may.start THEN clock_timestamp() + $31 * interval '1 second' END,
+        CASE WHEN may.start THEN $30 END
     FROM input i JOIN tenant t ON t.id = i.tenant_id
+    -- OFFSET 0: worked out once, not wherever they are named.
+    CROSS JOIN LATERAL (
+        SELECT partition_of(i.tenant_id, coalesce(i.schedule_id, i.id), i.concurrency_key, t.spread)
+            AS partition OFFSET 0) place
+    CROSS JOIN LATERAL (
+        SELECT EXISTS (
+            SELECT FROM node
+            WHERE i.at_once AND to_timestamp(i.due) <= clock_timestamp()
+              AND t.max_running IS NULL AND i.concurrency_key IS NULL AND i.expires IS NULL
+              AND place.partition = ANY ($3::smallint[])) AS start OFFSET 0) may
     WHERE i.idempotency_key IS NULL
        OR EXISTS (SELECT FROM keyed k WHERE k.tenant_id = i.tenant_id AND k.key = i.idempotency_key)
-    RETURNING tenant_id, id, partition, due_at
+    RETURNING tenant_id, id, partition, due_at, picked_at, lease_until
 ), woken AS (
     INSERT INTO wakes (partition, tenant_id, task_id)
     SELECT partition, tenant_id, id FROM made
     WHERE due_at <= clock_timestamp() + $4 * interval '1 second'
       AND (partition <> ALL ($3::smallint[]) OR NOT EXISTS (SELECT FROM node))
 )
-SELECT id, partition FROM made;
+SELECT id, partition, extract(epoch FROM picked_at)::float8 AS picked,
+    extract(epoch FROM lease_until)::float8 AS lease_end
+FROM made;
 
 -- name: which_exist
 -- After an insert whose answer was lost: did it take effect?

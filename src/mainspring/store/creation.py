@@ -1,0 +1,169 @@
+"""New tasks on their way into the database, and those that are leased as they get there."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID
+
+from mainspring.domain.execution import Assignment
+from mainspring.domain.placement import Tenure
+from mainspring.domain.rows import TaskRow
+from mainspring.domain.task import TaskState
+from mainspring.store.database import sparse
+from mainspring.store.engine import assignment_of
+
+
+class NewTask(NamedTuple):
+    """A task that is about to be inserted; times in seconds since the epoch."""
+
+    tenant_id: int
+    id: UUID
+    created: float
+    run: float
+    due: float
+    expires: float | None
+    concurrency_key: str | None
+    concurrency_limit: int | None
+    priority: int
+    queue: str
+    capability: str
+    name: str | None
+    labels: Mapping[str, str] | None
+    spec: bytes
+    payload: bytes
+    replay_of: UUID | None = None
+    schedule_id: UUID | None = None
+    nominal: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """An idempotency key and the answer to remember under it, for `ttl` seconds."""
+
+    key: str
+    body_hash: bytes
+    answer: bytes
+    ttl: float
+
+
+class Creation(NamedTuple):
+    """One caller's tasks: all of them are inserted or none."""
+
+    tenant_id: int
+    tasks: Sequence[NewTask]
+    keyed: Keyed | None = None
+
+
+class HeadStart(NamedTuple):
+    """New tasks that may be leased as they are written, on which worker, for how long."""
+
+    tasks: Mapping[UUID, NewTask]
+    worker: str
+    lease: float
+
+
+NO_HEAD_START = HeadStart({}, "", 0.0)
+
+
+class Made(NamedTuple):
+    """What was inserted: id → partition; and what of it was leased."""
+
+    partitions: dict[UUID, int]
+    begun: list[tuple[TaskRow, Assignment]]
+
+
+def window_row(task: NewTask, partition: int) -> TaskRow:
+    """A new task as its owner sees it, for telling the owner without asking the database."""
+    return TaskRow(
+        task.tenant_id,
+        task.id,
+        1,
+        partition,
+        TaskState.SCHEDULED,
+        task.queue,
+        task.capability,
+        task.concurrency_key,
+        task.concurrency_limit,
+        task.priority,
+        task.due,
+        task.expires,
+        0,
+        None,
+        False,
+    )
+
+
+def begun_task(
+    task: NewTask, partition: int, picked: float, lease_end: float
+) -> tuple[TaskRow, Assignment]:
+    """A new task that was leased as it was written."""
+    row = window_row(task, partition)._replace(
+        rev=2, state=TaskState.RUNNING, fence=1, lease_end=lease_end
+    )
+    return row, assignment_of(
+        (
+            task.tenant_id, task.id, row.fence, partition, 1, 0, task.due, picked, lease_end,
+            task.spec, task.payload, task.run, None, None,
+        )
+    )  # fmt: skip
+
+
+def creation_arguments(
+    creations: Sequence[Creation],
+    tenure: Tenure,
+    near: float,
+    start: HeadStart = NO_HEAD_START,
+) -> tuple[object, ...]:
+    """What the statement `create_tasks` wants, rows in lock order."""
+    rows = sorted(
+        (
+            (task, creation.keyed.key if creation.keyed else None)
+            for creation in creations
+            for task in creation.tasks
+        ),
+        key=lambda row: (row[0].tenant_id, row[0].id),
+    )
+    keyed = sorted(
+        ((c.tenant_id, c.keyed) for c in creations if c.keyed),
+        key=lambda pair: (pair[0], pair[1].key),
+    )
+    return (
+        tenure.node_id,
+        tenure.epoch,
+        list(tenure.partitions),
+        near,
+        *_task_columns([task for task, _key in rows]),
+        sparse([key for _task, key in rows]),
+        [tenant for tenant, _ in keyed],
+        [entry.key for _, entry in keyed],
+        [entry.body_hash for _, entry in keyed],
+        [entry.answer for _, entry in keyed],
+        [entry.ttl for _, entry in keyed],
+        sparse([task.replay_of for task, _key in rows]),
+        sparse([task.schedule_id for task, _key in rows]),
+        sparse([task.nominal for task, _key in rows]),
+        [task.id in start.tasks for task, _key in rows] if start.tasks else [],
+        start.worker,
+        start.lease,
+    )
+
+
+def _task_columns(tasks: Sequence[NewTask]) -> tuple[Sequence[object], ...]:
+    """The tasks turned on their side: one array per column, as unnest() wants them."""
+    return (
+        [t.tenant_id for t in tasks],
+        [t.id for t in tasks],
+        [t.created for t in tasks],
+        [t.run for t in tasks],
+        [t.due for t in tasks],
+        sparse([t.expires for t in tasks]),
+        sparse([t.concurrency_limit for t in tasks]),
+        [t.priority for t in tasks],
+        [t.queue for t in tasks],
+        [t.capability for t in tasks],
+        sparse([t.concurrency_key for t in tasks]),
+        sparse([t.name for t in tasks]),
+        sparse([t.labels for t in tasks]),
+        [t.spec for t in tasks],
+        [t.payload for t in tasks],
+    )
