@@ -231,11 +231,14 @@ class Engine:
 
     def lateness(self, entry: Entry, started: float) -> dict[str, float]:
         """Where the seconds between due and start went."""
-        late = started - entry.row.due
-        if late < WORTH_TELLING:
+        rest = started - entry.row.due
+        if rest < WORTH_TELLING:
             return {}
-        waited = {cause.value: round(s, 6) for cause, s in (entry.waited or {}).items()}
-        rest = late - sum(waited.values())
+        waited: dict[str, float] = {}
+        if entry.waited:
+            for cause, seconds in entry.waited.items():
+                waited[cause.value] = round(seconds, 6)
+                rest -= seconds
         if rest > _UNEXPLAINED:
             # Before this node saw the task (another owner, an outage), or on the way to the start.
             waited[Cause.UNATTRIBUTED.value] = round(rest, 6)

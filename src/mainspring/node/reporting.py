@@ -145,45 +145,55 @@ class Reporting:
     async def report(self, tenant_id: int, said: Sequence[Said]) -> list[Verdict]:
         """Record what workers say; answers "accepted", "fenced" or "unknown" for each."""
         crash.reach("report.received")
-        present = await self._present(tenant_id, said)
-        now = self._state.clock.now()
-        reports: dict[int, Report] = {}
+        ours: list[tuple[int, Said, _Lease]] = []
+        others: dict[int, Said] = {}
         for index, one in enumerate(said):
-            found = present.get((one.id, one.fence))
-            if found is not None:
-                reports[index] = self._report_of(one, *found, now)
-        accepted = await self._recorder.record(list(reports.values()))
-        done = {index for index, good in zip(reports, accepted, strict=True) if good}
+            known = self._remembered.get((one.id, one.fence))
+            # Only the database knows whether one that did not succeed was asked to cancel.
+            if (
+                known is None
+                or one.outcome is not Outcome.SUCCEEDED
+                or known.assignment.tenant_id != tenant_id
+            ):
+                others[index] = one
+            else:
+                ours.append((index, one, known))
+        now = self._state.clock.now()
+        reports = await self._read(tenant_id, others, now) if others else {}
+        for index, one, known in ours:
+            self._forget(known.assignment, one.outcome)
+            reports[index] = self._report_of(one, known.assignment, False, known.lateness, now)
+        told = sorted(reports)  # of two reports of a try the first counts
+        accepted = await self._recorder.record([reports[index] for index in told])
+        done = {index for index, good in zip(told, accepted, strict=True) if good}
         refused = [index for index in range(len(said)) if index not in done]
         judged = await self._judge(tenant_id, [said[index] for index in refused])
         verdicts = dict(zip(refused, judged, strict=True))
         return [verdicts.get(index, "accepted") for index in range(len(said))]
 
-    async def _present(
-        self, tenant_id: int, said: Sequence[Said]
-    ) -> dict[tuple[UUID, int], tuple[Assignment, bool, Mapping[str, float] | None]]:
-        """The tries as they were leased, whether their end was asked for, and their lateness."""
-        found: dict[tuple[UUID, int], tuple[Assignment, bool, Mapping[str, float] | None]] = {}
-        unknown = []
-        for one in said:
-            name = (one.id, one.fence)
-            known = self._remembered.get(name)
-            if known is None or known.assignment.tenant_id != tenant_id:
-                unknown.append(name)
-            elif one.outcome is Outcome.SUCCEEDED:
-                found[name] = (known.assignment, False, known.lateness)
-            else:
-                unknown.append(name)  # only the database knows whether it was asked to cancel
-        for assignment, cancelled in await self._held(tenant_id, unknown):
-            name = (assignment.id, assignment.fence)
-            known = self._remembered.get(name)
-            found[name] = (assignment, cancelled, known.lateness if known else None)
-        return found
+    async def _read(
+        self, tenant_id: int, said: Mapping[int, Said], now: float
+    ) -> dict[int, Report]:
+        """Reports of tries as the database has them; those that are not there are left out."""
+        tries = [(one.id, one.fence) for one in said.values()]
+        held = {
+            (task.id, task.fence): (task, cancelled)
+            for task, cancelled in await self._store.held(tenant_id, tries)
+        }
+        reports = {}
+        for index, one in said.items():
+            if (one.id, one.fence) in held:
+                task, cancelled = held[one.id, one.fence]
+                known = self._forget(task, one.outcome)
+                lateness = known.lateness if known else None
+                reports[index] = self._report_of(one, task, cancelled, lateness, now)
+        return reports
 
-    async def _held(
-        self, tenant_id: int, tries: Sequence[tuple[UUID, int]]
-    ) -> Sequence[tuple[Assignment, bool]]:
-        return await self._store.held(tenant_id, tries) if tries else ()
+    def _forget(self, assignment: Assignment, outcome: Outcome) -> _Lease | None:
+        known = self._remembered.pop((assignment.id, assignment.fence), None)
+        if known is not None:
+            self._roster.reported(known.holder, outcome)
+        return known
 
     def _report_of(
         self,
@@ -194,9 +204,6 @@ class Reporting:
         now: float,
     ) -> Report:
         """A worker's clock may be wrong: what it says happened between the claim and now."""
-        known = self._remembered.pop((said.id, said.fence), None)
-        if known is not None:
-            self._roster.reported(known.holder, said.outcome)
         now = max(now, assignment.picked)
         started = min(max(said.started or assignment.picked, assignment.picked), now)
         finished = min(max(said.finished or now, started), now)

@@ -124,6 +124,7 @@ class ServerClock:
     def __init__(self) -> None:
         self._offsets: deque[float] = deque(maxlen=64)
         self._offset: float | None = None
+        self._converted: tuple[datetime | None, float] = (None, 0.0)
         self.lease = 15.0
         """How long leases are."""
 
@@ -145,7 +146,9 @@ class ServerClock:
         latest = monotonic() + self.lease
         if moment is None or self._offset is None:
             return latest
-        return min(moment.timestamp() - self._offset, latest)
+        if moment != self._converted[0]:  # what is leased together ends together
+            self._converted = (moment, moment.timestamp())
+        return min(self._converted[1] - self._offset, latest)
 
 
 class Beat(Struct):

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from uuid import UUID
@@ -59,7 +60,7 @@ class Worker:
         self._keys: set[tuple[UUID, int]] = set()
         self._suspect: Try | None = None
         """A running try that must be alone: it was lost with its workers before."""
-        self._done: dict[tuple[UUID, int], None] = {}
+        self._done: OrderedDict[tuple[UUID, int], None] = OrderedDict()
         """The last tries that are over: an answer may still be on its way that gives them again."""
         self._portrait = Portrait(options)
         self._introduced = -_INTRODUCE_EVERY
@@ -214,7 +215,7 @@ class Worker:
         self._keys.discard(attempt.key)
         self._done[attempt.key] = None
         if len(self._done) > _MOST_REMEMBERED:
-            del self._done[next(iter(self._done))]
+            self._done.popitem(last=False)
 
     def _held(self) -> list[Try]:
         return list(self._tries)

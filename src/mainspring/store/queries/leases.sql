@@ -1,9 +1,10 @@
 -- Tasks that workers hold. The owner claims for them; any node extends, records and reads.
 
 -- name: claim_for_workers
--- Lease due tasks to workers that wait. Not to an incarnation that was replaced meanwhile.
+-- Lease due tasks to workers that wait. Not to an incarnation that was replaced meanwhile. All leases
+-- of a statement begin at one moment: who tells of them, or reads of it, works out one time and not many.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+    SELECT id, clock_timestamp() AS now FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
 ), pick AS MATERIALIZED (
     SELECT * FROM unnest($4::integer[], $5::uuid[], $6::integer[], $7::text[], $8::text[])
         AS p (tenant_id, id, rev, worker, incarnation)
@@ -12,7 +13,7 @@ WITH node AS MATERIALIZED (
 )
 UPDATE tasks t
 SET state = 'running', rev = t.rev + 1, fence = t.fence + 1, attempts = t.attempts + 1,
-    picked_at = clock_timestamp(), lease_until = clock_timestamp() + $3 * interval '1 second',
+    picked_at = node.now, lease_until = node.now + $3 * interval '1 second',
     worker = pick.worker, incarnation = pick.incarnation, progress = NULL
 FROM pick, node
 WHERE t.tenant_id = pick.tenant_id AND t.id = pick.id AND t.rev = pick.rev
