@@ -52,7 +52,7 @@ async def _measure(seconds: float, held: int, only: str | None) -> None:
 
 
 async def _rate(server: Bench, seconds: float) -> None:
-    worker = await _start_worker(server, "--polls", "4", "--most", "500")
+    worker = await _start_worker(server, "--polls", "4", "--most", "1000")
     before = cpu_seconds(server.node_pid), cpu_seconds(server.postgres_pid)
     started = time.monotonic()
     await feed(server, _TASK, started + seconds)

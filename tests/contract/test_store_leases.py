@@ -47,6 +47,13 @@ async def test_a_fenced_node_leases_nothing(lab: Lab) -> None:
     assert await lab.lease(tenure, row) is not None
 
 
+async def test_a_worker_gets_no_task_before_it_is_due_or_after_its_expiry(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    assert await lab.lease(tenure, await lab.create(tenant, due=30.0)) is None
+    assert await lab.lease(tenure, await lab.create(tenant, due=-9.0, expires=-1.0)) is None
+    assert await lab.lease(tenure, await lab.create(tenant, expires=60.0)) is not None
+
+
 async def test_an_incarnation_that_was_replaced_gets_nothing(lab: Lab) -> None:
     tenure, tenant = await lab.join(), await lab.tenant()
     assert await lab.register(tenant, "w", "1", OFFER, None)
@@ -140,6 +147,8 @@ async def test_a_restart_ends_leases_that_would_last(lab: Lab) -> None:
     tenure, tenant = await lab.join(), await lab.tenant()
     await lab.register(tenant, "w", "1", OFFER, None)
     task = await leased(lab, tenure, tenant)
+    assert (await lab.engine.lose([held(task)])).rows == []
+    await lab.register(tenant, "another", "2", OFFER, None)
     assert (await lab.engine.lose([held(task)])).rows == []
     await lab.register(tenant, "w", "2", OFFER, None)
     (row,) = (await lab.engine.lose([held(task)], blamed=[task.id])).rows

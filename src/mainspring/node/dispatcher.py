@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -91,6 +92,9 @@ class Dispatcher:
         self._for_workers: _Lane | None = None
         self._desk: WorkerDesk | None = None
         self._upkeep: asyncio.Task[None] | None = None
+        self._doubted: dict[UUID, NewTask] = {}
+        """New tasks of which nobody knows yet whether they were leased; their slots are kept."""
+        self._looking: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
         recorder.relay_to(self)
@@ -149,27 +153,32 @@ class Dispatcher:
 
     def end_head_start(self, start: HeadStart, begun: Sequence[Begun] | None) -> None:
         """What came of it is started. None: nobody knows, for the answer was lost."""
-        if begun is None:
-            self._spawn(self._look_for(start))
-            return
-        self._own.tasks -= len(start.tasks)
-        self._begin(begun)
+        if begun is not None:
+            self._own.tasks -= len(start.tasks)
+            self._begin(begun)
+        elif start.tasks:
+            self._doubted.update(start.tasks)
+            if self._looking is None or self._looking.done():
+                self._looking = self._spawn(self._look_for_begun())
 
-    async def _look_for(self, start: HeadStart) -> None:
-        """Start what was leased after all; what is written later still waits for its lease."""
-        tasks, found = [(new.tenant_id, new.id) for new in start.tasks.values()], []
-        try:
-            found = await until_answered(
-                lambda: self._store.leased_to(tasks, worker=start.worker), self._metrics
+    async def _look_for_begun(self) -> None:
+        """Start what was leased after all; what is written even later waits for its lease. One
+        question for all of it, however many answers get lost while the database is away."""
+        while self._doubted:
+            tasks = dict(self._doubted)
+            names = [(new.tenant_id, new.id) for new in tasks.values()]
+            ask = partial(self._store.leased_to, names, worker=self._state.worker)
+            found = await until_answered(ask, self._metrics)
+            for task_id in tasks:
+                del self._doubted[task_id]
+            self._own.tasks -= len(tasks)
+            self._begin(
+                [
+                    begun_task(tasks[a.id], a.partition, a.picked, a.lease_end)
+                    for a in found
+                    if a.fence == 1 and not self._state.engine.holds(a.id, a.fence)
+                ]
             )
-        finally:
-            engine = self._state.engine
-            begun = [
-                begun_task(start.tasks[a.id], a.partition, a.picked, a.lease_end)
-                for a in found
-                if a.fence == 1 and not engine.holds(a.id, a.fence)
-            ]
-            self.end_head_start(start, begun)
 
     @property
     def _spare_slots(self) -> int:

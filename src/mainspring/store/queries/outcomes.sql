@@ -94,7 +94,7 @@ WITH node AS MATERIALIZED (
         due_at = CASE WHEN r.delay IS NULL THEN t.due_at
                  ELSE clock_timestamp() + r.delay * interval '1 second' END
     FROM tried r
-    WHERE t.tenant_id = r.tenant_id AND t.id = r.id AND t.fence = r.fence
+    WHERE t.tenant_id = r.tenant_id AND t.id = r.id
     RETURNING t.*
 ), tries AS (
     INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
@@ -135,8 +135,8 @@ WITH runs AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT t.incarnation IS NOT NULL AND t.id = ANY ($4::uuid[]) AS blamed) AS blame
     LEFT JOIN runs w ON w.tenant_id = t.tenant_id AND w.id = t.workflow_run_id
-    WHERE t.state = 'running'
-      AND (t.lease_until <= clock_timestamp()
+    -- Only what is running has a lease.
+    WHERE (t.lease_until <= clock_timestamp()
            OR t.incarnation IS NOT NULL AND EXISTS (
                SELECT FROM workers w WHERE w.tenant_id = t.tenant_id AND w.name = t.worker
                  AND w.incarnation <> t.incarnation))
@@ -157,12 +157,12 @@ WITH runs AS MATERIALIZED (
         capability = CASE WHEN e.blamed AND t.losses >= 1 AND t.capability NOT LIKE '%;alone'
                      THEN t.capability || ';alone' ELSE t.capability END
     FROM expired e
-    WHERE t.tenant_id = e.tenant_id AND t.id = e.id AND t.fence = e.fence
+    WHERE t.tenant_id = e.tenant_id AND t.id = e.id
       AND NOT e.cancel_requested AND NOT e.poison
     RETURNING t.*
 ), ended AS (
     DELETE FROM tasks t USING expired e
-    WHERE t.tenant_id = e.tenant_id AND t.id = e.id AND t.fence = e.fence
+    WHERE t.tenant_id = e.tenant_id AND t.id = e.id
       AND (e.cancel_requested OR e.poison)
     RETURNING t.*, CASE WHEN e.poison THEN 'failed' ELSE 'cancelled' END AS final_state,
         CASE WHEN e.poison THEN jsonb_build_object('code', 'poison', 'message',
