@@ -21,13 +21,23 @@ QUERIES = Path("src/mainspring/store/queries")
 FILES = {
     "engine": ("contract/test_store_claims", "contract/test_store_windows"),
     "outcomes": ("contract/test_store_outcomes", "contract/test_store_claims"),
-    "leases": ("contract/test_store_leases",),
+    "leases": ("contract/test_store_leases", "integration/test_node_outcomes"),
     "cluster": ("contract/test_store_cluster", "integration/test_node_housekeeping"),
     "tasks": ("contract/test_store_tasks", "contract/test_store_head_start"),
 }
 """Which queries are broken, and the tests that should notice first."""
 OTHERS = ("contract", "integration/test_workflow_steps", "integration/test_api_tasks")
 """Those asked about what these let pass."""
+
+IMPLIED = {
+    "engine.load_more: NOT parked": "the state says so, too; this names the index",
+    "outcomes.lose: (e.cancel_requested OR e.poison)": "the other rows were changed just before",
+    "leases.claimed_for_workers: t.state = 'running'": "only what is running has a worker",
+    "leases.extend_for_worker: t.state = 'running'": "only what is running has a worker",
+    "leases.held_by_workers: t.state = 'running'": "only what is running has an incarnation",
+    "leases.leased_tasks: t.state = 'running'": "only what is running has an incarnation",
+}
+"""Conditions that others imply: they say what is meant, and no test can miss them."""
 
 _GUARD = re.compile(
     r"\b(fence|rev|state|due_at|epoch|expires_at|lease_until|cancel_requested|incarnation|parked"
@@ -56,17 +66,16 @@ class Mutant:
         return f"{source[: self.start]} true {source[self.end :]}"
 
     def __str__(self) -> str:
-        code = re.sub(r"--[^\n]*", "", self.text)
-        return f"{self.file}.{self.statement}: {' '.join(code.split())}"
+        return f"{self.file}.{self.statement}: {' '.join(self.text.split())}"
 
 
 def mutants(file: str, source: str) -> Iterator[Mutant]:
     """Every guard among the conditions of WHERE and ON."""
     names = [(found.start(), found[1]) for found in re.finditer(r"^-- name: (\w+)", source, re.M)]
     for start, end in _conditions(source):
-        text = source[start:end]
+        text = re.sub(r"--[^\n]*", "", source[start:end]).strip()
         statement = [name for at, name in names if at < start]
-        if statement and _GUARD.search(text) and not text.lstrip().startswith("CONFLICT"):
+        if statement and _GUARD.search(text) and not text.startswith("CONFLICT"):
             yield Mutant(file, statement[-1], start, end, text)
 
 
@@ -121,6 +130,7 @@ def main() -> int:
         mutant
         for file in arguments.files
         for mutant in mutants(file, (ROOT / QUERIES / f"{file}.sql").read_text())
+        if str(mutant) not in IMPLIED
     ]
     if arguments.list:
         print(*found, sep="\n")
@@ -134,7 +144,8 @@ def main() -> int:
             missed += lives
             verdict = "SURVIVED" if lives else "caught"
             print(f"{number}/{len(found)} {verdict:8} {mutant}", flush=True)
-    print(f"{len(found) - missed} of {len(found)} caught")
+    print(f"{len(found) - missed} of {len(found)} caught; {len(IMPLIED)} left out:")
+    print(*(f"  {condition} ({why})" for condition, why in IMPLIED.items()), sep="\n")
     return 1 if missed else 0
 
 

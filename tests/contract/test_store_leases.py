@@ -62,15 +62,17 @@ async def test_an_incarnation_that_was_replaced_gets_nothing(lab: Lab) -> None:
     assert await lab.register(tenant, "w", "2", OFFER, None)
     assert await lab.lease(tenure, row, incarnation="1") is None
     assert not await lab.register(tenant, "w", "1", OFFER, None), "it cannot come back"
+    assert await lab.register(tenant, "v", "9", OFFER, None), "another worker is no successor"
     assert await lab.lease(tenure, row, incarnation="2") is not None
 
 
 async def test_a_lost_claim_is_read_and_cannot_come_late(lab: Lab) -> None:
     tenure, tenant = await lab.join(), await lab.tenant()
-    mine, others, late = [await lab.create(tenant) for _ in range(3)]
+    rows = mine, others, strangers, late = [await lab.create(tenant) for _ in range(4)]
     assert await lab.lease(tenure, mine)
     assert await lab.lease(tenure, others, incarnation="2")
-    picks = [WorkerPick(tenant, row.id, row.rev, "w", "1") for row in (mine, others, late)]
+    assert await lab.lease(tenure, strangers, worker="v")
+    picks = [WorkerPick(tenant, row.id, row.rev, "w", "1") for row in rows]
     found = await lab.leases.claimed_for(picks)
     assert [item.assignment.id for item in found] == [mine.id]
     assert await lab.lease(tenure, late) is None

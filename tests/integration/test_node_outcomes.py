@@ -14,6 +14,7 @@ from mainspring.store.cluster import Cluster
 from mainspring.store.database import Database, DatabaseOptions, connect
 from mainspring.store.engine import TaskRef
 from mainspring.store.keys import Keys
+from mainspring.store.leases import Beat, LeaseStore, WorkerPick
 from support.evidence import Evidence
 from support.store import StoreWorld, success
 from support.waiting import eventually
@@ -132,6 +133,24 @@ async def test_a_task_inserted_during_a_change_of_limits_moves_too(
     await writer.close()
     evidence = Evidence(world.database)
     assert await evidence.value("SELECT count(DISTINCT partition) FROM tasks") == 1
+
+
+async def test_a_heartbeat_does_not_extend_the_try_that_came_while_it_waited(
+    world: StoreWorld, database_url: str
+) -> None:
+    leases = LeaseStore(world.database)
+    [task_id] = await world.due_tasks(1)
+    pick = WorkerPick(world.tenant_id, task_id, 1, "w", "1")
+    [leased] = await leases.claim_for(world.tenure, [pick], lease=60.0)
+    beats = [Beat(task_id, leased.assignment.fence)]
+    other = await asyncpg.connect(database_url)
+    async with other.transaction():
+        await other.execute("UPDATE tasks SET fence = fence + 1 WHERE id = $1", task_id)
+        extended = leases.extend_for(world.tenant_id, "w", "1", beats, lease=600.0, grace=5.0)
+        beating = asyncio.create_task(extended)
+        await eventually(lambda: somebody_waits(world), within=5, what="the heartbeat waits")
+    await other.close()
+    assert await beating == []
 
 
 async def somebody_waits(world: StoreWorld) -> bool:
