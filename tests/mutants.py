@@ -30,6 +30,8 @@ OTHERS = ("contract", "integration/test_workflow_steps", "integration/test_api_t
 """Those asked about what these let pass."""
 
 IMPLIED = {
+    "engine.claimed_by: state = 'running'": "only what is running has a worker",
+    "outcomes.lose: t.state = 'running'": "only what is running has a lease",
     "engine.load_more: NOT parked": "the state says so, too; this names the index",
     "outcomes.lose: (e.cancel_requested OR e.poison)": "the other rows were changed just before",
     "leases.claimed_for_workers: t.state = 'running'": "only what is running has a worker",
@@ -63,7 +65,9 @@ class Mutant:
     text: str
 
     def broken(self, source: str) -> str:
-        return f"{source[: self.start]} true {source[self.end :]}"
+        # Still named: without its parameters the statement could not even be prepared.
+        condition = source[self.start : self.end]
+        return f"{source[: self.start]} ({condition}\nOR true) {source[self.end :]}"
 
     def __str__(self) -> str:
         return f"{self.file}.{self.statement}: {' '.join(self.text.split())}"
@@ -108,16 +112,21 @@ def survives(mutant: Mutant, sources: Path) -> bool:
     whole = path.read_text()
     path.write_text(mutant.broken(whole))
     try:
-        return _pass(FILES[mutant.file], sources) and _pass(OTHERS, sources)
+        return passes(FILES[mutant.file], sources) and passes(OTHERS, sources)
     finally:
         path.write_text(whole)
 
 
-def _pass(tests: Sequence[str], sources: Path) -> bool:
+def passes(tests: Sequence[str], sources: Path) -> bool:
+    """Whether these tests pass; where they cannot even be run, nothing can be said."""
     paths = [f"tests/{name}.py" if "/" in name else f"tests/{name}" for name in tests]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *paths]
     environment = {**os.environ, "PYTHONPATH": str(sources)}
-    tested = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
+    tested = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, check=False, text=True
+    )
+    if tested.returncode not in (0, 1):
+        sys.exit(f"the tests could not be run:\n{tested.stdout}{tested.stderr}")
     return tested.returncode == 0
 
 
@@ -139,6 +148,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         sources = Path(directory, "src")
         shutil.copytree(ROOT / "src", sources)
+        if not all(passes(FILES[file], sources) for file in arguments.files):
+            sys.exit("the tests fail before anything is broken")
         for number, mutant in enumerate(found, 1):
             lives = survives(mutant, sources)
             missed += lives

@@ -91,6 +91,7 @@ async def test_partitions_are_handed_over(lab: Lab) -> None:
     assert await lab.inspect.owner(4) == (None, 2)
     assert await lab.inspect.owner(5) == (giver.node_id, 1)
     assert await lab.inspect.node(giver.node_id) == (giver.epoch + 1, "active")
+    assert await lab.inspect.node(heir.node_id) == (heir.epoch, "active")
 
 
 async def test_nobody_gives_what_is_not_theirs(lab: Lab) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from uuid import UUID
 
 import pytest
 
@@ -133,6 +134,43 @@ async def test_an_insert_that_did_not_happen_is_not_acknowledged(api: Api) -> No
     answer = await api.a.post("/v1/tasks", {"target": NOOP})
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
     assert "Idempotency-Key" in answer.json()["detail"]
+
+
+@pytest.fixture
+async def generous(api: Api) -> Api:
+    """A node that is in the cluster and offers head starts."""
+    await api.database.fetch(
+        "INSERT INTO nodes (id, name, version) VALUES ($1, 'one', '0')", UUID(int=1)
+    )
+    api.node.offers = True
+    return api
+
+
+async def test_what_was_leased_with_its_creation_is_told_as_begun_and_the_rest_as_waiting(
+    generous: Api,
+) -> None:
+    now = UUID((await generous.make())["id"])
+    later = UUID((await generous.make(delay=20))["id"])
+    assert generous.node.begun == [([now], [now]), ([later], [])]
+    assert [row.id for row in generous.node.rows] == [later]
+    states = await generous.database.fetch("SELECT id, state, rev FROM tasks ORDER BY id")
+    assert [tuple(row) for row in states] == [(now, "running", 2), (later, "scheduled", 1)]
+
+
+async def test_after_a_lost_answer_the_node_looks_after_what_it_offered_itself(
+    generous: Api,
+) -> None:
+    generous.tasks.lose_answer = True
+    task_id = UUID((await generous.make())["id"])
+    assert generous.node.begun == [([task_id], None)]
+    assert generous.node.rows == [], "told of by two, it might be started twice"
+
+
+async def test_every_offer_is_ended_also_where_the_insert_is_refused(generous: Api) -> None:
+    await generous.database.fetch("ALTER TABLE tasks ADD CHECK (name <> 'bad')")
+    answer = await generous.a.post("/v1/tasks", {"target": NOOP, "name": "bad"})
+    assert answer.status == 422
+    assert [leased for _, leased in generous.node.begun] == [[]]
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson"])

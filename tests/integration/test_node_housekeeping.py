@@ -7,6 +7,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
+from mainspring.store.cluster import Topology
 from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.housekeeping import PARTITIONED, Housekeeping
 from support.evidence import Evidence
@@ -116,7 +117,8 @@ async def test_expired_keys_and_dead_nodes_are_forgotten(
     await database.fetch(
         "INSERT INTO nodes (id, name, version, state, heartbeat_at)"
         " VALUES (gen_random_uuid(), 'long gone', '0', 'dead', now() - interval '2 hours'),"
-        " (gen_random_uuid(), 'just left', '0', 'left', now())"
+        " (gen_random_uuid(), 'just left', '0', 'left', now()),"
+        " (gen_random_uuid(), 'not given up', '0', 'active', now() - interval '2 hours')"
     )
     await database.fetch(
         "INSERT INTO outbox (tenant_id, kind, body, created_at)"
@@ -127,7 +129,23 @@ async def test_expired_keys_and_dead_nodes_are_forgotten(
     assert [row["key"] for row in await database.fetch("SELECT key FROM idempotency_keys")] == [
         "new"
     ]
-    assert [row["name"] for row in await database.fetch("SELECT name FROM nodes")] == ["just left"]
+    names = await database.fetch("SELECT name FROM nodes ORDER BY name")
+    assert [row["name"] for row in names] == ["just left", "not given up"]
+
+
+async def test_a_dead_node_is_remembered_while_it_owns_something_and_people_see_how_much(
+    house: Housekeeping, database: Database
+) -> None:
+    await database.fetch(
+        "WITH n AS (INSERT INTO nodes (id, name, version, state, heartbeat_at)"
+        " VALUES (gen_random_uuid(), 'owner', '0', 'dead', now() - interval '2 hours'),"
+        " (gen_random_uuid(), 'another', '0', 'active', now()) RETURNING id, name)"
+        " UPDATE partitions p SET owner = n.id, epoch = p.epoch + 1"
+        " FROM n WHERE n.name = 'owner' AND p.partition < 3"
+    )
+    await house.forget_expired()
+    found = {node.name: node.owned for node in await Topology(database).nodes()}
+    assert found == {"owner": 3, "another": 0}
 
 
 async def test_what_workers_held_is_forgotten_with_them_and_with_their_nodes(

@@ -178,6 +178,7 @@ class Chaos:
         self._clock = clock
         self._report = report
         self._tries: dict[tuple[UUID, int], asyncio.Task[None]] = {}
+        self._begun: set[tuple[UUID, int]] = set()
         self._releasing = False
 
     def can_run(self, capability: str) -> bool:
@@ -186,6 +187,9 @@ class Chaos:
     def start(self, assignments: Sequence[Assignment]) -> None:
         for assignment in assignments:
             name = (assignment.id, assignment.fence)
+            if name in self._begun:
+                self._world.begun_twice.append(name)
+            self._begun.add(name)
             self._tries[name] = asyncio.create_task(self._run(assignment))
 
     def cancel(self, task_id: UUID, fence: int) -> None:

@@ -112,6 +112,8 @@ class Scenario:
 
     def _step(self) -> None:
         self.world.step()
+        if self.world.begun_twice:
+            raise SimulationFailed(f"a node began a try twice: {self.world.begun_twice[0]}")
         if self.problem is not None:
             raise SimulationFailed(f"a driver failed: {self.problem!r}") from self.problem
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from mainspring.api.app import ApiDependencies, build_app
 from mainspring.clock import ManualClock
 from mainspring.config import Config
-from mainspring.domain.execution import Report
+from mainspring.domain.execution import Assignment, Report
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
@@ -38,15 +38,23 @@ class ListeningNode:
     rows: list[TaskRow] = field(default_factory=list)
     hinted: set[int] = field(default_factory=set)
     changes: int = 0
+    offers: bool = False
+    """Whether it offers every new task a head start."""
+    begun: list[tuple[list[UUID], list[UUID] | None]] = field(default_factory=list)
+    """Which it offered one, and which of them it was told were leased."""
 
     def tenure(self) -> Tenure:
         return Tenure(UUID(int=1), 1, self.owned)
 
     def offer_head_start(self, tasks: Iterable[NewTask]) -> HeadStart:
-        return NO_HEAD_START
+        offered = {task.id: task for task in tasks}
+        return HeadStart(offered, "node:one", 15.0) if self.offers else NO_HEAD_START
 
-    def end_head_start(self, start: HeadStart, begun: object) -> None:
-        pass
+    def end_head_start(
+        self, start: HeadStart, begun: Sequence[tuple[TaskRow, Assignment]] | None
+    ) -> None:
+        leased = None if begun is None else [row.id for row, _ in begun]
+        self.begun.append((list(start.tasks), leased))
 
     def created(self, rows: Sequence[TaskRow]) -> None:
         self.rows.extend(rows)

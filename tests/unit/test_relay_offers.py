@@ -12,15 +12,17 @@ import pytest
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.execution import Assignment, Outcome, Report
-from mainspring.domain.rows import TaskRow
+from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.entry import Entry
 from mainspring.errors import StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.creation import NO_HEAD_START, NewTask, begun_task
+from mainspring.store.engine import Seen
 from mainspring.store.step_rows import NO_RELAY
 from support.rows import assignment, row, task_id
 
@@ -32,11 +34,14 @@ class Runs:
 
     def __init__(self) -> None:
         self.started: list[Assignment] = []
+        self.broken = False
 
     def can_run(self, capability: str) -> bool:
         return capability == "http"
 
     def start(self, assignments: Sequence[Assignment]) -> None:
+        if self.broken:
+            raise RuntimeError("broken")
         self.started += assignments
 
 
@@ -59,6 +64,7 @@ class Leases:
 
     def __init__(self) -> None:
         self.leased: list[Assignment] = []
+        self.rows: list[TaskRow] = []
         self.failures = 1
 
     async def leased_to(
@@ -69,6 +75,9 @@ class Leases:
             raise StoreUnavailable("not yet")
         return [a for a in self.leased if (a.tenant_id, a.id) in tasks]
 
+    async def look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
+        return Seen([row for row in self.rows if (row.tenant_id, row.id) in tasks], [])
+
 
 class World:
     def __init__(self, slots: int = 10) -> None:
@@ -76,7 +85,7 @@ class World:
         engine = Engine(EngineSettings())
         engine.own([0], [], NOW)
         engine.set_limits({1: TenantLimits()}, NOW)
-        state = NodeState(engine, ManualClock(NOW))
+        self.state = state = NodeState(engine, ManualClock(NOW))
         self.engine, self.executor = engine, Runs()
         self.recorder = Reports(config, state, metrics)
         self.store = Leases()
@@ -194,15 +203,71 @@ def test_nobody_goes_before_a_task_of_its_tenant_that_waits() -> None:
 
 async def test_after_a_lost_answer_what_was_leased_is_looked_for_and_started_once() -> None:
     world = World()
+    world.engine.look_ahead_to(NOW + 30)
     tasks = [new(1), new(2), new(3)]
     start = world.dispatcher.offer_head_start(tasks)
-    (_, one), (row, two) = leased(tasks[0]), leased(tasks[1])
-    world.engine.relayed(row, NOW)  # somebody found and began this one before
-    world.store.leased = [one, two]
+    (found, one), (begun, two) = leased(tasks[0]), leased(tasks[1])
+    waiting = row(3, capability="http", due=NOW)
+    world.store.leased, world.store.rows = [one, two], [found, begun, waiting]
     world.dispatcher.end_head_start(start, None)
-    assert world.dispatcher.free_slots == 10 - 3 - 1
+    assert world.dispatcher.free_slots == 10 - 3
+    world.engine.saw([found], NOW)  # the reload found it, which starts nothing
+    # The other one was not leased with the insert: it was found as well, claimed, run and reported.
+    entry = Entry(row(2, capability="http", due=NOW), StreamKey(0, 1), NOW)
+    world.dispatcher._hand_out([entry], [two])
+    assert world.executor.started == [two]
+    world.executor.started.clear()
     async with asyncio.timeout(5):
         while not world.executor.started:  # noqa: ASYNC110 - the store fails once before
             await asyncio.sleep(0.01)
     assert world.executor.started == [one]
-    assert world.dispatcher.free_slots == 10 - 1 - 1
+    assert world.dispatcher.free_slots == 10 - 1
+    picked = world.engine.pick(NOW, 5, lambda _queue, _capability: True)
+    assert [entry.row.id for entry in picked] == [waiting.id], "the engine heard of it"
+
+
+async def test_what_is_being_claimed_is_left_to_its_claim() -> None:
+    world = World()
+    world.store.failures = 0
+    world.engine.look_ahead_to(NOW + 30)
+    start = world.dispatcher.offer_head_start([new(1)])
+    world.engine.saw([row(1, capability="http", due=NOW)], NOW)
+    assert world.engine.pick(NOW, 5, lambda _queue, _capability: True)
+    found, given = leased(new(1))
+    world.store.leased, world.store.rows = [given], [found]
+    world.dispatcher.end_head_start(start, None)
+    async with asyncio.timeout(5):
+        while world.dispatcher.free_slots < 10:  # noqa: ASYNC110 - a task of its own looks
+            await asyncio.sleep(0.01)
+    assert world.executor.started == []
+
+
+def test_where_slots_are_short_the_most_urgent_get_them() -> None:
+    world = World(slots=4)
+    tasks = [new(number, priority=number) for number in range(1, 6)]
+    start = world.dispatcher.offer_head_start(tasks)
+    assert set(start.tasks) == {tasks[3].id, tasks[4].id}
+
+
+def test_what_is_reserved_counts_for_its_tenant_and_wakes_whoever_waits_when_it_is_not_used() -> (
+    None
+):
+    world = World(slots=10)
+    start = world.dispatcher.offer_head_start([new(number) for number in range(1, 6)])
+    world.engine.look_ahead_to(NOW + 30)
+    world.engine.saw([row(n, capability="http", due=NOW) for n in range(11, 21)], NOW)
+    free = world.dispatcher.free_slots
+    picked = world.engine.pick(NOW, free, lambda _queue, _capability: True, free=free)
+    assert len(picked) == 3, "a tenant alone gets four fifths of ten"
+    world.state.poked.clear()
+    world.dispatcher.end_head_start(start, [])
+    assert world.state.poked.is_set()
+    assert world.dispatcher.free_slots == 10
+
+
+def test_what_cannot_be_started_goes_back_and_its_creator_hears_nothing_of_it() -> None:
+    world = World()
+    world.executor.broken = True
+    start = world.dispatcher.offer_head_start([new(1)])
+    world.dispatcher.end_head_start(start, [leased(new(1))])
+    assert [report.outcome for report in world.recorder.reports] == [Outcome.RELEASED]

@@ -6,7 +6,7 @@ batches have a lane of their own, so that a single create never queues behind on
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -21,7 +21,7 @@ from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.errors import InvalidRequest, StoreUnavailable
 from mainspring.observe.metrics import Metrics
-from mainspring.store.creation import Creation, window_row
+from mainspring.store.creation import Creation, HeadStart, window_row
 from mainspring.store.tasks import Tasks
 
 _FLUSHES_AT_ONCE = 2
@@ -61,20 +61,20 @@ class Ingest:
         return lane.add(creation)
 
     async def _flush(self, group: Sequence[_Waiting]) -> None:
+        creations = [waiting.creation for waiting in group]
+        start = self._node.offer_head_start(task for c in creations for task in c.tasks)
         try:
-            made = await self._insert([waiting.creation for waiting in group])
+            made = await self._insert(creations, start)
         except StoreUnavailable as error:
-            await self._read_again(group, error)
+            await self._read_again(group, start, error)
         except asyncpg.PostgresError as error:
             await self._try_alone(group, error)
         else:
             for waiting in group:
                 _resolve(waiting, waiting.creation.tasks[0].id in made)
 
-    async def _insert(self, creations: Sequence[Creation]) -> dict[UUID, int]:
+    async def _insert(self, creations: Sequence[Creation], start: HeadStart) -> dict[UUID, int]:
         tenure = self._node.tenure()
-        tasks = (task for creation in creations for task in creation.tasks)
-        start = self._node.offer_head_start(tasks)
         begun: Sequence[tuple[TaskRow, Assignment]] | None = ()
         try:
             crash.reach("create.before_commit")
@@ -87,18 +87,21 @@ class Ingest:
         finally:
             self._node.end_head_start(start, begun)
         self._metrics.tasks_created.inc(len(made.partitions))
-        waiting: dict[UUID, int | None] = {**made.partitions}
-        for row, _ in made.begun:
-            del waiting[row.id]
-        if waiting:
-            self._announce(creations, waiting, tenure)
+        leased = {row.id for row, _ in made.begun}
+        if len(leased) < len(made.partitions):
+            self._announce(creations, dict(made.partitions), tenure, leased)
         crash.reach("create.told_engine")
         return made.partitions
 
     def _announce(
-        self, creations: Sequence[Creation], made: Mapping[UUID, int | None], tenure: Tenure
+        self,
+        creations: Sequence[Creation],
+        made: Mapping[UUID, int | None],
+        tenure: Tenure,
+        known: Collection[UUID],
     ) -> None:
-        """Tell the owners of what is due soon; the rest they will find when its time comes near."""
+        """Tell the owners of what is due soon; the rest they will find when its time comes near.
+        What is `known` this node looks after already."""
         until = self._clock.now() + self._near
         ours: list[TaskRow] = []
         others: set[int] = set()
@@ -107,10 +110,10 @@ class Ingest:
                 partition = made.get(task.id)
                 if partition is None or task.due > until:
                     continue
-                if partition in tenure.partitions:
-                    ours.append(window_row(task, partition))
-                else:
+                if partition not in tenure.partitions:
                     others.add(partition)
+                elif task.id not in known:
+                    ours.append(window_row(task, partition))
         if ours:
             self._node.created(ours)
         if others:
@@ -128,7 +131,9 @@ class Ingest:
         else:
             _fail(group[0], error)
 
-    async def _read_again(self, group: Sequence[_Waiting], error: StoreUnavailable) -> None:
+    async def _read_again(
+        self, group: Sequence[_Waiting], start: HeadStart, error: StoreUnavailable
+    ) -> None:
         """The answer to an insert was lost: look, rather than guess, whether it took effect."""
         deadline = monotonic() + _REREAD_FOR
         by_tenant: dict[int, list[_Waiting]] = {}
@@ -138,7 +143,7 @@ class Ingest:
             creations = [waiting.creation for waiting in members]
             found = await self._find(tenant_id, creations, deadline)
             self._metrics.tasks_created.inc(len(found))
-            self._announce(creations, found, self._node.tenure())
+            self._announce(creations, found, self._node.tenure(), start.tasks)
             for waiting in members:
                 if waiting.creation.tasks[0].id in found:  # one speaks for all: none or all exist
                     _resolve(waiting, True)

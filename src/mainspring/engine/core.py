@@ -177,18 +177,31 @@ class Engine:
             for entry in [entry for entry in picked if expired(entry, now)]:
                 self._unclaim(entry, now)
             picked = [entry for entry in picked if entry.phase is Phase.CLAIMING]
-        self._claiming.update(
-            entry.row.tenant_id for entry in picked if takes_slot(entry.row.capability)
-        )
+        self.reserve(entry.row.tenant_id for entry in picked if takes_slot(entry.row.capability))
         return picked
 
     def nobody_waits(self, tenant_id: int) -> bool:
         """Whether a task of a tenant that comes now would be the next of it, and may start."""
         return self._queue.nobody_waits(tenant_id)
 
-    def holds(self, task_id: UUID, fence: int) -> bool:
-        """Whether our own executors have this try."""
-        return self._held.has(task_id, fence)
+    def is_claiming(self, task_id: UUID) -> bool:
+        """Whether a claim of it is on its way to the database, or back."""
+        entry = self._window.get(task_id)
+        return entry is not None and entry.phase is Phase.CLAIMING
+
+    def deadline(self, due: float, priority: int) -> float:
+        """Who has the earliest is the next of its tenant."""
+        return due - priority * self._settings.aging_step
+
+    def reserve(self, tenants: Iterable[int]) -> None:
+        """These count as being claimed, for the room that is left to their tenants."""
+        self._claiming.update(tenants)
+
+    def unreserve(self, tenants: Iterable[int]) -> None:
+        for tenant_id, count in Counter(tenants).items():
+            self._claiming[tenant_id] -= count
+            if not self._claiming[tenant_id]:
+                del self._claiming[tenant_id]
 
     def relayed(self, row: TaskRow, now: float) -> None:
         """A task was leased to our executors as it was released or created, without queueing."""
@@ -214,10 +227,7 @@ class Engine:
             for entry in picked
             if entry.taker is None and takes_slot(entry.row.capability)
         )
-        for tenant_id, count in Counter(ours).items():
-            self._claiming[tenant_id] -= count
-            if not self._claiming[tenant_id]:
-                del self._claiming[tenant_id]
+        self.unreserve(ours)
         leased = {assignment.id: assignment for assignment in assignments}
         refused = []
         for entry in picked:
@@ -375,7 +385,7 @@ class Engine:
             self._stop(running, now)
         if row.state != "scheduled" or row.due > self._horizon:
             return
-        admitted = self._window.admit(row, row.due - row.priority * self._settings.aging_step)
+        admitted = self._window.admit(row, self.deadline(row.due, row.priority))
         if admitted is not None:
             self._schedule(admitted, max(row.due, not_before), now)
 

@@ -1,9 +1,18 @@
 """The dispatcher: claims what the engine picks and hands it to executors; keeps leases alive."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import partial
+from heapq import nsmallest
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -92,8 +101,9 @@ class Dispatcher:
         self._for_workers: _Lane | None = None
         self._desk: WorkerDesk | None = None
         self._upkeep: asyncio.Task[None] | None = None
-        self._doubted: dict[UUID, NewTask] = {}
-        """New tasks of which nobody knows yet whether they were leased; their slots are kept."""
+        self._doubted: dict[str, dict[UUID, NewTask]] = {}
+        """New tasks of which nobody knows yet whether they were leased, by the worker they would
+        be leased to; their slots are kept."""
         self._looking: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -131,54 +141,73 @@ class Dispatcher:
 
     def offer_head_start(self, tasks: Iterable[NewTask]) -> HeadStart:
         """Which new tasks may be leased as they are written, by the same rule. They go before
-        nobody: none of their tenant waits."""
+        nobody: none of their tenant waits, and where slots are short the most urgent get them."""
         # What is due is for the database to say; our clock may be a little slow.
         spare, soon = self._spare_slots, self._state.clock.now() + _CLOCK_ERROR
         free: dict[tuple[int, str], bool] = {}
-        chosen: dict[UUID, NewTask] = {}
-        for task in tasks:
-            if len(chosen) >= spare:
-                break
+        chosen: list[NewTask] = []
+        for task in tasks if spare > 0 else ():
             if task.due > soon or task.expires is not None or task.concurrency_key is not None:
                 continue
             kind = (task.tenant_id, task.capability)
             if kind not in free:
                 free[kind] = self._may_go_ahead(*kind)
             if free[kind]:
-                chosen[task.id] = task
+                chosen.append(task)
         if not chosen:
             return NO_HEAD_START
+        engine = self._state.engine
+        if len(chosen) > spare:
+            chosen = nsmallest(spare, chosen, key=lambda t: engine.deadline(t.due, t.priority))
         self._own.tasks += len(chosen)
-        return HeadStart(chosen, self._state.worker, self._config.lease)
+        engine.reserve(task.tenant_id for task in chosen)
+        return HeadStart({t.id: t for t in chosen}, self._state.worker, self._config.lease)
 
     def end_head_start(self, start: HeadStart, begun: Sequence[Begun] | None) -> None:
         """What came of it is started. None: nobody knows, for the answer was lost."""
-        if begun is not None:
-            self._own.tasks -= len(start.tasks)
-            self._begin(begun)
-        elif start.tasks:
-            self._doubted.update(start.tasks)
+        if not start.tasks:
+            return
+        if begun is None:
+            self._doubted.setdefault(start.worker, {}).update(start.tasks)
             if self._looking is None or self._looking.done():
                 self._looking = self._spawn(self._look_for_begun())
+            return
+        self._give_back(start.tasks)
+        self._begin(begun)
 
     async def _look_for_begun(self) -> None:
-        """Start what was leased after all; what is written even later waits for its lease. One
-        question for all of it, however many answers get lost while the database is away."""
+        """Start what was leased after all, and tell the engine of what was not. One question for
+        all of it, however many answers get lost while the database is away."""
         while self._doubted:
-            tasks = dict(self._doubted)
+            worker, doubted = next(iter(self._doubted.items()))
+            tasks = dict(doubted)
             names = [(new.tenant_id, new.id) for new in tasks.values()]
-            ask = partial(self._store.leased_to, names, worker=self._state.worker)
-            found = await until_answered(ask, self._metrics)
-            for task_id in tasks:
-                del self._doubted[task_id]
-            self._own.tasks -= len(tasks)
-            self._begin(
-                [
-                    begun_task(tasks[a.id], a.partition, a.picked, a.lease_end)
-                    for a in found
-                    if a.fence == 1 and not self._state.engine.holds(a.id, a.fence)
-                ]
-            )
+            ask = partial(self._store.leased_to, names, worker=worker)
+            leased = await until_answered(ask, self._metrics)
+            seen = await until_answered(partial(self._store.look_at, names), self._metrics)
+            engine = self._state.engine
+            begun = [
+                begun_task(tasks[a.id], a.partition, a.picked, a.lease_end)
+                for a in leased
+                # Else it was not leased then: it was found, and claimed like any other.
+                if a.fence == 1 and a.id in doubted and not engine.is_claiming(a.id)
+            ]
+            self._no_more_doubt(worker, tasks)
+            self._begin(begun)
+            engine.saw(seen.rows, self._state.clock.now())
+
+    def _no_more_doubt(self, worker: str, tasks: Iterable[UUID]) -> None:
+        doubted = self._doubted.get(worker, {})
+        known = {i: task for i in tasks if (task := doubted.pop(i, None)) is not None}
+        if not doubted:
+            self._doubted.pop(worker, None)
+        self._give_back(known)
+
+    def _give_back(self, tasks: Mapping[UUID, NewTask]) -> None:
+        """Slots that were reserved for these are free; those who wait may take them."""
+        self._own.tasks -= len(tasks)
+        self._state.engine.unreserve(task.tenant_id for task in tasks.values())
+        self._state.poke()
 
     @property
     def _spare_slots(self) -> int:
@@ -208,7 +237,12 @@ class Dispatcher:
             self._metrics.start_delay.observe(late)
             by_capability.setdefault(row.capability, []).append(assignment)
         for capability, batch in by_capability.items():
-            self._executor_for(capability).start(batch)
+            try:
+                self._executor_for(capability).start(batch)
+            except Exception:
+                # Whoever released or created them is not to blame, and has to go on.
+                log.exception("tasks could not be started", action="dispatch.failed")
+                self._recorder.report([released(assignment, now) for assignment in batch])
         self._metrics.tasks_claimed.inc(len(begun))
 
     def close(self) -> None:
@@ -305,6 +339,8 @@ class Dispatcher:
         return assignments
 
     def _hand_out(self, picked: Sequence[Entry], assignments: Sequence[Assignment]) -> None:
+        for worker in list(self._doubted):
+            self._no_more_doubt(worker, [assignment.id for assignment in assignments])
         engine, now = self._state.engine, self._state.clock.now()
         entries = {entry.row.id: entry for entry in picked}
         by_capability: dict[str, list[Assignment]] = {}

@@ -21,7 +21,7 @@ PARTITIONED = {
     "task_logs": "logged_at",
 }
 """Tables that come in partitions of a day, and the column that says which."""
-_ANALYZE_SELDOM = "autovacuum_analyze_threshold = 50000, autovacuum_analyze_scale_factor = 1"
+_ANALYZE_SELDOM = "autovacuum_analyze_scale_factor = 1"
 """A partition that grows by thousands of rows a second is a tenth larger all the time, and each
 look at it takes a third of a second: once it has doubled is soon enough."""
 

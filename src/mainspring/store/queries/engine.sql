@@ -30,14 +30,14 @@ WHERE t.tenant_id = pick.tenant_id AND t.id = pick.id AND t.rev = pick.rev
   AND t.state = 'scheduled';
 
 -- name: claimed_by
--- After that: which of these did we get? (Only what is running has a worker.)
+-- After that: which of these did we get?
 SELECT tenant_id, id, fence, partition, attempts, failures,
     extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM picked_at)::float8 AS picked,
     extract(epoch FROM lease_until)::float8 AS lease_until, spec, payload,
     extract(epoch FROM run_at)::float8 AS run, workflow_run_id, step
 FROM tasks
 WHERE (tenant_id, id) IN (SELECT * FROM unnest($1::integer[], $2::uuid[]))
-  AND worker = $3;
+  AND state = 'running' AND worker = $3;
 
 -- name: take_stock
 -- The window of some partitions: what is running, and of each stream the first few that are due

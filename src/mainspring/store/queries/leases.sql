@@ -18,8 +18,8 @@ SET state = 'running', rev = t.rev + 1, fence = t.fence + 1, attempts = t.attemp
 FROM pick, node
 WHERE t.tenant_id = pick.tenant_id AND t.id = pick.id AND t.rev = pick.rev
   AND t.state = 'scheduled'
-  AND t.due_at <= clock_timestamp()
-  AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
+  AND t.due_at <= node.now
+  AND (t.expires_at IS NULL OR t.expires_at > node.now)
 RETURNING t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
     extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,

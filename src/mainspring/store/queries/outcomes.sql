@@ -135,8 +135,8 @@ WITH runs AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT t.incarnation IS NOT NULL AND t.id = ANY ($4::uuid[]) AS blamed) AS blame
     LEFT JOIN runs w ON w.tenant_id = t.tenant_id AND w.id = t.workflow_run_id
-    -- Only what is running has a lease.
-    WHERE (t.lease_until <= clock_timestamp()
+    WHERE t.state = 'running'
+      AND (t.lease_until <= clock_timestamp()
            OR t.incarnation IS NOT NULL AND EXISTS (
                SELECT FROM workers w WHERE w.tenant_id = t.tenant_id AND w.name = t.worker
                  AND w.incarnation <> t.incarnation))
