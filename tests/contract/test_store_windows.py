@@ -102,6 +102,14 @@ async def test_more_holds_neither_what_runs_nor_what_is_parked(lab: Lab) -> None
     assert await _everything(lab, stream_of(row), row) == []
 
 
+async def test_more_of_a_stream_is_of_its_partition_only(lab: Lab) -> None:
+    tenant = await lab.tenant(spread=256)
+    rows = [await lab.create(tenant) for _ in range(8)]
+    assert len({row.partition for row in rows}) > 1, "ids are made at random"
+    same = [row for row in rows if row.partition == rows[0].partition]
+    assert await _everything(lab, stream_of(rows[0]), rows[0]) == same
+
+
 async def _everything(lab: Lab, stream: StreamKey, first: TaskRow) -> list[TaskRow]:
     return await lab.engine.load_more(stream, since=first.due, until=1e10, known=[], limit=9)
 
