@@ -34,25 +34,20 @@ WITH node AS MATERIALIZED (
         partition, priority, queue, capability, concurrency_key, name, labels, spec, payload,
         replay_of, schedule_id, nominal_at, state, rev, fence, attempts, picked_at, lease_until, worker)
     SELECT i.id, to_timestamp(i.created), to_timestamp(i.run), to_timestamp(i.due),
-        to_timestamp(i.expires), i.tenant_id, i.concurrency_limit, place.partition,
+        to_timestamp(i.expires), i.tenant_id, i.concurrency_limit,
+        partition_of(i.tenant_id, coalesce(i.schedule_id, i.id), i.concurrency_key, t.spread),
         i.priority, i.queue, i.capability, i.concurrency_key, i.name, i.labels, i.spec, i.payload,
         i.replay_of, i.schedule_id, to_timestamp(i.nominal),
-        CASE WHEN may.start THEN 'running' ELSE 'scheduled' END,
-        1 + may.start::integer, may.start::integer, may.start::integer,
-        CASE WHEN may.start THEN clock_timestamp() END,
-        CASE WHEN may.start THEN clock_timestamp() + $31 * interval '1 second' END,
-        CASE WHEN may.start THEN $30 END
+        CASE WHEN n.id IS NULL THEN 'scheduled' ELSE 'running' END,
+        1 + (n.id IS NOT NULL)::integer, (n.id IS NOT NULL)::integer, (n.id IS NOT NULL)::integer,
+        CASE WHEN n.id IS NOT NULL THEN clock_timestamp() END,
+        CASE WHEN n.id IS NOT NULL THEN clock_timestamp() + $31 * interval '1 second' END,
+        CASE WHEN n.id IS NOT NULL THEN $30 END
     FROM input i JOIN tenant t ON t.id = i.tenant_id
-    -- OFFSET 0: worked out once, not wherever they are named.
-    CROSS JOIN LATERAL (
-        SELECT partition_of(i.tenant_id, coalesce(i.schedule_id, i.id), i.concurrency_key, t.spread)
-            AS partition OFFSET 0) place
-    CROSS JOIN LATERAL (
-        SELECT EXISTS (
-            SELECT FROM node
-            WHERE i.at_once AND to_timestamp(i.due) <= clock_timestamp()
-              AND t.max_running IS NULL AND i.concurrency_key IS NULL AND i.expires IS NULL
-              AND place.partition = ANY ($3::smallint[])) AS start OFFSET 0) may
+    LEFT JOIN node n ON i.at_once AND to_timestamp(i.due) <= clock_timestamp()
+        AND t.max_running IS NULL AND i.concurrency_key IS NULL AND i.expires IS NULL
+        AND partition_of(i.tenant_id, coalesce(i.schedule_id, i.id), NULL, t.spread)
+            = ANY ($3::smallint[])
     WHERE i.idempotency_key IS NULL
        OR EXISTS (SELECT FROM keyed k WHERE k.tenant_id = i.tenant_id AND k.key = i.idempotency_key)
     RETURNING tenant_id, id, partition, due_at, picked_at, lease_until
