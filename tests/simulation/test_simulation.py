@@ -9,7 +9,7 @@ import pytest
 
 from simulation.run import simulate
 
-FAST, ALL = 20, 200
+FAST, ALL = 8, 200
 
 
 @pytest.mark.parametrize("seed", range(FAST))
