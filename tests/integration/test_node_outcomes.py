@@ -15,6 +15,7 @@ from mainspring.store.database import Database, DatabaseOptions, connect
 from mainspring.store.engine import TaskRef
 from mainspring.store.keys import Keys
 from mainspring.store.leases import Beat, LeaseStore, WorkerPick
+from mainspring.store.tasks import Tasks
 from support.evidence import Evidence
 from support.store import StoreWorld, success
 from support.waiting import eventually
@@ -133,6 +134,14 @@ async def test_a_task_inserted_during_a_change_of_limits_moves_too(
     await writer.close()
     evidence = Evidence(world.database)
     assert await evidence.value("SELECT count(DISTINCT partition) FROM tasks") == 1
+
+
+async def test_only_a_running_task_has_a_present_try(world: StoreWorld) -> None:
+    tasks = Tasks(world.database, near=30)
+    [task_id] = await world.due_tasks(1)
+    assert await tasks.running(world.tenant_id, task_id) is None
+    [given] = await world.claim([task_id], lease=60.0)
+    assert await tasks.running(world.tenant_id, task_id) == given
 
 
 async def test_a_heartbeat_does_not_extend_the_try_that_came_while_it_waited(
