@@ -17,7 +17,7 @@ INSERT INTO partitions (partition) SELECT generate_series(0, 255);
 """
 
 
-@pytest.fixture(params=["memory", "postgres"])
+@pytest.fixture(params=["memory", pytest.param("postgres", marks=pytest.mark.server)])
 def lab(request: pytest.FixtureRequest) -> Lab:
     if request.param == "memory":
         return memory_lab()
