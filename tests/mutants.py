@@ -1,4 +1,4 @@
-"""Take the guards out of the SQL, one at a time, and see the store's contract tests fail.
+"""Take the guards out of the SQL, one at a time, and see tests of the store fail.
 
 A predicate nobody misses is either superfluous or untested. `./dev mutants` lists every condition
 that speaks of a fence, a rev, a state, a time, a lease or an owner, and names those whose removal
