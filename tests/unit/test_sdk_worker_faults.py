@@ -227,7 +227,7 @@ class TestHandlers:
 async def test_a_line_that_json_does_not_know_is_sent_all_the_same() -> None:
     desk = Desk()
     sender = LogSender(desk)  # type: ignore[arg-type]
-    sender.line_of(attempt(), Line("caf\udce9\0", "info"))
+    sender.line_of(attempt().leased, Line("caf\udce9\0", "info"))
     await sender.flush()
     assert b"caf?" in msgspec.json.encode(desk.asked[0])
 

@@ -1,6 +1,8 @@
 """The parts of a worker, each alone: clocks, tries, demand, reports, addresses."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from mainspring.clock import monotonic
 from mainspring.errors import InvalidRequest, MainspringError, Unreachable
+from mainspring.sdk.app import App
 from mainspring.sdk.context import Context, Line
 from mainspring.sdk.environment import Address
 from mainspring.sdk.worker import lanes, reports
@@ -234,7 +237,7 @@ class TestReports:
         sender = LogSender(desk)  # type: ignore[arg-type]
         one = attempt([])
         for number in range(reports._MOST_WAITING_LINES + 5):
-            sender.line_of(one, Line(f"{number}\0", "strange"))
+            sender.line_of(one.leased, Line(f"{number}\0", "strange"))
         assert sender.dropped == 5
         await sender.flush()
         desk.answers = [object()] * 100
@@ -290,3 +293,26 @@ async def test_a_task_that_is_given_twice_runs_once(monkeypatch: pytest.MonkeyPa
     worker.begin_all([task], lane)  # an answer that was slower than the task
     assert (len(started), lane.running) == (1, 0)
     worker._heart.stop()
+
+
+async def test_a_try_that_is_over_leaves_nothing_to_the_garbage_collector() -> None:
+    app = App(url="http://x", api_key="key")
+    contexts: list[weakref.ref[Context]] = []
+
+    @app.task(name="x")
+    async def noted(context: Context) -> None:
+        contexts.append(weakref.ref(context))
+
+    worker = Worker(app, WorkerOptions(), address=Address("http://x", "key"))
+    worker._build()
+    gc.disable()
+    try:
+        worker.begin_all([leased()], worker._lanes[0])
+        while worker.running:  # noqa: ASYNC110 - the handler is a turn of this loop
+            await asyncio.sleep(0)
+        worker._forget(worker._reporter._waiting.popleft())
+        await asyncio.sleep(0)
+        assert [context() for context in contexts] == [None]
+    finally:
+        gc.enable()
+        worker._heart.stop()

@@ -64,7 +64,7 @@ async def work(job: Job) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
     gc.freeze()  # what is loaded stays: no need to look through it again and again
-    gc.set_threshold(10_000, 20, 20)
+    gc.set_threshold(50_000, 20, 20)  # tries are many small objects without cycles
     if app is not None and app.periodics:
         await _put_schedules(app)
     tidying = asyncio.create_task(_remove_schedules(app))

@@ -68,14 +68,14 @@ class Signature:
         if self.context_parameter is not None:
             values[self.context_parameter] = context
         by_position = True
-        for name, parameter in self._signature.parameters.items():
-            if parameter.kind is _Kind.VAR_KEYWORD:
+        for name, kind in self._kinds:
+            if kind is _Kind.VAR_KEYWORD:
                 kwargs |= {n: v for n, v in values.items() if n not in self._named}
             elif name not in values:
                 by_position = False
-            elif parameter.kind is _Kind.VAR_POSITIONAL:
+            elif kind is _Kind.VAR_POSITIONAL:
                 args.extend(values[name])
-            elif parameter.kind is _Kind.KEYWORD_ONLY or not by_position:
+            elif kind is _Kind.KEYWORD_ONLY or not by_position:
                 kwargs[name] = values[name]
             else:
                 args.append(values[name])
@@ -111,10 +111,13 @@ class Signature:
         return self._signature.replace(parameters=kept)
 
     @cached_property
+    def _kinds(self) -> tuple[tuple[str, Any], ...]:
+        return tuple((n, p.kind) for n, p in self._signature.parameters.items())
+
+    @cached_property
     def _named(self) -> frozenset[str]:
         """The parameters by which something can be given, the context's too."""
-        parameters = self._signature.parameters.items()
-        return frozenset(n for n, p in parameters if p.kind is not _Kind.VAR_KEYWORD)
+        return frozenset(name for name, kind in self._kinds if kind is not _Kind.VAR_KEYWORD)
 
     @cached_property
     def _shape(self) -> tuple[Any, bool]:

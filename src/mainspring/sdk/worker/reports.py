@@ -26,6 +26,7 @@ from mainspring.sdk.encoding import sendable
 from mainspring.sdk.worker.outcomes import Verdict
 from mainspring.sdk.worker.protocol import (
     ErrorOut,
+    Leased,
     LineOut,
     LogsIn,
     Nodes,
@@ -160,13 +161,12 @@ class LogSender:
         self._lines: deque[LineOut] = deque()
         self._dropped = 0
 
-    def line_of(self, attempt: Try, line: Line) -> None:
+    def line_of(self, leased: Leased, line: Line) -> None:
         if len(self._lines) >= _MOST_WAITING_LINES:
             self._dropped += 1
             return
         message = sendable(line.message[:_LONGEST_LINE])
         level = line.level if line.level in _LEVELS else "info"
-        leased = attempt.leased
         self._lines.append(LineOut(leased.id, leased.fence, _instant(line.at), level, message))
 
     async def run(self) -> None:

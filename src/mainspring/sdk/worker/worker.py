@@ -5,6 +5,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -154,7 +155,6 @@ class Worker:
         if key in self._keys or key in self._done:
             return
         lane.take()
-        attempt: Try
         name = leased.target.name or (leased.target.argv or [""])[0]
         context = Context(
             leased.id,
@@ -163,7 +163,7 @@ class Worker:
             fence=leased.fence,
             timeout=leased.timeout,
             clients=self.app,
-            said=lambda line: self._logs.line_of(attempt, line),
+            said=partial(self._logs.line_of, leased),
             details=leased.context,
         )
         functions = self.app.functions if self.app is not None else {}
