@@ -419,6 +419,11 @@ async def test_a_new_tz_database_keeps_what_was_decided(desk: Desk) -> None:
     assert await desk.schedules.retime(range(PARTITIONS), limit=10) == 1
     assert await desk.get(f"/{schedule['id']}/occurrences") == before
     assert (await desk.decide()).decided == 0, "nothing is due once more"
+    await desk.office.database.fetch(
+        "UPDATE schedules SET tzdata = '1999a', state = 'ended', next_at = NULL, wake_at = NULL"
+    )
+    cluster = (await desk.office.operator.get("/v1/cluster")).json()
+    assert cluster["schedules"]["outdated"] == 0, "what has ended need not be worked out again"
 
 
 async def test_whoever_decides_says_by_which_tz_database(desk: Desk) -> None:
@@ -449,6 +454,9 @@ async def test_what_stands_still_is_found(desk: Desk) -> None:
     assert cluster["schedules"]["overdue"] == 1
     assert cluster["schedules"]["overdue_since"] is not None
     assert punctual["overdue"] is False
+    await desk.office.admin.post(f"{URL}/{schedule['id']}/pause")
+    cluster = (await desk.office.operator.get("/v1/cluster")).json()
+    assert cluster["schedules"]["overdue"] == 0, "what is paused need not be on time"
 
 
 async def test_each_time_that_stands_still_is_told_of_once(desk: Desk) -> None:

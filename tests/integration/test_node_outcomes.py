@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from random import Random
 from uuid import uuid4
 
@@ -15,7 +16,7 @@ from mainspring.store.database import Database, DatabaseOptions, connect
 from mainspring.store.engine import TaskRef
 from mainspring.store.keys import Keys
 from mainspring.store.leases import Beat, LeaseStore, WorkerPick
-from mainspring.store.tasks import Tasks
+from mainspring.store.tasks import Change, LockedTask, Tasks
 from support.evidence import Evidence
 from support.store import StoreWorld, success
 from support.waiting import eventually
@@ -173,3 +174,20 @@ async def somebody_waits(world: StoreWorld) -> bool:
 async def epochs(connection: asyncpg.Connection) -> dict[int, int]:
     rows = await connection.fetch("SELECT partition, epoch FROM partitions")
     return {row["partition"]: row["epoch"] for row in rows}
+
+
+@pytest.mark.parametrize("state", ["paused", "cancelled"])
+async def test_nothing_is_written_over_what_nobody_decided_on(
+    world: StoreWorld, state: str
+) -> None:
+    """The lock keeps others away; the rev would show it if it did not."""
+    [task_id] = await world.due_tasks(1)
+
+    def decide(locked: LockedTask) -> Change:
+        change = replace(Change.of(locked), state=state)
+        object.__setattr__(locked, "rev", locked.rev - 1)
+        return change
+
+    with pytest.raises(AssertionError, match="cannot have changed"):
+        await Tasks(world.database, near=30).change(world.tenant_id, task_id, decide)
+    assert await Evidence(world.database).value(_SCHEDULED) == 1

@@ -308,7 +308,6 @@ class Tasks:
                 tenant_id,
                 locked.id,
                 locked.rev,
-                locked.state,
                 change.state,
                 change.cancel_requested,
                 change.run,

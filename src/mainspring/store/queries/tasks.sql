@@ -102,19 +102,19 @@ SELECT tenant_id, id, fence, partition, attempts, failures,
 FROM tasks WHERE tenant_id = $1 AND id = $2 AND state = 'running';
 
 -- name: change_task
--- Write a locked task back. Rev and state say what the change was decided on.
+-- Write a locked task back. The rev says what the change was decided on.
 UPDATE tasks
-SET rev = rev + 1, state = $5, parked = ($5 IN ('blocked', 'paused')), cancel_requested = $6,
-    run_at = to_timestamp($7), due_at = to_timestamp($8), expires_at = to_timestamp($9), priority = $10,
-    queue = $11, capability = $12, name = $13, labels = $14, spec = $15, payload = $16
-WHERE tenant_id = $1 AND id = $2 AND rev = $3 AND state = $4
+SET rev = rev + 1, state = $4, parked = ($4 IN ('blocked', 'paused')), cancel_requested = $5,
+    run_at = to_timestamp($6), due_at = to_timestamp($7), expires_at = to_timestamp($8), priority = $9,
+    queue = $10, capability = $11, name = $12, labels = $13, spec = $14, payload = $15
+WHERE tenant_id = $1 AND id = $2 AND rev = $3
 RETURNING rev;
 
 -- name: end_task
--- Move an unfinished task that is not running to history.
+-- Move a locked task that is not running to history. The rev says what that was decided on.
 WITH ended AS (
     DELETE FROM tasks
-    WHERE tenant_id = $1 AND id = $2 AND rev = $3 AND state <> 'running'
+    WHERE tenant_id = $1 AND id = $2 AND rev = $3
     RETURNING *
 )
 INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,
