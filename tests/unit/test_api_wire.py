@@ -267,8 +267,9 @@ def test_a_name_given_twice_is_refused(validator: TaskValidator, body: bytes) ->
     with pytest.raises(InvalidRequest) as caught:
         decode_batch(b'{"tasks":[' + good + b"," + body + b"]}", most=10)
     assert [p.pointer for p in caught.value.problems] == ["/tasks/1"]
-    with pytest.raises(InvalidRequest):
-        decode_lines(good + b"\n" + body, most=10)
+    with pytest.raises(InvalidRequest) as caught:
+        decode_lines(good + b"\n" + good + b"\n" + body, most=10)
+    assert [p.pointer for p in caught.value.problems] == ["/tasks/2"]
 
 
 def test_names_are_looked_at_outside_of_payloads_only() -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import UnsetType
 
-from mainspring.api.duplicates import DuplicateNameError, check_unique_names
+from mainspring.api.duplicates import DuplicateNameError, check_unique_names, without
 from mainspring.api.shapes import all_problems
 from mainspring.api.wire import BatchIn, RawBatchIn, TaskIn, TaskPatch
 from mainspring.errors import InvalidRequest, MalformedRequest, Problem, RequestError
@@ -81,8 +81,12 @@ def decode_lines(body: bytes, *, most: int) -> list[TaskIn]:
     tasks = _decode_all(body, lines)
     if tasks is None:
         return _decode_each(lines)
+    seen: set[bytes] = set()  # most lines differ in their payloads only
     for index, (line, task) in enumerate(zip(lines, tasks, strict=True)):
-        _check_names(line, [task.payload], f"/tasks/{index}")
+        rest = without(line, [task.payload])
+        if rest not in seen:
+            _check_names(rest, [], f"/tasks/{index}")
+            seen.add(rest)
     return tasks
 
 

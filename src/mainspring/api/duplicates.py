@@ -28,7 +28,7 @@ def check_unique_names(body: bytes, payloads: Iterable[Raw]) -> None:
     in the order of the body, are cut out first: that keeps the pass short. Where every name of
     the rest differs from all others, as in most small ones, no object has one twice.
     """
-    rest = _without(body, payloads)
+    rest = without(body, payloads)
     if len(rest) > _SMALL or not _all_differ(rest):
         _DECODER.decode(rest.decode("utf-8"))
 
@@ -58,7 +58,8 @@ def _look_for_twins(text: bytes) -> bool:
     return len(set(names)) == len(names)
 
 
-def _without(body: bytes, payloads: Iterable[Raw]) -> bytes:
+def without(body: bytes, payloads: Iterable[Raw]) -> bytes:
+    """The body with a number in place of each payload."""
     pieces: list[bytes] = []
     start = 0
     for payload in payloads:
