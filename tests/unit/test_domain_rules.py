@@ -16,6 +16,7 @@ from mainspring.domain.retry import RetryPolicy, backoff, next_try
 from mainspring.domain.settlement import Finish, Retry, settle
 from mainspring.domain.task import TaskState
 from mainspring.domain.tenant import TenantLimits
+from mainspring.engine.ledger import blame
 from support.rows import assignment, row
 
 NOW = 1_800_000_000.0
@@ -152,7 +153,7 @@ def settled(
     task = assignment(row(1), failures=failures, retry=RetryPolicy(max_attempts=attempts))
     error = TaskError("test", "it failed")
     report = Report(task, outcome, 1.0, 2.0, error=error, retryable=retryable)
-    return settle(report, {"fair_share": 1.0}, "capacity", Random(0))
+    return settle(report, {"fair_share": 1.0}, blame, Random(0))
 
 
 @pytest.mark.parametrize(
@@ -193,6 +194,6 @@ def test_a_last_failure_is_final(retryable: bool, failures: int, reason: str) ->
 @pytest.mark.parametrize(("started", "met"), [(30.0, True), (30.1, False)])
 def test_the_sla_bounds_the_start(started: float, met: bool) -> None:
     report = Report(assignment(row(1)), Outcome.SUCCEEDED, started, started + 100)
-    end = settle(report, None, "limits", Random(0))
+    end = settle(report, {"tenant_limit": 29.0, "fair_share": 1.1}, blame, Random(0))
     assert isinstance(end, Finish)
     assert (end.sla_met, end.blame) == (met, None if met else "limits")

@@ -1,6 +1,6 @@
 """What becomes of a task when a try of it is over: one pure decision for every executor."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -30,9 +30,12 @@ class Retry(NamedTuple):
 
 
 def settle(
-    report: Report, lateness: Mapping[str, float] | None, blame: str | None, rng: Random
+    report: Report,
+    lateness: Mapping[str, float] | None,
+    blame: Callable[[Mapping[str, float]], str],
+    rng: Random,
 ) -> Finish | Retry:
-    """Decide on a report: finished, or once more."""
+    """Decide on a report: finished, or once more. `blame` says what made a task miss its SLA."""
     assignment = report.assignment
     spec = assignment.spec
     dead_because: DeathCause | None = None
@@ -56,4 +59,5 @@ def settle(
             state = TaskState.FAILED
             dead_because = "exhausted" if report.retryable else "not_retryable"
     sla_met = report.started - assignment.due <= spec.sla
-    return Finish(report, state, dead_because, sla_met, None if sla_met else blame, lateness)
+    blamed = None if sla_met else blame(lateness or {})
+    return Finish(report, state, dead_because, sla_met, blamed, lateness)

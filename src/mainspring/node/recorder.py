@@ -204,7 +204,7 @@ class Recorder:
 
     def _settle(self, report: Report, waited: Mapping[str, float] | None) -> Finish | Retry:
         lateness = with_queue(waited, report.started - report.assignment.due)
-        return settle(report, lateness, blame(lateness or {}), self._rng)
+        return settle(report, lateness, blame, self._rng)
 
     async def _record_finishes(self, finishes: Sequence[Finish]) -> set[UUID]:
         """Steps of workflows are written apart: nobody else's outcome waits for a run's row."""
