@@ -455,6 +455,7 @@ async def test_what_stands_still_is_found(desk: Desk) -> None:
     assert cluster["schedules"]["overdue_since"] is not None
     assert punctual["overdue"] is False
     await desk.office.admin.post(f"{URL}/{schedule['id']}/pause")
+    await desk.outage(schedule, 300)
     cluster = (await desk.office.operator.get("/v1/cluster")).json()
     assert cluster["schedules"]["overdue"] == 0, "what is paused need not be on time"
 
