@@ -440,5 +440,10 @@ async def test_lines_are_kept_with_the_task_up_to_a_cap(shop: Shop) -> None:
     assert [item["message"] for item in rest.json()["items"]] == ["row 2\ufffd"]
     many = {"lines": [{**line, "message": "x" * 500}] * 999}
     assert (await shop.client.post("/v1/leases/logs", many)).json()["accepted"] == 997
+    error = {**line, "level": "error", "message": "the last words"}
+    last = {"lines": [{**line, "message": "x"}, error, error]}
+    assert (await shop.client.post("/v1/leases/logs", last)).json()["accepted"] == 2
+    errors = {"lines": [error] * 200}
+    assert (await shop.client.post("/v1/leases/logs", errors)).json()["accepted"] == 98
     await shop.client.call("DELETE", f"/v1/tasks/{there}")
     assert (await shop.client.get(f"/v1/tasks/{there}/logs")).status == 404
