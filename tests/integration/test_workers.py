@@ -85,6 +85,24 @@ async def test_a_task_waits_for_a_worker_that_can_run_it(shop: Shop) -> None:
     assert late["no_worker"] > 0.05, late
 
 
+async def test_when_the_last_worker_has_gone_the_tasks_wait_for_one(shop: Shop) -> None:
+    asked = asyncio.create_task(shop.worker().lease(wait=20))
+
+    async def waits() -> bool:
+        return bool((await shop.client.get("/v1/workers")).json()["items"])
+
+    await eventually(waits, within=5, what="the worker waits")
+    asked.cancel()
+    await asyncio.wait([asked])
+    there = await shop.create()
+
+    async def told() -> bool:
+        answer = await shop.client.get(f"/v1/tasks/{there}/explain")
+        return bool(answer.json()["verdict"] == "no_worker")
+
+    await eventually(told, within=5, what="there is no worker")
+
+
 async def test_commands_go_to_workers_that_run_commands(shop: Shop) -> None:
     command = {"target": {"type": "command", "argv": ["backup.sh", "--full"]}}
     there = str(await shop.client.create(command))
