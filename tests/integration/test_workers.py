@@ -259,6 +259,8 @@ async def test_a_worker_that_is_gone_loses_its_tasks_after_the_lease(shop: Shop)
         ("sleeper", "lost"),
         ("other", "succeeded"),
     ]
+    assert tries[0]["error"]["code"] == "lost"
+    assert "until its lease ended" in tries[0]["error"]["message"]
 
 
 async def test_heartbeats_keep_a_long_task(shop: Shop) -> None:
@@ -298,6 +300,7 @@ async def test_a_restart_under_the_same_name_frees_what_was_held_and_revives_not
         )
         assert refused.status == 409
         assert (await new.beat(again))[0]["action"] == "continue"
+        assert (await shop.tries(there))[0]["error"]["message"] == "its worker began anew"
         assert await new.report(again) == ["accepted"]
 
 
@@ -329,6 +332,7 @@ async def test_what_kills_workers_is_leased_alone_and_then_given_up(database_url
         assert read["error"]["code"] == "poison"
         letter = (await shop.client.get(f"/v1/dead-letters/{poison}")).json()
         assert [a["outcome"] for a in letter["attempts"]] == ["lost"] * 3
+        assert [a["error"]["code"] for a in letter["attempts"]] == ["lost"] * 3
         for neighbour in neighbours:
             assert (await shop.task(neighbour))["state"] == "completed"
 
