@@ -220,6 +220,16 @@ async def test_cancelling_what_runs(workers: Workers) -> None:
     await workers.until(running[1], "cancelled")
 
 
+async def test_a_cancel_does_not_wait_for_a_heartbeat(cluster: Cluster, tmp_path: Path) -> None:
+    node = await cluster.start(worker_lease=120)
+    async with workers_at(cluster, node, tmp_path) as workers:
+        await workers.start("--concurrency", "10")
+        task = await workers.send(tasks.nap, 60.0, timeout=90)
+        await workers.until(task, "begin")
+        await workers.client.tasks.cancel(task.id)
+        assert (await workers.ended(task, within=10)).state == "cancelled"
+
+
 async def test_memory(workers: Workers) -> None:
     """A process that devours memory is ended, and nobody else notices. A handler in the worker
     itself fails when there is no more."""

@@ -90,6 +90,25 @@ async def test_a_restart_that_one_node_sees_frees_leases_at_the_other(
                 again |= {task["id"] for task in await restarted.lease(most=20, wait=2)}
 
 
+async def test_a_cancel_reaches_a_worker_that_waits_at_another_node(database_url: str) -> None:
+    async with (
+        opened_shop(database_url, worker_lease=300.0) as one,
+        opened_shop(database_url, worker_lease=300.0) as two,
+    ):
+        await share(one, two)
+        created = {await one.create() for _ in range(8)}
+        worker = one.worker()
+        held: set[str] = set()
+        while held < created:
+            held |= {task["id"] for task in await worker.lease(most=20, wait=2)}
+        for task in held:
+            waiting = asyncio.create_task(worker.lease(wait=20))
+            await eventually(one.polled_by(1), within=5, what="it waits")
+            await two.client.post(f"/v1/tasks/{task}/cancel")
+            async with asyncio.timeout(5):
+                assert await waiting == []
+
+
 async def test_explain_knows_of_workers_at_other_nodes(pair: tuple[Shop, Shop]) -> None:
     one, two = pair
     asked = asyncio.create_task(one.worker().lease(wait=20))

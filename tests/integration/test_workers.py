@@ -239,6 +239,23 @@ async def test_a_timeout_that_is_reported_again_is_accepted_again(shop: Shop) ->
     assert await worker.report(task) == ["fenced"], "it was not done in time"
 
 
+async def test_a_worker_that_waits_hears_of_a_cancel_at_once(database_url: str) -> None:
+    async with opened_shop(database_url, worker_lease=300.0) as shop:
+        there = await shop.create()
+        worker = shop.worker()
+        (task,) = await worker.lease()
+        stranger = asyncio.create_task(shop.worker("stranger").lease(wait=20))
+        waiting = asyncio.create_task(worker.lease(wait=20))
+        await eventually(shop.polled_by(2), within=5, what="both wait")
+        await shop.client.post(f"/v1/tasks/{there}/cancel")
+        async with asyncio.timeout(5):
+            assert await waiting == [], "empty before its time: ask"
+        assert (await worker.beat(task))[0]["action"] == "cancel"
+        assert not stranger.done()
+        stranger.cancel()
+        await asyncio.wait([stranger])
+
+
 # --- losses --------------------------------------------------------------------------------------
 
 

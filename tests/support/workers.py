@@ -1,7 +1,7 @@
 """Workers that speak the protocol by hand, and nodes in this process for them to speak to."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -120,6 +120,13 @@ class Shop:
         task: Json | None = await eventually(found, within=within, what=f"the task is {states}")
         assert task is not None
         return task
+
+    def polled_by(self, workers: int) -> Callable[[], Awaitable[bool]]:
+        async def waiting() -> bool:
+            gauge = self.server.metrics.registry.get_sample_value("mainspring_polls_waiting")
+            return gauge == workers
+
+        return waiting
 
     async def tries(self, task_id: str) -> list[Json]:
         answer = await self.client.get(f"/v1/tasks/{task_id}/executions")

@@ -131,14 +131,23 @@ class TestReports:
         assert await reported(desk, one) == [one]
 
 
-def heart_of(desk: Desk, held: Callable[[], list[Try]]) -> Heart:
+def heart_of(desk: Desk, held: Callable[[], list[Try]], lease: float = 0.6) -> Heart:
     loop = asyncio.get_running_loop()
     clock = ServerClock()
-    clock.lease = 0.6
+    clock.lease = lease
     return Heart(WorkerOptions(name="w"), desk, clock, loop, held, LoopRunner(loop))  # type: ignore[arg-type]
 
 
 class TestHeart:
+    async def test_it_beats_at_once_when_it_is_nudged(self) -> None:
+        one, desk = attempt(lease=900.0), Desk()
+        heart = heart_of(desk, lambda: [one], lease=900.0)
+        heart.start()
+        heart.nudge()
+        assert await asyncio.to_thread(desk.heard.wait, 5)
+        heart.stop()
+        assert [[beat.id for beat in body.running] for body in desk.asked] == [[one.leased.id]]
+
     async def test_it_goes_on_beating_whatever_happens(self) -> None:
         one = attempt(lease=0.1)
         desk = Desk(ValueError("nobody thought of it"), Unavailable("a page", 200))

@@ -23,6 +23,7 @@ from mainspring.sdk.worker.protocol import (
     Heard,
     Leased,
     LeaseIn,
+    LeaseOut,
     NodeAddress,
     Nodes,
     ReportOut,
@@ -121,7 +122,7 @@ class TestTries:
 class Desk:
     """Answers as the test has it, in place of the nodes."""
 
-    urls = ("http://one", "http://two")
+    urls: tuple[str, ...] = ("http://one", "http://two")
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -151,6 +152,7 @@ class Home:
     def __init__(self, nodes: Any) -> None:
         self.nodes = nodes
         self.options = WorkerOptions(name="w")
+        self.nudges = 0
 
     def begin_all(self, tasks: Sequence[Leased], lane: Lane) -> None:
         for _ in tasks:
@@ -162,8 +164,32 @@ class Home:
     def about(self) -> None:
         return None
 
+    def nudged(self) -> None:
+        self.nudges += 1
+
 
 class TestDemand:
+    @pytest.mark.parametrize(("too_soon", "nudges"), [(0.9, 1), (0.0, 0)])
+    async def test_an_answer_that_is_empty_too_soon_is_a_nudge(
+        self, monkeypatch: pytest.MonkeyPatch, too_soon: float, nudges: int
+    ) -> None:
+        class Answering(Desk):
+            urls = ("http://one",)
+
+            async def ask(self, *what: Any, **how: Any) -> Any:
+                if not self.asked:
+                    self.asked.append(what)
+                    return LeaseOut([])
+                await super().ask(*what, **how)
+
+        monkeypatch.setattr(lanes, "_TOO_SOON", too_soon)
+        desk = Answering()
+        home = Home(desk)
+        work = asyncio.create_task(Leaser(Lane(1, ["x"], commands=False), home).run())
+        await desk.changed.wait()
+        work.cancel()
+        assert home.nudges == nudges
+
     @pytest.mark.parametrize("slots", [1, 2, 3, 7, 100, 5000])
     async def test_no_more_is_asked_for_than_there_is_room(self, slots: int) -> None:
         desk = Desk()

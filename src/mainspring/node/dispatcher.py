@@ -23,6 +23,7 @@ from mainspring.config import Config
 from mainspring.domain.capability import takes_slot
 from mainspring.domain.execution import Assignment, released
 from mainspring.domain.rows import TaskRow
+from mainspring.engine.demand import Holder, taker_of
 from mainspring.engine.entry import Entry
 from mainspring.engine.leases import Held, Running
 from mainspring.engine.ledger import WORTH_TELLING, Cause
@@ -62,6 +63,10 @@ class WorkerDesk(Protocol):
 
     def call_others(self) -> None:
         """Tell nodes whose workers could run what waits here."""
+        ...
+
+    def nudge(self, holders: Collection[Holder]) -> None:
+        """Let these workers ask about the tries they hold."""
         ...
 
 
@@ -366,6 +371,13 @@ class Dispatcher:
         for held in tries:
             for executor in self._executors:
                 executor.cancel(held.id, held.fence)
+
+    def nudge_workers(self, rows: Sequence[TaskRow]) -> None:
+        """Of these tasks some may run at workers and were asked to cancel: let those hear of it
+        before their next heartbeat."""
+        asked = {taker.holder for row in rows if row.cancel_requested and (taker := taker_of(row))}
+        if asked and self._desk is not None:
+            self._desk.nudge(asked)
 
     def _keep_leases(self, now: float) -> None:
         if self._upkeep is not None and not self._upkeep.done():

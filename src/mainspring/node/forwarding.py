@@ -7,7 +7,7 @@ than it asked for, and no task waits because its worker asks elsewhere.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from mainspring.node.post import (
     Kind,
     Known,
     Letter,
+    Nudge,
     Post,
     Ready,
     Try,
@@ -62,6 +63,8 @@ class Desk(Protocol):
         ...
 
     def replaced(self, current: Holder) -> None: ...
+
+    def nudged(self, holders: Collection[Holder]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,10 @@ class Forwarding:
 
     def began(self, holder: Holder) -> None:
         self._post.tell_all(Began(holder))
+
+    def nudge(self, holders: Collection[Holder]) -> None:
+        if self._post.others:
+            self._post.tell_all(Nudge(list(holders)))
 
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
         return {"forwarding": self._keep_saying, **self._post.loops()}
@@ -210,6 +217,8 @@ class Forwarding:
                     engine.confirm(task_id, fence)
             case Began(holder=holder):
                 self._desk.replaced(holder)
+            case Nudge(holders=holders):
+                self._desk.nudged(holders)
 
     def _called(self, node: UUID, kind: Kind, tasks: int) -> None:
         self._ready.setdefault(kind, {})[node] = tasks

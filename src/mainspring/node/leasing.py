@@ -5,7 +5,7 @@ node. What is claimed for a worker that went away meanwhile is released at once.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -241,6 +241,16 @@ class LeaseDesk:
     def _turn_away(self, waiting: _Waiting) -> None:
         del self._waiting[waiting.poll]
         waiting.answer.set_exception(superseded(waiting.poll.holder))
+
+    def nudge(self, holders: Collection[Holder]) -> None:
+        self.nudged(holders)
+        self._forwarding.nudge(holders)
+
+    def nudged(self, holders: Collection[Holder]) -> None:
+        """An answer that is empty too soon makes a worker ask about the tries it holds."""
+        for waiting in list(self._waiting.values()):
+            if waiting.ours and waiting.poll.holder in holders:
+                self._end(waiting)
 
     # Other nodes -----------------------------------------------------------------------------
 

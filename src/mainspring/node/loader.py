@@ -186,6 +186,7 @@ class Loader:
         now = self._state.clock.now()
         self._dispatcher.cancel(self._state.engine.saw(seen.rows, now))
         self._dispatcher.cancel(self._state.engine.gone(seen.gone, now))
+        self._dispatcher.nudge_workers(seen.rows)
         self._state.poke()
 
     async def _refresh_limits(self) -> None:

@@ -82,7 +82,13 @@ class Began(Struct, tag=True):
     holder: Holder
 
 
-Letter = Waiting | Known | Ready | Grant | Granted | Confirmed | Began
+class Nudge(Struct, tag=True):
+    """Tries that these workers hold were asked to cancel."""
+
+    holders: list[Holder]
+
+
+Letter = Waiting | Known | Ready | Grant | Granted | Confirmed | Began | Nudge
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Letter).decode

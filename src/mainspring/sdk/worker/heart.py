@@ -72,7 +72,9 @@ class Heart(threading.Thread):
         self._loop = loop
         self._held = held
         self._runner = runner
-        self._over = threading.Event()
+        self._bell = threading.Event()
+        self._over = False
+        self._nudged = False
         self._warned: Try | None = None
         self._loop_thread = threading.get_ident()
         self._may_strike = threading.current_thread() is threading.main_thread()
@@ -83,15 +85,25 @@ class Heart(threading.Thread):
         if self._may_strike:
             self._before: Any = signal.signal(STRIKE, self._strike_here)
 
+    def nudge(self) -> None:
+        """Something is wanted of tries that are held here: ask about all of them at once."""
+        self._nudged = True
+        self._bell.set()
+
     def stop(self) -> None:
-        self._over.set()
+        self._over = True
+        self._bell.set()
         if self.is_alive():
             self.join(5)
         if self._may_strike:
             signal.signal(STRIKE, self._before)
 
     def run(self) -> None:
-        while not self._over.wait(max(0.05, min(1.0, self._clock.lease / 12))):
+        while True:
+            self._bell.wait(max(0.05, min(1.0, self._clock.lease / 12)))
+            self._bell.clear()
+            if self._over:
+                return
             for duty in (self._keep, self._watch_loop):
                 try:
                     duty(monotonic())
@@ -101,7 +113,9 @@ class Heart(threading.Thread):
     # Leases ----------------------------------------------------------------------------------
 
     def _keep(self, now: float) -> None:
-        self._beat([t for t in self._held() if t.lease_end - now < self._clock.lease * 2 / 3])
+        nudged, self._nudged = self._nudged, False
+        old = self._clock.lease * 2 / 3
+        self._beat([t for t in self._held() if nudged or t.lease_end - now < old])
 
     def _beat(self, old: list[Try]) -> None:
         for first in range(0, len(old), _MOST_BEATS):

@@ -11,6 +11,7 @@ from random import random
 from typing import Protocol
 from uuid import UUID
 
+from mainspring.clock import monotonic
 from mainspring.errors import MainspringError, RequestError
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.protocol import (
@@ -37,6 +38,7 @@ _MARGIN = 10.0
 _MOST_TOLD = 200
 _BUSY_WAIT = 2.0
 _AFTER_REFUSAL = 1.0
+_TOO_SOON = 0.9
 
 
 class Lane:
@@ -89,6 +91,10 @@ class Home(Protocol):
 
     def about(self) -> About | None:
         """Who it is, from time to time."""
+        ...
+
+    def nudged(self) -> None:
+        """Something is wanted of the tries it holds."""
         ...
 
 
@@ -179,10 +185,13 @@ class Leaser:
             Resources(options.memory_mb, options.cpu),
             self._home.about(),
         )
+        asked_at = monotonic()
         answer = await self._home.nodes.ask(
             url, LEASES, body, LeaseOut, within=options.wait + _MARGIN, blocking=False
         )
         self._home.begin_all(answer.tasks, lane)
+        if not answer.tasks and monotonic() - asked_at < body.wait * _TOO_SOON:
+            self._home.nudged()
         if held is None and any(task.alone for task in answer.tasks):
             # With so many tries that they cannot be told it looks idle: the same task comes again.
             await asyncio.sleep(_AFTER_REFUSAL)

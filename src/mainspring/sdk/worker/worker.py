@@ -230,6 +230,10 @@ class Worker:
         self._introduced = now
         return self._portrait.draw(self.finished, self.running)
 
+    def nudged(self) -> None:
+        if self._tries:
+            self._heart.nudge()
+
     async def _look_around(self) -> None:
         """Nodes come and go."""
         while True:
