@@ -15,6 +15,7 @@ from mainspring.node.state import NodeState
 from mainspring.store.workers import Touch, Workers, offer_shown
 
 _FORGET_AFTER = 120.0
+_THERE_FOR = 15.0
 
 
 @dataclass(slots=True)
@@ -97,8 +98,9 @@ class Roster:
         return known is not None and known.holder == holder
 
     def kinds(self) -> Iterable[tuple[int, Offer]]:
-        """The kinds of workers that asked here lately."""
-        return [(known.holder.tenant_id, known.offer) for known in self._known.values()]
+        """The kinds of workers that were heard of lately."""
+        since = self._state.clock.now() - _THERE_FOR
+        return [(k.holder.tenant_id, k.offer) for k in self._known.values() if k.seen > since]
 
     async def is_current(self, holder: Holder) -> bool:
         return await self._workers.is_current(*holder)
