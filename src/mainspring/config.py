@@ -76,7 +76,9 @@ class Config:
     )
     max_body: int = setting(16 * 2**20, "largest request body in bytes", least=1024)
     max_batch: int = setting(10_000, "most tasks in one batch", least=1, most=100_000)
-    max_payload: int = setting(2**20, "largest payload of one task in bytes", least=0)
+    max_payload: int = setting(
+        2**20, "largest payload, and largest result, of one task in bytes", least=0
+    )
     horizon: float = setting(10 * 366 * 86400.0, "how far ahead a task may be due", least=1)
     idempotency_ttl: float = setting(
         86400.0, "how long an idempotency key is remembered", least=86400

@@ -103,6 +103,8 @@ class Unavailable(CallFailed):
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
+        self.reason = ""
+        """What the server calls it (`not-ready`, say), if it was the server that answered."""
 
 
 class TaskUnfinished(MainspringError):
@@ -151,9 +153,16 @@ class Problem:
     pointer: str
     detail: str
 
+    def __str__(self) -> str:
+        return f"{self.pointer}: {self.detail}" if self.pointer else self.detail
+
+
+_PROBLEMS_TOLD = 3
+
 
 class RequestError(MainspringError):
-    """A caller asked for something that cannot be done."""
+    """A caller asked for something that cannot be done. As text it is one line, with the first few
+    of its `problems`."""
 
     code = "request"
     status: ClassVar[int] = 400
@@ -164,6 +173,14 @@ class RequestError(MainspringError):
         self.detail = detail
         self.problems = tuple(problems)
         self.request_id: str | None = None
+
+    def __str__(self) -> str:
+        if not self.problems:
+            return self.detail
+        told = "; ".join(str(problem) for problem in self.problems[:_PROBLEMS_TOLD])
+        more = len(self.problems) - _PROBLEMS_TOLD
+        rest = f"; … and {more} more" if more > 0 else ""
+        return f"{self.detail}: {' '.join(told.split())}{rest}"
 
 
 class InvalidRequest(RequestError):

@@ -8,8 +8,12 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+import typer
 
 from mainspring import __version__
+from mainspring.cli.running import reporting
+from mainspring.errors import InvalidRequest, Problem
+from mainspring.sdk.worker.heart import EXIT_BLOCKED
 from mainspring.store import doctor
 from mainspring.store.database import DatabaseOptions
 from support.process import run
@@ -77,6 +81,22 @@ async def test_a_port_that_is_taken(database_url: str) -> None:
     taken.close()
     assert done.returncode == 1
     assert f"cannot listen on 127.0.0.1 port {port}" in done.stderr
+
+
+async def test_the_help_of_a_worker_names_each_exit_status() -> None:
+    told = " ".join((await mainspring("worker", "--help")).stdout.split())
+    exits = told.partition("Exit status: ")[2].partition(".")[0]
+    assert [int(word) for word in exits.split() if word.isdigit()] == [0, 1, 2, EXIT_BLOCKED]
+
+
+def test_all_that_is_wrong_with_a_request_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    refused = InvalidRequest("no", [Problem(f"/{n}", "is wrong") for n in range(5)])
+    refused.add_note("think again")
+    with pytest.raises(typer.Exit), reporting():
+        raise refused
+    lines = [f"  /{n}: is wrong" for n in range(5)]
+    told = ["mainspring: The request is not valid: no", *lines, "  think again"]
+    assert capsys.readouterr().err.splitlines() == told
 
 
 async def test_the_doctor_finds_a_well_set_up_database_healthy(database_url: str) -> None:

@@ -282,6 +282,31 @@ def test_names_are_looked_at_outside_of_payloads_only() -> None:
     assert "twice" in caught.value.problems[0].detail
 
 
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        # Less than six bytes may follow, or more; it may be a name, or the second half alone.
+        (r'"\ud800"', r"\ud800 is half of a surrogate pair"),
+        (r'"\ud800" ' + " " * 20, r"\ud800 is half of a surrogate pair"),
+        (r'{"\uD8aBx": 1}', r"\uD8aB is half of a surrogate pair"),
+        (r'"\udc00"', r"\udc00 is half of a surrogate pair"),
+        (r'"\ud83d\ude00 \\\\ud800 \ud801\u0041"', r"\ud801 is half of a surrogate pair"),
+        # These are other mistakes.
+        (r'"\\ud800', "truncated"),
+        (r'"\ud83d\ude', "truncated"),
+        (r'[x, "\ud800"]', "malformed"),
+    ],
+)
+def test_half_a_character(validator: TaskValidator, payload: str, said: str) -> None:
+    body = json.dumps({"target": NOOP})[:-1] + ', "payload": ' + payload + "}"
+    found = refusal(validator, body.encode())
+    assert isinstance(found, MalformedRequest)
+    (problem,) = found.problems
+    assert said in problem.detail
+    if said[0] == "\\":
+        assert f"(byte {body.index(said[:6])})" in problem.detail
+
+
 def test_what_was_sent_is_not_sent_back_at_length(validator: TaskValidator) -> None:
     for field in ("x" * 100_000, "delay", "queue"):
         body = json.dumps({"target": NOOP, field: "y" * 100_000}).encode()

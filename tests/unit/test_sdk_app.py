@@ -1,6 +1,7 @@
 """Functions that become tasks: their arguments, options and schedules, without any server."""
 
 import asyncio
+import math
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from mainspring import App, Context, InvalidArguments
 from mainspring.sdk.arguments import Signature
 from mainspring.sdk.encoding import encode
 from mainspring.sdk.periodic import Owner
+from mainspring.sdk.worker.outcomes import success
 
 
 def app() -> App:
@@ -105,6 +107,29 @@ class TestArguments:
 
         with pytest.raises(InvalidArguments):
             Signature(take).pack(args, kwargs)
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            math.nan,
+            [1, -math.inf],
+            {"a": ({"b": math.inf}, None)},
+            Model(math.nan),  # type: ignore[arg-type]
+            {math.nan},
+        ],
+    )
+    def test_what_is_no_number_to_json_is_not_sent_as_null(self, value: object) -> None:
+        def take(n: Any) -> None: ...
+
+        with pytest.raises(InvalidArguments, match=r"JSON has no -?(nan|inf)"):
+            Signature(take).pack((value,), {})
+        verdict = success(value)
+        assert (verdict.status, verdict.code, verdict.retryable) == ("failed", "bad-result", False)
+        assert "JSON has no" in verdict.message
+
+    def test_null_is_sent(self) -> None:
+        value = {"a": [None, (1.5,), Model(2)], "b": msgspec.Raw(b"[null]"), "c": "null"}
+        assert encode(value) == b'{"a":[null,[1.5],{"size":2}],"b":[null],"c":"null"}'
 
     @pytest.mark.parametrize(
         "payload", [b"{}", b"[]", b'{"n": "x"}', b'{"n": 1, "m": 2}', b"nonsense", b""]

@@ -4,6 +4,7 @@ The other end is a socket that answers as the test has it; the same tests run wi
 """
 
 import asyncio
+import pickle
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from mainspring import (
@@ -208,7 +210,20 @@ class TestProblems:
             await through(script, lambda client: client.tasks.get(ID))
         assert told.value.detail == "why"
         assert [(p.pointer, p.detail) for p in told.value.problems] == [("/a", "bad")]
-        assert told.value.__notes__ == ["/a: bad"]
+        assert str(told.value) == "why: /a: bad"
+        assert not hasattr(told.value, "__notes__"), "a traceback would say it twice"
+
+    async def test_many_problems_are_told_in_one_line(self, through: Any) -> None:
+        problems = [{"pointer": f"/{n}", "detail": "two\n lines"} for n in range(10)]
+        body = msgspec.json.encode({"detail": "so many", "errors": problems})
+        with scripted(answer(422, body)) as script, pytest.raises(InvalidRequest) as told:
+            await through(script, lambda client: client.tasks.get(ID))
+        assert str(told.value) == (
+            "so many: /0: two lines; /1: two lines; /2: two lines; … and 7 more"
+        )
+        assert len(told.value.problems) == 10
+        again = pickle.loads(pickle.dumps(told.value))
+        assert (str(again), again.detail) == (str(told.value), "so many")
 
     @pytest.mark.slow
     async def test_an_answer_that_is_not_http(self, through: Any) -> None:

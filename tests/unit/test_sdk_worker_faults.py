@@ -16,7 +16,14 @@ import pytest
 
 from mainspring import App
 from mainspring.clock import monotonic
-from mainspring.errors import Conflict, Forbidden, NotFound, Unauthenticated, Unavailable
+from mainspring.errors import (
+    Conflict,
+    Forbidden,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+    Unreachable,
+)
 from mainspring.sdk.calling import read
 from mainspring.sdk.context import Context, Line
 from mainspring.sdk.environment import Address
@@ -160,6 +167,21 @@ class TestHeart:
         assert len(warnings) == 2
         assert "nobody thought of it" in warnings[0]
         assert one.lease_end > monotonic()
+
+    async def test_the_same_complaint_is_not_made_with_every_beat(self) -> None:
+        one = attempt()
+        lost = Unreachable("nobody is there")
+        desk = Desk(lost, lost, Unavailable("a page", 200), lost)
+        heart = heart_of(desk, list)
+        warnings: list[str] = []
+        heart.warn = warnings.append
+        for _ in range(5):
+            heart._beat([one])
+        desk.problems.append(lost)
+        heart._beat([one])
+        heart.stop()
+        gone = "a heartbeat failed: nobody is there"
+        assert warnings == [gone, "a heartbeat failed: a page", gone, gone]
 
     @pytest.mark.parametrize(
         ("said", "told"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -11,12 +12,20 @@ from uuid import UUID
 import pytest
 
 from mainspring.clock import monotonic
-from mainspring.errors import InvalidRequest, MainspringError, Unreachable
+from mainspring.errors import (
+    InvalidRequest,
+    MainspringError,
+    NotReady,
+    Problem,
+    Unavailable,
+    Unreachable,
+)
 from mainspring.sdk.app import App
 from mainspring.sdk.context import Context, Line
 from mainspring.sdk.environment import Address
+from mainspring.sdk.wire import Response
 from mainspring.sdk.worker import lanes, reports
-from mainspring.sdk.worker.lanes import Lane, Leaser
+from mainspring.sdk.worker.lanes import Complaints, Lane, Leaser
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import Ending, Verdict
 from mainspring.sdk.worker.protocol import (
@@ -153,6 +162,7 @@ class Home:
         self.nodes = nodes
         self.options = WorkerOptions(name="w")
         self.nudges = 0
+        self.complaints = Complaints()
 
     def begin_all(self, tasks: Sequence[Leased], lane: Lane) -> None:
         for _ in tasks:
@@ -242,12 +252,16 @@ class TestReports:
         assert await self.reported(desk, over) == over
         assert 1 < len(desk.asked) < 100
 
-    async def test_one_that_cannot_be_read_does_not_hold_up_the_others(self) -> None:
+    async def test_one_that_cannot_be_read_does_not_hold_up_the_others(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        large = Problem("/outcomes/0/result", "has 9 bytes; the most is 8")
+
         class Picky(Desk):
             async def ask_any(self, _path: str, body: Any, _answer: Any, **_how: Any) -> Any:
                 self.asked.append(body)
                 if any(o.id == bad.leased.id and o.result is not None for o in body.outcomes):
-                    raise InvalidRequest("too large")
+                    raise InvalidRequest("it cannot be kept", [large])
                 return ReportOut([Heard(o.id, "accepted") for o in body.outcomes])
 
         tries = [attempt([]) for _ in range(9)]
@@ -256,6 +270,11 @@ class TestReports:
         assert set(done) == set(tries)
         assert bad.verdict is not None
         assert (bad.verdict.code, bad.verdict.retryable) == ("bad-report", False)
+        assert "has 9 bytes; the most is 8" in bad.verdict.message
+        (warning,) = caplog.records
+        assert warning.levelno == logging.WARNING
+        assert str(bad.leased.id) in warning.message
+        assert "has 9 bytes; the most is 8" in warning.message
 
     async def test_lines_wait_while_nobody_listens_and_have_bounds(self) -> None:
         desk = Desk()
@@ -271,6 +290,75 @@ class TestReports:
         first = desk.asked[1].lines[0]
         assert (first.message, first.level) == ("0\ufffd", "info")
         assert sum(len(body.lines) for body in desk.asked[1:]) == reports._MOST_WAITING_LINES
+
+
+def stopping() -> Unavailable:
+    problem = Unavailable("the server answered 503: this node is stopping", 503, 1.0)
+    problem.reason = NotReady.code
+    return problem
+
+
+class TestComplaints:
+    """What a worker says about nodes that serve no polls."""
+
+    @pytest.fixture(autouse=True)
+    def from_info_on(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "mainspring.worker")
+
+    async def test_many_polls_say_the_same_once(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(lanes, "_FIRST_PAUSE", 0.0)
+        enough = asyncio.Event()
+        answers: list[MainspringError] = [
+            *[stopping() for _ in range(6)],
+            *[Unreachable("http://a cannot be reached: refused") for _ in range(6)],
+        ]
+
+        class Stopping:
+            urls = ("http://a",)
+
+            async def ask(self, *_what: Any, **_how: Any) -> Any:
+                if answers:
+                    raise answers.pop(0)
+                enough.set()
+                await asyncio.Event().wait()
+
+        home = Home(Stopping())
+        work = [
+            asyncio.create_task(Leaser(Lane(4, [name], commands=False), home).run())
+            for name in ("x", "y")
+        ]
+        await asyncio.wait_for(enough.wait(), 5)
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+        assert [(line.levelno, line.message) for line in caplog.records] == [
+            (logging.INFO, "http://a: the server answered 503: this node is stopping"),
+            (logging.WARNING, "http://a cannot be reached: refused"),
+        ]
+
+    def test_it_is_said_again_when_the_node_answered_meanwhile(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        complaints, lost = Complaints(), Unreachable("http://a is gone")
+        early = monotonic()
+        complaints.failed("http://a", lost)
+        complaints.answered("http://a", early)  # asked before that: it is no news
+        complaints.answered("http://b", monotonic() + 1)
+        complaints.failed("http://a", lost)
+        assert [line.message for line in caplog.records] == ["http://a is gone"]
+        complaints.answered("http://a", monotonic() + 1)
+        complaints.answered("http://a", monotonic() + 1)
+        complaints.failed("http://a", lost)
+        said = [line.message for line in caplog.records]
+        assert said == ["http://a is gone", "http://a answers again", "http://a is gone"]
+
+    def test_each_node_has_its_own(self, caplog: pytest.LogCaptureFixture) -> None:
+        complaints = Complaints()
+        for url in ("http://a", "http://b", "http://a", "http://b"):
+            complaints.failed(url, stopping())
+        assert len(caplog.records) == 2
 
 
 class TestNodes:
@@ -296,6 +384,19 @@ class TestNodes:
         nodes._take([NodeAddress("http://a:1", 10), NodeAddress("http://b:1", 10)])
         nodes._shunned["http://a:1"] = monotonic() + 5
         assert list(nodes.urls) == ["http://b:1", "http://lb"]
+
+    @pytest.mark.parametrize(("kind", "asked_again"), [("not-ready", False), ("crowded", True)])
+    async def test_who_stops_is_left_to_the_others(self, kind: str, asked_again: bool) -> None:
+        class Way:
+            async def send(self, *_what: Any) -> Response:
+                return Response(503, {}, b'{"type": "urn:mainspring:problem:%b"}' % kind.encode())
+
+        nodes = Nodes(Address("http://lb", "key"))
+        nodes._take([NodeAddress("http://a:1", 10), NodeAddress("http://b:1", 10)])
+        nodes._ways["http://a:1", False] = Way()  # type: ignore[assignment]
+        with pytest.raises(Unavailable):
+            await nodes.ask("http://a:1", "/x", {}, object, within=1, blocking=False)
+        assert ("http://a:1" in nodes.urls) is asked_again
 
 
 async def test_a_task_that_is_given_twice_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:

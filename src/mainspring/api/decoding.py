@@ -30,6 +30,11 @@ _BATCH = msgspec.json.Decoder(BatchIn)
 _RAW_BATCH = msgspec.json.Decoder(RawBatchIn)
 
 _LOCATED = re.compile(r"(?s)(?P<what>.*) - at (?:`key` in )?`\$(?P<path>.*)`")
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}"
+    rb"|(?P<lone>u[dD][89a-fA-F][\da-fA-F]{2})|.)",
+    re.DOTALL,
+)
 _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
 
 
@@ -138,11 +143,26 @@ def _decode(
             "the body does not have the right shape", problems or [_locate(error, at)]
         ) from None
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise MalformedRequest("the body is not valid JSON", [Problem(at, str(error))]) from None
+        reason = _lone_surrogate(body, str(error)) or str(error)
+        raise MalformedRequest("the body is not valid JSON", [Problem(at, reason)]) from None
     except RecursionError:
         raise InvalidRequest(
             "the body is nested too deeply", [Problem(at, "nested too deeply")]
         ) from None
+
+
+def _lone_surrogate(body: bytes, error: str) -> str | None:
+    """What msgspec calls truncated, or the end of an escape, when the half of a character stands
+    where no six bytes for the other half follow."""
+    if not any(word in error for word in ("truncated", "surrogate", "hex escape")):
+        return None
+    lone = next((found for found in _ESCAPE.finditer(body) if found["lone"]), None)
+    if lone is None or body.find(b'"', lone.end()) < 0:  # it may have been cut off here
+        return None
+    half = lone[0].decode("ascii")
+    return (
+        f"{half} is half of a surrogate pair, and the other half is missing (byte {lone.start()})"
+    )
 
 
 def _check_names(body: bytes, payloads: Iterable[msgspec.Raw], at: str = "") -> None:

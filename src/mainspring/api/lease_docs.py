@@ -14,7 +14,7 @@ from mainspring.api.lease_wire import (
     ReportIn,
     WorkerPage,
 )
-from mainspring.errors import Conflict
+from mainspring.errors import Conflict, NotReady
 
 TAG = "Workers"
 
@@ -28,7 +28,7 @@ LEASE = Doc(
     description="Waits up to `wait` seconds until there is something this worker can run, then "
     "answers at once; with an empty list when nothing came. `max` is how many it can start now. "
     "A worker that is restarted comes with another `incarnation`: what the one before it held is "
-    "free at once.",
+    "free at once. A node that stops answers 503 (`not-ready`): ask another one.",
     bodies=[
         Body(
             LeaseIn,
@@ -36,7 +36,7 @@ LEASE = Doc(
         )
     ],
     replies=[Reply(200, "What it may run.", LeasesOut)],
-    problems=[Conflict],
+    problems=[Conflict, NotReady],
 )
 HEARTBEAT = Doc(
     id="heartbeat",

@@ -107,7 +107,8 @@ def worker(
 ) -> None:
     """Run the tasks of an app, or allowed commands, on this machine. It needs MAINSPRING_URL and
     MAINSPRING_API_KEY (scope work), and no database. Exit status: 0 after SIGTERM or Ctrl-C, 1 when
-    the server refuses it, 2 when it cannot begin."""
+    the server refuses it, 2 when it cannot begin, 75 when a handler blocks it beyond help and it
+    could not begin anew."""
     from mainspring.cli import worker as working
     from mainspring.sdk.worker.options import WorkerOptions
 

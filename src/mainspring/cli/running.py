@@ -42,9 +42,11 @@ def reporting() -> Iterator[None]:
     try:
         yield
     except MainspringError as error:
-        title = f"{error.title}: " if isinstance(error, RequestError) else ""
-        for line in (f"mainspring: {title}{error}", *getattr(error, "__notes__", ())):
-            typer.echo(line if line.startswith("mainspring") else f"  {line}", err=True)
+        lines = [str(error)]
+        if isinstance(error, RequestError):
+            lines = [f"{error.title}: {error.detail}", *map(str, error.problems)]
+        lines += getattr(error, "__notes__", ())
+        typer.echo("mainspring: " + "\n  ".join(lines), err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

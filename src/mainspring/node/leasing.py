@@ -19,7 +19,7 @@ from mainspring.domain.execution import Assignment, released
 from mainspring.engine.demand import Holder, Poll
 from mainspring.engine.entry import Entry
 from mainspring.engine.leases import Running
-from mainspring.errors import StoreUnavailable
+from mainspring.errors import NotReady, StoreUnavailable
 from mainspring.node.forwarding import Forwarding
 from mainspring.node.patience import until_answered
 from mainspring.node.post import Grant, Kind, Post, Try
@@ -104,7 +104,7 @@ class LeaseDesk:
     async def lease(self, wish: Wish) -> list[Leased]:
         """Wait for tasks, at most as long as the worker wants to; empty when none came."""
         if self._closed:
-            raise StoreUnavailable("this node is stopping")
+            raise NotReady("this node is stopping; ask another one")
         await self._roster.admit(wish.holder, wish.offer, wish.about)
         leased = await self._not_arrived(wish)
         if not leased:

@@ -54,6 +54,10 @@ class _ProblemDocument(msgspec.Struct):
     request_id: str | None = None
     errors: list[dict[str, str]] = []
 
+    @property
+    def code(self) -> str:
+        return self.type.rpartition(":")[2]
+
 
 class Caller:
     """Calls one API with one key, over one transport."""
@@ -145,14 +149,11 @@ def problem_of(response: Response) -> RequestError | CallFailed:
     document = _document(response)
     if response.status >= 500 or response.status == 429:
         return _unavailable(response)
-    code = document.type.rpartition(":")[2]
-    kind = _BY_CODE.get(code) or _BY_STATUS.get(response.status, RequestError)
+    kind = _BY_CODE.get(document.code) or _BY_STATUS.get(response.status, RequestError)
     problems = [Problem(e.get("pointer", ""), e.get("detail", "")) for e in document.errors]
     detail = document.detail or document.title or f"the server answered {response.status}"
     error = kind(detail, problems)
     error.request_id = document.request_id
-    for problem in problems:
-        error.add_note(f"{problem.pointer}: {problem.detail}")
     return error
 
 
@@ -165,6 +166,7 @@ def _unavailable(response: Response) -> Unavailable:
     said = document.detail or document.title
     message = f"the server answered {response.status}" + (f": {said}" if said else "")
     error = Unavailable(message, response.status, _seconds(response.headers.get("retry-after")))
+    error.reason = document.code
     error.request_id = document.request_id
     return error
 

@@ -1,6 +1,7 @@
 """JSON of what users pass around: msgspec structs, dataclasses, pydantic models, plain values."""
 
 from datetime import datetime
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -11,9 +12,12 @@ from mainspring.errors import InvalidArguments
 def encode(value: object) -> bytes:
     """The value's JSON; InvalidArguments for what has none."""
     try:
-        return _ENCODER.encode(value)
+        data = _ENCODER.encode(value)
+        if b"null" in data:  # what most values do without, and found in no time
+            _check_numbers(msgspec.to_builtins(value, enc_hook=_hook_but_raw))
     except Exception as problem:  # a model's own code may raise anything
         raise InvalidArguments(f"it cannot be written as JSON: {problem}") from problem
+    return data
 
 
 def to_builtins(value: object) -> Any:
@@ -35,6 +39,23 @@ def with_offset(moment: datetime | str) -> datetime | str:
     if isinstance(moment, datetime) and moment.tzinfo is None:
         raise InvalidArguments(f"{moment!r} has no offset: say in which time zone it is meant")
     return moment
+
+
+def _check_numbers(plain: Any) -> None:
+    """NaN and infinity would become null, and nobody would know."""
+    found = [plain]
+    for one in found:  # it grows meanwhile
+        kind = type(one)
+        if kind is float and not isfinite(one):
+            raise ValueError(f"JSON has no {one}")
+        if kind is dict:
+            found.extend(one.values())
+        elif kind is list or kind is tuple:
+            found.extend(one)
+
+
+def _hook_but_raw(value: Any) -> Any:
+    return None if isinstance(value, msgspec.Raw) else _hook(value)
 
 
 def _hook(value: Any) -> Any:

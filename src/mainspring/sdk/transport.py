@@ -60,7 +60,7 @@ class AsyncTransport:
             async with asyncio.timeout(within):
                 return await self._exchange(data)
         except TimeoutError:
-            raise Unreachable(f"{self._url} did not answer within {within:g} s") from None
+            raise Unreachable(f"{self._url} did not answer within {within:.3g} s") from None
         except (OSError, EOFError) as problem:
             raise Unreachable(f"{self._url} cannot be reached: {problem}") from problem
 
@@ -92,8 +92,8 @@ class AsyncTransport:
         data: bytes,
         answer: Answer,
     ) -> None:
+        # Not drained: who finds it too large answers, and closes, before all of it is sent.
         writer.write(data)
-        await writer.drain()
         while not answer.done:
             received = await reader.read(_CHUNK)
             if not received:
@@ -148,7 +148,7 @@ class BlockingTransport:
         try:
             return self._exchange(data, deadline)
         except TimeoutError:
-            raise Unreachable(f"{self._url} did not answer within {within:g} s") from None
+            raise Unreachable(f"{self._url} did not answer within {within:.3g} s") from None
         except (OSError, EOFError) as problem:
             raise Unreachable(f"{self._url} cannot be reached: {problem}") from problem
 
@@ -177,7 +177,9 @@ class BlockingTransport:
         self, connection: socket.socket, data: bytes, answer: Answer, deadline: float
     ) -> None:
         connection.settimeout(_left(deadline))
-        connection.sendall(data)
+        # Who finds it too large answers, and closes, before all of it is sent.
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(data)
         while not answer.done:
             connection.settimeout(_left(deadline))
             received = connection.recv(_CHUNK)

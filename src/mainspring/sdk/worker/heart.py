@@ -76,6 +76,7 @@ class Heart(threading.Thread):
         self._over = False
         self._nudged = False
         self._warned: Try | None = None
+        self._complaint = ""
         self._loop_thread = threading.get_ident()
         self._may_strike = threading.current_thread() is threading.main_thread()
         self.pulse = monotonic()
@@ -132,8 +133,11 @@ class Heart(threading.Thread):
                     )
                 )
             except MainspringError as problem:
-                self.warn(f"a heartbeat failed: {problem}")
+                if str(problem) != self._complaint:  # once, and not with every beat
+                    self._complaint = str(problem)
+                    self.warn(f"a heartbeat failed: {problem}")
                 continue
+            self._complaint = ""
             self._take(batch, {kept.id: kept for kept in answer.tasks})
 
     def _take(self, batch: list[Try], kept: "dict[UUID, Kept]") -> None:

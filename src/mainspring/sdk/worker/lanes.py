@@ -12,7 +12,7 @@ from typing import Protocol
 from uuid import UUID
 
 from mainspring.clock import monotonic
-from mainspring.errors import MainspringError, RequestError
+from mainspring.errors import MainspringError, NotReady, RequestError, Unavailable
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.protocol import (
     About,
@@ -76,11 +76,36 @@ class Lane:
         self.room.set()
 
 
+class Complaints:
+    """What was said last of each node that serves no polls. All polls meet the same, again and
+    again: it is said once, until the node answers or there is something else to say."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, tuple[str, float]] = {}
+
+    def failed(self, url: str, problem: MainspringError) -> None:
+        text = str(problem)
+        before, _ = self._said.get(url, ("", 0.0))
+        self._said[url] = (text, monotonic())
+        if text != before:
+            stops = isinstance(problem, Unavailable) and problem.reason == NotReady.code
+            where = "" if url in text else f"{url}: "
+            log.log(logging.INFO if stops else logging.WARNING, "%s%s", where, text)
+
+    def answered(self, url: str, asked: float) -> None:
+        """A poll was answered. One that was asked before another failed says nothing new."""
+        said = self._said.get(url)
+        if said is not None and asked > said[1]:
+            del self._said[url]
+            log.info("%s answers again", url)
+
+
 class Home(Protocol):
     """The worker that a leaser belongs to."""
 
     nodes: Nodes
     options: WorkerOptions
+    complaints: Complaints
 
     def begin_all(self, tasks: Sequence[Leased], lane: Lane) -> None: ...
 
@@ -135,19 +160,22 @@ class Leaser:
     async def _poll(self, url: str, count: int) -> None:
         pause = _FIRST_PAUSE
         busy = False
+        complaints = self._home.complaints
         while not self._closing:
             want = await self._demand(count, busy)
             lane = self._lane
             lane.asked += want
             lane.polls += 1
+            asked = monotonic()
             try:
                 busy = await self._lease(url, want)
+                complaints.answered(url, asked)
                 pause = _FIRST_PAUSE
             except RequestError as refused:
                 log.error("the server refuses to lease: %s", refused)
                 raise
             except MainspringError as problem:
-                log.warning("%s", problem)
+                complaints.failed(url, problem)
                 await asyncio.sleep(pause * (0.5 + random()))
                 pause = min(pause * 2, _LONGEST_PAUSE)
             finally:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from mainspring.clock import monotonic
-from mainspring.errors import CallFailed, MainspringError, Unreachable
+from mainspring.errors import CallFailed, MainspringError, NotReady, Unavailable, Unreachable
 from mainspring.sdk.calling import read
 from mainspring.sdk.environment import Address
 from mainspring.sdk.results import TaskTarget
@@ -23,7 +23,7 @@ T = TypeVar("T")
 NODES = "/v1/workers/nodes"
 
 _SHUNNED = 30.0
-"""Seconds for which a node that did not answer is left out."""
+"""Seconds for which a node is left out that did not answer, or said that it stops."""
 _PATIENCE = 5.0
 _NOWHERE = frozenset({"0.0.0.0", "::"})
 _HERE = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -288,7 +288,12 @@ class Nodes:
             self._shunned[url] = monotonic() + _SHUNNED
             raise
         self._shunned.pop(url, None)
-        return read(response, answer)
+        try:
+            return read(response, answer)
+        except Unavailable as problem:
+            if problem.reason == NotReady.code:
+                self._shunned[url] = monotonic() + _SHUNNED
+            raise
 
     async def ask_any(
         self, path: str, body: object, answer: type[T], *, within: float, blocking: bool

@@ -142,6 +142,7 @@ class Reporter:
         attempt = batch[0]
         if attempt.verdict is not None and attempt.verdict.code != "bad-report":
             message = f"the server refused the report: {refused}"
+            log.warning("task %s has failed: %s", attempt.leased.id, message)
             attempt.verdict = Verdict("failed", None, "bad-report", message[:1000], retryable=False)
             return batch
         await asyncio.sleep(_PAUSE)

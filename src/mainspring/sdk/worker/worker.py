@@ -16,7 +16,7 @@ from mainspring.sdk.environment import Address, child_environment
 from mainspring.sdk.worker.allowing import Allowed
 from mainspring.sdk.worker.commands import CommandRunner
 from mainspring.sdk.worker.heart import Heart
-from mainspring.sdk.worker.lanes import Lane, Leaser
+from mainspring.sdk.worker.lanes import Complaints, Lane, Leaser
 from mainspring.sdk.worker.loop_runner import LoopRunner
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import RELEASED
@@ -53,6 +53,7 @@ class Worker:
         self.app = app
         self.options = options
         self.nodes = Nodes(address)
+        self.complaints = Complaints()
         self._address = address
         self._app_path = app_path
         self._allowed = allowed
