@@ -206,6 +206,17 @@ async def test_cancelling_what_runs(workers: Workers) -> None:
     await workers.until(running[1], "cancelled")
 
 
+async def test_handlers_of_both_kinds_are_shown(workers: Workers) -> None:
+    """Threads and processes ask each for their own; it is one worker all the same."""
+    await workers.start("--name", "one")
+
+    async def all_of_them() -> bool:
+        (worker,) = [worker async for worker in workers.client.workers()]
+        return worker.handlers == sorted(workers.app.functions)
+
+    await eventually(all_of_them, within=10, what="every handler is shown")
+
+
 async def test_memory(workers: Workers) -> None:
     """A process that devours memory is ended, and nobody else notices. A handler in the worker
     itself fails when there is no more."""
