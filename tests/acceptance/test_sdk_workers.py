@@ -12,6 +12,7 @@ import pytest
 from mainspring.sdk.results import Task
 from support import worker_app as tasks
 from support.cluster import Cluster, Node
+from support.process import is_running
 from support.sdk_workers import Workers, workers_at
 from support.waiting import eventually
 
@@ -47,6 +48,19 @@ async def test_what_a_killed_worker_ran_runs_elsewhere(workers: Workers) -> None
     assert (await workers.ended(held[0])).state == "cancelled"
     assert await workers.outcomes(held[0]) == ["lost", "cancelled"]
     assert second.alive
+
+
+async def test_a_process_dies_with_its_killed_worker(workers: Workers) -> None:
+    """Else it would go on computing beside the next try, and nobody would end it."""
+    worker = await workers.start()
+    task = await workers.send(tasks.compute_for_ever, timeout=90)
+    began = await workers.until(task, "begin")
+    worker.kill()
+
+    async def gone() -> bool:
+        return not is_running(began.pid)
+
+    await eventually(gone, within=10, what="the process is gone")
 
 
 async def test_a_frozen_worker_changes_nothing_when_it_wakes(workers: Workers) -> None:
@@ -305,9 +319,5 @@ async def test_errors_retries_effects_and_logs(workers: Workers) -> None:
     assert (done.state, done.result) == ("completed", False)
     spoken = await workers.send(tasks.talk, 3)
     await workers.ended(spoken)
-
-    async def logged() -> bool:
-        lines = [line.message async for line in workers.client.tasks.logs(spoken.id)]
-        return lines == ["line 0", "line 1", "line 2"]
-
-    await eventually(logged, within=10, what="the lines are in the log")
+    lines = [line.message async for line in workers.client.tasks.logs(spoken.id)]
+    assert lines == ["line 0", "line 1", "line 2"]

@@ -205,13 +205,16 @@ async def test_listing(api: Api) -> None:
         items = (await api.a.get(f"/v1/tasks?{query}")).json()["items"]
         return [item["name"] for item in items]
 
+    await verb(api, tasks[1], "pause")
     assert await names("state=cancelled") == ["n0"]
+    assert await names("state=paused") == ["n1"]
     assert await names("queue=q") == ["n5", "n3", "n1"]
     assert await names("name=n4") == ["n4"]
     assert await names("label=n:2") == ["n2"]
     assert await names("label=n:2&label=n2:x") == []
     assert await names("due_after=2100-01-01T00:00:00Z") == []
     assert len(await names("due_before=2100-01-01T00:00:00Z")) == 7
+    assert await names("due_before=2020-01-01T00:00:00Z") == []
     assert await names("name='%20OR%201=1%20--") == []
     first = (await api.a.get("/v1/tasks?limit=1")).json()["items"][0]
     assert "payload" not in first

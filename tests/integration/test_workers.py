@@ -85,6 +85,24 @@ async def test_a_task_waits_for_a_worker_that_can_run_it(shop: Shop) -> None:
     assert late["no_worker"] > 0.05, late
 
 
+async def test_when_the_last_worker_has_gone_the_tasks_wait_for_one(shop: Shop) -> None:
+    asked = asyncio.create_task(shop.worker().lease(wait=20))
+
+    async def waits() -> bool:
+        return bool((await shop.client.get("/v1/workers")).json()["items"])
+
+    await eventually(waits, within=5, what="the worker waits")
+    asked.cancel()
+    await asyncio.wait([asked])
+    there = await shop.create()
+
+    async def told() -> bool:
+        answer = await shop.client.get(f"/v1/tasks/{there}/explain")
+        return bool(answer.json()["verdict"] == "no_worker")
+
+    await eventually(told, within=5, what="there is no worker")
+
+
 async def test_commands_go_to_workers_that_run_commands(shop: Shop) -> None:
     command = {"target": {"type": "command", "argv": ["backup.sh", "--full"]}}
     there = str(await shop.client.create(command))
@@ -241,6 +259,8 @@ async def test_a_worker_that_is_gone_loses_its_tasks_after_the_lease(shop: Shop)
         ("sleeper", "lost"),
         ("other", "succeeded"),
     ]
+    assert tries[0]["error"]["code"] == "lost"
+    assert "until its lease ended" in tries[0]["error"]["message"]
 
 
 async def test_heartbeats_keep_a_long_task(shop: Shop) -> None:
@@ -280,6 +300,7 @@ async def test_a_restart_under_the_same_name_frees_what_was_held_and_revives_not
         )
         assert refused.status == 409
         assert (await new.beat(again))[0]["action"] == "continue"
+        assert (await shop.tries(there))[0]["error"]["message"] == "its worker began anew"
         assert await new.report(again) == ["accepted"]
 
 
@@ -311,6 +332,7 @@ async def test_what_kills_workers_is_leased_alone_and_then_given_up(database_url
         assert read["error"]["code"] == "poison"
         letter = (await shop.client.get(f"/v1/dead-letters/{poison}")).json()
         assert [a["outcome"] for a in letter["attempts"]] == ["lost"] * 3
+        assert [a["error"]["code"] for a in letter["attempts"]] == ["lost"] * 3
         for neighbour in neighbours:
             assert (await shop.task(neighbour))["state"] == "completed"
 
@@ -471,5 +493,10 @@ async def test_lines_are_kept_with_the_task_up_to_a_cap(shop: Shop) -> None:
     assert [item["message"] for item in rest.json()["items"]] == ["row 2\ufffd"]
     many = {"lines": [{**line, "message": "x" * 500}] * 999}
     assert (await shop.client.post("/v1/leases/logs", many)).json()["accepted"] == 997
+    error = {**line, "level": "error", "message": "the last words"}
+    last = {"lines": [{**line, "message": "x"}, error, error]}
+    assert (await shop.client.post("/v1/leases/logs", last)).json()["accepted"] == 2
+    errors = {"lines": [error] * 200}
+    assert (await shop.client.post("/v1/leases/logs", errors)).json()["accepted"] == 98
     await shop.client.call("DELETE", f"/v1/tasks/{there}")
     assert (await shop.client.get(f"/v1/tasks/{there}/logs")).status == 404

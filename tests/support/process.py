@@ -84,3 +84,11 @@ def _inherited() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("MAINSPRING_")}
     kept.pop("DATABASE_URL", None)
     return kept
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and not only its corpse."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,5 +1,7 @@
 """Tasks for workers: matched only with a worker that can run them, and never looked at in vain."""
 
+from uuid import UUID
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,8 +82,58 @@ def test_a_kind_that_is_not_heard_of_for_long_is_forgotten() -> None:
     engine = make_engine()
     engine.know(1, WORK, 0.0)
     engine.saw([row(1)], 0.0)
-    engine.match(70.0, 10)
-    assert engine.situation(row(1), 70.0).can_run is False
+    engine.match(14.0, 10)
+    assert engine.situation(row(1), 14.0).can_run is True
+    engine.match(16.0, 10)
+    assert engine.situation(row(1), 16.0).can_run is False
+
+
+def test_a_worker_that_holds_a_task_is_there() -> None:
+    engine = make_engine()
+    engine.open(poll(slots=1), 0.0)
+    engine.saw([row(1), row(2)], 0.0)
+    (entry,) = engine.match(0.0, 10)
+    assert entry.poll is not None
+    engine.claimed([entry], [assignment(entry.row, lease_end=500.0)], 0.0)
+    engine.close(entry.poll)
+    engine.match(100.0, 10)
+    assert engine.situation(row(2), 100.0).can_run is True
+    engine.ended(entry.row.id, 1, 100.0)
+    engine.match(102.0, 10)
+    assert engine.situation(row(2), 102.0).can_run is False
+
+
+def test_who_waits_at_another_node_is_there() -> None:
+    engine = make_engine()
+    one = poll()
+    engine.open(one, 0.0)
+    engine.befriend(UUID(int=7), 1, WORK, 0.0, 3.0)
+    engine.left(one)
+    engine.close(one)
+    engine.match(2.0, 10)
+    assert engine.situation(row(1), 2.0).can_run is True
+    engine.match(4.0, 10)
+    assert engine.situation(row(1), 4.0).can_run is False
+
+
+def test_who_goes_away_is_not_waited_for() -> None:
+    engine = make_engine()
+    one, two = poll("one"), poll("two")
+    engine.open(one, 0.0)
+    engine.open(two, 0.0)
+    engine.left(one)
+    engine.close(one)
+    engine.match(2.0, 10)
+    late = row(1, due=2.0)
+    engine.saw([late], 2.0)
+    assert engine.situation(late, 2.0).can_run is True
+    engine.left(two)
+    engine.close(two)
+    engine.match(4.0, 10)
+    assert engine.situation(late, 4.0).can_run is False
+    engine.open(poll("three"), 10.0)
+    (entry,) = engine.match(10.0, 10)
+    assert engine.lateness(entry, 10.0) == {"fair_share": 2.0, "no_worker": 6.0}
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(0, 20))

@@ -1,9 +1,13 @@
 """What a worker meets on bad days: proxies that answer, keys that change, odd values."""
 
 import asyncio
+import os
+import signal
+import sys
 import threading
 from collections.abc import Callable
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -20,20 +24,23 @@ from mainspring.sdk.wire import Response
 from mainspring.sdk.worker import child, reports
 from mainspring.sdk.worker.heart import Heart
 from mainspring.sdk.worker.lanes import Leaser
-from mainspring.sdk.worker.loop_runner import LoopRunner
+from mainspring.sdk.worker.loop_runner import LoopRunner, tell
 from mainspring.sdk.worker.options import WorkerOptions
-from mainspring.sdk.worker.outcomes import Verdict
+from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, Verdict
 from mainspring.sdk.worker.protocol import (
     Heard,
     HeartbeatOut,
     Kept,
     LeaseOut,
+    LogsIn,
+    ReportIn,
     ReportOut,
     ServerClock,
 )
 from mainspring.sdk.worker.reports import LogSender, Reporter, outcome_of
 from mainspring.sdk.worker.tries import Try
 from mainspring.sdk.worker.worker import Worker
+from support.process import is_running
 from support.sdk_tries import leased
 
 PAGE = b"<html><body>Welcome to the proxy</body></html>"
@@ -76,7 +83,7 @@ class Desk:
 
 async def reported(desk: Desk, *tries: Try) -> list[Try]:
     done: list[Try] = []
-    reporter = Reporter(desk, done.append)  # type: ignore[arg-type]
+    reporter = Reporter(desk, LogSender(desk), done.append)  # type: ignore[arg-type]
     work = asyncio.create_task(reporter.run())
     for one in tries:
         one.settle(Verdict("succeeded", b"1"))
@@ -224,12 +231,105 @@ class TestHandlers:
         assert "returned Model" in verdict.message
 
 
+async def test_the_log_of_a_task_is_there_before_its_end() -> None:
+    desk = Desk()
+    done: list[Try] = []
+    sender, one = LogSender(desk), attempt()  # type: ignore[arg-type]
+    reporter = Reporter(desk, sender, done.append)  # type: ignore[arg-type]
+    work = asyncio.create_task(reporter.run())
+    sender.line_of(one.leased, Line("the last words", "info"))
+    one.settle(Verdict("succeeded", b"1"))
+    reporter.put(one)
+    assert await reporter.flush(5)
+    work.cancel()
+    assert [type(body) for body in desk.asked] == [LogsIn, ReportIn]
+
+
+async def test_an_outcome_does_not_wait_long_for_a_log_that_nobody_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reports, "_LAST_WORDS", 0.01)
+    never = asyncio.Event()
+
+    class Deaf(Desk):
+        async def ask_any(self, _path: str, body: Any, answer: Any, **how: Any) -> Any:
+            if isinstance(body, LogsIn):
+                await never.wait()
+            return await super().ask_any(_path, body, answer, **how)
+
+    desk = Deaf()
+    done: list[Try] = []
+    sender, one = LogSender(desk), attempt()  # type: ignore[arg-type]
+    reporter = Reporter(desk, sender, done.append)  # type: ignore[arg-type]
+    work = asyncio.create_task(reporter.run())
+    sender.line_of(one.leased, Line("the last words", "info"))
+    one.settle(Verdict("succeeded", b"1"))
+    reporter.put(one)
+    assert await reporter.flush(5)
+    work.cancel()
+    assert [type(body) for body in desk.asked] == [ReportIn]
+    never.set()
+    await sender.flush()
+    assert [type(body) for body in desk.asked] == [ReportIn, LogsIn], "it is sent once"
+
+
+def test_a_long_traceback_keeps_its_end() -> None:
+    def deep(level: int) -> None:
+        if level:
+            _by_turns[level % 2](level - 1)
+        raise ValueError("the cause")
+
+    def deeper(level: int) -> None:
+        deep(level)
+
+    _by_turns = (deep, deeper)
+    lines: list[Line] = []
+    try:
+        deep(60)
+    except ValueError as problem:
+        tell(Context(uuid4(), said=lines.append), problem)
+    [line] = lines
+    assert len(line.message) == LONGEST_MESSAGE
+    assert line.message.startswith("Traceback")
+    assert line.message.endswith("ValueError: the cause")
+
+
 async def test_a_line_that_json_does_not_know_is_sent_all_the_same() -> None:
     desk = Desk()
     sender = LogSender(desk)  # type: ignore[arg-type]
     sender.line_of(attempt().leased, Line("caf\udce9\0", "info"))
     await sender.flush()
     assert b"caf?" in msgspec.json.encode(desk.asked[0])
+
+
+async def test_a_process_does_not_outlive_its_worker(tmp_path: Path) -> None:
+    (tmp_path / "endless_app.py").write_text(
+        "import mainspring, subprocess, time\n"
+        "app = mainspring.App(url='http://x', api_key='key')\n"
+        "@app.task(cpu_bound=True)\n"
+        "def spin(ctx: mainspring.Context) -> None:\n"
+        "    started = subprocess.Popen(['sleep', '600'])\n"
+        "    ctx.log(str(started.pid))\n"
+        "    while True: time.sleep(1)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mainspring.sdk.worker.child", "endless_app:app"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    order = child.Order(uuid4(), 1, 1, "spin", b"{}", 30.0)
+    process.stdin.write(msgspec.json.encode(order) + b"\n")
+    word = msgspec.json.decode(await process.stdout.readline(), type=child.Word)
+    process.stdin.close()
+    async with asyncio.timeout(20):
+        assert await process.wait() == -signal.SIGKILL
+        while is_running(int(word.line or "")):  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(0.01)
 
 
 def test_a_process_outlives_what_json_does_not_know() -> None:

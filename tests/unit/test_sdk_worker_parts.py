@@ -190,7 +190,7 @@ class TestDemand:
 class TestReports:
     async def reported(self, desk: Any, tries: list[Try]) -> list[Try]:
         done: list[Try] = []
-        reporter = Reporter(desk, done.append)
+        reporter = Reporter(desk, LogSender(desk), done.append)
         work = asyncio.create_task(reporter.run())
         for one in tries:
             one.settle(Verdict("succeeded", b"1"))

@@ -29,6 +29,7 @@ from mainspring.store.workers import LogLine, WorkerRecord, Workers
 _LOGS = msgspec.json.Decoder(LogsIn)
 _SILENT_AFTER = 30.0
 _MOST_LINES = 1000
+_MORE_ERRORS = 100
 _LONGEST_LINE = 4000
 
 
@@ -66,7 +67,9 @@ class LogResource:
         lines = [_line(line, now) for line in told.lines]
         kept = 0
         if lines:
-            kept = await self._workers.add_logs(call.tenant_id, lines, most=_MOST_LINES)
+            kept = await self._workers.add_logs(
+                call.tenant_id, lines, most=_MOST_LINES, more_errors=_MORE_ERRORS
+            )
         return json_response(LogsTakenOut(kept, len(lines) - kept))
 
     async def page(self, call: Call) -> Response:

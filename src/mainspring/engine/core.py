@@ -264,6 +264,10 @@ class Engine:
         """It waits no longer; what is being claimed for it still comes."""
         self._queue.close(poll)
 
+    def left(self, poll: Poll) -> None:
+        """Its worker went away without an answer."""
+        self._queue.left(poll)
+
     def know(self, tenant_id: int, offer: Offer, now: float) -> None:
         """A worker that offers this is there, if only a busy one."""
         self._queue.know(tenant_id, offer, now)

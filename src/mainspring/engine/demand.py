@@ -10,14 +10,16 @@ they can run, their nodes are called (see `Call`), and answer with a poll on the
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from math import inf
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from mainspring.domain.capability import Offer, need_of
 from mainspring.domain.rows import TaskRow
 
-_REMEMBERED = 60.0
-"""So long a kind of worker counts as being there after the last was heard of: all may be busy."""
+_REMEMBERED = 15.0
+"""So long a kind of worker counts as being there after the last was heard of: a worker with free
+slots asks all the time, and a busy one holds tasks or sends heartbeats."""
 _CALL_AGAIN = 0.5
 
 
@@ -89,6 +91,8 @@ class Stand:
         self.friends: dict[UUID, float] = {}
         """Nodes at which such workers wait, and until when we believe it."""
         self.called: dict[UUID, float] = {}
+        self.holders: set[Holder] = set()
+        """Who asked, and still does or holds a task of ours."""
         self.seen = 0.0
 
     @property
@@ -112,6 +116,7 @@ class Demand:
         """A worker waits for tasks."""
         stand = self.know(poll.holder.tenant_id, poll.offer, lines, now)
         stand.polls.append(poll)
+        stand.holders.add(poll.holder)
         self._dirty[stand] = None
 
     def close(self, poll: Poll) -> None:
@@ -120,6 +125,13 @@ class Demand:
         stand = self._stands.get(poll.holder.tenant_id, {}).get(poll.offer)
         if stand is not None and poll in stand.polls:
             stand.polls.remove(poll)
+
+    def left(self, poll: Poll) -> None:
+        """Its worker went away. If it was the last that waited, only what they hold shows that
+        there are others."""
+        stand = self._stands.get(poll.holder.tenant_id, {}).get(poll.offer)
+        if stand is not None and all(other is poll for other in stand.polls):
+            stand.seen = -inf
 
     def know(self, tenant_id: int, offer: Offer, lines: Iterable[Line], now: float) -> Stand:
         """There is a worker that offers this."""
@@ -151,7 +163,7 @@ class Demand:
         self._dirty[stand] = None
 
     def sweep(self, now: float) -> list[Stand]:
-        """Forget kinds of workers that were not heard of for long; answers which."""
+        """Forget kinds of workers of which none is there any more; answers which."""
         if now - self._swept < 1.0:
             return []
         self._swept = now
@@ -159,7 +171,7 @@ class Demand:
             stand
             for stands in self._stands.values()
             for stand in stands.values()
-            if not stand.polls and stand.seen + _REMEMBERED <= now
+            if not self._is_there(stand, now)
         ]
         for stand in gone:
             del self._stands[stand.tenant_id][stand.offer]
@@ -167,6 +179,12 @@ class Demand:
                 del self._stands[stand.tenant_id]
             self._dirty.pop(stand, None)
         return gone
+
+    def _is_there(self, stand: Stand, now: float) -> bool:
+        asking = {poll.holder for poll in stand.polls}
+        stand.holders = {h for h in stand.holders if h in self._holding or h in asking}
+        elsewhere = any(until > now for until in stand.friends.values())
+        return bool(stand.holders) or elsewhere or stand.seen + _REMEMBERED > now
 
     # Lines -----------------------------------------------------------------------------------
 

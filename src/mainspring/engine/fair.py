@@ -190,6 +190,10 @@ class FairQueue:
         """It waits no longer."""
         self._demand.close(poll)
 
+    def left(self, poll: Poll) -> None:
+        """Its worker went away."""
+        self._demand.left(poll)
+
     def know(self, tenant_id: int, offer: Offer, now: float) -> None:
         """A worker that offers this is there, if only a busy one."""
         self._demand.know(tenant_id, offer, self._lines_of(tenant_id), now)

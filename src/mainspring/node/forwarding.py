@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 _SAY_AGAIN = 1.0
 _BELIEVED_FOR = 3.0
-_KNOWN_EVERY = 20
+_KNOWN_EVERY = 5
 _OURS_FIRST = 0.005
 _PATIENCE = 1.0
 """So long slots are kept for a node that was granted them."""
@@ -50,7 +50,7 @@ class Desk(Protocol):
         ...
 
     def kinds(self) -> Iterable[Kind]:
-        """Which workers asked here lately."""
+        """Which workers are here."""
         ...
 
     async def claim_for(self, grant: Grant) -> list[Try]:
@@ -173,7 +173,7 @@ class Forwarding:
             self._said = dict.fromkeys(kinds, now)
             if kinds:
                 self._post.tell_all(Waiting(self._state.node_id, list(kinds)))
-            if turn % _KNOWN_EVERY == 0 and (known := list(set(self._desk.kinds()))):
+            if turn % _KNOWN_EVERY == 0 and (known := list(self._desk.kinds())):
                 self._post.tell_all(Known(known))
 
     def _forget_callers(self) -> None:

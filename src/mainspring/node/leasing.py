@@ -153,6 +153,7 @@ class LeaseDesk:
         except asyncio.CancelledError:
             # The worker went away: what was or is being claimed for it goes back.
             waiting.answer.add_done_callback(self._give_back)
+            self._state.engine.left(waiting.poll)
             self._end(waiting)
             raise
 
@@ -252,8 +253,9 @@ class LeaseDesk:
         return [w.poll for w in self._waiting.values() if w.ours and not w.over]
 
     def kinds(self) -> Iterable[Kind]:
-        """The kinds of workers that asked here lately."""
-        return self._roster.kinds()
+        """The kinds of workers that are here."""
+        waiting = [(poll.holder.tenant_id, poll.offer) for poll in self.polls()]
+        return {*waiting, *self._roster.kinds()}
 
     async def claim_for(self, grant: Grant) -> list[Try]:
         """Claim tasks for a worker that waits at another node."""

@@ -15,9 +15,10 @@ from mainspring.node.state import NodeState
 from mainspring.store.workers import Touch, Workers, offer_shown
 
 _FORGET_AFTER = 120.0
+_THERE_FOR = 15.0
 _MOST_OFFERS = 16
-"""A worker asks for more than one thing where its lanes differ: few. Nothing else is remembered of
-one that asks for something new every time."""
+"""Of a worker whose lanes ask each for its own; of one that asks for something new every time, no
+more than these are remembered."""
 
 
 @dataclass(slots=True)
@@ -111,12 +112,10 @@ class Roster:
         return known is not None and known.holder == holder
 
     def kinds(self) -> Iterable[tuple[int, Offer]]:
-        """The kinds of workers that asked here lately."""
-        return [
-            (known.holder.tenant_id, offer)
-            for known in self._known.values()
-            for offer in known.offers
-        ]
+        """The kinds of workers that were heard of lately."""
+        since = self._state.clock.now() - _THERE_FOR
+        there = [known for known in self._known.values() if known.seen > since]
+        return [(known.holder.tenant_id, offer) for known in there for offer in known.offers]
 
     async def is_current(self, holder: Holder) -> bool:
         return await self._workers.is_current(*holder)

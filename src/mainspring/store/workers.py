@@ -141,8 +141,11 @@ class Workers:
         rows = await self._database.fetch(SQL["worker_nodes"], alive_within)
         return [NodeAddress(*row) for row in rows]
 
-    async def add_logs(self, tenant_id: int, lines: Sequence[LogLine], *, most: int) -> int:
-        """Keep lines of tasks that exist, at most so many of each task; answers how many were."""
+    async def add_logs(
+        self, tenant_id: int, lines: Sequence[LogLine], *, most: int, more_errors: int
+    ) -> int:
+        """Keep lines of tasks that exist, at most so many of each task, and so many errors beyond;
+        answers how many were."""
         row = await self._database.fetch_row(
             SQL["add_logs"],
             tenant_id,
@@ -152,6 +155,7 @@ class Workers:
             [line.level for line in lines],
             [line.message for line in lines],
             most,
+            more_errors,
         )
         return 0 if row is None else row["added"]
 

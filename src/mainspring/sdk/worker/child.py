@@ -7,8 +7,11 @@ descriptors are for the two processes alone.
 import asyncio
 import contextvars
 import os
+import signal
 import sys
 import threading
+from collections.abc import Iterable
+from queue import SimpleQueue
 from typing import IO, Any
 from uuid import UUID
 
@@ -72,8 +75,8 @@ class _Reporting(Context):
         return not self.cancelled
 
 
-def serve(app: App, orders: IO[bytes], voice: _Voice) -> None:
-    """Run what comes, one after the other, until the pipe is closed."""
+def serve(app: App, orders: Iterable[bytes], voice: _Voice) -> None:
+    """Run what comes, one after the other."""
     for line in orders:
         order = msgspec.json.decode(line, type=Order)
         voice.say(Word(verdict=_run(app, order, voice)))
@@ -108,16 +111,23 @@ def _run(app: App, order: Order, voice: _Voice) -> Verdict:
         return failure(problem)
 
 
+def _listen(pipe: IO[bytes], orders: "SimpleQueue[bytes]") -> None:
+    """When the pipe is closed the worker is gone, and with it the right to run this try: all ends
+    in the middle of whatever it does, with what it started."""
+    for line in pipe:
+        orders.put(line)
+    os.killpg(0, signal.SIGKILL)
+
+
 def main() -> None:
-    orders = os.fdopen(os.dup(0), "rb")
+    pipe, orders = os.fdopen(os.dup(0), "rb"), SimpleQueue[bytes]()
     voice = _Voice(os.fdopen(os.dup(1), "wb"))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     # The worker decides when this process ends; Ctrl-C in a terminal reaches both.
-    import signal
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    serve(load_app(sys.argv[1]), orders, voice)
+    threading.Thread(target=_listen, args=(pipe, orders), daemon=True).start()
+    serve(load_app(sys.argv[1]), iter(orders.get, None), voice)
 
 
 if __name__ == "__main__":

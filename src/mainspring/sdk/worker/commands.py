@@ -6,17 +6,16 @@ little later SIGKILL. Should the worker die, so do they, where the system can se
 
 import asyncio
 import os
-import shutil
 import signal
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
 
 import msgspec
 
 from mainspring.errors import NonRetryable
 from mainspring.sdk.worker.allowing import Allowed, Command
+from mainspring.sdk.worker.guard import guarded
 from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, Verdict, failure
 from mainspring.sdk.worker.tries import Try
 
@@ -84,7 +83,7 @@ class CommandRunner:
             "TASK_FENCE": str(leased.fence),
         }
         return await asyncio.create_subprocess_exec(
-            *_guarded(),
+            *guarded(),
             *argv,
             stdin=PIPE if command.stdin == "payload" else DEVNULL,
             stdout=PIPE,
@@ -167,9 +166,3 @@ async def _end(process: Process, command: Command) -> None:
 def _signal(process: Process, number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
-
-
-@cache
-def _guarded() -> tuple[str, ...]:
-    setpriv = shutil.which("setpriv")
-    return (setpriv, "--pdeathsig", "KILL", "--") if setpriv else ()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mainspring.errors import MainspringError
 from mainspring.sdk.context import Context, entered
-from mainspring.sdk.worker.outcomes import RELEASED, failure, success
+from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, RELEASED, failure, success
 from mainspring.sdk.worker.tries import Try
 
 
@@ -82,5 +82,7 @@ class LoopRunner:
 def tell(context: Context, problem: BaseException) -> None:
     """Leave the traceback in the task's log; what a handler raised on purpose needs none."""
     if not isinstance(problem, MainspringError):
-        lines = traceback.format_exception(problem)
-        context.log("".join(lines).rstrip(), "error")
+        text = "".join(traceback.format_exception(problem)).rstrip()
+        if len(text) > LONGEST_MESSAGE:  # where it began and what it was say the most
+            text = f"{text[: LONGEST_MESSAGE // 4]}\n…\n{text[3 - LONGEST_MESSAGE * 3 // 4 :]}"
+        context.log(text, "error")

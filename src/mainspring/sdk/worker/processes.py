@@ -1,5 +1,6 @@
 """CPU-bound handlers, each in a process of its own: killed at a timeout or a cancel, replaced when
-it has run many tries or uses much memory. What one breaks, breaks for nobody else."""
+it has run many tries or uses much memory. What one breaks, breaks for nobody else. None outlives
+its worker: somebody else runs the try then."""
 
 import asyncio
 import os
@@ -11,6 +12,7 @@ from contextlib import suppress
 import msgspec
 
 from mainspring.sdk.worker.child import Order, Word
+from mainspring.sdk.worker.guard import guarded
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import Verdict
 from mainspring.sdk.worker.portrait import memory_mb_of
@@ -90,7 +92,7 @@ class ProcessRunner:
         attempt.settle(verdict)
 
     async def _spawn(self) -> Child:
-        command = [sys.executable, "-m", "mainspring.sdk.worker.child", self._path]
+        command = [*guarded(), sys.executable, "-m", "mainspring.sdk.worker.child", self._path]
         return Child(
             await asyncio.create_subprocess_exec(
                 *command,

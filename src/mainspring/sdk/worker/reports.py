@@ -52,13 +52,15 @@ _IN_FLIGHT = 2
 _PATIENCE = 10.0
 _PAUSE = 0.2
 _LINES_EVERY = 0.5
+_LAST_WORDS = 1.0
 
 
 class Reporter:
     """Sends outcomes until the server has heard them, or the lease is over."""
 
-    def __init__(self, nodes: Nodes, done: Callable[[Try], None]) -> None:
+    def __init__(self, nodes: Nodes, logs: "LogSender", done: Callable[[Try], None]) -> None:
         self._nodes = nodes
+        self._logs = logs
         self._done = done
         self._waiting: deque[Try] = deque()
         self._news = asyncio.Event()
@@ -107,6 +109,7 @@ class Reporter:
         return batch
 
     async def _send(self, batch: list[Try]) -> None:
+        await self._logs.sent()  # who sees that a task has ended looks for its last words
         while batch:
             try:
                 body = ReportIn([outcome_of(attempt) for attempt in batch])
@@ -159,6 +162,7 @@ class LogSender:
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._lines: deque[LineOut] = deque()
+        self._sending = asyncio.Lock()
         self._dropped = 0
 
     def line_of(self, leased: Leased, line: Line) -> None:
@@ -174,19 +178,25 @@ class LogSender:
             await asyncio.sleep(_LINES_EVERY)
             await self.flush()
 
+    async def sent(self) -> None:
+        """Wait for what was written so far to be sent, but not for long."""
+        if self._lines or self._sending.locked():
+            await asyncio.wait([asyncio.ensure_future(self.flush())], timeout=_LAST_WORDS)
+
     async def flush(self) -> None:
-        while self._lines:
-            count = min(len(self._lines), _MOST_LINES)
-            batch = [self._lines.popleft() for _ in range(count)]
-            try:
-                await self._nodes.ask_any(
-                    LOGS, LogsIn(batch), object, within=_PATIENCE, blocking=False
-                )
-            except RequestError:
-                self._dropped += len(batch)
-            except MainspringError:
-                self._lines.extendleft(reversed(batch))
-                return
+        async with self._sending:
+            while self._lines:
+                count = min(len(self._lines), _MOST_LINES)
+                batch = [self._lines.popleft() for _ in range(count)]
+                try:
+                    await self._nodes.ask_any(
+                        LOGS, LogsIn(batch), object, within=_PATIENCE, blocking=False
+                    )
+                except RequestError:
+                    self._dropped += len(batch)
+                except MainspringError:
+                    self._lines.extendleft(reversed(batch))
+                    return
 
     @property
     def dropped(self) -> int:

@@ -124,8 +124,8 @@ class Worker:
         self._commands = (
             None if self._allowed is None else CommandRunner(self._allowed, environment)
         )
-        self._reporter = Reporter(self.nodes, self._forget)
         self._logs = LogSender(self.nodes)
+        self._reporter = Reporter(self.nodes, self._logs, self._forget)
         self._clock = ServerClock()
         self._heart = Heart(options, self.nodes, self._clock, loop, self._held, self._loop_runner)
         self._heart.warn = log.warning

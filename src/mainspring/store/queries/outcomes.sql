@@ -129,7 +129,10 @@ WITH runs AS MATERIALIZED (
 ), expired AS MATERIALIZED (
     SELECT t.tenant_id, t.id, t.fence, t.cancel_requested, blame.blamed,
         coalesce(w.state = 'paused', false) AS paused,
-        blame.blamed AND NOT t.cancel_requested AND t.capability LIKE '%;alone' AS poison
+        blame.blamed AND NOT t.cancel_requested AND t.capability LIKE '%;alone' AS poison,
+        jsonb_build_object('code', 'lost', 'message', CASE WHEN t.lease_until <= clock_timestamp()
+            THEN 'nothing was heard of who ran it until its lease ended'
+            ELSE 'its worker began anew' END) AS loss
     FROM tasks t JOIN unnest($1::integer[], $2::uuid[], $3::integer[]) AS held (tenant_id, id, fence)
         ON t.tenant_id = held.tenant_id AND t.id = held.id AND t.fence = held.fence
     CROSS JOIN LATERAL (
@@ -145,9 +148,9 @@ WITH runs AS MATERIALIZED (
     FOR UPDATE OF t
 ), tries AS (
     INSERT INTO executions (task_id, due_at, picked_at, finished_at, tenant_id, fence, attempt,
-        outcome, worker)
+        outcome, worker, error)
     SELECT t.id, t.due_at, t.picked_at, clock_timestamp(), t.tenant_id, t.fence, t.attempts, 'lost',
-        t.worker
+        t.worker, e.loss
     FROM tasks t JOIN expired e ON t.tenant_id = e.tenant_id AND t.id = e.id
 ), again AS (
     UPDATE tasks t
@@ -167,7 +170,7 @@ WITH runs AS MATERIALIZED (
     RETURNING t.*, CASE WHEN e.poison THEN 'failed' ELSE 'cancelled' END AS final_state,
         CASE WHEN e.poison THEN jsonb_build_object('code', 'poison', 'message',
             'its worker died three times while it ran, the last time with nothing else to do')
-        ELSE t.error END AS final_error
+        ELSE t.error END AS final_error, e.loss
 ), history AS (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, picked_at, finished_at,
         tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
@@ -189,7 +192,7 @@ WITH runs AS MATERIALIZED (
                       'error', e.error, 'finished_at', e.finished_at) ORDER BY e.fence)
                   FROM executions e WHERE e.tenant_id = d.tenant_id AND e.task_id = d.id
                     AND e.finished_at >= time_of(d.id)), '[]'::jsonb)
-        || jsonb_build_object('attempt', d.attempts, 'outcome', 'lost', 'error', NULL,
+        || jsonb_build_object('attempt', d.attempts, 'outcome', 'lost', 'error', d.loss,
                       'finished_at', clock_timestamp()),
         spec, payload, created_at, run_at, due_at, expires_at, picked_at, rev + 1, fence, replay_of,
         schedule_id, nominal_at

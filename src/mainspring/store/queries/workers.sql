@@ -68,25 +68,28 @@ WHERE n.state = 'active' AND n.heartbeat_at > clock_timestamp() - $1 * interval 
 ORDER BY n.id LIMIT 1000;
 
 -- name: add_logs
--- Lines of tasks that exist, up to $7 of a task; those of one task come in the order of the arrays.
+-- Lines of tasks that exist, up to $7 of a task and $8 errors beyond: whoever said much must not lose
+-- its last words. Those of one task come in the order of the arrays.
 WITH line AS (
     SELECT * FROM unnest($2::uuid[], $3::integer[], $4::float8[], $5::text[], $6::text[])
         WITH ORDINALITY AS l (task_id, fence, at, level, message, n)
 ), task AS MATERIALIZED (
     SELECT d.task_id,
         (SELECT count(*) FROM (SELECT FROM task_logs g WHERE g.tenant_id = $1
-                               AND g.task_id = d.task_id LIMIT $7) AS found) AS there
+                               AND g.task_id = d.task_id LIMIT $7::integer + $8::integer) AS found) AS there
     FROM (SELECT DISTINCT task_id FROM line) d
     WHERE EXISTS (SELECT FROM tasks t WHERE t.tenant_id = $1 AND t.id = d.task_id)
        OR EXISTS (SELECT FROM task_history h WHERE h.tenant_id = $1 AND h.id = d.task_id
                     AND h.finished_at >= time_of(d.task_id))
 ), kept AS (
-    SELECT l.*, k.there + row_number() OVER (PARTITION BY l.task_id ORDER BY l.n) AS nth
+    SELECT l.*, k.there + row_number() OVER (PARTITION BY l.task_id ORDER BY l.n) AS nth,
+        GREATEST(k.there, $7)
+        + row_number() OVER (PARTITION BY l.task_id, l.level = 'error' ORDER BY l.n) AS nth_error
     FROM line l JOIN task k ON k.task_id = l.task_id
 ), added AS (
     INSERT INTO task_logs (tenant_id, task_id, fence, at, level, message)
     SELECT $1, task_id, fence, to_timestamp(at), level, message FROM kept
-    WHERE nth <= $7 ORDER BY n
+    WHERE nth <= $7 OR (level = 'error' AND nth_error <= $7 + $8) ORDER BY n
     RETURNING 1
 )
 SELECT count(*) AS added FROM added;
