@@ -448,10 +448,10 @@ async def test_workers_are_shown_with_what_they_said_and_hold(shop: Shop) -> Non
 
 
 async def test_all_that_the_lanes_of_a_worker_offer_is_shown(shop: Shop) -> None:
-    worker = shop.worker(incarnation="1")
+    worker = shop.worker(offers={"resources": {"cpu": 2}})
     lanes: tuple[dict[str, Any], ...] = (
         {"handlers": ["fetch", "Zip"], "queues": ["default"], "tags": ["gpu"]},
-        {"handlers": ["train"], "queues": ["slow"], "commands": True, "resources": {"cpu": 2}},
+        {"handlers": ["train"], "queues": ["slow"], "commands": True},
     )
 
     async def item() -> dict[str, Any]:
