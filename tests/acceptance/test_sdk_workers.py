@@ -215,8 +215,8 @@ async def test_cancelling_what_runs(workers: Workers) -> None:
     for task in running[::2]:
         assert (await workers.ended(task)).state == "cancelled"
         assert await workers.outcomes(task) == ["cancelled"]
-    # A thread is asked, not torn down: it noticed, and returned.
-    assert (await workers.ended(running[1])).state in ("cancelled", "completed")
+    # A thread is asked, not torn down: it noticed, and returned, which counts as done.
+    assert (await workers.ended(running[1])).state == "completed"
     await workers.until(running[1], "cancelled")
 
 
@@ -228,6 +228,17 @@ async def test_a_cancel_does_not_wait_for_a_heartbeat(cluster: Cluster, tmp_path
         await workers.until(task, "begin")
         await workers.client.tasks.cancel(task.id)
         assert (await workers.ended(task, within=10)).state == "cancelled"
+
+
+async def test_handlers_of_both_kinds_are_shown(workers: Workers) -> None:
+    """Threads and processes ask each for their own; it is one worker all the same."""
+    await workers.start("--name", "one")
+
+    async def all_of_them() -> bool:
+        (worker,) = [worker async for worker in workers.client.workers()]
+        return worker.handlers == sorted(workers.app.functions)
+
+    await eventually(all_of_them, within=10, what="every handler is shown")
 
 
 async def test_memory(workers: Workers) -> None:

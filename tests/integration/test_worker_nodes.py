@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -47,6 +47,36 @@ async def test_a_worker_that_asks_one_node_gets_the_tasks_of_the_other(
     delays.sort()
     assert delays[len(delays) // 2] < 0.2, delays
     assert delays[-1] < 1.5, delays
+
+
+async def test_lanes_that_ask_at_different_nodes_are_shown_as_one_worker(
+    pair: tuple[Shop, Shop],
+) -> None:
+    one, two = pair
+    here = one.worker(handlers=["fetch"])
+    there = two.worker(handlers=["train"], incarnation=here.incarnation)
+
+    async def item() -> dict[str, Any]:
+        (item,) = (await one.client.get("/v1/workers")).json()["items"]
+        return cast(dict[str, Any], item)
+
+    async def noted() -> bool:
+        return bool((await item())["about"].get("host") == "db7")
+
+    async def shows(*handlers: str) -> None:
+        async def whole() -> bool:
+            return bool((await item())["handlers"] == list(handlers))
+
+        await eventually(whole, within=5, what=f"it is shown with {handlers}")
+
+    await here.lease(wait=0)
+    await here.lease(wait=0, about={"host": "db7"})
+    await eventually(noted, within=5, what="the first node has told all it knows")
+    await there.lease(wait=0)
+    assert "fetch" in (await item())["handlers"], "to begin at another node takes nothing away"
+    await shows("fetch", "train")
+    await there.lease(wait=0, handlers=["zip"])
+    await shows("fetch", "train", "zip")
 
 
 async def test_no_worker_gets_more_than_it_asked_for(pair: tuple[Shop, Shop]) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -462,6 +462,37 @@ async def test_workers_are_shown_with_what_they_said_and_hold(shop: Shop) -> Non
     await eventually(done, within=5, what="the report is counted")
     (node,) = (await shop.client.get("/v1/workers/nodes")).json()["nodes"]
     assert (node["url"], node["partitions"]) == (shop.server.url, 256)
+
+
+async def test_all_that_the_lanes_of_a_worker_offer_is_shown(shop: Shop) -> None:
+    worker = shop.worker(offers={"resources": {"cpu": 2}})
+    lanes: tuple[dict[str, Any], ...] = (
+        {"handlers": ["fetch", "Zip"], "queues": ["default"], "tags": ["gpu"]},
+        {"handlers": ["train"], "queues": ["slow"], "commands": True},
+    )
+
+    async def item() -> dict[str, Any]:
+        (item,) = (await shop.client.get("/v1/workers")).json()["items"]
+        return cast(dict[str, Any], item)
+
+    async def whole() -> dict[str, Any] | None:
+        for lane in lanes:
+            await worker.lease(wait=0, **lane)
+        shown = await item()
+        return shown if len(shown["handlers"]) == 3 else None
+
+    shown = await eventually(whole, within=5, what="both lanes are shown")
+    assert shown is not None
+    assert (shown["handlers"], shown["queues"]) == (["Zip", "fetch", "train"], ["default", "slow"])
+    assert (shown["tags"], shown["commands"], shown["resources"]["cpu"]) == (["gpu"], True, 2)
+
+    await shop.create("train", queue="slow")
+    there = await shop.create("fetch")
+    (task,) = await worker.lease(**lanes[0])
+    assert task["id"] == there, "each poll gets what it asks for itself"
+
+    await worker.restarted().lease(wait=0, handlers=["train"])
+    assert (await item())["handlers"] == ["train"]
 
 
 async def test_lines_are_kept_with_the_task_up_to_a_cap(shop: Shop) -> None:

@@ -179,6 +179,28 @@ class Home:
 
 
 class TestDemand:
+    async def test_slots_are_not_kept_for_a_node_that_does_not_answer(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class HalfDead(Desk):
+            async def ask(self, _url: str, _path: str, body: Any, _answer: Any, **_how: Any) -> Any:
+                if _url == "http://one":
+                    raise Unreachable("it is gone")
+                self.open += body.max
+                self.changed.set()
+                await asyncio.sleep(0.01)
+                self.open -= body.max
+                return LeaseOut([])
+
+        monkeypatch.setattr(lanes, "_FIRST_PAUSE", 3600)
+        desk = HalfDead()
+        work = asyncio.create_task(Leaser(Lane(8, ["x"], commands=False), Home(desk)).run())
+        async with asyncio.timeout(5):
+            while desk.open < 8:
+                desk.changed.clear()
+                await desk.changed.wait()
+        work.cancel()
+
     @pytest.mark.parametrize(("too_soon", "nudges"), [(0.9, 1), (0.0, 0)])
     async def test_an_answer_that_is_empty_too_soon_is_a_nudge(
         self, monkeypatch: pytest.MonkeyPatch, too_soon: float, nudges: int

@@ -107,8 +107,7 @@ class Reporting:
         about: Mapping[str, object] | None = None,
     ) -> list[Pulse]:
         """A worker is alive and runs these: extend its leases, and say what to do about each."""
-        offer = self._roster.heard(holder, about)
-        if offer is not None:
+        for offer in self._roster.heard(holder, about):
             self._state.engine.know(holder.tenant_id, offer, self._state.clock.now())
         kept = await self._store.extend_for(
             *holder, beats, lease=_LONGER * self._config.worker_lease, grace=_TIMEOUT_GRACE

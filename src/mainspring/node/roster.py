@@ -4,18 +4,21 @@ The database decides: the last process to come under a name is the worker, all b
 for good. A node asks once per process; what it hears of them later it notes now and then.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mainspring.domain.capability import Offer
 from mainspring.domain.execution import Outcome
 from mainspring.engine.demand import Holder
-from mainspring.errors import Conflict
+from mainspring.errors import Conflict, StoreUnavailable
 from mainspring.node.state import NodeState
 from mainspring.store.workers import Touch, Workers, offer_shown
 
 _FORGET_AFTER = 120.0
 _THERE_FOR = 15.0
+_MOST_OFFERS = 16
+"""Of a worker whose lanes ask each for its own; of one that asks for something new every time, no
+more than these are remembered."""
 
 
 @dataclass(slots=True)
@@ -23,8 +26,9 @@ class _Known:
     """A worker that asked here."""
 
     holder: Holder
-    offer: Offer
     seen: float
+    offers: dict[Offer, None] = field(default_factory=dict)
+    """What its lanes ask with, each with its own; the last one asked last."""
     about: Mapping[str, object] | None = None
     offered: bool = False
     """Whether what it offers is not written yet."""
@@ -32,12 +36,21 @@ class _Known:
     leased: int = 0
     outcomes: dict[Outcome, int] = field(default_factory=dict)
 
+    def ask(self, offer: Offer) -> None:
+        """One of its lanes asks."""
+        if offer not in self.offers:
+            self.offered = True
+        self.offers.pop(offer, None)
+        self.offers[offer] = None
+        if len(self.offers) > _MOST_OFFERS:
+            del self.offers[next(iter(self.offers))]
+
     def touch(self) -> Touch:
         """What is new about it; from here on it is not."""
         count = self.outcomes.get
         failed = count(Outcome.FAILED, 0) + count(Outcome.TIMED_OUT, 0)
         made = Touch(
-            *self.holder, offer_shown(self.offer) if self.offered else None, self.about,
+            *self.holder, offer_shown(*self.offers) if self.offered else None, self.about,
             self.leased, count(Outcome.SUCCEEDED, 0), failed, count(Outcome.RELEASED, 0),
         )  # fmt: skip
         self.offered, self.heard, self.about, self.leased = False, False, None, 0
@@ -61,19 +74,20 @@ class Roster:
         if known is None or known.holder != holder:
             if not await self._workers.register(*holder, offer, about):
                 raise superseded(holder)
-            known = self._known[holder[:2]] = _Known(holder, offer, self._state.clock.now())
+            known = self._known.get(holder[:2])  # another of its lanes may have come meanwhile
+        if known is None or known.holder != holder:
+            known = self._known[holder[:2]] = _Known(holder, self._state.clock.now())
             self._began(holder)
-        elif known.offer != offer:
-            known.offer, known.offered = offer, True
+        known.ask(offer)
         self._hear(known, about)
 
-    def heard(self, holder: Holder, about: Mapping[str, object] | None) -> Offer | None:
-        """A worker says that it is alive; answers what it offers, if it asked here before."""
+    def heard(self, holder: Holder, about: Mapping[str, object] | None) -> Sequence[Offer]:
+        """A worker says that it is alive; answers what its lanes offer, if they asked here."""
         known = self._known.get(holder[:2])
         if known is None or known.holder != holder:
-            return None
+            return ()
         self._hear(known, about)
-        return known.offer
+        return tuple(known.offers)
 
     def leased(self, holder: Holder, tasks: int) -> None:
         known = self._known.get(holder[:2])
@@ -100,7 +114,8 @@ class Roster:
     def kinds(self) -> Iterable[tuple[int, Offer]]:
         """The kinds of workers that were heard of lately."""
         since = self._state.clock.now() - _THERE_FOR
-        return [(k.holder.tenant_id, k.offer) for k in self._known.values() if k.seen > since]
+        there = [known for known in self._known.values() if known.seen > since]
+        return [(known.holder.tenant_id, offer) for known in there for offer in known.offers]
 
     async def is_current(self, holder: Holder) -> bool:
         return await self._workers.is_current(*holder)
@@ -110,7 +125,12 @@ class Roster:
         now = self._state.clock.now()
         heard = [known for known in self._known.values() if known.heard]
         if heard:
-            current = await self._workers.touch([known.touch() for known in heard])
+            try:
+                current = await self._workers.touch([known.touch() for known in heard])
+            except StoreUnavailable:
+                for known in heard:  # what a worker offers is told once: tell it again
+                    known.offered = known.heard = True
+                raise
             for known in heard:
                 if known.holder[:2] not in current:
                     self.forget(known.holder)

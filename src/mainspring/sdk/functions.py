@@ -19,6 +19,7 @@ from mainspring.sdk.periodic import Periodic
 from mainspring.sdk.resources.tasks import described
 from mainspring.sdk.results import Schedule, Task
 from mainspring.sdk.targets import Duration, Moment, Requires, Retry, handler
+from mainspring.sdk.workflow import Step
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -80,6 +81,11 @@ def check(function: Any, name: str | None) -> str:
     """The name of a task that is made of this; InvalidArguments where none can be."""
     if isinstance(function, TaskFunction):
         raise InvalidArguments(f"{function.name!r} is a task already: see `with_options`")
+    if isinstance(function, Step):
+        raise InvalidArguments(
+            f"{function.id!r} is a step of a workflow already: swap the two, @flow.step goes above "
+            "@app.task"
+        )
     if not callable(function):
         raise InvalidArguments(
             f"{function!r} is no function: write @app.task, or @app.task(name=…)"
@@ -132,6 +138,12 @@ class TaskFunction(Generic[P, R]):
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
         """The task as it would be sent: for `client.tasks.create_many` and `Enqueue`."""
         return self._prepared(args, kwargs)
+
+    def as_step(self) -> dict[str, Any]:
+        """What a step of a workflow says that calls it: see `Workflow.step`."""
+        if self.options.expires_at is not None:
+            raise InvalidArguments(f"{self.name}: a step of a workflow has no expires_at")
+        return {"handler": self.name, **self.options.fields(self.name)}
 
     # Now -------------------------------------------------------------------------------------
 

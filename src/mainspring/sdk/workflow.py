@@ -7,18 +7,20 @@
     @flow.step(needs=extract, foreach=extract.result.body.files, payload={"file": ITEM})
     def clean(file): ...
 
+    flow.step(send_mail, needs=clean)   # a task of an app, with its queue, retries and so on
+
     flow.step("sweep", command=["rm", "-rf", "/tmp/nightly"], cleanup=True)
 
     flow.definition()   # the body of POST /v1/workflows
 
-A function becomes a step whose target is the handler of its name. Mistakes in the graph are found
-by the server, all of them at once.
+A function becomes a step whose target is the handler of its name; who runs it is a worker that has
+a task of this name. Mistakes in the graph are found by the server, all of them at once.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, overload
+from typing import Any, Protocol, overload, runtime_checkable
 
 _PLAIN = re.compile(r"[\w-]+")
 
@@ -77,6 +79,15 @@ class Step:
 Needs = str | Step | Iterable[str | Step]
 
 
+@runtime_checkable
+class Declared(Protocol):
+    """A function that was declared with a name and options of its own, as a task is."""
+
+    def as_step(self) -> dict[str, Any]:
+        """What a step says that calls it, unless it says otherwise itself."""
+        ...
+
+
 class Workflow:
     """A workflow in the making."""
 
@@ -95,24 +106,29 @@ class Workflow:
         self._fields = _given(on_failure=on_failure, deadline=deadline, input=input)
 
     @overload
-    def step(self, name: str, **fields: Any) -> Step: ...
+    def step(
+        self, name: str, function: Callable[..., Any] | None = None, **fields: Any
+    ) -> Step: ...
+    @overload
+    def step(self, name: Callable[..., Any], **fields: Any) -> Step: ...
     @overload
     def step(self, name: None = None, **fields: Any) -> Callable[[Callable[..., Any]], Step]: ...
 
-    def step(self, name: str | None = None, **fields: Any) -> Any:
+    def step(self, name: Any = None, function: Any = None, **fields: Any) -> Any:
         """Declare a step: by its name and a target (`target`, or in short `http`, `handler` or
-        `command`), or, without them, as the decorator of a function.
+        `command`), or by a function, with a name before it or under its own; without any of them,
+        as the decorator of a function. What a task was declared with (its queue, its retries) holds
+        for the step as well, where the step says nothing else.
 
         `needs` takes steps or names, `if_` is the step's `if`; all else is as in the API.
         """
-        if name is not None:
-            return self._add(name, None, fields)
-
-        def declare(function: Callable[..., Any]) -> Step:
-            own = function.__name__
-            return self._add(own, function, {"handler": own, **fields})
-
-        return declare
+        if isinstance(name, str):
+            return self._add(name, function, fields)
+        if name is None and function is None:
+            return lambda function: self._add(None, function, fields)
+        if name is not None and function is not None:
+            raise TypeError("a step takes its name first, and then its function")
+        return self._add(None, function if name is None else name, fields)
 
     def definition(self) -> dict[str, Any]:
         """The workflow as the API takes it."""
@@ -121,7 +137,11 @@ class Workflow:
     def __str__(self) -> str:
         return json.dumps(self.definition(), indent=2)
 
-    def _add(self, name: str, function: Callable[..., Any] | None, fields: dict[str, Any]) -> Step:
+    def _add(self, name: str | None, function: Any, fields: dict[str, Any]) -> Step:
+        if function is not None:
+            fields = {**_declared(function), **fields}
+            name = name or getattr(function, "__name__", fields["handler"])
+        assert name is not None
         if name in self.steps:
             raise ValueError(f"the workflow {self.name!r} has a step {name!r} already")
         document: dict[str, Any] = {"id": name}
@@ -136,11 +156,25 @@ class Workflow:
         return made
 
 
+def _declared(function: Any) -> dict[str, Any]:
+    """What a function says about the step that calls it."""
+    if isinstance(function, Step):
+        raise TypeError(f"{function.id!r} is a step already: give its function itself")
+    if isinstance(function, Declared):
+        return function.as_step()
+    name = getattr(function, "__name__", None)
+    if not callable(function) or name is None:
+        raise TypeError(f"{function!r} is no function with a name: a step takes one, or a target")
+    return {"handler": name}
+
+
 def _target(name: str, fields: dict[str, Any]) -> Any:
     given = [word for word in ("target", "http", "handler", "command") if word in fields]
     if len(given) != 1:
         raise TypeError(f"the step {name!r} needs one of target, http, handler and command")
     value = _plain(fields.pop(given[0]))
+    if callable(value):
+        raise TypeError(f"the step {name!r} takes a function after its name, not as {given[0]}")
     match given[0]:
         case "http":
             return {"type": "http", "url": value}

@@ -11,6 +11,9 @@ from mainspring.store.database import Database, sparse
 
 SQL = queries.load("workers")
 
+_MOST_SHOWN = 10_000
+"""Names in each list of what a worker offers: as many as one request may have."""
+
 
 class WorkerRecord(NamedTuple):
     """A worker as people see it."""
@@ -110,6 +113,7 @@ class Workers:
             [t.succeeded for t in ordered],
             [t.failed for t in ordered],
             [t.released for t in ordered],
+            _MOST_SHOWN,
         )
         return {(row["tenant_id"], row["name"]) for row in rows}
 
@@ -163,13 +167,13 @@ class Workers:
         return [StoredLine(*row) for row in rows]
 
 
-def offer_shown(offer: Offer) -> dict[str, object]:
-    """An offer as people read it."""
+def offer_shown(*offers: Offer) -> dict[str, object]:
+    """What a worker offers, with all its lanes, as people read it; its resources as told last."""
     return {
-        "queues": sorted(offer.queues),
-        "handlers": sorted(offer.handlers),
-        "commands": offer.commands,
-        "tags": sorted(offer.tags),
-        "memory_mb": offer.memory_mb,
-        "cpu": offer.cpu,
+        "queues": sorted({queue for offer in offers for queue in offer.queues}),
+        "handlers": sorted({handler for offer in offers for handler in offer.handlers}),
+        "commands": any(offer.commands for offer in offers),
+        "tags": sorted({tag for offer in offers for tag in offer.tags}),
+        "memory_mb": offers[-1].memory_mb,
+        "cpu": offers[-1].cpu,
     }

@@ -160,28 +160,38 @@ class Leaser:
     async def _poll(self, url: str, count: int) -> None:
         pause = _FIRST_PAUSE
         busy = False
-        complaints = self._home.complaints
         while not self._closing:
             want = await self._demand(count, busy)
-            lane = self._lane
-            lane.asked += want
-            lane.polls += 1
-            asked = monotonic()
+            self._lane.polls += 1
             try:
-                busy = await self._lease(url, want)
-                complaints.answered(url, asked)
-                pause = _FIRST_PAUSE
-            except RequestError as refused:
-                log.error("the server refuses to lease: %s", refused)
-                raise
-            except MainspringError as problem:
-                complaints.failed(url, problem)
-                await asyncio.sleep(pause * (0.5 + random()))
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                came = await self._ask(url, want)
+                if came is None:
+                    # Meanwhile its slots are for the other nodes.
+                    await asyncio.sleep(pause * (0.5 + random()))
+                    pause = min(pause * 2, _LONGEST_PAUSE)
+                else:
+                    busy, pause = came, _FIRST_PAUSE
             finally:
-                lane.asked -= want
-                lane.polls -= 1
-                lane.room.set()
+                self._lane.polls -= 1
+
+    async def _ask(self, url: str, want: int) -> bool | None:
+        """Whether tasks came; None where nobody answered."""
+        lane, complaints = self._lane, self._home.complaints
+        lane.asked += want
+        asked = monotonic()
+        try:
+            came = await self._lease(url, want)
+        except RequestError as refused:
+            log.error("the server refuses to lease: %s", refused)
+            raise
+        except MainspringError as problem:
+            complaints.failed(url, problem)
+            return None
+        finally:
+            lane.asked -= want
+            lane.room.set()
+        complaints.answered(url, asked)
+        return came
 
     async def _demand(self, count: int, busy: bool) -> int:
         """How many tasks to ask for: a share of what is free."""

@@ -2,12 +2,14 @@
 
 -- name: register_worker
 -- A process of a worker begins. The one before it under the same name is replaced; one that was
--- replaced gets no answer.
+-- replaced gets no answer. What it offers is added to later, when it is touched: it may have come to
+-- another node before, with another of its lanes.
 INSERT INTO workers AS w (tenant_id, name, incarnation, offer, about)
 VALUES ($1, $2, $3, $4, coalesce($5, '{}'::jsonb))
 ON CONFLICT (tenant_id, name) DO UPDATE
-SET incarnation = excluded.incarnation, offer = excluded.offer, about = w.about || excluded.about,
+SET incarnation = excluded.incarnation, about = w.about || excluded.about,
     seen_at = clock_timestamp(),
+    offer = CASE WHEN w.incarnation = excluded.incarnation THEN w.offer ELSE excluded.offer END,
     former = CASE WHEN w.incarnation = excluded.incarnation THEN w.former
              ELSE w.former[greatest(1, cardinality(w.former) - 18):] || w.incarnation END,
     started_at = CASE WHEN w.incarnation = excluded.incarnation THEN w.started_at
@@ -16,9 +18,17 @@ WHERE excluded.incarnation <> ALL (w.former)
 RETURNING cardinality(former) > 0 AS replaced;
 
 -- name: touch_workers
--- Workers that were heard of, with what they said and did since the last time.
+-- Workers that were heard of, with what they said and did since the last time. What a process offers
+-- adds up, whichever of its lanes asked at whichever node, to lists of $10 names at most.
 UPDATE workers w
-SET seen_at = clock_timestamp(), offer = coalesce(t.offer, w.offer),
+SET seen_at = clock_timestamp(),
+    offer = CASE WHEN t.offer IS NULL THEN w.offer ELSE t.offer || jsonb_build_object('commands',
+        (w.offer ->> 'commands')::boolean OR (t.offer ->> 'commands')::boolean) || (
+        SELECT jsonb_object_agg(kind, ARRAY(
+            SELECT DISTINCT word COLLATE "C"
+            FROM jsonb_array_elements_text((w.offer -> kind) || (t.offer -> kind)) AS word
+            ORDER BY 1 LIMIT $10))
+        FROM unnest('{queues,handlers,tags}'::text[]) AS kind) END,
     about = w.about || coalesce(t.about, '{}'::jsonb), leased = w.leased + t.leased,
     succeeded = w.succeeded + t.succeeded, failed = w.failed + t.failed,
     released = w.released + t.released

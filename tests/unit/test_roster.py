@@ -1,0 +1,145 @@
+"""A worker whose lanes ask each for its own: the node knows every kind, and shows them as one."""
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+from typing import Any, cast
+
+import pytest
+
+from mainspring.clock import ManualClock
+from mainspring.config import Config
+from mainspring.domain.capability import Offer, needs_worker
+from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.demand import Holder
+from mainspring.errors import StoreUnavailable
+from mainspring.node.reporting import Reporting
+from mainspring.node.roster import Roster
+from mainspring.node.state import NodeState
+from mainspring.store.workers import Touch, Workers, offer_shown
+
+HOLDER = Holder(1, "w", "1")
+THREADS = Offer(frozenset({"default"}), frozenset({"mail", "fetch"}), tags=frozenset({"gpu"}))
+PROCESSES = Offer(frozenset({"default"}), frozenset({"train"}), tags=frozenset({"gpu"}))
+
+
+class Registry:
+    """Where workers are noted: in a list."""
+
+    def __init__(self) -> None:
+        self.registered = 0
+        self.touched: list[Touch] = []
+        self.away = False
+
+    async def register(self, *_worker: Any) -> bool:
+        self.registered += 1
+        await asyncio.sleep(0)
+        return True
+
+    async def touch(self, touches: Sequence[Touch]) -> set[tuple[int, str]]:
+        if self.away:
+            raise StoreUnavailable("the database is away")
+        self.touched += touches
+        return {touch[:2] for touch in touches}
+
+    @property
+    def offers(self) -> list[dict[str, object]]:
+        return [touch.offer for touch in self.touched if touch.offer is not None]
+
+
+class World:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.state = NodeState(Engine(EngineSettings(), needs_worker), self.clock)
+        self.registry = Registry()
+        self.began: list[Holder] = []
+        self.roster = Roster(self.state, cast(Workers, self.registry), self.began.append)
+
+    async def ask(self, *offers: Offer, holder: Holder = HOLDER) -> None:
+        for offer in offers:
+            await self.roster.admit(holder, offer, None)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_lanes_are_shown_as_one_and_written_once(world: World) -> None:
+    for _ in range(5):
+        await world.ask(THREADS, PROCESSES)
+        await world.roster.write()
+    (shown,) = world.registry.offers
+    assert shown["handlers"] == ["fetch", "mail", "train"]
+    assert (shown["queues"], shown["tags"], shown["commands"]) == (["default"], ["gpu"], False)
+    assert len(world.registry.touched) == 5
+
+
+async def test_lanes_that_come_at_the_same_time_are_both_known(world: World) -> None:
+    await asyncio.gather(world.ask(THREADS), world.ask(PROCESSES))
+    assert world.registry.registered == 2
+    assert world.began == [HOLDER]
+    await world.roster.write()
+    assert world.registry.offers[-1]["handlers"] == ["fetch", "mail", "train"]
+
+
+async def test_every_kind_is_told_by_itself(world: World) -> None:
+    await world.ask(THREADS, PROCESSES, THREADS)
+    assert set(world.roster.kinds()) == {(1, THREADS), (1, PROCESSES)}
+    assert len(list(world.roster.kinds())) == 2
+    assert set(world.roster.heard(HOLDER, None)) == {THREADS, PROCESSES}
+    assert world.roster.heard(HOLDER._replace(incarnation="2"), None) == ()
+
+
+async def test_a_new_process_offers_what_it_says_itself(world: World) -> None:
+    await world.ask(THREADS, PROCESSES)
+    await world.ask(PROCESSES, holder=HOLDER._replace(incarnation="2"))
+    assert list(world.roster.kinds()) == [(1, PROCESSES)]
+
+
+async def test_a_heartbeat_keeps_every_kind_known(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Leases:
+        async def extend_for(self, *_beats: Any, **_times: Any) -> list[Any]:
+            return []
+
+    known: list[tuple[int, Offer, float]] = []
+    monkeypatch.setattr(world.state.engine, "know", lambda *kind: known.append(kind))
+    unused: Any = None
+    reporting = Reporting(Config(), world.state, cast(Any, Leases()), unused, world.roster)
+    await world.ask(THREADS, PROCESSES)
+    world.clock.advance(50)
+    await reporting.beat(HOLDER, [])
+    now = world.clock.now()
+    assert sorted(known) == sorted([(1, THREADS, now), (1, PROCESSES, now)])
+
+
+async def test_what_could_not_be_written_is_written_later(world: World) -> None:
+    await world.ask(THREADS, PROCESSES)
+    world.registry.away = True
+    with pytest.raises(StoreUnavailable):
+        await world.roster.write()
+    world.registry.away = False
+    await world.roster.write()
+    assert world.registry.offers == [offer_shown(THREADS, PROCESSES)]
+
+
+async def test_one_that_offers_something_new_every_time_is_not_remembered_whole(
+    world: World,
+) -> None:
+    random = Random(1)
+    for number in range(1000):
+        await world.ask(Offer(frozenset({"default"}), frozenset({f"h{number}"})))
+        if random.random() < 0.5:
+            await world.ask(THREADS)
+    kinds = [offer for _, offer in world.roster.kinds()]
+    assert len(kinds) == 16
+    assert THREADS in kinds
+    assert any("h999" in offer.handlers for offer in kinds)
+
+
+def test_resources_are_shown_as_told_last() -> None:
+    small, large = THREADS._replace(memory_mb=10, cpu=1), PROCESSES._replace(memory_mb=20, cpu=2)
+    shown = offer_shown(large, small._replace(commands=True))
+    assert (shown["memory_mb"], shown["cpu"], shown["commands"]) == (10, 1, True)
