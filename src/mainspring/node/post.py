@@ -150,11 +150,19 @@ class Post:
                     continue  # alone: nobody writes
             self._arrived.clear()
             try:
-                for body in await self._messages.collect(self._state.node_id):
-                    self._deliver(_decode(body))
+                bodies = await self._messages.collect(self._state.node_id)
             except StoreUnavailable as problem:
                 log.warning("no letters", action="post.uncollected", problem=str(problem))
                 await asyncio.sleep(_RETRY_PAUSE)
-            except msgspec.MsgspecError as problem:
-                # A newer version writes what we cannot read.
-                log.warning("a letter is odd", action="post.unreadable", problem=str(problem))
+                continue
+            for body in bodies:
+                self._open(body)
+
+    def _open(self, body: bytes) -> None:
+        try:
+            letter = _decode(body)
+        except msgspec.MsgspecError as problem:
+            # A newer version writes what we cannot read; what lies beside it we can.
+            log.warning("a letter is odd", action="post.unreadable", problem=str(problem))
+            return
+        self._deliver(letter)

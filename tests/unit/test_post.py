@@ -1,0 +1,29 @@
+"""Letters between nodes of different versions."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from mainspring.engine.demand import Holder
+from mainspring.node.post import Began, Letter, Post
+
+
+async def test_a_letter_that_nobody_can_read_does_not_spoil_the_others() -> None:
+    letter = Began(Holder(1, "w", "1"))
+    delivered: asyncio.Queue[Letter] = asyncio.Queue()
+
+    class Messages:
+        async def collect(self, _node: Any) -> list[bytes]:
+            return [b'{"type": "Newfangled"}', b"\xff", msgspec.json.encode(letter)]
+
+    state = SimpleNamespace(owners={}, node_id=uuid4())
+    post = Post(state, Messages(), look_every=3600)  # type: ignore[arg-type]
+    post.deliver_to(delivered.put_nowait)
+    collecting = asyncio.create_task(post.loops()["post.collect"]())
+    post.hint()
+    async with asyncio.timeout(5):
+        assert await delivered.get() == letter
+    collecting.cancel()
