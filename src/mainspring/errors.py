@@ -176,11 +176,11 @@ class RequestError(MainspringError):
 
     def __str__(self) -> str:
         if not self.problems:
-            return self.detail
+            return " ".join(self.detail.split())
         told = "; ".join(str(problem) for problem in self.problems[:_PROBLEMS_TOLD])
         more = len(self.problems) - _PROBLEMS_TOLD
         rest = f"; … and {more} more" if more > 0 else ""
-        return f"{self.detail}: {' '.join(told.split())}{rest}"
+        return " ".join(f"{self.detail}: {told}{rest}".split())
 
 
 class InvalidRequest(RequestError):

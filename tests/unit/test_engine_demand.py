@@ -103,6 +103,24 @@ def test_a_worker_that_holds_a_task_is_there() -> None:
     assert engine.situation(row(2), 102.0).can_run is False
 
 
+def test_a_busy_worker_that_asks_for_something_else_each_time_is_remembered_as_few_kinds() -> None:
+    engine = make_engine()
+    engine.open(poll(slots=1), 0.0)
+    engine.saw([row(1)], 0.0)
+    (entry,) = engine.match(0.0, 10)
+    assert entry.poll is not None
+    engine.claimed([entry], [assignment(entry.row, lease_end=5000.0)], 0.0)
+    engine.close(entry.poll)
+    for second in range(1, 200):
+        asked = poll(offer=WORK._replace(memory_mb=second))
+        engine.open(asked, float(second))
+        engine.close(asked)
+        engine.match(float(second), 10)
+    engine.match(300.0, 10)
+    assert engine.situation(row(2), 300.0).can_run is True
+    assert len(engine._queue._demand._stands[1]) == 16
+
+
 def test_who_waits_at_another_node_is_there() -> None:
     engine = make_engine()
     one = poll()

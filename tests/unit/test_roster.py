@@ -143,3 +143,22 @@ def test_resources_are_shown_as_told_last() -> None:
     small, large = THREADS._replace(memory_mb=10, cpu=1), PROCESSES._replace(memory_mb=20, cpu=2)
     shown = offer_shown(large, small._replace(commands=True))
     assert (shown["memory_mb"], shown["cpu"], shown["commands"]) == (10, 1, True)
+
+
+async def test_who_hung_up_is_not_told_of_until_it_is_heard_again(world: World) -> None:
+    await world.ask(THREADS)
+    assert list(world.roster.kinds()) == [(1, THREADS)]
+    world.roster.left(Holder(1, "w", "before"))
+    assert list(world.roster.kinds()) == [(1, THREADS)]
+    world.roster.left(HOLDER)
+    assert list(world.roster.kinds()) == []
+    assert world.roster.knows(HOLDER)
+    world.roster.heard(HOLDER, None)
+    assert list(world.roster.kinds()) == [(1, THREADS)]
+
+
+async def test_of_very_long_offers_few_are_remembered(world: World) -> None:
+    for number in range(5):
+        handlers = frozenset(f"h{number}-{n}" for n in range(4000))
+        await world.ask(Offer(frozenset({"default"}), handlers))
+    assert len(list(world.roster.kinds())) == 2

@@ -304,6 +304,40 @@ async def test_an_outcome_does_not_wait_long_for_a_log_that_nobody_takes(
     assert [type(body) for body in desk.asked] == [ReportIn, LogsIn], "it is sent once"
 
 
+async def test_who_talks_without_end_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "_MOST_LINES", 1)
+    one = attempt()
+
+    class Slow(Desk):
+        async def ask_any(self, _path: str, body: Any, answer: Any, **how: Any) -> Any:
+            sender.line_of(one.leased, Line("and another thing", "info"))
+            return await super().ask_any(_path, body, answer, **how)
+
+    desk = Slow()
+    sender = LogSender(desk)  # type: ignore[arg-type]
+    for text in ("a", "b"):
+        sender.line_of(one.leased, Line(text, "info"))
+    await sender.sent(within=3600)
+    assert [line.message for body in desk.asked for line in body.lines] == ["a", "b"]
+    sender.close()
+
+
+async def test_waiting_for_a_log_that_nobody_takes_leaves_nothing_behind() -> None:
+    never = asyncio.Event()
+
+    class Deaf(Desk):
+        async def ask_any(self, _path: str, body: Any, answer: Any, **how: Any) -> Any:
+            await never.wait()
+
+    sender = LogSender(Deaf())  # type: ignore[arg-type]
+    sender.line_of(attempt().leased, Line("hello", "info"))
+    before = len(asyncio.all_tasks())
+    for _ in range(10):
+        await sender.sent(within=0.001)
+    assert len(asyncio.all_tasks()) == before + 1
+    sender.close()
+
+
 def test_a_long_traceback_keeps_its_end() -> None:
     def deep(level: int) -> None:
         if level:

@@ -212,7 +212,7 @@ class TestDemand:
                 if not self.asked:
                     self.asked.append(what)
                     return LeaseOut([])
-                await super().ask(*what, **how)
+                return await super().ask(*what, **how)
 
         monkeypatch.setattr(lanes, "_TOO_SOON", too_soon)
         desk = Answering()

@@ -20,6 +20,8 @@ from mainspring.domain.rows import TaskRow
 _REMEMBERED = 15.0
 """So long a kind of worker counts as being there after the last was heard of: a worker with free
 slots asks all the time, and a busy one holds tasks or sends heartbeats."""
+_MOST_KINDS = 16
+"""Of one worker: more than that it is not, it only asks for something else each time."""
 _CALL_AGAIN = 0.5
 
 
@@ -91,8 +93,6 @@ class Stand:
         self.friends: dict[UUID, float] = {}
         """Nodes at which such workers wait, and until when we believe it."""
         self.called: dict[UUID, float] = {}
-        self.holders: set[Holder] = set()
-        """Who asked, and still does or holds a task of ours."""
         self.seen = 0.0
 
     @property
@@ -108,6 +108,8 @@ class Demand:
         self._dirty: dict[Stand, None] = {}
         self._holding: Counter[Holder] = Counter()
         self._alone: set[Holder] = set()
+        self._asked: dict[Holder, dict[Stand, None]] = {}
+        """As what each worker asked, the last one last: if it holds a task it is there as those."""
         self._swept = 0.0
 
     # Workers ---------------------------------------------------------------------------------
@@ -116,8 +118,12 @@ class Demand:
         """A worker waits for tasks."""
         stand = self.know(poll.holder.tenant_id, poll.offer, lines, now)
         stand.polls.append(poll)
-        stand.holders.add(poll.holder)
         self._dirty[stand] = None
+        asked = self._asked.setdefault(poll.holder, {})
+        asked.pop(stand, None)
+        asked[stand] = None
+        if len(asked) > _MOST_KINDS:
+            del asked[next(iter(asked))]
 
     def close(self, poll: Poll) -> None:
         """It waits no longer; what is in flight for it still comes."""
@@ -167,24 +173,18 @@ class Demand:
         if now - self._swept < 1.0:
             return []
         self._swept = now
-        gone = [
-            stand
-            for stands in self._stands.values()
-            for stand in stands.values()
-            if not self._is_there(stand, now)
-        ]
+        every = [stand for stands in self._stands.values() for stand in stands.values()]
+        asking = {poll.holder for stand in every for poll in stand.polls}
+        for holder in self._asked.keys() - self._holding.keys() - asking:
+            del self._asked[holder]
+        busy = {stand for h, asked in self._asked.items() if h in self._holding for stand in asked}
+        gone = [stand for stand in every if stand not in busy and not _was_heard_of(stand, now)]
         for stand in gone:
             del self._stands[stand.tenant_id][stand.offer]
             if not self._stands[stand.tenant_id]:
                 del self._stands[stand.tenant_id]
             self._dirty.pop(stand, None)
         return gone
-
-    def _is_there(self, stand: Stand, now: float) -> bool:
-        asking = {poll.holder for poll in stand.polls}
-        stand.holders = {h for h in stand.holders if h in self._holding or h in asking}
-        elsewhere = any(until > now for until in stand.friends.values())
-        return bool(stand.holders) or elsewhere or stand.seen + _REMEMBERED > now
 
     # Lines -----------------------------------------------------------------------------------
 
@@ -261,6 +261,11 @@ class Demand:
         if poll.holder in self._alone:
             return False
         return not alone or (poll.idle and not self._holding[poll.holder])
+
+
+def _was_heard_of(stand: Stand, now: float) -> bool:
+    elsewhere = any(until > now for until in stand.friends.values())
+    return bool(stand.polls) or elsewhere or stand.seen + _REMEMBERED > now
 
 
 def taker_of(row: TaskRow) -> Taker | None:

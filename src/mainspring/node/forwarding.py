@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 _SAY_AGAIN = 1.0
 _BELIEVED_FOR = 3.0
-_KNOWN_EVERY = 5
+_KNOWN_EVERY = 10
 _OURS_FIRST = 0.005
 _PATIENCE = 1.0
 """So long slots are kept for a node that was granted them."""

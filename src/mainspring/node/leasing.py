@@ -155,6 +155,8 @@ class LeaseDesk:
             waiting.answer.add_done_callback(self._give_back)
             self._state.engine.left(waiting.poll)
             self._end(waiting)
+            if all(poll.holder != waiting.poll.holder for poll in self.polls()):
+                self._roster.left(waiting.poll.holder)
             raise
 
     def _end(self, waiting: _Waiting) -> None:

@@ -16,6 +16,7 @@ from mainspring.store.workers import Touch, Workers, offer_shown
 
 _FORGET_AFTER = 120.0
 _THERE_FOR = 15.0
+_MOST_NAMES = 10_000
 _MOST_OFFERS = 16
 """Of a worker whose lanes ask each for its own; of one that asks for something new every time, no
 more than these are remembered."""
@@ -33,6 +34,8 @@ class _Known:
     offered: bool = False
     """Whether what it offers is not written yet."""
     heard: bool = True
+    left: bool = False
+    """Whether it hung up, and was not heard of since."""
     leased: int = 0
     outcomes: dict[Outcome, int] = field(default_factory=dict)
 
@@ -42,7 +45,9 @@ class _Known:
             self.offered = True
         self.offers.pop(offer, None)
         self.offers[offer] = None
-        if len(self.offers) > _MOST_OFFERS:
+        while len(self.offers) > 1 and (
+            len(self.offers) > _MOST_OFFERS or sum(map(_names, self.offers)) > _MOST_NAMES
+        ):
             del self.offers[next(iter(self.offers))]
 
     def touch(self) -> Touch:
@@ -89,6 +94,12 @@ class Roster:
         self._hear(known, about)
         return tuple(known.offers)
 
+    def left(self, holder: Holder) -> None:
+        """It hung up."""
+        known = self._known.get(holder[:2])
+        if known is not None and known.holder == holder:
+            known.left = True
+
     def leased(self, holder: Holder, tasks: int) -> None:
         known = self._known.get(holder[:2])
         if known is not None and known.holder == holder:
@@ -114,7 +125,7 @@ class Roster:
     def kinds(self) -> Iterable[tuple[int, Offer]]:
         """The kinds of workers that were heard of lately."""
         since = self._state.clock.now() - _THERE_FOR
-        there = [known for known in self._known.values() if known.seen > since]
+        there = [k for k in self._known.values() if k.seen > since and not k.left]
         return [(known.holder.tenant_id, offer) for known in there for offer in known.offers]
 
     async def is_current(self, holder: Holder) -> bool:
@@ -152,9 +163,13 @@ class Roster:
             del self._known[holder[:2]]
 
     def _hear(self, known: _Known, about: Mapping[str, object] | None) -> None:
-        known.heard, known.seen = True, self._state.clock.now()
+        known.heard, known.left, known.seen = True, False, self._state.clock.now()
         if about:
             known.about = {**(known.about or {}), **about}
+
+
+def _names(offer: Offer) -> int:
+    return len(offer.queues) + len(offer.handlers) + len(offer.tags)
 
 
 def superseded(holder: Holder) -> Conflict:

@@ -79,7 +79,9 @@ class AsyncTransport:
         except BaseException:
             writer.close()
             raise
-        if answer.reusable and len(self._idle) < _MOST_IDLE:
+        if writer.transport.get_write_buffer_size():
+            writer.transport.abort()  # it was answered before it was sent: nobody wants the rest
+        elif answer.reusable and len(self._idle) < _MOST_IDLE:
             self._idle.append((reader, writer))
         else:
             writer.close()

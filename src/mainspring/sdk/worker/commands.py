@@ -6,16 +6,18 @@ little later SIGKILL. Should the worker die, so do they, where the system can se
 
 import asyncio
 import os
+import shutil
 import signal
+import subprocess
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 
 import msgspec
 
 from mainspring.errors import NonRetryable
 from mainspring.sdk.worker.allowing import Allowed, Command
-from mainspring.sdk.worker.guard import guarded
 from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, Verdict, failure
 from mainspring.sdk.worker.tries import Try
 
@@ -83,7 +85,7 @@ class CommandRunner:
             "TASK_FENCE": str(leased.fence),
         }
         return await asyncio.create_subprocess_exec(
-            *guarded(),
+            *_guarded(),
             *argv,
             stdin=PIPE if command.stdin == "payload" else DEVNULL,
             stdout=PIPE,
@@ -166,3 +168,16 @@ async def _end(process: Process, command: Command) -> None:
 def _signal(process: Process, number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
+
+
+@cache
+def _guarded() -> tuple[str, ...]:
+    """What to put before a command so that the system kills it with this process; nothing where the
+    system cannot."""
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        return ()
+    prefix = (setpriv, "--pdeathsig", "KILL", "--")
+    # Some systems have one of this name that knows less.
+    known = subprocess.run([*prefix, setpriv, "--version"], capture_output=True, check=False)
+    return prefix if known.returncode == 0 else ()

@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -100,11 +101,16 @@ class Heart(threading.Thread):
             signal.signal(STRIKE, self._before)
 
     def run(self) -> None:
+        began = 0.0
         while True:
-            self._bell.wait(max(0.05, min(1.0, self._clock.lease / 12)))
+            pause = max(0.05, min(1.0, self._clock.lease / 12))
+            self._bell.wait(pause)
+            # Nudges that come in quick succession are one.
+            sleep(max(0.0, began + pause / 2 - monotonic()))
             self._bell.clear()
             if self._over:
                 return
+            began = monotonic()
             for duty in (self._keep, self._watch_loop):
                 try:
                     duty(monotonic())

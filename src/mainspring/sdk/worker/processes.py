@@ -12,7 +12,6 @@ from contextlib import suppress
 import msgspec
 
 from mainspring.sdk.worker.child import Order, Word
-from mainspring.sdk.worker.guard import guarded
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import Verdict
 from mainspring.sdk.worker.portrait import memory_mb_of
@@ -92,7 +91,7 @@ class ProcessRunner:
         attempt.settle(verdict)
 
     async def _spawn(self) -> Child:
-        command = [*guarded(), sys.executable, "-m", "mainspring.sdk.worker.child", self._path]
+        command = [sys.executable, "-m", "mainspring.sdk.worker.child", self._path]
         return Child(
             await asyncio.create_subprocess_exec(
                 *command,

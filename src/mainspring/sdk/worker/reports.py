@@ -163,7 +163,9 @@ class LogSender:
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._lines: deque[LineOut] = deque()
-        self._sending = asyncio.Lock()
+        self._sending: asyncio.Task[bool] | None = None
+        self._under_way = 0
+        self._settled = 0
         self._dropped = 0
 
     def line_of(self, leased: Leased, line: Line) -> None:
@@ -179,25 +181,48 @@ class LogSender:
             await asyncio.sleep(_LINES_EVERY)
             await self.flush()
 
-    async def sent(self) -> None:
-        """Wait for what was written so far to be sent, but not for long."""
-        if self._lines or self._sending.locked():
-            await asyncio.wait([asyncio.ensure_future(self.flush())], timeout=_LAST_WORDS)
+    async def sent(self, within: float = _LAST_WORDS) -> None:
+        """Wait for what was written so far, but not for long, and not where nobody takes it."""
+        goal = self._settled + self._under_way + len(self._lines)
+        deadline = monotonic() + within
+        while self._settled < goal and (left := deadline - monotonic()) > 0:
+            sending = self._send()
+            await asyncio.wait([sending], timeout=left)
+            if sending.done() and not sending.result():
+                return
 
     async def flush(self) -> None:
-        async with self._sending:
-            while self._lines:
-                count = min(len(self._lines), _MOST_LINES)
-                batch = [self._lines.popleft() for _ in range(count)]
-                try:
-                    await self._nodes.ask_any(
-                        LOGS, LogsIn(batch), object, within=_PATIENCE, blocking=False
-                    )
-                except RequestError:
-                    self._dropped += len(batch)
-                except MainspringError:
-                    self._lines.extendleft(reversed(batch))
-                    return
+        while self._lines or self._under_way:
+            sending = self._send()
+            await asyncio.wait([sending])  # who is cancelled here does not cancel the others' lines
+            if not sending.result():
+                return
+
+    def close(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+
+    def _send(self) -> "asyncio.Task[bool]":
+        """The batch that is on its way, or else the next one; whether it was settled."""
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send_batch())
+        return self._sending
+
+    async def _send_batch(self) -> bool:
+        count = min(len(self._lines), _MOST_LINES)
+        batch = [self._lines.popleft() for _ in range(count)]
+        self._under_way = count
+        try:
+            await self._nodes.ask_any(LOGS, LogsIn(batch), object, within=_PATIENCE, blocking=False)
+        except RequestError:
+            self._dropped += count
+        except MainspringError:
+            self._lines.extendleft(reversed(batch))
+            return False
+        finally:
+            self._under_way = 0
+        self._settled += count
+        return True
 
     @property
     def dropped(self) -> int:

@@ -105,6 +105,7 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
             self._heart.stop()
+            self._logs.close()
             await self._processes.close()
             if self._commands is not None:
                 await self._commands.close()
@@ -288,7 +289,7 @@ class Worker:
             if not attempt.settled:
                 attempt.give_up()
         await self._reporter.flush(_LAST_WORDS)
-        await self._logs.flush()
+        await self._logs.sent(_LAST_WORDS)
 
     async def _wait_for_tries(self, within: float) -> None:
         self._finished.clear()

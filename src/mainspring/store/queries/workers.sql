@@ -82,14 +82,15 @@ WITH line AS (
        OR EXISTS (SELECT FROM task_history h WHERE h.tenant_id = $1 AND h.id = d.task_id
                     AND h.finished_at >= time_of(d.task_id))
 ), kept AS (
-    SELECT l.*, k.there + row_number() OVER (PARTITION BY l.task_id ORDER BY l.n) AS nth,
-        GREATEST(k.there, $7)
-        + row_number() OVER (PARTITION BY l.task_id, l.level = 'error' ORDER BY l.n) AS nth_error
+    SELECT l.*, k.there, k.there + row_number() OVER (PARTITION BY l.task_id ORDER BY l.n) AS nth
     FROM line l JOIN task k ON k.task_id = l.task_id
+), beyond AS (
+    SELECT n, GREATEST(there, $7) + row_number() OVER (PARTITION BY task_id ORDER BY n) AS nth
+    FROM kept WHERE nth > $7 AND level = 'error'
 ), added AS (
     INSERT INTO task_logs (tenant_id, task_id, fence, at, level, message)
     SELECT $1, task_id, fence, to_timestamp(at), level, message FROM kept
-    WHERE nth <= $7 OR (level = 'error' AND nth_error <= $7 + $8) ORDER BY n
+    WHERE nth <= $7 OR n IN (SELECT n FROM beyond WHERE nth <= $7 + $8) ORDER BY n
     RETURNING 1
 )
 SELECT count(*) AS added FROM added;
