@@ -235,8 +235,8 @@ async def test_handlers_of_both_kinds_are_shown(workers: Workers) -> None:
     await workers.start("--name", "one")
 
     async def all_of_them() -> bool:
-        (worker,) = [worker async for worker in workers.client.workers()]
-        return worker.handlers == sorted(workers.app.functions)
+        shown = [worker.handlers async for worker in workers.client.workers()]
+        return shown == [sorted(workers.app.functions)]
 
     await eventually(all_of_them, within=10, what="every handler is shown")
 
