@@ -322,6 +322,17 @@ async def test_who_talks_without_end_holds_up_nobody(monkeypatch: pytest.MonkeyP
     sender.close()
 
 
+async def test_lines_that_cannot_be_sent_do_not_cost_an_outcome() -> None:
+    desk = Desk(ValueError("nobody thought of it"))
+    sender, one = LogSender(desk), attempt()  # type: ignore[arg-type]
+    sender.line_of(one.leased, Line("hello", "info"))
+    await sender.sent(within=3600)
+    assert sender.dropped == 1
+    sender.line_of(one.leased, Line("again", "info"))
+    await sender.sent(within=3600)
+    assert [line.message for line in desk.asked[1].lines] == ["again"]
+
+
 async def test_waiting_for_a_log_that_nobody_takes_leaves_nothing_behind() -> None:
     never = asyncio.Event()
 

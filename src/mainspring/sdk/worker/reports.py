@@ -219,6 +219,9 @@ class LogSender:
         except MainspringError:
             self._lines.extendleft(reversed(batch))
             return False
+        except Exception:  # whatever it is, no outcome is to be lost for it
+            log.exception("lines of logs cannot be sent")
+            self._dropped += count
         finally:
             self._under_way = 0
         self._settled += count
