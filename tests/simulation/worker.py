@@ -10,7 +10,7 @@ from uuid import UUID
 from mainspring.domain.capability import Offer
 from mainspring.domain.execution import Outcome, TaskError
 from mainspring.engine.demand import Holder
-from mainspring.errors import Conflict, MainspringError, StoreUnavailable
+from mainspring.errors import Conflict, MainspringError, NotReady, StoreUnavailable
 from mainspring.node.leasing import LeaseDesk, Wish
 from mainspring.node.post import Try
 from mainspring.node.reporting import Pulse, Said, Verdict
@@ -91,7 +91,7 @@ class SimWorker:
             except Conflict:
                 self.world.later(0.0, self.crash)  # another process has its name
                 return
-            except (StoreUnavailable, TimeoutError):
+            except (StoreUnavailable, NotReady, TimeoutError):
                 await asyncio.sleep(_PAUSE)
                 continue
             for task in leased:
