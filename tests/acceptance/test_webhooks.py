@@ -423,7 +423,9 @@ async def test_a_host_that_never_answers_starves_nobody_else(cluster: Cluster) -
         assert len(dead.requests) == 20
 
         async def running() -> int:
-            return await cluster.evidence.value("SELECT count(*) FROM tasks WHERE state = 'running'")
+            return await cluster.evidence.value(
+                "SELECT count(*) FROM tasks WHERE state = 'running'"
+            )
 
         async def settled() -> bool:
             return await running() >= 80

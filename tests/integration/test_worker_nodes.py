@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from support.waiting import eventually
-from support.workers import Shop, opened_shop, work
+from support.workers import RawWorker, Shop, opened_shop, work
 
 
 async def share(one: Shop, two: Shop) -> None:
@@ -100,6 +100,12 @@ async def test_no_worker_gets_more_than_it_asked_for(pair: tuple[Shop, Shop]) ->
     assert len(done) == 300
 
 
+async def lease_all(worker: RawWorker, tasks: set[str]) -> None:
+    held: set[str] = set()
+    while held < tasks:
+        held |= {task["id"] for task in await worker.lease(most=20, wait=2)}
+
+
 async def test_a_restart_that_one_node_sees_frees_leases_at_the_other(
     database_url: str,
 ) -> None:
@@ -110,14 +116,9 @@ async def test_a_restart_that_one_node_sees_frees_leases_at_the_other(
         await share(one, two)
         created = {await one.create() for _ in range(12)}
         worker = one.worker()
-        held: set[str] = set()
-        while held < created:
-            held |= {task["id"] for task in await worker.lease(most=20, wait=2)}
-        again: set[str] = set()
-        restarted = worker.restarted()
+        await lease_all(worker, created)
         async with asyncio.timeout(10):
-            while again < created:
-                again |= {task["id"] for task in await restarted.lease(most=20, wait=2)}
+            await lease_all(worker.restarted(), created)
 
 
 async def test_a_cancel_reaches_a_worker_that_waits_at_another_node(database_url: str) -> None:
@@ -128,10 +129,8 @@ async def test_a_cancel_reaches_a_worker_that_waits_at_another_node(database_url
         await share(one, two)
         created = {await one.create() for _ in range(8)}
         worker = one.worker()
-        held: set[str] = set()
-        while held < created:
-            held |= {task["id"] for task in await worker.lease(most=20, wait=2)}
-        for task in held:
+        await lease_all(worker, created)
+        for task in created:
             waiting = asyncio.create_task(worker.lease(wait=20))
             await eventually(one.polled_by(1), within=5, what="it waits")
             await two.client.post(f"/v1/tasks/{task}/cancel")

@@ -262,17 +262,22 @@ class TestHandlers:
         assert "returned Model" in verdict.message
 
 
-async def test_the_log_of_a_task_is_there_before_its_end() -> None:
-    desk = Desk()
-    done: list[Try] = []
+async def ended_with_a_line(desk: Desk) -> LogSender:
+    """A try that wrote a line and was done, and whose outcome was told."""
     sender, one = LogSender(desk), attempt()  # type: ignore[arg-type]
-    reporter = Reporter(desk, sender, done.append)  # type: ignore[arg-type]
+    reporter = Reporter(desk, sender, lambda _: None)  # type: ignore[arg-type]
     work = asyncio.create_task(reporter.run())
     sender.line_of(one.leased, Line("the last words", "info"))
     one.settle(Verdict("succeeded", b"1"))
     reporter.put(one)
     assert await reporter.flush(5)
     work.cancel()
+    return sender
+
+
+async def test_the_log_of_a_task_is_there_before_its_end() -> None:
+    desk = Desk()
+    await ended_with_a_line(desk)
     assert [type(body) for body in desk.asked] == [LogsIn, ReportIn]
 
 
@@ -289,15 +294,7 @@ async def test_an_outcome_does_not_wait_long_for_a_log_that_nobody_takes(
             return await super().ask_any(_path, body, answer, **how)
 
     desk = Deaf()
-    done: list[Try] = []
-    sender, one = LogSender(desk), attempt()  # type: ignore[arg-type]
-    reporter = Reporter(desk, sender, done.append)  # type: ignore[arg-type]
-    work = asyncio.create_task(reporter.run())
-    sender.line_of(one.leased, Line("the last words", "info"))
-    one.settle(Verdict("succeeded", b"1"))
-    reporter.put(one)
-    assert await reporter.flush(5)
-    work.cancel()
+    sender = await ended_with_a_line(desk)
     assert [type(body) for body in desk.asked] == [ReportIn]
     never.set()
     await sender.flush()

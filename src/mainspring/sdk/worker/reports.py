@@ -109,7 +109,8 @@ class Reporter:
         return batch
 
     async def _send(self, batch: list[Try]) -> None:
-        await self._logs.sent()  # who sees that a task has ended looks for its last words
+        # Who sees that a task has ended looks for its last words.
+        await self._logs.sent(_LAST_WORDS)
         while batch:
             try:
                 body = ReportIn([outcome_of(attempt) for attempt in batch])
@@ -181,7 +182,7 @@ class LogSender:
             await asyncio.sleep(_LINES_EVERY)
             await self.flush()
 
-    async def sent(self, within: float = _LAST_WORDS) -> None:
+    async def sent(self, within: float) -> None:
         """Wait for what was written so far, but not for long, and not where nobody takes it."""
         goal = self._settled + self._under_way + len(self._lines)
         deadline = monotonic() + within
