@@ -209,20 +209,3 @@ async def tables(database: Database) -> list[str]:
         "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '_d2020' ORDER BY relname"
     )
     return [row["relname"] for row in rows]
-
-
-async def test_the_planner_hears_of_a_crowd(
-    house: Housekeeping, database: Database, database_url: str
-) -> None:
-    """A plan made for an empty table would look at every task for each one it wants."""
-    world = StoreWorld(database)
-    await world.open()
-    connection = await asyncpg.connect(database_url)
-    await connection.execute("VACUUM ANALYZE tasks")
-    assert not await house.tell_the_planner()
-    await world.due_tasks(2000)
-    await eventually(house.tell_the_planner, within=20, what="the crowd is noticed")
-    known = "SELECT reltuples FROM pg_class WHERE oid = 'tasks'::regclass"
-    assert await connection.fetchval(known) == 2000
-    assert not await house.tell_the_planner()
-    await connection.close()

@@ -8,6 +8,7 @@ import asyncpg
 
 from mainspring.store import queries
 from mainspring.store.database import Database
+from mainspring.store.planner import tell_the_planner
 from mainspring.store.tenants import Tenants
 
 SQL = queries.load("housekeeping") | queries.load("cluster") | queries.load("keys")
@@ -127,12 +128,8 @@ class Housekeeping:
         return cleared
 
     async def tell_the_planner(self) -> bool:
-        """Of a crowd of tasks that it does not know of; answers whether there was one."""
-        row = await self._database.fetch_row(SQL["crowd_is_news"])
-        if row is None or not row["news"]:
-            return False
-        await self._database.fetch(SQL["tell_the_planner"])
-        return True
+        """Of tasks that came one by one; answers whether there was a crowd that it did not know."""
+        return await tell_the_planner(self._database)
 
     async def oldest_transaction(self) -> tuple[int, float, str] | None:
         """Who holds the oldest snapshot: (pid, age in seconds, application)."""

@@ -12,6 +12,8 @@ from mainspring.domain.task import TaskState
 from mainspring.domain.workflow import FEW, TaskTemplate
 from mainspring.store import queries
 from mainspring.store.database import sparse
+from mainspring.store.planner import CROWD
+from mainspring.store.planner import SQL as PLANNER
 from mainspring.store.step_rows import (
     Ended,
     Moved,
@@ -138,12 +140,11 @@ class StepTasks:
 async def _tell_planner(connection: asyncpg.Connection, crowd: int) -> None:
     """A crowd enters tables that may have been empty: what releases and claims it would go by a
     plan that was made for a handful of rows, and compare each with each."""
-    if crowd > _CROWD:
-        await connection.execute(SQL["analyze_tasks"])
-        await connection.execute(SQL["analyze_steps"])
+    if crowd > CROWD:
+        await connection.execute(PLANNER["analyze_tasks"])
+        await connection.execute(PLANNER["analyze_steps"])
 
 
-_CROWD = 1000
 _NO_RUN = (None,) * 8
 
 

@@ -12,6 +12,7 @@ import asyncpg
 from mainspring.domain.execution import Assignment
 from mainspring.domain.placement import Tenure
 from mainspring.domain.task import TaskState
+from mainspring.errors import StoreUnavailable
 from mainspring.store import queries
 from mainspring.store.creation import (
     NO_HEAD_START,
@@ -23,6 +24,7 @@ from mainspring.store.creation import (
 )
 from mainspring.store.database import Database
 from mainspring.store.engine import assignment_of
+from mainspring.store.planner import CROWD, tell_the_planner
 from mainspring.store.steps import Steps, new_steps
 
 SQL = queries.load("tasks")
@@ -168,6 +170,8 @@ class Tasks:
         rows = await self._database.fetch(
             SQL["create_tasks"], *creation_arguments(creations, tenure, self._near, start)
         )
+        if len(rows) >= CROWD:
+            await self._tell_the_planner()
         made = Made({task_id: partition for task_id, partition, _, _ in rows}, [])
         if start.tasks:
             made.begun.extend(
@@ -176,6 +180,13 @@ class Tasks:
                 if picked is not None
             )
         return made
+
+    async def _tell_the_planner(self) -> None:
+        """Before the new tasks are claimed: by a plan for an empty table that can take long."""
+        try:
+            await tell_the_planner(self._database)
+        except StoreUnavailable:
+            return  # they are written all the same
 
     async def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
         """After an insert whose answer was lost: which of these took effect?

@@ -80,7 +80,11 @@ WITH node AS MATERIALIZED (
 SELECT w.tenant_id, w.task_id AS id, rev, partition, state, queue, capability, concurrency_key,
     concurrency_limit, priority, due, expires, fence, lease_end, cancel_requested, worker, incarnation
 FROM (SELECT DISTINCT tenant_id, task_id FROM woken) w
-LEFT JOIN window_rows t ON t.tenant_id = w.tenant_id AND t.id = w.task_id;
+-- OFFSET 0 keeps this a look-up per wake. As a join it may be planned while both tables are empty,
+-- and then compares each task with each wake.
+LEFT JOIN LATERAL (
+    SELECT * FROM window_rows WHERE tenant_id = w.tenant_id AND id = w.task_id OFFSET 0
+) t ON true;
 
 -- name: look_at
 -- The same for tasks we wonder about ourselves.

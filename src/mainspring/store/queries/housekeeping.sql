@@ -27,13 +27,3 @@ SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date AS today;
 -- name: allow_clearing
 -- Lets the append-only trigger pass, for this transaction.
 SELECT set_config('mainspring.purge', 'on', true);
-
--- name: crowd_is_news
--- Whether the planner takes the hot table for far smaller than it is. Vacuum found it nearly empty,
--- and then a crowd came: a plan made for a few rows would look at every task for each one it wants.
-SELECT pg_stat_get_live_tuples(oid) > 10 * greatest(reltuples, 100) AS news
-FROM pg_class WHERE oid = 'tasks'::regclass;
-
--- name: tell_the_planner
--- Of how many there are; two columns are enough, and quickly looked at. Makes all plans anew.
-ANALYZE tasks (tenant_id, id);

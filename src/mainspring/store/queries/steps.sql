@@ -329,13 +329,6 @@ WITH held AS (
 )
 INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM held RETURNING partition;
 
--- name: analyze_tasks
--- How many there are, and nothing of their states: those are about to change.
-ANALYZE tasks (tenant_id, id);
-
--- name: analyze_steps
-ANALYZE workflow_steps (tenant_id, run_id, step, item);
-
 -- name: now
 SELECT extract(epoch FROM clock_timestamp())::float8;
 

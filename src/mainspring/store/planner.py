@@ -1,0 +1,21 @@
+"""Telling PostgreSQL's planner of crowds that it does not know of.
+
+Our plans are made once and kept. Where vacuum had found the table of tasks empty they are made for
+one row: good enough for a few hundred, and then a batch arrives.
+"""
+
+from mainspring.store import queries
+from mainspring.store.database import Database
+
+SQL = queries.load("planner")
+CROWD = 1000
+"""So many rows at once are worth asking whether the planner knows."""
+
+
+async def tell_the_planner(database: Database) -> bool:
+    """Of a crowd of tasks that it does not know of; answers whether there was one."""
+    row = await database.fetch_row(SQL["crowd_is_news"])
+    if row is None or not row["news"]:
+        return False
+    await database.fetch(SQL["analyze_tasks"])
+    return True

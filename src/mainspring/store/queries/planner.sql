@@ -1,0 +1,15 @@
+-- What the planner believes of the tables that crowds enter.
+
+-- name: crowd_is_news
+-- Whether the planner takes the hot table for far smaller than it is. Its size is known at once; how
+-- many rows are in it, which matters where a crowd fills pages that were there, seconds later.
+SELECT pg_relation_size(oid) / current_setting('block_size')::integer > 2 * greatest(relpages, 50)
+    OR pg_stat_get_live_tuples(oid) > 10 * greatest(reltuples, 100) AS news
+FROM pg_class WHERE oid = 'tasks'::regclass;
+
+-- name: analyze_tasks
+-- How many there are, and nothing of their states: those are about to change. Makes all plans anew.
+ANALYZE tasks (tenant_id, id);
+
+-- name: analyze_steps
+ANALYZE workflow_steps (tenant_id, run_id, step, item);

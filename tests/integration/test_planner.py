@@ -1,0 +1,63 @@
+"""Crowds that enter tables which vacuum found empty: plans made for one row must not meet them."""
+
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from mainspring.domain.placement import Tenure
+from mainspring.store.database import Database, DatabaseOptions
+from mainspring.store.housekeeping import Housekeeping
+from mainspring.store.planner import CROWD
+from support.store import StoreWorld
+
+
+@pytest.fixture
+async def empty(database_url: str) -> AsyncIterator[StoreWorld]:
+    """A world whose tables are known to be empty. All goes over one connection: a new one would
+    make plans of its own."""
+    database = Database(DatabaseOptions(database_url, connections=1))
+    await database.open()
+    world = StoreWorld(database)
+    await world.open()
+    await database.fetch("VACUUM ANALYZE tasks, wakes")
+    yield world
+    await database.close()
+
+
+async def known_tasks(world: StoreWorld) -> int:
+    """How many there are, as far as the planner knows."""
+    row = await world.database.fetch_row(
+        "SELECT reltuples::integer AS known FROM pg_class WHERE oid = 'tasks'::regclass"
+    )
+    assert row is not None
+    return int(row["known"])
+
+
+async def test_a_batch_is_told_before_it_is_claimed(empty: StoreWorld) -> None:
+    await empty.due_tasks(CROWD - 1)
+    assert await known_tasks(empty) == 0
+    await empty.due_tasks(CROWD)
+    assert await known_tasks(empty) == 2 * CROWD - 1
+
+
+async def test_the_housekeeper_tells_of_tasks_that_came_few_at_a_time(empty: StoreWorld) -> None:
+    house = Housekeeping(empty.database)
+    assert not await house.tell_the_planner()
+    for _ in range(6):
+        await empty.due_tasks(CROWD // 2)
+    assert await house.tell_the_planner()
+    assert await known_tasks(empty) == 3 * CROWD
+    assert not await house.tell_the_planner()
+
+
+async def test_wakes_are_looked_up_one_by_one(empty: StoreWorld) -> None:
+    """And not each compared with each task, which takes ten seconds and not a tenth of one."""
+    owner = empty.tenure
+    assert not (await empty.engine.take_wakes(owner)).rows
+    empty.tenure = Tenure(owner.node_id, owner.epoch, frozenset())  # what is made now is not ours
+    for _ in range(20):
+        await empty.due_tasks(CROWD // 2)
+    began = time.perf_counter()
+    assert len((await empty.engine.take_wakes(owner)).rows) == 10 * CROWD
+    assert time.perf_counter() - began < 4
