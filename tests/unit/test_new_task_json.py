@@ -6,45 +6,19 @@ from hypothesis import strategies as st
 
 from mainspring.api import duplicates, views
 from mainspring.api.views import new_task_json, new_task_out
-from mainspring.domain.retry import RetryPolicy
-from mainspring.domain.task import Requirements, SealedHeaders, Target, TaskSpec
+from mainspring.domain.task import Target, TaskSpec
 from mainspring.store.creation import NewTask
+from support.specs import mappings, specs, words
 
 _encode = msgspec.json.Encoder().encode
 
-_words = st.text(st.characters(codec="utf-8"), max_size=20)
-_mapping = st.dictionaries(_words, _words, max_size=3)
-_seconds = st.floats(0, 1e6) | st.integers(0, 100).map(float)
-_targets = st.one_of(
-    st.builds(Target, st.just("handler"), name=_words),
-    st.builds(Target, st.just("command"), argv=st.lists(_words, max_size=3)),
-    st.builds(
-        Target,
-        st.just("http"),
-        url=_words,
-        method=st.sampled_from(["GET", "POST"]),
-        headers=st.none() | _mapping,
-        secret=st.none()
-        | st.builds(
-            SealedHeaders, names=st.lists(_words, max_size=2), bearer=st.booleans(), sealed=_words
-        ),
-    ),
-)
-_specs = st.builds(
-    TaskSpec,
-    _targets,
-    timeout=_seconds,
-    sla=_seconds,
-    jitter=_seconds,
-    retry=st.builds(RetryPolicy, st.integers(1, 9), on=st.none() | st.just([503, "timeout"])),
-    requires=st.none() | st.builds(Requirements, tags=st.lists(_words, max_size=2)),
-).map(_encode)
+_specs = specs.map(lambda spec: _encode(spec.stored()))
 _times = st.integers(0, 4_000_000_000).map(float) | st.integers(0, 4 * 10**15).map(
     lambda micros: round(micros / 1e6, 6)
 )
 _payloads = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | _words,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_words, inner, max_size=3),
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
     max_leaves=6,
 ).map(_encode)
 _plain = st.builds(
@@ -58,9 +32,9 @@ _plain = st.builds(
     concurrency_key=st.none(),
     concurrency_limit=st.none(),
     priority=st.integers(0, 9),
-    queue=_words,
-    capability=_words,
-    name=st.none() | _words,
+    queue=words,
+    capability=words,
+    name=st.none() | words,
     labels=st.none() | st.just({}),
     spec=_specs,
     payload=_payloads,
@@ -85,9 +59,9 @@ def _tasks(draw: st.DrawFn) -> NewTask:
         case "expires":
             return task._replace(expires=draw(_times))
         case "limit":
-            return task._replace(concurrency_key=draw(_words), concurrency_limit=3)
+            return task._replace(concurrency_key=draw(words), concurrency_limit=3)
         case "labels":
-            return task._replace(labels=draw(_mapping))
+            return task._replace(labels=draw(mappings))
         case "schedule":
             return task._replace(schedule_id=draw(st.uuids()), nominal=draw(_times))
         case "replay":

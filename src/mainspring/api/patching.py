@@ -53,7 +53,7 @@ class TaskPatcher:
             capability=capability_of(spec),
             name=_given(patch.name, task.name),
             labels=_given(patch.labels, task.labels) or None,
-            spec=_encode(spec),
+            spec=_encode(spec.stored()),
             payload=task.payload if patch.payload is UNSET else bytes(patch.payload),
         )
         if problems:

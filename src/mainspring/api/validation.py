@@ -172,7 +172,7 @@ class TaskValidator:
             retry_of(task.retry),
             requirements_of(task.requires),
         )
-        return CompiledSpec(_encode(spec), capability_of(spec), problems)
+        return CompiledSpec(_encode(spec.stored()), capability_of(spec), problems)
 
     def times(
         self,

@@ -195,7 +195,8 @@ class WorkflowValidator:
         if url is None:
             return compiled.encoded, compiled.capability
         spec = _spec.decode(compiled.encoded)
-        return _encode(replace(spec, target=replace(spec.target, url=url))), compiled.capability
+        spec = replace(spec, target=replace(spec.target, url=url))
+        return _encode(spec.stored()), compiled.capability
 
     def _foreach(self, wanted: StepIn, findings: _Findings) -> str | None:
         if wanted.foreach is None:

@@ -3,9 +3,9 @@
 docs/state-machine.md draws the states and says who moves a task from each of them.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from mainspring.domain.retry import RetryPolicy
 
@@ -89,3 +89,27 @@ class TaskSpec:
     jitter: float = 0.0
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     requires: Requirements | None = None
+
+    def stored(self) -> dict[str, Any]:
+        """Without what is left at its default: that would be half of most rows, each of which is
+        written three times. So the defaults are part of what is stored, and one that changes needs
+        a migration that writes the old one out."""
+        return _changed(self)
+
+
+_DEFAULTS: dict[type, dict[str, Any]] = {
+    kind: {
+        known.name: known.default if known.default_factory is MISSING else known.default_factory()
+        for known in fields(kind)
+    }
+    for kind in (TaskSpec, Target, SealedHeaders, RetryPolicy, Requirements)
+}
+
+
+def _changed(part: object) -> dict[str, Any]:
+    """The fields of a part of a spec that are not at their defaults, and so within them."""
+    return {
+        name: _changed(given) if type(given) in _DEFAULTS else given
+        for name, default in _DEFAULTS[type(part)].items()
+        if (given := getattr(part, name)) != default
+    }
