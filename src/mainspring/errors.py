@@ -94,6 +94,12 @@ class Unreachable(CallFailed):
     code = "unreachable"
 
 
+class Distrusted(Unreachable):
+    """Who is there cannot show that it is the API, and will not when asked again."""
+
+    code = "distrusted"
+
+
 class Unavailable(CallFailed):
     """The API answered that it cannot serve the call now, as often as it was asked."""
 

@@ -204,7 +204,8 @@ def _use_commands(database_url: str, url: str, ca: Path) -> None:
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "operator" in refused.stderr
     distrusted = command({**as_admin, "MAINSPRING_API_CA": ""}, "keys", "list")
-    assert distrusted.returncode != 0
+    assert distrusted.returncode == 1
+    assert "is not trusted: unable to get local issuer certificate (ca=" in distrusted.stderr
     for done in (refused, distrusted):
         assert "Traceback" not in done.stderr
         assert tenant["api_key"] not in done.stderr

@@ -12,6 +12,9 @@ from mainspring.config import Config, load
 from mainspring.errors import ConfigError, MainspringError, RequestError
 from mainspring.sdk.client import Client
 
+_PATIENCE = 5.0
+"""Seconds: somebody sits and waits, and would rather hear that nobody answers."""
+
 
 def load_config(**overrides: Any) -> Config:
     """The settings, or all that is wrong with them and exit status 2."""
@@ -33,7 +36,9 @@ def explaining() -> Iterator[None]:
 def client() -> Client:
     """The API that the settings name."""
     config = load_config()
-    return Client(config.url, config.api_key, ca=config.api_ca, proxy=config.proxy)
+    return Client(
+        config.url, config.api_key, ca=config.api_ca, proxy=config.proxy, patience=_PATIENCE
+    )
 
 
 @contextmanager

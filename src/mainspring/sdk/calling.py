@@ -14,7 +14,14 @@ import msgspec
 
 from mainspring import errors
 from mainspring.clock import monotonic
-from mainspring.errors import CallFailed, Problem, RequestError, Unavailable, Unreachable
+from mainspring.errors import (
+    CallFailed,
+    Distrusted,
+    Problem,
+    RequestError,
+    Unavailable,
+    Unreachable,
+)
 from mainspring.sdk.encoding import encode
 from mainspring.sdk.transport import Transport
 from mainspring.sdk.wire import Request, Response
@@ -101,6 +108,8 @@ class Caller:
             left = max(deadline - monotonic(), 0.05)
             try:
                 response = await self.transport.send(request, left)
+            except Distrusted:
+                raise
             except Unreachable as lost:
                 problem, wait = lost, None
             else:

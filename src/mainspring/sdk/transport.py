@@ -11,7 +11,7 @@ import time
 from typing import Protocol
 
 from mainspring.clock import monotonic
-from mainspring.errors import ConfigError, Unreachable
+from mainspring.errors import ConfigError, Distrusted, Unreachable
 from mainspring.sdk.proxy import Opening, Proxy
 from mainspring.sdk.wire import Answer, Origin, Request, Response, encoded
 
@@ -41,6 +41,16 @@ def tls_context(origin: Origin, ca: str | None) -> ssl.SSLContext | None:
         raise ConfigError([f"api_ca: {problem}"]) from problem
 
 
+def _lost(url: str, problem: Exception) -> Unreachable:
+    if isinstance(problem, ssl.SSLCertVerificationError):
+        reason = problem.verify_message.rstrip(".")
+        return Distrusted(
+            f"the certificate of {url} is not trusted: {reason}"
+            " (ca= and MAINSPRING_API_CA name the authority to trust)"
+        )
+    return Unreachable(f"{url} cannot be reached: {problem}")
+
+
 class AsyncTransport:
     """For event loops. Connections belong to the loop that opened them."""
 
@@ -62,7 +72,7 @@ class AsyncTransport:
         except TimeoutError:
             raise Unreachable(f"{self._url} did not answer within {within:.3g} s") from None
         except (OSError, EOFError) as problem:
-            raise Unreachable(f"{self._url} cannot be reached: {problem}") from problem
+            raise _lost(self._url, problem) from problem
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -152,7 +162,7 @@ class BlockingTransport:
         except TimeoutError:
             raise Unreachable(f"{self._url} did not answer within {within:.3g} s") from None
         except (OSError, EOFError) as problem:
-            raise Unreachable(f"{self._url} cannot be reached: {problem}") from problem
+            raise _lost(self._url, problem) from problem
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - this face blocks, that is its purpose
