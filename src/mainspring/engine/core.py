@@ -276,6 +276,10 @@ class Engine:
         """A worker that offers this waits at another node."""
         self._queue.befriend(node, tenant_id, offer, now, ttl)
 
+    def awaits(self, tenant_id: int, offer: Offer, now: float) -> bool:
+        """Whether tasks wait here that such a worker could run, limits aside."""
+        return self._queue.awaits(tenant_id, offer, now)
+
     def calls(self) -> list[Call]:
         """Which nodes to tell that tasks wait here for workers there."""
         return self._queue.calls()

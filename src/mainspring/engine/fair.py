@@ -202,6 +202,11 @@ class FairQueue:
         """A worker that offers this waits at another node."""
         self._demand.befriend(node, tenant_id, offer, self._lines_of(tenant_id), now, ttl)
 
+    def awaits(self, tenant_id: int, offer: Offer, now: float) -> bool:
+        """Whether tasks wait that such a worker could run, limits aside."""
+        stand = self._demand.know(tenant_id, offer, self._lines_of(tenant_id), now)
+        return any(len(line) for line in stand.ready)
+
     def match(self, now: float, most: int) -> list[Entry]:
         """Tasks that a waiting worker can run, each with the poll it was picked for; they count as
         running from here on."""

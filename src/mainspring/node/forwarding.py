@@ -96,7 +96,7 @@ class Forwarding:
         """A worker waits here: let those claim for it who said that they have tasks."""
         if not self._post.others:
             return
-        kind = (poll.holder.tenant_id, poll.offer)
+        kind = _kind(poll)
         callers = self._ready.get(kind)
         if callers:
             self._share(poll, kind, callers)
@@ -175,7 +175,7 @@ class Forwarding:
             self._forget_callers()
             if not self._post.others:
                 continue
-            kinds = {(p.holder.tenant_id, p.offer) for p in self._desk.polls() if p.free > 0}
+            kinds = {_kind(poll) for poll in self._desk.polls() if poll.free > 0}
             now = self._state.clock.now()
             self._said = dict.fromkeys(kinds, now)
             if kinds:
@@ -225,7 +225,7 @@ class Forwarding:
         for poll in self._desk.polls():
             if tasks <= 0:
                 break
-            if (poll.holder.tenant_id, poll.offer) == kind and poll.free > 0:
+            if _kind(poll) == kind and poll.free > 0:
                 slots = min(tasks, poll.free)
                 self._grant(poll, kind, node, slots)
                 tasks -= slots
@@ -234,6 +234,10 @@ class Forwarding:
         """Where the tasks wait: claim for a worker of another node."""
         tasks = await self._desk.claim_for(grant)
         crash.reach("forward.claimed")
+        engine, now, kind = self._state.engine, self._state.clock.now(), _kind(grant)
+        if len(tasks) < grant.slots and not engine.awaits(*kind, now):
+            # Its worker waits on: the next task is a reason to call, however soon it comes.
+            engine.befriend(grant.node, *kind, now, _BELIEVED_FOR)
         self._post.send(grant.node, Granted(self._state.node_id, grant.number, tasks))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -245,3 +249,7 @@ class Forwarding:
         self._background.discard(task)
         if not task.cancelled() and (problem := task.exception()) is not None:
             log.error("forwarding failed", action="forward.failed", exc_info=problem)
+
+
+def _kind(asking: Poll | Grant) -> Kind:
+    return asking.holder.tenant_id, asking.offer

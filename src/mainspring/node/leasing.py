@@ -236,6 +236,8 @@ class LeaseDesk:
             waiting.poll.free = waiting.slots
             self._state.engine.open(waiting.poll, self._state.clock.now())
             self._state.poke()
+            if waiting.ours:
+                self._forwarding.waits(waiting.poll)
         else:
             self._roster.forget(holder)
             self._turn_away(waiting)
@@ -270,8 +272,10 @@ class LeaseDesk:
         return {*waiting, *self._roster.kinds()}
 
     async def claim_for(self, grant: Grant) -> list[Try]:
-        """Claim tasks for a worker that waits at another node."""
-        if self._closed:
+        """Claim tasks for a worker that waits at another node, which keeps its slots until it hears
+        of them: so at once if there are none."""
+        engine, now = self._state.engine, self._state.clock.now()
+        if self._closed or not engine.awaits(grant.holder.tenant_id, grant.offer, now):
             return []
         poll = Poll(grant.holder, grant.offer, grant.slots, idle=grant.idle, here=False)
         leased = await self._wait(self._open(poll, ours=False), 0)
