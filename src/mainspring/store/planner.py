@@ -17,5 +17,5 @@ async def tell_the_planner(database: Database) -> bool:
     row = await database.fetch_row(SQL["crowd_is_news"])
     if row is None or not row["news"]:
         return False
-    await database.fetch(SQL["analyze_tasks"])
+    await database.fetch(SQL["tell_of_crowd"])
     return True

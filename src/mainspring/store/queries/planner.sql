@@ -7,6 +7,10 @@ SELECT pg_relation_size(oid) / current_setting('block_size')::integer > 2 * grea
     OR pg_stat_get_live_tuples(oid) > 10 * greatest(reltuples, 100) AS news
 FROM pg_class WHERE oid = 'tasks'::regclass;
 
+-- name: tell_of_crowd
+-- Not while vacuum is at work: somebody waits, and we look again.
+ANALYZE (SKIP_LOCKED) tasks (tenant_id, id);
+
 -- name: analyze_tasks
 -- How many there are, and nothing of their states: those are about to change. Makes all plans anew.
 ANALYZE tasks (tenant_id, id);
