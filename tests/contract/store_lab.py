@@ -42,7 +42,7 @@ from simulation.schedules import MemorySchedules, RemoteSchedules, new_schedule
 from simulation.store import MemoryStore
 
 NEAR = 30.0
-SPEC = msgspec.json.encode(TaskSpec(Target("handler", name="work")))
+SPEC = msgspec.json.encode(TaskSpec(Target("handler", name="work")).stored())
 TEMPLATE = msgspec.json.encode(
     Template(msgspec.Raw(SPEC), msgspec.Raw(b"{}"), "handler:work", "default", 5)
 )

@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import AsyncIterator
+from unittest import mock
 
 import pytest
 
 from mainspring.domain.placement import Tenure
+from mainspring.store import planner
 from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.planner import CROWD
@@ -14,8 +16,8 @@ from support.store import StoreWorld
 
 @pytest.fixture
 async def empty(database_url: str) -> AsyncIterator[StoreWorld]:
-    """A world whose tables are known to be empty, and nobody else looks at them. All goes over one connection: a new one would
-    make plans of its own."""
+    """A world whose tables are known to be empty, and at which nobody else looks. All goes over one
+    connection: a new one would make plans of its own."""
     database = Database(DatabaseOptions(database_url, connections=1))
     await database.open()
     world = StoreWorld(database)
@@ -41,6 +43,28 @@ async def test_a_batch_is_told_before_it_is_claimed(empty: StoreWorld) -> None:
     assert await known_tasks(empty) == 0
     await empty.due_tasks(CROWD)
     assert await known_tasks(empty) == 2 * CROWD - 1
+
+
+async def test_a_batch_that_fills_old_pages_is_told(empty: StoreWorld) -> None:
+    """Where the table was full once its size says nothing."""
+    await empty.due_tasks(3 * CROWD)
+    await empty.database.fetch(
+        "DELETE FROM tasks WHERE id <> (SELECT id FROM tasks ORDER BY id DESC LIMIT 1)"
+    )
+    await empty.database.fetch("VACUUM ANALYZE tasks")
+    assert await known_tasks(empty) == 1
+    await empty.due_tasks(CROWD)
+    assert await known_tasks(empty) == CROWD + 1
+
+
+async def test_nothing_that_goes_wrong_with_the_telling_hides_that_tasks_were_made(
+    empty: StoreWorld,
+) -> None:
+    with mock.patch.dict(planner.SQL, {"tell_of_crowd": "SELECT 1 / 0"}):
+        made = await empty.due_tasks(2 * CROWD)
+    assert await known_tasks(empty) == 0
+    refs = [(empty.tenant_id, task_id) for task_id in made]
+    assert len((await empty.engine.look_at(refs)).rows) == len(made)
 
 
 async def test_the_housekeeper_tells_of_tasks_that_came_few_at_a_time(empty: StoreWorld) -> None:

@@ -40,9 +40,11 @@ PATIENCE = 90.0
 """Seconds after which everything must be done."""
 
 _RETRY = RetryPolicy(max_attempts=3, initial=0.5, factor=2.0, max_delay=3.0)
-_SPEC = msgspec.json.encode(TaskSpec(Target("handler", name="mainspring.work"), retry=_RETRY))
+_SPEC = msgspec.json.encode(
+    TaskSpec(Target("handler", name="mainspring.work"), retry=_RETRY).stored()
+)
 _FAR_SPEC = msgspec.json.encode(
-    TaskSpec(Target("handler", name=worker.HANDLER), timeout=6.0, retry=_RETRY)
+    TaskSpec(Target("handler", name=worker.HANDLER), timeout=6.0, retry=_RETRY).stored()
 )
 _TEMPLATE = msgspec.json.encode(
     Template(msgspec.Raw(_SPEC), msgspec.Raw(b"{}"), CAPABILITY, "default", 5)

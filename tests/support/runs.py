@@ -23,7 +23,7 @@ from mainspring.store.steps import Steps
 from mainspring.store.workflow_runs import StoredStep, WorkflowRuns
 from mainspring.store.workflows import Workflows
 
-_SPEC = msgspec.json.encode(TaskSpec(Target("handler", name="work"))).decode()
+_SPEC = msgspec.json.encode(TaskSpec(Target("handler", name="work")).stored()).decode()
 
 
 def template(payload: str = "{}", **fields: Any) -> TaskTemplate:

@@ -72,7 +72,7 @@ class StoreWorld:
             capability=SPEC.target.capability,
             name=None,
             labels=None,
-            spec=msgspec.json.encode(SPEC),
+            spec=msgspec.json.encode(SPEC.stored()),
             payload=b"{}",
         )
 

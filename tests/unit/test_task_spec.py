@@ -30,6 +30,7 @@ def test_defaults_take_no_room() -> None:
     assert spec.stored() == {
         "target": {"type": "handler", "name": "mail"},
         "retry": {"max_attempts": 2},
+        "timeout": 30,
     }
 
 

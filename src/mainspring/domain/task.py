@@ -91,10 +91,11 @@ class TaskSpec:
     requires: Requirements | None = None
 
     def stored(self) -> dict[str, Any]:
-        """Without what is left at its default: that would be half of most rows, each of which is
+        """Without what is left at its default: that would be a third of most rows, each of which is
         written three times. So the defaults are part of what is stored, and one that changes needs
-        a migration that writes the old one out."""
-        return _changed(self)
+        a migration that writes the old one out. The timeout is always there: the database reads it
+        when it extends a lease."""
+        return {**_changed(self), "timeout": self.timeout}
 
 
 _DEFAULTS: dict[type, dict[str, Any]] = {

@@ -18,7 +18,7 @@ _OLD_TRANSACTION = 60.0
 
 
 class Housekeeper:
-    """Tidies up every minute if the duty is ours, and keeps an eye on the planner meanwhile."""
+    """Tidies up every minute if the duty is ours, and always keeps an eye on the planner."""
 
     def __init__(
         self,
@@ -37,11 +37,10 @@ class Housekeeper:
             try:
                 if await self._house.hold_duty(self._state.node_id, _LEASE):
                     await self._tidy()
-                    await self._watch(_TIDY_EVERY)
-                    continue
+                await self._watch(_TIDY_EVERY)
             except StoreUnavailable as problem:
                 log.warning("housekeeping failed", action="house.failed", problem=str(problem))
-            await asyncio.sleep(_TIDY_EVERY)
+                await asyncio.sleep(_TIDY_EVERY)
 
     async def leave(self) -> None:
         try:

@@ -12,9 +12,10 @@ CROWD = 1000
 """So many rows at once are worth asking whether the planner knows."""
 
 
-async def tell_the_planner(database: Database) -> bool:
-    """Of a crowd of tasks that it does not know of; answers whether there was one."""
-    row = await database.fetch_row(SQL["crowd_is_news"])
+async def tell_the_planner(database: Database, crowd: int = 0) -> bool:
+    """Of tasks that it does not know of, such as the `crowd` that just came; answers whether there
+    were many."""
+    row = await database.fetch_row(SQL["crowd_is_news"], crowd)
     if row is None or not row["news"]:
         return False
     await database.fetch(SQL["tell_of_crowd"])

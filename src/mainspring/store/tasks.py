@@ -1,6 +1,7 @@
 """Tasks as the API sees them: create, read, list, change, cancel, purge."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from random import SystemRandom
@@ -171,7 +172,7 @@ class Tasks:
             SQL["create_tasks"], *creation_arguments(creations, tenure, self._near, start)
         )
         if len(rows) >= CROWD:
-            await self._tell_the_planner()
+            await self._tell_the_planner(len(rows))
         made = Made({task_id: partition for task_id, partition, _, _ in rows}, [])
         if start.tasks:
             made.begun.extend(
@@ -181,12 +182,11 @@ class Tasks:
             )
         return made
 
-    async def _tell_the_planner(self) -> None:
-        """Before the new tasks are claimed: by a plan for an empty table that can take long."""
-        try:
-            await tell_the_planner(self._database)
-        except StoreUnavailable:
-            return  # they are written all the same
+    async def _tell_the_planner(self, crowd: int) -> None:
+        """Before the engine hears of them: by a plan for an empty table a claim can take long."""
+        # Whatever goes wrong here, they are written.
+        with suppress(StoreUnavailable, asyncpg.PostgresError):
+            await tell_the_planner(self._database, crowd)
 
     async def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
         """After an insert whose answer was lost: which of these took effect?
