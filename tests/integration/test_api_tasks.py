@@ -1,5 +1,6 @@
 """Reading and changing tasks, over a real database with a node that only listens."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
@@ -160,6 +161,45 @@ async def test_deleting_leaves_nothing_but_the_audit(api: Api) -> None:
         assert (await api.a.call("DELETE", url)).status == 404
         assert (await api.a.get(url)).status == 404
     assert await api.count("audit") == 2
+
+
+@pytest.mark.parametrize("finished", [False, True])
+async def test_no_change_of_a_revision_that_the_caller_did_not_see(
+    api: Api, finished: bool
+) -> None:
+    for method, place in [
+        ("PATCH", ""),
+        ("DELETE", ""),
+        *(("POST", f"/{verb}") for verb in ("cancel", "pause", "resume", "run")),
+    ]:
+        task = await api.make(delay=3600)
+        if finished:
+            await verb(api, task, "cancel")
+        url, rev = f"/v1/tasks/{task['id']}", 2 if finished else 1
+        body: object = {"priority": 1} if method == "PATCH" else b""
+        before = (await api.a.get(url)).json()
+        for wrong in ('"99"', f'W/"{rev}"', str(rev), f'"{rev + 1}", "0"', ""):
+            refused = await api.a.call(method, url + place, body, headers={"if-match": wrong})
+            assert refused.status == 412, (method, place, wrong)
+        assert (await api.a.get(url)).json() == before
+        right = 409 if finished and place != "/cancel" else 200
+        for tag in (f'"7", "{rev}"', "*"):
+            answer = await api.a.call(method, url + place, body, headers={"if-match": tag})
+            if method == "DELETE":
+                assert answer.status == (404 if tag == "*" else 204)
+            else:
+                assert answer.status == right, (method, place, tag)
+
+
+async def test_of_many_who_saw_the_same_revision_one_changes_it(api: Api) -> None:
+    task = await api.make(delay=3600)
+    url, seen = f"/v1/tasks/{task['id']}", {"if-match": '"1"'}
+    answers = await asyncio.gather(
+        *(api.a.call("POST", f"{url}/{verb}", headers=seen) for verb in ("pause", "run") * 4),
+        api.a.call("DELETE", url, headers=seen),
+    )
+    won = [answer.status for answer in answers if answer.status not in (404, 412)]
+    assert won in ([200], [204])
 
 
 async def test_executions(api: Api) -> None:

@@ -146,6 +146,24 @@ async def test_steps_are_tasks_that_say_whose_they_are(desk: Desk) -> None:
     assert gate["detail"] == "it waits for 2 of 2 steps before it: b, c"
 
 
+async def test_nothing_is_taken_for_a_step_that_its_release_would_undo(desk: Desk) -> None:
+    await desk.define(DIAMOND)
+    run = await desk.begin(input={"day": 1})
+    tasks = {step["id"]: step["task_id"] for step in (await desk.read(run))["steps"]}
+    url = f"/v1/tasks/{tasks['d']}"
+    before = (await desk.office.admin.get(url)).json()
+    for patch in (b'{"delay": 60}', b'{"priority": 1}', b'{"payload": {}}'):
+        for query in ("", "?dry_run=true"):
+            answer = await desk.office.admin.call("PATCH", url + query, patch)
+            assert answer.status == 409
+            assert "from its workflow when its turn comes" in answer.json()["detail"]
+    for verb in ("pause", "resume", "run"):
+        assert (await desk.office.admin.post(f"{url}/{verb}")).status == 409
+    assert (await desk.office.admin.get(url)).json() == before
+    ready = await desk.office.admin.call("PATCH", f"/v1/tasks/{tasks['a']}", {"priority": 1})
+    assert (ready.status, ready.json()["priority"]) == (200, 1)
+
+
 async def test_the_run_hears_of_a_step_that_is_cancelled_or_purged_by_itself(desk: Desk) -> None:
     await desk.define(DIAMOND, on_failure="continue")
     for act in ("cancel", "purge", "bulk"):

@@ -59,7 +59,7 @@ def test_run_keeps_the_place_of_what_is_due_already() -> None:
     assert transitions.run(Standing(S.PAUSED, 0, NOW - 5), NOW) == Move(S.SCHEDULED, due=NOW - 5)
 
 
-@pytest.mark.parametrize("state", [S.SCHEDULED, S.PAUSED, S.BLOCKED])
+@pytest.mark.parametrize("state", [S.SCHEDULED, S.PAUSED])
 def test_a_task_that_has_not_started_can_be_edited(state: S) -> None:
     transitions.check_editable(Standing(state, 0, NOW))
     with pytest.raises(Conflict, match="has not started"):
@@ -70,3 +70,9 @@ def test_a_task_that_has_not_started_can_be_edited(state: S) -> None:
 def test_a_task_that_has_started_cannot(state: S) -> None:
     with pytest.raises(Conflict, match="has not started"):
         transitions.check_editable(Standing(state, 0, NOW))
+
+
+def test_a_step_that_waits_cannot_be_edited() -> None:
+    """What it is given when it is released would undo that."""
+    with pytest.raises(Conflict, match="when its turn comes"):
+        transitions.check_editable(Standing(S.BLOCKED, 0, NOW))

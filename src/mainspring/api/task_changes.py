@@ -6,7 +6,6 @@ Every change is decided on the locked row, by the rules of `domain.transitions`.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from uuid import UUID
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -59,64 +58,61 @@ class TaskChanges:
     async def edit(self, call: Call) -> Response:
         patch = decode_patch(await call.body())
         dry_run = flag(call.request.query_params, "dry_run")
-        wanted_revs = if_match(call.request)
-        task_id = call.task_id
 
         def decide(locked: LockedTask) -> Change | _Preview:
-            check_rev(wanted_revs, locked.rev)
             transitions.check_editable(_standing(locked))
             change = self._patcher.apply(locked, patch)
             return _Preview(change) if dry_run else change
 
-        decided = await self._decide(call.tenant_id, task_id, decide)
-        task = await existing_task(self._tasks, call.tenant_id, task_id)
+        decided, task = await self._decide(call, decide)
         if decided is None:
-            check_rev(wanted_revs, task.rev)
             transitions.check_editable(_standing(task))
         if isinstance(decided, _Preview):
             task = _as_changed(task, decided.change)
         return task_response(task)
 
     async def delete(self, call: Call) -> Response:
-        task_id = call.task_id
-        if not await self._tasks.purge(call.tenant_id, task_id, call.actor):
+        task_id, revs = call.task_id, if_match(call.request)
+        if not await self._tasks.purge(
+            call.tenant_id, task_id, call.actor, lambda rev: check_rev(revs, rev)
+        ):
             raise no_such_task(task_id)
         self._node.changed()
         return Response(status_code=204)
 
     async def _move(self, call: Call, rule: Rule) -> Response:
-        task_id = call.task_id
-
         def decide(locked: LockedTask) -> Change | bool:
             move = rule(_standing(locked))
             return False if move is None else _moved(locked, move)
 
-        decided = await self._decide(call.tenant_id, task_id, decide)
-        task = await existing_task(self._tasks, call.tenant_id, task_id)
+        decided, task = await self._decide(call, decide)
         if decided is None:
             # It is finished: the rule says whether that is what the caller wanted.
             rule(_standing(task))
         return task_response(task)
 
     async def _decide(
-        self,
-        tenant_id: int,
-        task_id: UUID,
-        decide: Callable[[LockedTask], Change | bool | _Preview],
-    ) -> bool | _Preview | None:
-        """Let the store change the task and tell its owner; None when it is not unfinished."""
+        self, call: Call, decide: Callable[[LockedTask], Change | bool | _Preview]
+    ) -> tuple[bool | _Preview | None, StoredTask]:
+        """Let the store change the task, if it is at a revision that the caller wants, and tell its
+        owner. What was decided, None when it is not unfinished; and the task as it is now."""
+        task_id, revs = call.task_id, if_match(call.request)
         partitions: set[int] = set()
 
         def note(locked: LockedTask) -> Change | bool | _Preview:
+            check_rev(revs, locked.rev)
             partitions.add(locked.partition)
             return decide(locked)
 
-        decided: bool | _Preview | None = await self._tasks.change(tenant_id, task_id, note)
+        decided: bool | _Preview | None = await self._tasks.change(call.tenant_id, task_id, note)
         if decided is True:
             self._node.changed()
             if elsewhere := partitions - self._node.tenure().partitions:
                 self._node.hint_others(elsewhere)
-        return decided
+        task = await existing_task(self._tasks, call.tenant_id, task_id)
+        if decided is None:
+            check_rev(revs, task.rev)
+        return decided, task
 
 
 def _standing(task: LockedTask | StoredTask) -> Standing:

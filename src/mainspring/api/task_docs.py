@@ -147,7 +147,9 @@ EDIT = Doc(
     id="editTask",
     tag=TAG,
     summary="Change a task",
-    description="While it has not started. A field that is given replaces the old value whole.",
+    description="While it has not started. A field that is given replaces the old value whole. A "
+    "step that waits for others (`blocked`) takes its values from its workflow when its turn "
+    "comes, and cannot be changed before.",
     params=[DRY_RUN, IF_MATCH],
     bodies=[Body(TaskPatch, examples={"sooner": {"delay": 60, "priority": 9}}, rules=_PATCH_RULES)],
     replies=[_THE_TASK],
@@ -160,7 +162,9 @@ DELETE = Doc(
     summary="Delete a task",
     description="Cancels it where needed, then removes it with its executions. The removal is "
     "noted in the audit log.",
+    params=[IF_MATCH],
     replies=[GONE],
+    problems=[PreconditionFailed],
 )
 
 EXECUTIONS = Doc(
@@ -180,8 +184,9 @@ def _verb(verb: str, summary: str, description: str) -> Doc:
         tag=TAG,
         summary=summary,
         description=f"{description} Calling twice is harmless.",
+        params=[IF_MATCH],
         replies=[_THE_TASK],
-        problems=[Conflict],
+        problems=[Conflict, PreconditionFailed],
     )
 
 

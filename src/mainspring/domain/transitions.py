@@ -71,9 +71,13 @@ def run(task: Standing, now: float) -> Move | None:
 
 
 def check_editable(task: Standing) -> None:
-    """A task may be edited until its first try has started."""
-    waiting = (TaskState.SCHEDULED, TaskState.PAUSED, TaskState.BLOCKED)
-    if task.state not in waiting or task.attempts > 0:
+    """A task may be edited until its first try has started; a step from its turn on."""
+    if task.state is TaskState.BLOCKED:
+        raise Conflict(
+            "a step that waits for others cannot be changed: it takes its times and values "
+            "from its workflow when its turn comes"
+        )
+    if task.state not in (TaskState.SCHEDULED, TaskState.PAUSED) or task.attempts > 0:
         raise Conflict("a task can be changed only while it has not started")
 
 

@@ -277,16 +277,21 @@ class Tasks:
 
         return await self._database.transact(work)
 
-    async def purge(self, tenant_id: int, task_id: UUID, actor: str) -> bool:
-        """Remove a task and its traces but for the audit entry. False: there is no such task."""
+    async def purge(
+        self, tenant_id: int, task_id: UUID, actor: str, check: Callable[[int], None]
+    ) -> bool:
+        """Remove a task and its traces but for the audit entry. False: there is no such task. What
+        `check` raises, which is told its rev, undoes everything."""
 
         async def work(connection: asyncpg.Connection) -> bool:
             await self._steps.hold_of(connection, tenant_id, [task_id])
             await connection.execute(SQL["allow_purge"])
             hot = await connection.fetchrow(SQL["purge_task"], tenant_id, task_id)
             cold = await connection.fetchrow(SQL["purge_history"], tenant_id, task_id)
-            if hot is None and cold is None:
+            gone = hot or cold
+            if gone is None:
                 return False
+            check(gone["rev"])
             await connection.execute(SQL["purge_executions"], tenant_id, task_id)
             await connection.execute(SQL["purge_dead_letter"], tenant_id, task_id)
             await connection.execute(SQL["purge_logs"], tenant_id, task_id)

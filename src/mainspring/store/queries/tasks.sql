@@ -132,10 +132,10 @@ RETURNING id;
 INSERT INTO wakes (partition, tenant_id, task_id) VALUES ($1, $2, $3);
 
 -- name: purge_task
-DELETE FROM tasks WHERE tenant_id = $1 AND id = $2 RETURNING partition, workflow_run_id, step;
+DELETE FROM tasks WHERE tenant_id = $1 AND id = $2 RETURNING rev, partition, workflow_run_id, step;
 
 -- name: purge_history
-DELETE FROM task_history WHERE tenant_id = $1 AND id = $2 AND finished_at >= time_of($2) RETURNING id;
+DELETE FROM task_history WHERE tenant_id = $1 AND id = $2 AND finished_at >= time_of($2) RETURNING rev;
 
 -- name: purge_executions
 DELETE FROM executions WHERE tenant_id = $1 AND task_id = $2 AND finished_at >= time_of($2);
