@@ -1,4 +1,4 @@
-"""What executors say is recorded, also when the database cannot store the words they use."""
+"""What executors say is recorded, also where the database cannot store the words they use."""
 
 import pytest
 
@@ -7,16 +7,16 @@ from support.cluster import Cluster
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
-async def test_an_error_that_cannot_be_stored_holds_nobody_up(
-    cluster: Cluster, attempts: int
-) -> None:
-    """PostgreSQL stores no NUL: the task fails all the same, and its neighbours never notice."""
+async def test_an_error_with_a_nul_in_it_is_kept(cluster: Cluster, attempts: int) -> None:
+    """PostgreSQL stores no NUL: something else stands for it, and all the rest is as it was."""
     tenant = await cluster.tenant()
     client = (await cluster.start()).client(tenant)
-    poison = fail(attempts, payload={"message": "a\0b"})
-    ids = await client.batch([noop(), poison, fail(2), poison, noop()])
+    odd = fail(attempts, payload={"message": "a\0b"})
+    ids = await client.batch([noop(), odd, fail(2), odd, noop()])
     await cluster.evidence.all_finished(ids, within=10)
     await cluster.evidence.sound(ids)
-    ended = (await client.get(f"/v1/tasks/{ids[1]}")).json()
-    assert (ended["state"], ended["attempts"]) == ("failed", attempts)
-    assert ended["error"]["code"] == "unstorable-result"
+    letter = (await client.get(f"/v1/dead-letters/{ids[1]}")).json()
+    assert (letter["task"]["state"], letter["task"]["attempts"]) == ("failed", attempts)
+    assert letter["final_error"] == {"code": "failed", "message": "a\ufffdb"}
+    assert letter["reason"] == "exhausted"
+    assert {told["error"]["message"] for told in letter["attempts"]} == {"a\ufffdb"}

@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
+from mainspring.domain.execution import TaskError
 from support.waiting import eventually
 from support.workers import Shop, opened_shop, work
 
@@ -179,6 +181,42 @@ async def test_released_work_goes_to_the_next_and_counts_as_no_failure(shop: Sho
     assert again["fence"] == 2
     assert await two.report(again) == ["accepted"]
     assert [t["outcome"] for t in await shop.tries(there)] == ["released", "succeeded"]
+
+
+async def test_an_error_keeps_what_can_be_stored_of_it(shop: Shop) -> None:
+    worker = shop.worker()
+    retry = {"max_attempts": 2, "initial": 0.001}
+    for error in ("a\0b", {"code": "x", "message": "a\0b"}):
+        there = await shop.create(retry=retry)
+        for _ in range(2):
+            (task,) = await worker.lease()
+            assert await worker.report(task, status="failed", error=error) == ["accepted"]
+        code = "failed" if isinstance(error, str) else "x"
+        assert (await shop.task(there))["error"] == {"code": code, "message": "a\ufffdb"}
+        letter = (await shop.client.get(f"/v1/dead-letters/{there}")).json()
+        assert letter["reason"] == "exhausted"
+
+
+async def test_an_error_that_cannot_be_stored_holds_nobody_up(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Should there be something that nobody thought of: the task fails, its neighbours do not."""
+    monkeypatch.setattr(TaskError, "__post_init__", lambda _error: None)
+    ids = [await shop.create(retry={"max_attempts": 2, "initial": 0.001}) for _ in range(2)]
+    worker = shop.worker()
+    for _ in range(2):
+        tasks: dict[str, dict[str, Any]] = {}
+        while len(tasks) < 2:
+            tasks |= {task["id"]: task for task in await worker.lease()}
+        odd, other = (tasks[one] for one in ids)
+        told = await asyncio.gather(
+            worker.report(odd, status="failed", error="a\0b"),
+            worker.report(other, status="failed", error="plain"),
+        )
+        assert told == [["accepted"], ["accepted"]]
+    for one, code in zip(ids, ("unstorable-result", "failed"), strict=True):
+        letter = (await shop.client.get(f"/v1/dead-letters/{one}")).json()
+        assert (letter["final_error"]["code"], letter["reason"]) == (code, "exhausted")
 
 
 async def test_the_same_report_again_is_accepted_again_and_changes_nothing(shop: Shop) -> None:

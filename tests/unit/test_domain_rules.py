@@ -156,6 +156,10 @@ def settled(
     return settle(report, {"fair_share": 1.0}, blame, Random(0))
 
 
+def test_an_error_has_no_words_that_cannot_be_stored() -> None:
+    assert TaskError("x", "\0 \ud800 \U0001f600").message == "\ufffd ? \U0001f600"
+
+
 @pytest.mark.parametrize(
     ("outcome", "state"),
     [(Outcome.SUCCEEDED, TaskState.COMPLETED), (Outcome.CANCELLED, TaskState.CANCELLED)],

@@ -26,6 +26,11 @@ class TaskError:
     code: str
     message: str
 
+    def __post_init__(self) -> None:
+        # Programs say what they like, and no text in the database holds a NUL or half a character.
+        told = self.message.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+        object.__setattr__(self, "message", told)
+
 
 class Assignment(NamedTuple):
     """A claimed task on its way to an executor: exactly what the claim returned."""

@@ -381,7 +381,8 @@ def _unrecordable(finish: Finish, error: Exception) -> Finish:
     told = _storable(finish.report, error)._replace(
         outcome=Outcome.FAILED, result=None, retryable=False
     )
-    return Finish(told, TaskState.FAILED, "not_retryable", finish.sla_met, finish.blame, None)
+    reason = finish.dead_because or "not_retryable"
+    return Finish(told, TaskState.FAILED, reason, finish.sla_met, finish.blame, None)
 
 
 def _was_refused(finish: Finish) -> bool:
