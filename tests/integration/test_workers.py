@@ -209,11 +209,11 @@ async def test_an_error_that_cannot_be_stored_holds_nobody_up(
         while len(tasks) < 2:
             tasks |= {task["id"]: task for task in await worker.lease()}
         odd, other = (tasks[one] for one in ids)
-        told = await asyncio.gather(
+        for told in await asyncio.gather(
             worker.report(odd, status="failed", error="a\0b"),
             worker.report(other, status="failed", error="plain"),
-        )
-        assert told == [["accepted"], ["accepted"]]
+        ):
+            assert told == ["accepted"]
     for one, code in zip(ids, ("unstorable-result", "failed"), strict=True):
         letter = (await shop.client.get(f"/v1/dead-letters/{one}")).json()
         assert (letter["final_error"]["code"], letter["reason"]) == (code, "exhausted")

@@ -46,7 +46,8 @@ Runs any piece of work once, later, or again and again, at the right moment, and
   wrong, each with a JSON pointer (`/query/…` and `/headers/…` for what is not in the body).
 * `Idempotency-Key` on any POST makes it safe to send again.
 * Times are ISO 8601 with an offset in and UTC out; durations are seconds or ISO 8601.
-* Unknown fields and unknown query parameters are refused, not ignored.
+* Unknown fields and unknown query parameters are refused, not ignored. So is a body where none
+  is described, unless it is `{}`.
 """
 _IDEMPOTENCY_KEY = Param(
     "Idempotency-Key",
@@ -169,7 +170,7 @@ def _operation(path: str, method: str, operation: Operation, doc: Doc, schemas: 
         "parameters": [_parameter(param, schemas) for param in _unique(params)],
         "responses": {
             **_replies(doc.replies, _RATE if isinstance(operation, ForTenants) else (), schemas),
-            **_problems(_causes(path, operation, doc, idempotent), schemas),
+            **_problems(_causes(path, method, operation, doc), schemas),
         },
         "security": [] if open_to_all else [{"key": []}],
     }
@@ -274,7 +275,7 @@ def _headers(headers: Iterable[Header], schemas: _Schemas) -> Json:
 
 
 def _causes(
-    path: str, operation: Operation, doc: Doc, idempotent: bool
+    path: str, method: str, operation: Operation, doc: Doc
 ) -> Iterator[type[MainspringError]]:
     """Every problem the operation can answer with, its own and those of its kind."""
     yield from doc.problems
@@ -284,12 +285,15 @@ def _causes(
         yield TooManyRequests
     if _IN_PATH.search(path):
         yield NotFound
+    if method != "GET":
+        # A body that is not described is looked at, too: it must be empty.
+        yield from (MalformedRequest, TooLarge)
     if doc.bodies:
-        yield from (MalformedRequest, InvalidRequest, TooLarge, UnsupportedMediaType)
-    if idempotent:
-        yield from (KeyReused, Busy)
+        yield UnsupportedMediaType
     # Any operation refuses query parameters that it does not know.
     yield InvalidRequest
+    if method == "POST":
+        yield from (KeyReused, Busy)
 
 
 def _problems(causes: Iterable[type[MainspringError]], schemas: _Schemas) -> Json:

@@ -1,7 +1,7 @@
 """Resources: a path, the operations on it, and who may do them."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import UUID
 
@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from mainspring.api.auth import Authenticator, check_operator, check_scope, digest_of
 from mainspring.api.bodies import read_body
+from mainspring.api.decoding import decode_as
 from mainspring.api.documentation import Doc
 from mainspring.api.idempotency import Caller, Idempotency, Keeper, keeping
 from mainspring.api.middleware import EXCHANGE, FIELDS, HEADERS, ROUTE
@@ -25,6 +26,7 @@ from mainspring.store.answers import Conclude
 from mainspring.store.audit import INSTALLATION
 
 T = TypeVar("T")
+SomeCall = TypeVar("SomeCall", "Call", "OperatorCall")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -145,7 +147,10 @@ class Resource:
         idempotency: Idempotency,
     ) -> None:
         self._path = path
-        self._operations = dict(operations)
+        self._operations = {
+            method: _strict(operation) if method != "GET" else operation
+            for method, operation in operations.items()
+        }
         if "GET" in self._operations:
             self._operations["HEAD"] = self._operations["GET"]
         self._allow = ", ".join(sorted(self._operations))
@@ -230,6 +235,35 @@ class Resource:
         except TooManyRequests as refused:
             request.scope[HEADERS] = refused.headers
             raise
+
+
+class _Nothing(Struct, forbid_unknown_fields=True):
+    """What an operation without a body may be sent as one."""
+
+
+_NOTHING = msgspec.json.Decoder(_Nothing)
+
+
+def _strict(operation: Operation) -> Operation:
+    """The operation; if it takes no body, it does nothing when there is one: who sends
+    `{"dry_run": true}` means something by it."""
+    match operation:
+        case ForTenants(doc=Doc(bodies=())):
+            return replace(operation, handler=_without_body(operation.handler))
+        case ForOperators(doc=Doc(bodies=())):
+            return replace(operation, handler=_without_body(operation.handler))
+        case _:
+            return operation
+
+
+def _without_body(
+    handler: Callable[[SomeCall], Awaitable[Response]],
+) -> Callable[[SomeCall], Awaitable[Response]]:
+    async def handle(call: SomeCall) -> Response:
+        decode_as(_NOTHING, await call.body() or b"{}")
+        return await handler(call)
+
+    return handle
 
 
 def _text(header: bytes | None) -> str | None:
