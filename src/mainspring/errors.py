@@ -37,8 +37,8 @@ Each class has a stable `code`: it names the problem's type in API answers and l
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 
 class MainspringError(Exception):
@@ -162,6 +162,16 @@ class Problem:
     def __str__(self) -> str:
         return f"{self.pointer}: {self.detail}" if self.pointer else self.detail
 
+    def at(self, pointer: str) -> Self:
+        """The same in another place."""
+        return replace(self, pointer=pointer)
+
+
+class Oversize(Problem):
+    """Something that has more bytes than the limit."""
+
+    __slots__ = ()
+
 
 _PROBLEMS_TOLD = 3
 
@@ -259,6 +269,13 @@ class TooLarge(RequestError):
     code = "too-large"
     status = 413
     title = "The request is too large"
+
+
+def refusal(detail: str, problems: Sequence[Problem]) -> RequestError:
+    """The error for problems that were found together: where one of them is a matter of size, so is
+    the whole."""
+    large = any(isinstance(problem, Oversize) for problem in problems)
+    return (TooLarge if large else InvalidRequest)(detail, problems)
 
 
 class UnsupportedMediaType(RequestError):

@@ -14,7 +14,8 @@ from support.api import Office, opened_office
 from support.asgi import Answer, AsgiClient
 
 TASK = {"target": {"type": "handler", "name": "x"}, "delay": 3600}
-CONFIG = Config(requests_per_second=0)
+TASK_ONLY = {"target": TASK["target"]}
+CONFIG = Config(requests_per_second=0, max_payload=5000)
 
 
 @pytest.fixture
@@ -79,6 +80,64 @@ async def test_every_operation_refuses_parameters_it_does_not_know(office: Offic
     assert twice.pointers() == ["/query/limit"]
     flood = await office.admin.get("/v1/tasks?" + "&".join(f"x{n}=1" for n in range(1000)))
     assert flood.status == 422
+
+
+async def test_verbs_take_no_body_and_do_not_ignore_one(office: Office) -> None:
+    """`{"dry_run": true}` must not do what `?dry_run=true` would only have shown."""
+    bare = []
+    for path, known in paths_of(office.deps).items():
+        for method, operation in known.items():
+            if method == "GET" or operation.doc is None or operation.doc.bodies:
+                continue
+            who = office.admin if isinstance(operation, ForTenants) else office.operator
+            url = re.sub(r"\{\w+\}", str(uuid4()), path)
+            bare.append(f"{method} {path}")
+            for key in ({}, {"idempotency-key": url}):
+                answer = await who.call(method, url, {"dry_run": True, "a/b": 1}, headers=key)
+                assert_problem(answer, 422, "invalid-request")
+                assert answer.pointers() == ["/dry_run", "/a~1b"]
+            assert_problem(await who.call(method, url, b"abc"), 400, "malformed-request")
+            assert_problem(await who.call(method, url, b"[]"), 422, "invalid-request")
+            for nothing in (b"", b"{}", b" { } "):
+                assert_problem(await who.call(method, url, nothing), 404, "not-found")
+    assert {"POST /v1/tasks/{id}/cancel", "DELETE /v1/tasks/{id}"} < set(bare)
+    task = (await office.admin.post("/v1/tasks", TASK)).json()
+    url = f"/v1/tasks/{task['id']}"
+    assert (await office.admin.post(f"{url}/cancel", {"dry_run": True})).status == 422
+    assert (await office.admin.get(url)).json() == task
+    assert (await office.admin.post(f"{url}/cancel", {}, idempotency_key="k")).status == 200
+
+
+async def test_too_many_bytes_are_too_large_wherever_they_stand(office: Office) -> None:
+    task = (await office.admin.post("/v1/tasks", TASK)).json()
+    schedule = {"name": "s", "interval": 60, "task": TASK_ONLY}
+    made = (await office.admin.post("/v1/schedules", schedule)).json()
+    flow = {"name": "flow", "steps": [{"id": "a", **TASK_ONLY}]}
+    assert (await office.admin.post("/v1/workflows", flow)).status == 201
+    large = "x" * 6000
+    loaded = {**TASK_ONLY, "payload": large}
+    outcome = {"id": task["id"], "fence": 1, "status": "succeeded", "result": large}
+    for method, path, body, pointer in [
+        ("POST", "/v1/tasks", loaded, "/payload"),
+        ("POST", "/v1/tasks/batch", {"tasks": [TASK, loaded]}, "/tasks/1/payload"),
+        ("PATCH", f"/v1/tasks/{task['id']}", {"payload": large}, "/payload"),
+        ("POST", "/v1/effects", {"key": "k", "answer": large}, "/answer"),
+        ("POST", "/v1/leases/report", {"outcomes": [outcome]}, "/outcomes/0/result"),
+        ("POST", "/v1/schedules", {**schedule, "name": "t", "task": loaded}, "/task/payload"),
+        ("PATCH", f"/v1/schedules/{made['id']}", {"task": loaded}, "/task/payload"),
+        ("POST", "/v1/workflows", {**flow, "input": {"x": large}}, "/input"),
+        ("PUT", "/v1/workflows/flow", {"steps": [{"id": "a", **loaded}]}, "/steps/0/payload"),
+        (
+            "PUT",
+            "/v1/workflows/flow",
+            {"steps": [{"id": "a", **TASK_ONLY, "foreach": [large]}]},
+            "/steps/0/foreach",
+        ),
+        ("POST", "/v1/workflows/flow/runs", {"input": {"x": large}}, "/input"),
+    ]:
+        answer = await office.admin.call(method, path, body)
+        assert_problem(answer, 413, "too-large")
+        assert answer.pointers() == [pointer]
 
 
 async def test_all_mistakes_are_reported_together(office: Office) -> None:

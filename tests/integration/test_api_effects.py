@@ -77,7 +77,7 @@ async def test_effects_belong_to_a_tenant(office: Office) -> None:
         ({"key": "k", "ttl": 0}, 422, "/ttl"),
         ({"key": "k", "ttl": "soon"}, 422, "/ttl"),
         ({"key": "k", "ttl": 1e12}, 422, "/ttl"),
-        ({"key": "k", "answer": "x" * 6000}, 422, "/answer"),
+        ({"key": "k", "answer": "x" * 6000}, 413, "/answer"),
         (b'{"key": "k", "answer": ' + b"[" * 100 + b"]" * 100 + b"}", 422, "/answer"),
         (b'{"key": "k", "answer": NaN}', 400, ""),
         (b'{"key": "a", "key": "b"}', 422, ""),

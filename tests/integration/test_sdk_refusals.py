@@ -87,7 +87,7 @@ async def test_a_report_that_is_refused_keeps_its_form(shop: Shop) -> None:
     outcome = {"id": task, "fence": leased["fence"], "status": "succeeded", "result": "x" * MOST}
     answer = await shop.client.post("/v1/leases/report", {"outcomes": [outcome]})
     document = answer.json()
-    assert (answer.status, document["detail"]) == (422, "some results cannot be kept")
+    assert (answer.status, document["detail"]) == (413, "some results cannot be kept")
     detail = f"has {MOST + 2} bytes; the most is {MOST}"
     assert document["errors"] == [{"pointer": "/outcomes/0/result", "detail": detail}]
 

@@ -16,7 +16,7 @@ from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.workflow import Definition
-from mainspring.errors import InvalidRequest
+from mainspring.errors import InvalidRequest, TooLarge
 
 NOOP = {"type": "handler", "name": "mainspring.noop"}
 DECODER = msgspec.json.Decoder(WorkflowIn)
@@ -42,7 +42,7 @@ async def defined(document: object, config: Config | None = None) -> Definition:
 
 async def errors(document: object, config: Config | None = None) -> dict[str, str]:
     """What is wrong, by pointer."""
-    with pytest.raises(InvalidRequest) as caught:
+    with pytest.raises((InvalidRequest, TooLarge)) as caught:
         await defined(document, config)
     return {problem.pointer: problem.detail for problem in caught.value.problems}
 

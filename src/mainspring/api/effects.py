@@ -10,7 +10,7 @@ from mainspring.api.decoding import decode_as
 from mainspring.api.routing import Call, json_response
 from mainspring.api.validation import payload_problems, seconds_of
 from mainspring.api.wire import DAY
-from mainspring.errors import InvalidRequest, Problem
+from mainspring.errors import Problem, refusal
 from mainspring.store.answers import Effects
 
 _EFFECT = msgspec.json.Decoder(EffectIn)
@@ -29,7 +29,7 @@ class EffectLog:
         effect = decode_as(_EFFECT, await call.body(), lambda given: [given.answer])
         problems = list(self._problems(effect))
         if problems:
-            raise InvalidRequest("some values do not make sense", problems)
+            raise refusal("some values do not make sense", problems)
         ttl = _DEFAULT_TTL if effect.ttl is None else seconds_of(effect.ttl)
         noted = await self._effects.note(call.tenant_id, effect.key, bytes(effect.answer), ttl)
         shown = EffectOut(effect.key, noted.first, msgspec.Raw(noted.answer), noted.created_at)
@@ -37,7 +37,7 @@ class EffectLog:
 
     def _problems(self, effect: EffectIn) -> Iterable[Problem]:
         for problem in payload_problems(bytes(effect.answer), self._max_answer):
-            yield Problem("/answer", problem.detail)
+            yield problem.at("/answer")
         if effect.ttl is not None:
             try:
                 seconds = seconds_of(effect.ttl)

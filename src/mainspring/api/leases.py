@@ -36,7 +36,7 @@ from mainspring.config import Config
 from mainspring.domain.capability import ALONE, Offer
 from mainspring.domain.execution import Outcome, TaskError
 from mainspring.engine.demand import Holder
-from mainspring.errors import InvalidRequest, Problem
+from mainspring.errors import InvalidRequest, Problem, refusal
 from mainspring.node.leasing import Wish
 from mainspring.node.reporting import Said
 from mainspring.store.leases import Beat, Leased
@@ -103,13 +103,13 @@ class LeaseResource:
     async def report(self, call: Call) -> Response:
         told = decode_as(_REPORT, await call.body(), _results)
         problems = [
-            Problem(f"/outcomes/{index}/result", problem.detail)
+            problem.at(f"/outcomes/{index}/result")
             for index, outcome in enumerate(told.outcomes)
             if len(bytes(outcome.result)) > 100
             for problem in payload_problems(bytes(outcome.result), self._config.max_payload)
         ]
         if problems:
-            raise InvalidRequest("some results cannot be kept", problems[:100])
+            raise refusal("some results cannot be kept", problems[:100])
         said = [_said(outcome) for outcome in told.outcomes]
         verdicts = await self._desk.report(call.tenant_id, said)
         judged = zip(told.outcomes, verdicts, strict=True)

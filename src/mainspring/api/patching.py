@@ -19,7 +19,7 @@ from mainspring.api.wire import TargetIn, TaskPatch
 from mainspring.clock import Clock
 from mainspring.domain.capability import capability_of
 from mainspring.domain.task import Target, TaskSpec
-from mainspring.errors import InvalidRequest, Problem
+from mainspring.errors import Problem, refusal
 from mainspring.store.tasks import Change, LockedTask
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class TaskPatcher:
             payload=task.payload if patch.payload is UNSET else bytes(patch.payload),
         )
         if problems:
-            raise InvalidRequest("some values do not make sense", problems)
+            raise refusal("some values do not make sense", problems)
         return change
 
     def _retimed(

@@ -16,7 +16,7 @@ from mainspring.domain import cron, rrule
 from mainspring.domain.schedule import Definition, Misfire, Timetable, timetable
 from mainspring.domain.task import RUN_WORKFLOW
 from mainspring.domain.zones import DstPolicy, UnknownZone, zone
-from mainspring.errors import InvalidRequest, Problem
+from mainspring.errors import Problem, refusal
 from mainspring.store.calendars import Calendars
 from mainspring.store.schedule_rows import Template
 from mainspring.store.workflows import Workflows
@@ -91,7 +91,7 @@ class ScheduleValidator:
         spec = self._tasks.compile(task)
         payload = bytes(wanted.payload)
         found = [*spec.problems, *payload_problems(payload, self._max_payload)]
-        problems += [Problem("/task" + p.pointer, p.detail) for p in found]
+        problems += [p.at("/task" + p.pointer) for p in found]
         limit = wanted.concurrency
         if limit is not None and definition is not None:
             problems += _key_problems(definition)
@@ -281,4 +281,4 @@ def _instant(seconds: float | None) -> datetime | None:
 
 def raise_if(problems: Sequence[Problem]) -> None:
     if problems:
-        raise InvalidRequest("some values do not make sense", problems)
+        raise refusal("some values do not make sense", problems)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from random import Random
-from typing import NoReturn
 
 import msgspec
 
@@ -33,7 +32,7 @@ from mainspring.domain.duration import parse_duration
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import Requirements, Target, TaskSpec
-from mainspring.errors import InvalidRequest, Problem, TooLarge
+from mainspring.errors import Oversize, Problem, refusal
 from mainspring.store.creation import NewTask
 
 MOST_NESTING = 64
@@ -83,7 +82,7 @@ class TaskValidator:
         problems: list[Problem] = []
         made = self._make(tenant_id, task, round(self._clock.now(), 6), problems)
         if problems:
-            self._refuse(problems, [task])
+            raise refusal("some values do not make sense", problems)
         return made
 
     async def many(self, tenant_id: int, tasks: Sequence[TaskIn]) -> list[NewTask]:
@@ -97,19 +96,14 @@ class TaskValidator:
             made.append(self._make(tenant_id, task, now, found))
             if found:
                 at = f"/tasks/{index - 1}"
-                problems.extend(Problem(at + p.pointer, p.detail) for p in found)
+                problems.extend(p.at(at + p.pointer) for p in found)
                 if len(problems) >= MOST_PROBLEMS:
                     break
             if index % _TASKS_PER_TURN == 0:
                 await asyncio.sleep(0)
         if problems:
-            self._refuse(problems[:MOST_PROBLEMS], tasks)
+            raise refusal("some values do not make sense", problems[:MOST_PROBLEMS])
         return made
-
-    def _refuse(self, problems: Sequence[Problem], tasks: Sequence[TaskIn]) -> NoReturn:
-        too_large = any(len(bytes(task.payload)) > self._config.max_payload for task in tasks)
-        kind = TooLarge if too_large else InvalidRequest
-        raise kind("some values do not make sense", problems)
 
     def _make(self, tenant_id: int, task: TaskIn, now: float, problems: list[Problem]) -> NewTask:
         spec = self.compile(task)
@@ -227,7 +221,7 @@ def seconds_of(delay: Delay) -> float:
 def payload_problems(payload: bytes, most_bytes: int) -> Iterable[Problem]:
     """What is wrong with a payload, which is kept as it came."""
     if len(payload) > most_bytes:
-        yield Problem("/payload", f"has {len(payload)} bytes; the most is {most_bytes}")
+        yield Oversize("/payload", f"has {len(payload)} bytes; the most is {most_bytes}")
     elif nested_too_deeply(payload):
         yield Problem("/payload", f"is nested more than {MOST_NESTING} levels deep")
 

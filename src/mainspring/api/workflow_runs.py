@@ -20,7 +20,7 @@ from mainspring.api.workflows import existing_workflow, graph_format, workflow_n
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
-from mainspring.errors import Forbidden, InvalidRequest, NotFound, Problem, StoreUnavailable
+from mainspring.errors import Forbidden, NotFound, Problem, StoreUnavailable, refusal
 from mainspring.observe.metrics import Metrics
 from mainspring.store.answers import Conclude
 from mainspring.store.step_rows import Moved, NewRun, unreadable
@@ -59,13 +59,12 @@ class RunResource:
         workflow = await existing_workflow(self._workflows, call, wanted.version)
         given = _encode({**_INPUT.decode(workflow.definition.input), **wanted.input})
         problems = [
-            Problem(problem.pointer.replace("/payload", "/input"), problem.detail)
-            for problem in payload_problems(given, self._config.max_payload)
+            problem.at("/input") for problem in payload_problems(given, self._config.max_payload)
         ]
         if not problems and (text := unreadable(given)):
             problems = [Problem("/input", text)]
         if problems:
-            raise InvalidRequest("some values do not make sense", problems)
+            raise refusal("some values do not make sense", problems)
         now = round(self._clock.now(), 6)
         run = NewRun(
             call.tenant_id, self._ids.make(now), workflow.name, workflow.version,

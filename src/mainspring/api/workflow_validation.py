@@ -20,7 +20,7 @@ from mainspring.domain.task import TaskSpec
 from mainspring.domain.template import has_placeholders, rewrite
 from mainspring.domain.workflow import MOST_STEPS, Definition, Step, TaskTemplate
 from mainspring.domain.workflow_checks import Use, graph_problems, with_implied_needs
-from mainspring.errors import InvalidRequest, Problem
+from mainspring.errors import InvalidRequest, Problem, refusal
 
 _STEPS_PER_TURN = 50
 _BASE = "https://x.example"
@@ -96,15 +96,13 @@ class WorkflowValidator:
         if wanted.deadline is not None and deadline == 0 and not problems:
             problems.append(Problem("/deadline", "is no time at all"))
         given = _encode(wanted.input)
-        problems += [
-            Problem("/input", p.detail) for p in payload_problems(given, self._max_payload)
-        ]
+        problems += [p.at("/input") for p in payload_problems(given, self._max_payload)]
         steps, uses = await self._steps(wanted.steps, problems)
         steps = with_implied_needs(steps)
         # Some graphs take a while: the others shall not wait for it.
         problems += await asyncio.to_thread(graph_problems, steps, uses)
         if problems:
-            raise InvalidRequest("the workflow does not make sense", problems[:MOST_PROBLEMS])
+            raise refusal("the workflow does not make sense", problems[:MOST_PROBLEMS])
         return Definition(name, tuple(steps), wanted.on_failure, deadline or None, given.decode())
 
     async def _steps(
@@ -151,7 +149,7 @@ class WorkflowValidator:
     def _template(self, wanted: StepIn, findings: _Findings) -> TaskTemplate:
         payload = bytes(wanted.payload)
         findings.problems += [
-            Problem(f"/steps/{findings.index}{p.pointer}", p.detail)
+            p.at(f"/steps/{findings.index}{p.pointer}")
             for p in payload_problems(payload, self._max_payload)
         ]
         findings.document("/payload", payload)
@@ -202,11 +200,11 @@ class WorkflowValidator:
         if wanted.foreach is None:
             return None
         given = _encode(wanted.foreach)
-        found = [p.detail for p in payload_problems(given, self._max_payload)]
+        at = f"/steps/{findings.index}/foreach"
+        found = [p.at(at) for p in payload_problems(given, self._max_payload)]
         if not found and isinstance(wanted.foreach, str):
-            found = list(_not_one_template(wanted.foreach))
-        for detail in found:
-            findings.complain("/foreach", detail)
+            found = [Problem(at, detail) for detail in _not_one_template(wanted.foreach)]
+        findings.problems += found
         if not found:
             # Its own templates are filled in before there is an item.
             outside = _Findings(findings.index, in_foreach=False)
