@@ -14,6 +14,7 @@ from support.api import Office, opened_office
 from support.letters import INJECTIONS, Undertaker
 
 URL = "/v1/tasks/cancel"
+NOOP = {"type": "handler", "name": "mainspring.noop"}
 
 
 @pytest.fixture
@@ -58,6 +59,22 @@ async def test_what_waits_ends_and_what_runs_is_asked(office: Office, tasks: Und
     assert await cancel(office) == (0, 0), "calling twice is harmless"
     entries = (await office.admin.get("/v1/audit?action=tasks.cancelled")).json()["items"]
     assert [entry["detail"] for entry in entries] == [{"cancelled": 2, "cancel_requested": 1}]
+
+
+async def test_only_those_of_a_schedule(office: Office, tasks: Undertaker) -> None:
+    schedules, made = [], []
+    for name in ("one", "two"):
+        wanted = {"name": name, "interval": 3600, "task": {"target": NOOP}}
+        answer = await office.admin.post("/v1/schedules", wanted)
+        schedules.append(answer.json()["id"])
+        made.append((await office.admin.post(f"/v1/schedules/{schedules[-1]}/run")).json())
+    alone = await tasks.make()
+    assert await cancel(office, schedule_id=schedules[0], queue="other") == (0, 0)
+    assert await cancel(office, "?dry_run=true", schedule_id=schedules[0]) == (1, 0)
+    assert await cancel(office, schedule_id=schedules[0]) == (1, 0)
+    states = [(await state_of(office, task))[0] for task in (*made, alone)]
+    assert states == ["cancelled", "scheduled", "scheduled"]
+    assert await cancel(office, workflow_run_id=schedules[1]) == (0, 0)
 
 
 async def test_only_what_matches(office: Office, tasks: Undertaker) -> None:
@@ -134,6 +151,8 @@ async def test_a_cancel_that_races_a_start_misses_nothing(
         ({"filter": {"sate": "paused"}}, 422, "/filter/sate"),
         ({"filter": {"state": "odd"}}, 422, "/filter/state"),
         ({"filter": {"queue": 1}}, 422, "/filter/queue"),
+        ({"filter": {"schedule_id": "x"}}, 422, "/filter/schedule_id"),
+        ({"filter": {"workflow_run_id": 1}}, 422, "/filter/workflow_run_id"),
         ({"filter": {"name": "a\x00"}}, 422, "/filter/name"),
         ({"filter": {"labels": {"a\x00": "b"}}}, 422, "/filter/labels/a\x00"),
         ({"filter": {"due_after": "9999-12-31T23:00:00-05:00"}}, 422, "/filter/due_after"),

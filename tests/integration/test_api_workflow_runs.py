@@ -166,6 +166,7 @@ async def test_nothing_is_taken_for_a_step_that_its_release_would_undo(desk: Des
 
 async def test_the_run_hears_of_a_step_that_is_cancelled_or_purged_by_itself(desk: Desk) -> None:
     await desk.define(DIAMOND, on_failure="continue")
+    other = await desk.begin(input={"day": 1})
     for act in ("cancel", "purge", "bulk"):
         run = await desk.begin(input={"day": 1})
         tasks = {step["id"]: step["task_id"] for step in (await desk.read(run))["steps"]}
@@ -174,7 +175,7 @@ async def test_the_run_hears_of_a_step_that_is_cancelled_or_purged_by_itself(des
         elif act == "purge":
             answer = await desk.office.admin.call("DELETE", f"/v1/tasks/{tasks['b']}")
         else:
-            where = {"filter": {"label": ["k:v"]}}
+            where = {"filter": {"label": ["k:v"], "workflow_run_id": run}}
             answer = await desk.office.admin.post("/v1/tasks/cancel", where)
         assert answer.status < 300, answer.body
         await desk.drain(run)
@@ -182,6 +183,7 @@ async def test_the_run_hears_of_a_step_that_is_cancelled_or_purged_by_itself(des
         assert ended["state"] == "cancelled", act
         lost = "d" if act == "bulk" else "b"
         assert next(s for s in ended["steps"] if s["id"] == lost)["state"] == "cancelled"
+    assert "cancelled" not in (await desk.states(other)).values()
 
 
 async def test_a_purged_step_that_ran_does_not_stop_its_run(desk: Desk) -> None:

@@ -49,7 +49,8 @@ CANCEL_MANY = Doc(
     description="Waiting tasks end at once; running ones are asked to stop. Fields of the filter "
     'are joined by *and*; `{"filter": {}}` means every unfinished task that exists now. The work '
     "is done in steps of at most 1000 tasks: if the call breaks off, what was done stays done, and "
-    "it can be repeated.",
+    "it can be repeated. A run of which steps are cancelled goes on without them as its workflow "
+    "says; to end all of it, cancel the run.",
     params=[DRY_RUN],
     bodies=[Body(CancelIn, examples={"queue": {"filter": {"queue": "mail", "label": "team:a"}}})],
     replies=[Reply(200, "How many were, or with `dry_run` would be, cancelled.", CancelledOut)],

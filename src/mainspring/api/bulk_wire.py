@@ -31,6 +31,8 @@ class TaskFilterIn(Struct, forbid_unknown_fields=True):
     labels: Labels | None = None
     due_after: Instant | None = None
     due_before: Instant | None = None
+    schedule_id: UUID | None = None
+    workflow_run_id: UUID | None = None
 
 
 class LetterFilterIn(Struct, forbid_unknown_fields=True):
@@ -155,6 +157,8 @@ def task_filter(given: TaskFilterIn) -> TaskFilter:
         labels=_labels(given, problems),
         due_after=_instant(given.due_after, "due_after", problems),
         due_before=_instant(given.due_before, "due_before", problems),
+        schedule_id=given.schedule_id,
+        workflow_run_id=given.workflow_run_id,
     )
     _raise_if(problems)
     return found

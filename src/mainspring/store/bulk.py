@@ -116,5 +116,6 @@ class BulkChanges:
 
 def _arguments(where: TaskFilter) -> tuple[object, ...]:
     return (
-        where.state, where.queue, where.name, where.labels, where.due_after, where.due_before
+        where.state, where.queue, where.name, where.labels, where.due_after, where.due_before,
+        where.schedule_id, where.workflow_run_id,
     )  # fmt: skip

@@ -7,7 +7,8 @@ SELECT id FROM tasks WHERE tenant_id = $1 ORDER BY id DESC LIMIT 1;
 -- name: find_cancellable
 -- The next unfinished tasks after $2 that match, oldest first. At most `scan` ($4) are looked at.
 WITH scanned AS MATERIALIZED (
-    SELECT id, state, queue, name, labels, due_at, cancel_requested FROM tasks
+    SELECT id, state, queue, name, labels, due_at, cancel_requested, schedule_id, workflow_run_id
+    FROM tasks
     WHERE tenant_id = $1 AND id > $2 AND id <= $3 ORDER BY id LIMIT $4
 ), page AS (
     SELECT id, state FROM scanned
@@ -18,6 +19,8 @@ WITH scanned AS MATERIALIZED (
       AND ($9::jsonb IS NULL OR labels @> $9)
       AND ($10::timestamptz IS NULL OR due_at >= $10)
       AND ($11::timestamptz IS NULL OR due_at < $11)
+      AND ($12::uuid IS NULL OR schedule_id = $12)
+      AND ($13::uuid IS NULL OR workflow_run_id = $13)
     ORDER BY id LIMIT $5
 ), edge AS (
     SELECT count(*) AS scanned, (SELECT id FROM scanned ORDER BY id DESC LIMIT 1) AS edge FROM scanned
@@ -34,6 +37,8 @@ WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND NOT cancel_requested
   AND ($6::jsonb IS NULL OR labels @> $6)
   AND ($7::timestamptz IS NULL OR due_at >= $7)
   AND ($8::timestamptz IS NULL OR due_at < $8)
+  AND ($9::uuid IS NULL OR schedule_id = $9)
+  AND ($10::uuid IS NULL OR workflow_run_id = $10)
 ORDER BY id FOR UPDATE;
 
 -- name: cancel_locked
