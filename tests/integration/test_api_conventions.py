@@ -7,6 +7,7 @@ from uuid import uuid4
 import pytest
 
 from mainspring.api.app import paths_of
+from mainspring.api.openapi import describe
 from mainspring.api.routing import ForAll, ForTenants
 from mainspring.config import Config
 from mainspring.errors import StoreUnavailable
@@ -194,6 +195,8 @@ async def test_a_dry_run_changes_nothing(office: Office) -> None:
     ]:
         answer = await office.admin.call(method, path + "?dry_run=true", body)
         assert answer.status == 200, (method, path, answer.body)
+        assert "location" not in answer.headers
+        assert ("etag" in answer.headers) == (method == "PATCH"), "there is no other to name"
         odd = await office.admin.call(method, path + "?dry_run=maybe", body)
         assert (odd.status, odd.pointers()) == (422, ["/query/dry_run"])
     assert len((await office.admin.get("/v1/tasks")).json()["items"]) == 1
@@ -225,6 +228,28 @@ async def test_too_many_requests(database_url: str) -> None:
         answers = [await office.admin.get("/v1/tasks") for _ in range(5)]
         assert_problem(answers[-1], 429, "too-many-requests")
         assert int(answers[-1].headers["retry-after"]) >= 1
+
+
+async def test_what_is_open_to_all_is_served_whatever_they_accept(office: Office) -> None:
+    for path, known in paths_of(office.deps).items():
+        if isinstance(known.get("GET"), ForAll):
+            for accept in ("text/html", "image/png", "application/json;q=0"):
+                assert (await office.client(None).get(path, accept=accept)).status == 200, path
+
+
+async def test_a_time_to_wait_is_promised_where_one_is_given(office: Office) -> None:
+    """Of the reasons for a 409 only one passes by itself, and says when."""
+    for known in describe(paths_of(office.deps), "1")["paths"].values():
+        for operation in known.values():
+            for status, reply in operation["responses"].items():
+                told = reply["headers"].get("Retry-After", {}).get("description", "")
+                if status != "409":
+                    assert bool(told) == (status in ("429", "503"))
+                    continue
+                schema = reply["content"]["application/problem+json"]["schema"]
+                kinds = {kind.split(":")[-1] for kind in schema["properties"]["type"]["enum"]}
+                assert bool(told) == ("still-in-progress" in kinds)
+                assert ("still-in-progress" in told) == (bool(told) and len(kinds) > 1)
 
 
 async def test_the_document_and_its_pages(office: Office) -> None:

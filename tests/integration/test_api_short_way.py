@@ -125,6 +125,15 @@ async def test_what_fails_is_told_the_same(street: Street) -> None:
     assert await street.counted() == 2
 
 
+async def test_one_key_is_enough(street: Street) -> None:
+    caller = await street.caller()
+    keys = ("Idempotency-Key: a", "idempotency-key: b")
+    for path in ("/v1/tasks", "/v1/tasks/batch", "/v1/effects"):
+        status, _, said = await caller.post(NOOP, *keys, path=path)
+        assert (status, said["errors"][0]["pointer"]) == (422, "/headers/Idempotency-Key")
+    assert await street.counted() == 0
+
+
 OWN = {
     "Idempotency-Key: k": 201,
     "Idempotency-Key:": 422,

@@ -264,6 +264,24 @@ async def test_nonsense_is_a_problem_too() -> None:
             await visitor.refusal(400, "malformed-request")
 
 
+async def test_a_request_says_once_for_whom_it_is() -> None:
+    """RFC 9112 §3.2; HTTP/1.0 knew no such header."""
+    for head in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nhost: y\r\n\r\n",
+        b"GET / HTTP/1.0\r\nHost: x\r\nHost: x\r\n\r\n",
+    ):
+        async with opened_house(PATIENT) as house:
+            visitor = await house.visit()
+            visitor.say(head)
+            await visitor.refusal(400, "malformed-request")
+    async with opened_house(PATIENT) as house:
+        for fine in (b"GET / HTTP/1.0\r\n\r\n", b"GET / HTTP/1.1\r\nHost:\r\n\r\n"):
+            visitor = await house.visit()
+            visitor.say(fine)
+            assert (await visitor.hear())[0] == 200
+
+
 # --- too slow ----------------------------------------------------------------------------------
 
 

@@ -139,7 +139,7 @@ async def test_heads_that_are_not_noted(exchange: Exchange, shop: Shop, request_
         [post(A)[:9], post(A)[9:]],
         [post(A) + post(A)[:9], post(A)[9:]],
         [post(A)[:9], post(A)[9:] + post(A)],
-        [b"GET / HTTP/1.1\r\n\r\n" + post(A)],
+        [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + post(A)],
         [post(b"", path=b"/other") + post(A)],
     ],
     ids=range(6),

@@ -204,7 +204,12 @@ class Door(HttpToolsProtocol):
             # for the next request.
             self._refusal = MalformedRequest("send a body without offering another protocol")
             raise self._refusal
-        self._begin(self.parser.get_http_version())
+        version = self.parser.get_http_version()
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (hosts == 0 and version != "1.0"):
+            self._refusal = MalformedRequest("a request has one Host header, and only one")
+            raise self._refusal
+        self._begin(version)
 
     def _declares_body(self) -> bool:
         return any(

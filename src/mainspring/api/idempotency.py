@@ -111,9 +111,15 @@ def keeping(keeper: Keeper | None, answer: Callable[[T], Response]) -> Conclude[
 
 def key_in(request: Request) -> str | None:
     """The request's idempotency key, if it has one."""
-    key = request.headers.get(HEADER)
-    if key is None:
+    given = request.headers.getlist(HEADER)
+    if not given:
         return None
+    key = given[0]
+    if len(given) > 1:
+        raise InvalidRequest(
+            f"the header {HEADER} is not valid",
+            [Problem(f"/headers/{HEADER}", "is given more than once")],
+        )
     if not 1 <= len(key) <= 255 or not (key.isascii() and key.isprintable()):
         raise InvalidRequest(
             f"the header {HEADER} is not valid",

@@ -21,9 +21,11 @@ _CURLS_DEFAULT = b"application/x-www-form-urlencoded"
 class Manners:
     """What one operation asks of its requests, as its documentation says."""
 
-    __slots__ = ("_consumes", "_known", "_produces", "_repeatable")
+    __slots__ = ("_consumes", "_in_any_case", "_known", "_produces", "_repeatable")
 
-    def __init__(self, doc: Doc) -> None:
+    def __init__(self, doc: Doc, *, in_any_case: bool = False) -> None:
+        """`in_any_case`: it answers as it does whatever the caller accepts, as to a probe."""
+        self._in_any_case = in_any_case
         self._consumes = frozenset(body.media_type for body in doc.bodies)
         produced = {reply.media_type for reply in doc.replies if reply.type is not None}
         self._produces = frozenset(produced or {JSON})
@@ -34,12 +36,15 @@ class Manners:
     def check(self, headers: Headers, query: bytes) -> None:
         """Before anything else is done: a request that cannot be answered shall change nothing."""
         accept = headers.get(b"accept")
-        if accept and accept != b"*/*" and not _accepts(accept, self._produces):
+        if accept and accept != b"*/*" and not self._suits(accept):
             raise NotAcceptable(f"this answers in {' or '.join(sorted(self._produces))} only")
         if self._consumes:
             self._check_form(headers)
         if query:
             self._check_query(query)
+
+    def _suits(self, accept: bytes) -> bool:
+        return self._in_any_case or _accepts(accept, self._produces)
 
     def _check_form(self, headers: Headers) -> None:
         kind = headers.get(b"content-type", _CURLS_DEFAULT)

@@ -325,8 +325,11 @@ def _problem_reply(status: int, causes: Sequence[type[MainspringError]], schemas
 
 
 def _extra_headers(status: int, causes: Sequence[type[MainspringError]]) -> Iterator[Header]:
-    if status in (429, 503) or Busy in causes:
+    if status in (429, 503) or list(causes) == [Busy]:
         yield _RETRY_AFTER
+    elif Busy in causes:
+        only = f"Only with `{Busy.code}`: {_RETRY_AFTER.description}"
+        yield Header(_RETRY_AFTER.name, only, _RETRY_AFTER.type)
 
 
 def _example(status: int, cause: type[MainspringError]) -> Json:

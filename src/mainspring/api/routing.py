@@ -155,7 +155,7 @@ class Resource:
             self._operations["HEAD"] = self._operations["GET"]
         self._allow = ", ".join(sorted(self._operations))
         self._manners = {
-            method: Manners(operation.doc)
+            method: Manners(operation.doc, in_any_case=isinstance(operation, ForAll))
             for method, operation in self._operations.items()
             if operation.doc is not None
         }
