@@ -7,21 +7,24 @@ Decoders are made once and kept: making and dropping one for some unions of cons
 crashes msgspec 0.22.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import NODEFAULT, Raw, Struct
 
 from mainspring.errors import Problem
 
+S = TypeVar("S", bound=Struct)
+
 Locate = Callable[[msgspec.ValidationError, str], Problem]
 
 _encode = msgspec.json.Encoder().encode
+_MEMBERS = msgspec.json.Decoder(dict[str, Raw])
 
 
 def all_problems(kind: Any, body: bytes, locate: Locate, most: int) -> list[Problem]:
@@ -31,6 +34,16 @@ def all_problems(kind: Any, body: bytes, locate: Locate, most: int) -> list[Prob
         return list(islice(_shape_of(kind).problems(value, "", locate), most))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return []
+
+
+def readable(kind: type[S], body: bytes, instead: Mapping[str, object]) -> S | None:
+    """What can be read of a body that was refused: the rest of it is left at its defaults or, where
+    there are none, at what shall stand `instead` of a member of that name."""
+    try:
+        found = _shape_of(kind).readable(Raw(body), instead)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    return found if isinstance(found, kind) else None
 
 
 class _Shape:
@@ -73,6 +86,29 @@ class _Shape:
                     if error is not None:
                         yield Problem(_below(at, name), locate(error, at).detail)
 
+    def readable(self, text: Raw, instead: Mapping[str, object]) -> object:
+        """A value as far as it can be read; NODEFAULT where that is not at all."""
+        try:
+            return self._decoder.decode(text)
+        except msgspec.ValidationError:
+            value = msgspec.json.decode(text)
+        struct = self._struct_for(value) if isinstance(value, dict) else None
+        if struct is None:
+            return NODEFAULT
+        members = _MEMBERS.decode(text)
+        known: dict[str, object] = {}
+        for field in _fields_of(struct):
+            part: object = NODEFAULT
+            if field.name in members:
+                part = field.shape.readable(members[field.name], instead)
+            if part is NODEFAULT and field.required:
+                part = instead.get(field.name, NODEFAULT)
+                if part is NODEFAULT:
+                    return NODEFAULT
+            if part is not NODEFAULT:
+                known[field.attribute] = part
+        return struct(**known)
+
     def _struct_for(self, value: dict[str, object]) -> type[Struct] | None:
         """The struct a value is meant to be: the only one there is, or the one its tag names."""
         if len(self._structs) == 1:
@@ -86,6 +122,7 @@ class _Shape:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
+    attribute: str
     name: str
     shape: _Shape
     required: bool
@@ -98,6 +135,7 @@ _shape_of = cache(_Shape)
 def _fields_of(struct: type[Struct]) -> tuple[_Field, ...]:
     return tuple(
         _Field(
+            field.name,
             field.encode_name,
             _Shape(field.type),
             field.default is NODEFAULT and field.default_factory is NODEFAULT,

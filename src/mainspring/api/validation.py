@@ -33,7 +33,7 @@ from mainspring.domain.duration import parse_duration
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import Requirements, Target, TaskSpec
-from mainspring.errors import InvalidRequest, Problem, TooLarge
+from mainspring.errors import InvalidRequest, Problem, RequestError, TooLarge
 from mainspring.store.creation import NewTask
 
 MOST_NESTING = 64
@@ -105,6 +105,24 @@ class TaskValidator:
         if problems:
             self._refuse(problems[:MOST_PROBLEMS], tasks)
         return made
+
+    async def refuse(self, error: RequestError, tasks: Iterable[tuple[str, TaskIn]]) -> NoReturn:
+        """Refuse what could not be read, and say as well what is wrong with the rest: with the
+        tasks as far as they can be read, each with its place."""
+        now = round(self._clock.now(), 6)
+        problems = list(error.problems)
+        known = {problem.pointer for problem in problems}
+        for index, (at, task) in enumerate(tasks, 1):
+            if f"{at}/run_at" in known:
+                task.expires_at = None  # whether it is late enough cannot be said
+            found: list[Problem] = []
+            self._make(0, task, now, found)
+            problems.extend(Problem(at + p.pointer, p.detail) for p in found)
+            if len(problems) >= MOST_PROBLEMS:
+                break
+            if index % _TASKS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        raise type(error)(error.detail, problems[:MOST_PROBLEMS])
 
     def _refuse(self, problems: Sequence[Problem], tasks: Sequence[TaskIn]) -> NoReturn:
         too_large = any(len(bytes(task.payload)) > self._config.max_payload for task in tasks)
