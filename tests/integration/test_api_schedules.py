@@ -126,6 +126,26 @@ async def test_a_schedule_reads_as_it_was_written(desk: Desk) -> None:
     assert len(upcoming["times"]) == 3
 
 
+async def test_durations_may_be_written_in_two_ways(desk: Desk) -> None:
+    fields = {
+        "interval": "PT1H",
+        "jitter": "PT1M",
+        "spread": "PT30S",
+        "misfire": {"policy": "all", "window": "P1D"},
+        "task": {**NOOP, "timeout": "PT1M", "sla": "PT2M", "retry": {"initial": "PT3M"}},
+    }
+    made = await desk.make(**fields)
+    assert (made["interval"], made["jitter"], made["spread"]) == (3600, 60, 30)
+    assert made["misfire"] == {"policy": "all", "window": 86400, "cap": 100}
+    task = made["task"]
+    assert (task["timeout"], task["sla"], task["retry"]["initial"]) == (60, 120, 180)
+    changed = await desk.office.admin.call("PATCH", f"{URL}/{made['id']}", {"jitter": "PT2M"})
+    assert (changed.json()["jitter"], changed.json()["spread"]) == (120, 30)
+    wrong = {"jitter": "P2D", "spread": "soon", "misfire": {"window": "P400D"}}
+    answer = await desk.post("", {"name": "bad", "cron": "* * * * *", "task": NOOP, **wrong})
+    assert answer.pointers() == ["/jitter", "/spread", "/misfire/window"]
+
+
 @pytest.mark.parametrize(
     ("fields", "pointer"),
     [

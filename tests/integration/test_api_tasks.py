@@ -135,6 +135,17 @@ async def test_editing(api: Api) -> None:
     assert stale.status == 412
 
 
+async def test_editing_durations(api: Api) -> None:
+    url = f"/v1/tasks/{(await api.make(delay=3600))['id']}"
+    body = {"timeout": "PT5M", "sla": "PT1H", "jitter": "PT1S", "retry": {"initial": "PT2S"}}
+    changed = (await api.a.call("PATCH", url, body)).json()
+    assert (changed["timeout"], changed["sla"], changed["jitter"]) == (300, 3600, 1)
+    assert changed["retry"]["initial"] == 2
+    bad = {"timeout": "P2D", "sla": "x", "jitter": "P1M", "retry": {"max_delay": "P99D"}}
+    answer = await api.a.call("PATCH", url, bad)
+    assert answer.pointers() == ["/timeout", "/sla", "/jitter", "/retry/max_delay"]
+
+
 async def test_editing_has_rules(api: Api) -> None:
     task = await api.make(delay=3600)
     url = f"/v1/tasks/{task['id']}"

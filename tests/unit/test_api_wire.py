@@ -96,6 +96,23 @@ def test_jitter_delays_within_its_bounds(validator: TaskValidator) -> None:
     assert len(set(dues)) > 40
 
 
+def test_durations_may_be_written_in_two_ways(validator: TaskValidator) -> None:
+    numbers = make(
+        validator, timeout=90, sla=3600, jitter=0.5, retry={"initial": 60, "max_delay": 86400}
+    )
+    texts = make(
+        validator,
+        timeout="PT1M30S",
+        sla="PT1H",
+        jitter="PT0.5S",
+        retry={"initial": "PT1M", "max_delay": "P1D"},
+    )
+    decode = msgspec.json.Decoder(TaskSpec).decode
+    assert decode(texts.spec) == decode(numbers.spec)
+    assert decode(texts.spec).retry == RetryPolicy(initial=60, max_delay=86400)
+    assert NOW <= texts.due <= NOW + 0.5
+
+
 def test_equal_specs_are_encoded_once(validator: TaskValidator) -> None:
     assert make(validator, payload=1).spec is make(validator, payload=2, name="other").spec
 
@@ -128,6 +145,18 @@ def test_equal_specs_are_encoded_once(validator: TaskValidator) -> None:
         ({"timeout": 86401}, ["/timeout"]),
         ({"sla": -1}, ["/sla"]),
         ({"jitter": 86401}, ["/jitter"]),
+        ({"timeout": "PT0S"}, ["/timeout"]),
+        ({"timeout": "PT24H0.1S"}, ["/timeout"]),
+        ({"timeout": "P1Y"}, ["/timeout"]),
+        ({"timeout": True}, ["/timeout"]),
+        ({"sla": "P366D"}, ["/sla"]),
+        ({"sla": "PT9" + "9" * 99 + "S"}, ["/sla"]),
+        ({"jitter": "P2D", "expires_at": "2027-01-15T08:00:01Z"}, ["/jitter"]),
+        ({"jitter": "soon", "delay": "later"}, ["/jitter", "/delay"]),
+        (
+            {"retry": {"initial": "P31D", "max_delay": "-PT1S"}},
+            ["/retry/initial", "/retry/max_delay"],
+        ),
         ({"labels": {"a": 1}}, ["/labels/a"]),
         ({"labels": {"a": "\u0000"}}, ["/labels/a"]),
         ({"labels": {"a:b": "c"}}, ["/labels/a:b"]),

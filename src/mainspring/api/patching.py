@@ -5,17 +5,18 @@ from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from mainspring.api.validation import (
     TaskValidator,
     payload_problems,
     requirements_of,
     retry_of,
+    span,
     target_problems,
 )
 from mainspring.api.views import spec_of
-from mainspring.api.wire import TargetIn, TaskPatch
+from mainspring.api.wire import JITTERS, SLAS, TIMEOUTS, TargetIn, TaskPatch
 from mainspring.clock import Clock
 from mainspring.domain.capability import capability_of
 from mainspring.domain.task import Target, TaskSpec
@@ -45,7 +46,7 @@ class TaskPatcher:
             problems.extend(payload_problems(bytes(patch.payload), self._max_payload))
         if patch.target is not UNSET:
             problems.extend(target_problems(patch.target))
-        spec = _merge_spec(spec_of(task), patch, self._validator.target)
+        spec = _merge_spec(spec_of(task), patch, self._validator.target, problems)
         change = replace(
             self._retimed(task, patch, spec, problems),
             priority=_given(patch.priority, task.priority),
@@ -82,14 +83,22 @@ class TaskPatcher:
         return replace(change, run=times.run, due=times.due, expires=times.expires)
 
 
-def _merge_spec(spec: TaskSpec, patch: TaskPatch, target: Callable[[TargetIn], Target]) -> TaskSpec:
+def _merge_spec(
+    spec: TaskSpec,
+    patch: TaskPatch,
+    target: Callable[[TargetIn], Target],
+    problems: list[Problem],
+) -> TaskSpec:
+    def seconds(given: float | str | UnsetType, old: float, bounds: Meta, pointer: str) -> float:
+        return old if isinstance(given, UnsetType) else span(given, bounds, pointer, problems)
+
     return replace(
         spec,
         target=spec.target if patch.target is UNSET else target(patch.target),
-        timeout=_given(patch.timeout, spec.timeout),
-        sla=_given(patch.sla, spec.sla),
-        jitter=_given(patch.jitter, spec.jitter),
-        retry=spec.retry if patch.retry is UNSET else retry_of(patch.retry),
+        timeout=seconds(patch.timeout, spec.timeout, TIMEOUTS, "/timeout"),
+        sla=seconds(patch.sla, spec.sla, SLAS, "/sla"),
+        jitter=seconds(patch.jitter, spec.jitter, JITTERS, "/jitter"),
+        retry=spec.retry if patch.retry is UNSET else retry_of(patch.retry, problems),
         requires=spec.requires if patch.requires is UNSET else requirements_of(patch.requires),
     )
 

@@ -9,9 +9,16 @@ from math import floor
 import msgspec
 from msgspec import UNSET
 
-from mainspring.api.schedule_wire import DstIn, MisfireIn, SchedulePatch, TemplateIn, TimingIn
-from mainspring.api.validation import TaskValidator, payload_problems, seconds_of
-from mainspring.api.wire import DAY, HandlerTarget, RetryIn, TaskIn
+from mainspring.api.schedule_wire import (
+    WINDOWS,
+    DstIn,
+    MisfireIn,
+    SchedulePatch,
+    TemplateIn,
+    TimingIn,
+)
+from mainspring.api.validation import TaskValidator, payload_problems, seconds_of, span
+from mainspring.api.wire import DAY, JITTERS, HandlerTarget, RetryIn, TaskIn
 from mainspring.domain import cron, rrule
 from mainspring.domain.schedule import Definition, Misfire, Timetable, timetable
 from mainspring.domain.task import RUN_WORKFLOW
@@ -201,9 +208,13 @@ async def _define(
         start_at=start,
         end_at=end,
         max_runs=wanted.max_runs,
-        jitter=wanted.jitter,
-        spread=wanted.spread,
-        misfire=Misfire(wanted.misfire.policy, wanted.misfire.window, wanted.misfire.cap),
+        jitter=span(wanted.jitter, JITTERS, "/jitter", problems),
+        spread=span(wanted.spread, JITTERS, "/spread", problems),
+        misfire=Misfire(
+            wanted.misfire.policy,
+            span(wanted.misfire.window, WINDOWS, "/misfire/window", problems),
+            wanted.misfire.cap,
+        ),
         overlap=wanted.overlap,
         max_running=wanted.max_running,
         dst=DstPolicy(wanted.dst.gap, wanted.dst.repeat),

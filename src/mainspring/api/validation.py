@@ -13,10 +13,15 @@ from random import Random
 from typing import NoReturn
 
 import msgspec
+from msgspec import Meta
 
 from mainspring.api.decoding import MOST_PROBLEMS
 from mainspring.api.http_targets import Seal, has_secrets, http_problems, sealed_headers
 from mainspring.api.wire import (
+    BACKOFFS,
+    JITTERS,
+    SLAS,
+    TIMEOUTS,
     CommandTarget,
     Delay,
     HandlerTarget,
@@ -53,6 +58,7 @@ class CompiledSpec:
 
     encoded: bytes
     capability: str
+    jitter: float
     problems: tuple[Problem, ...]
 
 
@@ -139,7 +145,7 @@ class TaskValidator:
         if task.run_at is None and task.delay is None and not task.jitter and not task.expires_at:
             times = Times(now, now, None)
         else:
-            times = self.times(task.run_at, task.delay, task.jitter, task.expires_at, now, problems)
+            times = self.times(task.run_at, task.delay, spec.jitter, task.expires_at, now, problems)
         limit = task.concurrency
         return NewTask(
             tenant_id,
@@ -180,17 +186,18 @@ class TaskValidator:
         return target_of(target, self._seal)
 
     def _compile(self, task: TaskIn) -> CompiledSpec:
-        problems = target_problems(task.target)
+        problems = list(target_problems(task.target))
         target = target_of(task.target, None if problems else self._seal)
         spec = TaskSpec(
             target,
-            task.timeout,
-            task.sla,
-            task.jitter,
-            retry_of(task.retry),
+            span(task.timeout, TIMEOUTS, "/timeout", problems),
+            span(task.sla, SLAS, "/sla", problems),
+            span(task.jitter, JITTERS, "/jitter", problems),
+            retry_of(task.retry, problems),
             requirements_of(task.requires),
         )
-        return CompiledSpec(_encode(spec.stored()), capability_of(spec), problems)
+        encoded = _encode(spec.stored())
+        return CompiledSpec(encoded, capability_of(spec), spec.jitter, tuple(problems))
 
     def times(
         self,
@@ -242,6 +249,25 @@ def seconds_of(delay: Delay) -> float:
     return parse_duration(delay) if isinstance(delay, str) else delay
 
 
+def span(given: float | str, bounds: Meta, pointer: str, problems: list[Problem]) -> float:
+    """A duration in seconds, within its bounds; what is wrong with it goes to `problems`."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return _bounded(parse_duration(given), bounds)
+    except ValueError as error:
+        problems.append(Problem(pointer, str(error)))
+        return 0.0
+
+
+def _bounded(seconds: float, bounds: Meta) -> float:
+    if bounds.gt is not None and seconds <= bounds.gt:
+        raise ValueError(f"is not more than {bounds.gt:g} seconds")
+    if bounds.le is not None and seconds > bounds.le:
+        raise ValueError(f"is {seconds:.0f} seconds; the most is {bounds.le:.0f}")
+    return seconds
+
+
 def payload_problems(payload: bytes, most_bytes: int) -> Iterable[Problem]:
     """What is wrong with a payload, which is kept as it came."""
     if len(payload) > most_bytes:
@@ -280,12 +306,12 @@ def target_of(target: TargetIn, seal: Seal | None) -> Target:
             return Target("command", argv=list(target.argv))
 
 
-def retry_of(retry: RetryIn) -> RetryPolicy:
+def retry_of(retry: RetryIn, problems: list[Problem]) -> RetryPolicy:
     return RetryPolicy(
         retry.max_attempts,
-        retry.initial,
+        span(retry.initial, BACKOFFS, "/retry/initial", problems),
         retry.factor,
-        retry.max_delay,
+        span(retry.max_delay, BACKOFFS, "/retry/max_delay", problems),
         retry.jitter,
         None if retry.on is None else list(retry.on),
     )
