@@ -157,8 +157,14 @@ async def test_editing_has_rules(api: Api) -> None:
     assert (await api.a.call("PATCH", url, both)).pointers() == ["/delay"]
     early = await api.a.call("PATCH", url, {"expires_at": "2020-01-01T00:00:00Z"})
     assert early.pointers() == ["/expires_at"]
+    await api.a.call("PATCH", url, {"expires_at": "2030-01-01T00:00:00Z"})
+    late = await api.a.call("PATCH", url, {"run_at": "2030-01-01T00:00:00Z"})
+    assert late.json()["errors"] == [
+        {"pointer": "/run_at", "detail": "is not before the task expires, 2030-01-01T00:00:00Z"}
+    ]
     await verb(api, task, "cancel")
-    assert (await api.a.call("PATCH", url, {"priority": 1})).status == 409
+    answer = await api.a.call("PATCH", url, {"priority": 1})
+    assert (answer.status, "this one is cancelled" in answer.json()["detail"]) == (409, True)
 
 
 async def test_deleting_leaves_nothing_but_the_audit(api: Api) -> None:

@@ -187,6 +187,55 @@ def test_what_makes_no_sense_is_refused_with_its_place(
 
 
 @pytest.mark.parametrize(
+    ("fields", "detail"),
+    [
+        (
+            {"target": {"type": "nope"}},
+            "Invalid value 'nope': it is one of http, handler, command",
+        ),
+        (
+            {"target": {"type": "http", "url": "https://a.example", "method": "post"}},
+            "Invalid enum value 'post': it is one of DELETE, GET, HEAD, PATCH, POST, PUT",
+        ),
+        (
+            {"retry": {"on": ["nope"]}},
+            "Invalid enum value 'nope': it is one of connection, timeout"
+            ", or a whole number from 300 to 599",
+        ),
+        ({"target": {"type": "http", "url": "https://e.com:0/"}}, "has port 0, which is none"),
+        (
+            {"run_at": "2027-01-01T08:00Z"},
+            "Invalid RFC3339 encoded datetime: write it with seconds and an offset"
+            ", like 2027-01-01T08:00:00Z",
+        ),
+        (
+            {"run_at": "2027-01-01T08:00:00"},
+            "Expected `datetime` with a timezone component: write it with seconds and an offset"
+            ", like 2027-01-01T08:00:00Z",
+        ),
+        ({"delay": 1e10}, "is too far ahead: at most 3660 days are allowed"),
+        ({"delay": 1e300}, "is too far ahead: at most 3660 days are allowed"),
+        (
+            {"expires_at": "9000-01-01T00:00:00Z"},
+            "is too far ahead: at most 7320 days are allowed",
+        ),
+        ({"timeout": "P2D"}, "is 172800 seconds; the most is 86400"),
+    ],
+)
+def test_what_is_allowed_is_said(
+    validator: TaskValidator, fields: dict[str, Any], detail: str
+) -> None:
+    (problem,) = refusal(validator, json.dumps({"target": NOOP, **fields}).encode()).problems
+    assert problem.detail == detail
+
+
+def test_an_empty_body_is_called_so(validator: TaskValidator) -> None:
+    for body in (b"", b" \n"):
+        (problem,) = refusal(validator, body).problems
+        assert problem.detail == "the body is empty"
+
+
+@pytest.mark.parametrize(
     "url",
     [
         "",

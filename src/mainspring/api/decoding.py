@@ -13,7 +13,7 @@ from msgspec import UnsetType
 
 from mainspring.api.duplicates import DuplicateNameError, check_unique_names, without
 from mainspring.api.shapes import all_problems, readable
-from mainspring.api.wire import BatchIn, HandlerTarget, RawBatchIn, TaskIn, TaskPatch
+from mainspring.api.wire import TIME_FORM, BatchIn, HandlerTarget, RawBatchIn, TaskIn, TaskPatch
 from mainspring.errors import InvalidRequest, MalformedRequest, Problem, RequestError
 
 T = TypeVar("T")
@@ -31,6 +31,9 @@ _RAW_BATCH = msgspec.json.Decoder(RawBatchIn)
 
 # Nothing is wrong with these: they stand where a task must have something.
 _INSTEAD = {"target": HandlerTarget("x"), "url": "https://x.example"}
+
+# How msgspec's complaints about times end.
+_TIMES = ("RFC3339 encoded datetime", "`datetime` with a timezone component")
 
 _LOCATED = re.compile(r"(?s)(?P<what>.*) - at (?:`key` in )?`\$(?P<path>.*)`")
 _ESCAPE = re.compile(
@@ -175,6 +178,8 @@ def _decode(
         ) from None
     except (msgspec.DecodeError, UnicodeError) as error:
         reason = _lone_surrogate(body, str(error)) or str(error)
+        if not body.strip():
+            reason = "the body is empty"
         raise MalformedRequest("the body is not valid JSON", [Problem(at, reason)]) from None
     except RecursionError:
         raise InvalidRequest(
@@ -205,9 +210,10 @@ def _check_names(body: bytes, payloads: Iterable[msgspec.Raw], at: str = "") -> 
 
 def _locate(error: msgspec.ValidationError, at: str) -> Problem:
     match = _LOCATED.fullmatch(str(error))
-    if match is None:
-        return Problem(at, str(error)[:_LONGEST_DETAIL])
-    return Problem(at + pointer_of(match["path"]), match["what"][:_LONGEST_DETAIL])
+    what = (match["what"] if match else str(error))[:_LONGEST_DETAIL]
+    if what.endswith(_TIMES):
+        what += f": {TIME_FORM}"
+    return Problem(at + pointer_of(match["path"]) if match else at, what)
 
 
 def _decode_each(pieces: Sequence[bytes]) -> list[TaskIn]:

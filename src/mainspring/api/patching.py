@@ -1,6 +1,6 @@
 """What a PATCH makes of a task: the same rules as for a new one, on the merged values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from mainspring.api.validation import (
+    EXPIRES_EARLY,
     TaskValidator,
     payload_problems,
     requirements_of,
@@ -70,17 +71,35 @@ class TaskPatcher:
             return change
         delay = _given(patch.delay, None)
         kept = task.run_at if delay is None else None
+        found: list[Problem] = []
         times = self._validator.times(
             _given(patch.run_at, kept),
             delay,
             spec.jitter,
             _given(patch.expires_at, task.expires_at),
             round(self._clock.now(), 6),
-            problems,
+            found,
+        )
+        problems += (
+            found if patch.expires_at is not UNSET else _about_what_was_sent(found, task, patch)
         )
         if all(field is UNSET for field in fields[:3]):
             return replace(change, expires=times.expires)
         return replace(change, run=times.run, due=times.due, expires=times.expires)
+
+
+def _about_what_was_sent(
+    problems: Sequence[Problem], task: LockedTask, patch: TaskPatch
+) -> Iterator[Problem]:
+    """The problems of a patch that leaves the expiry as it is: not with that, but with what came to
+    lie behind it."""
+    sent = next(name for name in ("run_at", "delay", "jitter") if getattr(patch, name) is not UNSET)
+    for problem in problems:
+        if problem.detail == EXPIRES_EARLY and task.expires_at is not None:
+            expires = task.expires_at.isoformat().replace("+00:00", "Z")
+            yield Problem(f"/{sent}", f"is not before the task expires, {expires}")
+        else:
+            yield problem
 
 
 def _merge_spec(

@@ -236,7 +236,8 @@ def _time_problems(wanted: TimingIn) -> list[Problem]:
     start, end = wanted.start_at, wanted.end_at
     for name, moment in (("start_at", start), ("end_at", end)):
         if moment is not None and not 1970 <= moment.year < _LAST_YEAR:
-            problems.append(Problem(f"/{name}", "is out of range"))
+            detail = f"is out of range: the year is one of 1970 to {_LAST_YEAR - 1}"
+            problems.append(Problem(f"/{name}", detail))
     if start is not None and end is not None and end < start:
         problems.append(Problem("/end_at", "is before start_at"))
     if wanted.interval is not None:

@@ -24,6 +24,8 @@ S = TypeVar("S", bound=Struct)
 Locate = Callable[[msgspec.ValidationError, str], Problem]
 
 _encode = msgspec.json.Encoder().encode
+# What msgspec says of words and tags that are not among those allowed.
+_NONE_OF = ("Invalid enum value", "Invalid value")
 _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
 
 
@@ -50,6 +52,7 @@ class _Shape:
     """A type, taken apart as far as that helps to find more than one mistake in a value of it."""
 
     def __init__(self, kind: Any) -> None:
+        self._kind = kind
         members = list(_members(kind))
         self._anything_goes = Raw in members  # bytes that are kept as they came
         self._decoder = msgspec.json.Decoder(kind)
@@ -70,7 +73,10 @@ class _Shape:
                 found = True
                 yield problem
             if not found:
-                yield locate(error, at)
+                problem = locate(error, at)
+                if problem.detail.startswith(_NONE_OF):
+                    problem = Problem(problem.pointer, problem.detail + _choice(self._kind))
+                yield problem
 
     def _in_parts(self, value: object, at: str, locate: Locate) -> Iterator[Problem]:
         if isinstance(value, list) and self._element is not None:
@@ -168,6 +174,26 @@ def _error(
     except msgspec.ValidationError as error:
         return error
     return None
+
+
+def _choice(kind: Any) -> str:
+    """What a word or a tag of this type may be."""
+    words: list[str] = []
+    numbers = ""
+    info = msgspec.inspect.type_info(kind)
+    for member in info.types if isinstance(info, msgspec.inspect.UnionType) else (info,):
+        match member:
+            case msgspec.inspect.LiteralType(values=values):
+                words += map(str, values)
+            case msgspec.inspect.EnumType(cls=enum):
+                words += [str(choice.value) for choice in enum]
+            case msgspec.inspect.StructType(tag=str(tag)):
+                words.append(tag)
+            case msgspec.inspect.IntType(ge=least, le=most):
+                numbers = f", or a whole number from {least} to {most}"
+            case _:
+                pass
+    return f": it is one of {', '.join(words)}{numbers}"
 
 
 def _members(kind: Any) -> Iterator[Any]:

@@ -19,6 +19,7 @@ from mainspring.api.decoding import MOST_PROBLEMS
 from mainspring.api.http_targets import Seal, has_secrets, http_problems, sealed_headers
 from mainspring.api.wire import (
     BACKOFFS,
+    DAY,
     JITTERS,
     SLAS,
     TIMEOUTS,
@@ -42,6 +43,7 @@ from mainspring.errors import InvalidRequest, Problem, RequestError, TooLarge
 from mainspring.store.creation import NewTask
 
 MOST_NESTING = 64
+EXPIRES_EARLY = "is not after the time the task is due"
 
 _CACHED_SPECS = 4096
 _LARGEST_CACHED = 4096
@@ -215,9 +217,9 @@ class TaskValidator:
         if expires is not None:
             # Compared with the latest due time, so that luck with the jitter does not decide.
             if expires <= run + jitter:
-                problems.append(Problem("/expires_at", "is not after the time the task is due"))
+                problems.append(Problem("/expires_at", EXPIRES_EARLY))
             elif expires > now + 2 * self._config.horizon:
-                problems.append(Problem("/expires_at", "is too far ahead"))
+                problems.append(Problem("/expires_at", _too_far(2 * self._config.horizon)))
         return Times(run, due, expires)
 
     def _run(
@@ -235,10 +237,7 @@ class TaskValidator:
             except ValueError as error:
                 problems.append(Problem(pointer, str(error)))
         if run > now + self._config.horizon:
-            days = self._config.horizon / 86400
-            problems.append(
-                Problem(pointer, f"is too far ahead: at most {days:.0f} days are allowed")
-            )
+            problems.append(Problem(pointer, _too_far(self._config.horizon)))
         elif run < 0:
             problems.append(Problem(pointer, "is before 1970"))
         return run
@@ -247,6 +246,10 @@ class TaskValidator:
 def seconds_of(delay: Delay) -> float:
     """A delay in seconds, whichever way it was written."""
     return parse_duration(delay) if isinstance(delay, str) else delay
+
+
+def _too_far(most: float) -> str:
+    return f"is too far ahead: at most {most / DAY:g} days are allowed"
 
 
 def span(given: float | str, bounds: Meta, pointer: str, problems: list[Problem]) -> float:

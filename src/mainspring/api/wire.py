@@ -25,14 +25,17 @@ LabelValue = Annotated[str, Meta(max_length=500, pattern=_LINE)]
 Labels = Annotated[dict[LabelName, LabelValue], Meta(max_length=64)]
 
 Instant = Annotated[datetime, Meta(tz=True)]
+TIME_FORM = "write it with seconds and an offset, like 2027-01-01T08:00:00Z"
 DAY = 86400.0
+# The bound that counts is a matter of configuration, and told by whoever checks it.
+FARTHEST = {"maximum": 36600 * DAY}
 Duration = Annotated[str, Meta(max_length=64, extra_json_schema={"format": "duration"})]
 # Of numbers the decoder sees to it, of texts whoever makes seconds of them.
 TIMEOUTS = Meta(gt=0, le=DAY)
 SLAS = Meta(ge=0, le=365 * DAY)
 JITTERS = Meta(ge=0, le=DAY)
 BACKOFFS = Meta(ge=0, le=30 * DAY)
-Delay = Annotated[float, Meta(ge=0, le=36600 * DAY)] | Duration
+Delay = Annotated[float, Meta(ge=0, extra_json_schema=FARTHEST)] | Duration
 Timeout = Annotated[float, TIMEOUTS] | Duration
 Sla = Annotated[float, SLAS] | Duration
 Jitter = Annotated[float, JITTERS] | Duration

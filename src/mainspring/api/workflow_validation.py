@@ -227,7 +227,7 @@ class WorkflowValidator:
             return 0.0
         if seconds > self._horizon:
             days = self._horizon / 86400
-            problems.append(Problem(pointer, f"is too long: at most {days:.0f} days are allowed"))
+            problems.append(Problem(pointer, f"is too long: at most {days:g} days are allowed"))
         return seconds
 
 

@@ -7,7 +7,7 @@ from msgspec import Meta, Raw, Struct, field
 from mainspring.api.schedule_wire import TemplateOut
 from mainspring.api.views import Time
 from mainspring.api.wire import (
-    DAY,
+    FARTHEST,
     Delay,
     Duration,
     Jitter,
@@ -30,7 +30,7 @@ Items = (
     | Annotated[str, Meta(max_length=510, extra_json_schema={"format": "template"})]
 )
 # Longer than no time at all.
-Deadline = Annotated[float, Meta(gt=0, le=36600 * DAY)] | Duration
+Deadline = Annotated[float, Meta(gt=0, extra_json_schema=FARTHEST)] | Duration
 GraphFormat = Literal["json", "mermaid", "dot"]
 
 

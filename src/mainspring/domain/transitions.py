@@ -74,7 +74,8 @@ def check_editable(task: Standing) -> None:
     """A task may be edited until its first try has started."""
     waiting = (TaskState.SCHEDULED, TaskState.PAUSED, TaskState.BLOCKED)
     if task.state not in waiting or task.attempts > 0:
-        raise Conflict("a task can be changed only while it has not started")
+        now = "was tried already" if task.state in waiting else f"is {task.state}"
+        raise Conflict(f"a task can be changed only while it has not started: this one {now}")
 
 
 def _refused(task: Standing, participle: str) -> Conflict:
