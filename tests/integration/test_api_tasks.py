@@ -153,6 +153,14 @@ async def test_editing_has_rules(api: Api) -> None:
     answer = await api.a.call("PATCH", url, bad)
     assert answer.status == 422
     assert answer.pointers() == ["/concurrency", "/target/url", "/delay"]
+    answer = await api.a.call("PATCH", url, {**bad, "priority": 99, "sla": "long"})
+    assert answer.pointers() == ["/priority", "/concurrency", "/target/url", "/sla", "/delay"]
+    bad = {"target": {"type": "http", "url": 1, "headers": {"Host": "x"}}, "run_at": "soon"}
+    answer = await api.a.call("PATCH", url, {**bad, "expires_at": "2020-01-01T00:00:00Z"})
+    assert answer.pointers() == ["/target/url", "/run_at", "/target/headers/Host"]
+    assert (await api.a.get(url)).json() == task
+    nowhere = await api.a.call("PATCH", f"/v1/tasks/{uuid4()}", bad)
+    assert (nowhere.status, nowhere.pointers()) == (422, ["/target/url", "/run_at"])
     both = {"run_at": "2027-01-01T00:00:00Z", "delay": 1}
     assert (await api.a.call("PATCH", url, both)).pointers() == ["/delay"]
     early = await api.a.call("PATCH", url, {"expires_at": "2020-01-01T00:00:00Z"})

@@ -58,6 +58,11 @@ def decode_patch(body: bytes) -> TaskPatch:
     return patch
 
 
+def readable_patch(body: bytes) -> TaskPatch | None:
+    """What can be read of a patch that was refused."""
+    return readable(TaskPatch, body, _INSTEAD)
+
+
 def decode_as(
     decoder: msgspec.json.Decoder[T],
     body: bytes,

@@ -236,7 +236,7 @@ class TaskValidator:
                 run = round(now + seconds_of(delay), 6)
             except ValueError as error:
                 problems.append(Problem(pointer, str(error)))
-        if run > now + self._config.horizon:
+        if run > now + self._config.horizon + 1e-6:  # it was rounded
             problems.append(Problem(pointer, _too_far(self._config.horizon)))
         elif run < 0:
             problems.append(Problem(pointer, "is before 1970"))
