@@ -183,6 +183,39 @@ async def test_nonsense_is_a_422_that_says_where(
     assert (await desk.get(""))["items"] == []
 
 
+@pytest.mark.parametrize(
+    ("fields", "pointers"),
+    [
+        (
+            {"cron": "nonsense", "max_running": 0, "timezone": "Mars/Base", "calendars": ["x"]},
+            ["/max_running", "/calendars/0", "/timezone", "/cron"],
+        ),
+        (
+            {"cron": "* * * * *", "task": {"target": {"type": "http", "url": "x"}, "priority": 99}},
+            ["/task/priority", "/task/target/url"],
+        ),
+        # What is missing only because it cannot be read is not missed.
+        ({"interval": "x" * 65, "jitter": "P2D"}, ["/interval", "/jitter"]),
+        (
+            {"cron": "* * * * *", "task": {"target": 1, "timeout": "x"}},
+            ["/task/target", "/task/timeout"],
+        ),
+        ({"cron": "* * * * *", "task": None, "workflow": "a b"}, ["/workflow"]),
+        ({"cron": "* * * * *", "task": 5, "workflow": "none"}, ["/task", "/workflow"]),
+        ({"name": "", "cron": "0 0 31 2 *"}, ["/name", "/cron"]),
+    ],
+)  # fmt: skip
+async def test_a_wrong_shape_hides_no_wrong_value(
+    desk: Desk, fields: dict[str, Any], pointers: list[str]
+) -> None:
+    answer = await desk.post("", {"name": "bad", "task": NOOP, **fields})
+    assert (answer.status, answer.pointers()) == (422, pointers)
+    made = await desk.make(cron="0 0 * * *")
+    body = {"name": "bad", "task": NOOP, **fields}
+    answer = await desk.office.admin.call("PUT", f"{URL}/{made['id']}", body)
+    assert (answer.status, answer.pointers()) == (422, pointers)
+
+
 async def test_what_never_fires_is_refused_at_once(desk: Desk) -> None:
     body = {"name": "never", "cron": "0 0 31 2 *", "task": NOOP}
     await desk.post("", body)  # the first request opens connections

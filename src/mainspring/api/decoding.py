@@ -17,6 +17,7 @@ from mainspring.api.wire import TIME_FORM, BatchIn, HandlerTarget, RawBatchIn, T
 from mainspring.errors import InvalidRequest, MalformedRequest, Problem, RequestError
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 MOST_PROBLEMS = 100
 """So many problems are listed in one answer: beyond that nobody reads on."""
@@ -29,8 +30,8 @@ _PATCH = msgspec.json.Decoder(TaskPatch)
 _BATCH = msgspec.json.Decoder(BatchIn)
 _RAW_BATCH = msgspec.json.Decoder(RawBatchIn)
 
-# Nothing is wrong with these: they stand where a task must have something.
-_INSTEAD = {"target": HandlerTarget("x"), "url": "https://x.example"}
+# Nothing is wrong with these: they stand where something is needed.
+_INSTEAD = {"target": HandlerTarget("x"), "url": "https://x.example", "name": "x"}
 
 # How msgspec's complaints about times end.
 _TIMES = ("RFC3339 encoded datetime", "`datetime` with a timezone component")
@@ -58,9 +59,9 @@ def decode_patch(body: bytes) -> TaskPatch:
     return patch
 
 
-def readable_patch(body: bytes) -> TaskPatch | None:
-    """What can be read of a patch that was refused."""
-    return readable(TaskPatch, body, _INSTEAD)
+def readable_as(kind: type[S], body: bytes) -> S | None:
+    """What can be read of a body that was refused."""
+    return readable(kind, body, _INSTEAD)
 
 
 def decode_as(
@@ -108,7 +109,7 @@ def decode_lines(body: bytes, *, most: int) -> list[TaskIn]:
 
 def readable_task(body: bytes) -> Iterator[tuple[str, TaskIn]]:
     """What can be read of a task that was refused, at its place."""
-    task = readable(TaskIn, body, _INSTEAD)
+    task = readable_as(TaskIn, body)
     if task is not None:
         yield "", task
 
@@ -120,7 +121,7 @@ def readable_tasks(
     if as_lines:
         pieces = [line for line in body.split(b"\n") if line.strip()]
     else:
-        batch = readable(RawBatchIn, body, {})
+        batch = readable_as(RawBatchIn, body)
         pieces = [] if batch is None else [bytes(piece) for piece in batch.tasks]
     for index, piece in enumerate(pieces if len(pieces) <= most else []):
         for _, task in readable_task(piece):

@@ -29,6 +29,9 @@ from mainspring.store.schedule_rows import Template
 from mainspring.store.workflows import Workflows
 
 _KINDS = ("cron", "interval", "rrule")
+_NO_KIND = "one of cron, interval and rrule is needed"
+_NO_TASK = "one of task and workflow is needed"
+_NEEDED = {_NO_KIND: ("/cron", "/interval", "/rrule"), _NO_TASK: ("/task", "/workflow")}
 INTERVALS = (1.0, 3660 * 86400.0)
 """The shortest and the longest, in seconds."""
 
@@ -127,7 +130,7 @@ def wanted_task(
             problems.append(Problem("/workflow", "cannot be given together with task"))
         return task
     if workflow is None:
-        problems.append(Problem("/task", "one of task and workflow is needed"))
+        problems.append(Problem("/task", _NO_TASK))
     payload = msgspec.json.encode({"workflow": workflow or "", "input": given})
     return TemplateIn(
         target=HandlerTarget(RUN_WORKFLOW),
@@ -192,7 +195,7 @@ async def _define(
     before = len(problems)
     given = [kind for kind in _KINDS if getattr(wanted, kind) is not None]
     if not given:
-        problems.append(Problem("/cron", "one of cron, interval and rrule is needed"))
+        problems.append(Problem("/cron", _NO_KIND))
     problems += [
         Problem(f"/{kind}", f"cannot be given together with {given[0]}") for kind in given[1:]
     ]
@@ -222,8 +225,9 @@ async def _define(
         calendars=tuple(dict.fromkeys(wanted.calendars)),
         stop_on_410=wanted.stop_on_410,
     )
+    problems += _cron_problems(definition)
     if len(problems) == before:
-        problems += await _recurrence_problems(definition)
+        problems += await _rule_problems(definition)
     return None if len(problems) > before else definition
 
 
@@ -251,12 +255,16 @@ def _time_problems(wanted: TimingIn) -> list[Problem]:
     return problems
 
 
-async def _recurrence_problems(definition: Definition) -> list[Problem]:
+def _cron_problems(definition: Definition) -> list[Problem]:
     if definition.cron is not None:
         try:
             cron.parse(definition.cron)
         except cron.CronError as error:
             return [Problem("/cron", str(error))]
+    return []
+
+
+async def _rule_problems(definition: Definition) -> list[Problem]:
     if definition.rrule is not None:
         begin = zone(definition.timezone).wall(definition.anchor)
         try:
@@ -289,6 +297,15 @@ def _holidays(found: Mapping[str, Sequence[date]]) -> tuple[str, ...]:
 
 def _instant(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def follows(problem: Problem, refused: Sequence[Problem]) -> bool:
+    """Whether a problem may be there only because something else could not be read."""
+    return any(
+        f"{one.pointer}/".startswith(f"{problem.pointer}/")
+        or one.pointer in _NEEDED.get(problem.detail, ())
+        for one in refused
+    )
 
 
 def raise_if(problems: Sequence[Problem]) -> None:

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mainspring.api.decoding import decode_patch, readable_patch
+from mainspring.api.decoding import decode_patch, readable_as
 from mainspring.api.parameters import flag
 from mainspring.api.patching import TaskPatcher
 from mainspring.api.ports import NodePort
@@ -64,7 +64,7 @@ class TaskChanges:
         try:
             patch = decode_patch(body)
         except RequestError as error:
-            await self._refuse(call, error, readable_patch(body))
+            await self._refuse(call, error, readable_as(TaskPatch, body))
         dry_run = flag(call.request.query_params, "dry_run")
         wanted_revs = if_match(call.request)
         task_id = call.task_id
