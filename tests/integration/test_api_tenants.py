@@ -139,17 +139,21 @@ async def test_a_tenant_with_unfinished_tasks_stays(office: Office) -> None:
     tenant = await make_tenant(office)
     client = office.client(tenant["api_key"])
     task = (await client.post("/v1/tasks", NOOP)).json()
+    elsewhere = office.another_node().client(tenant["api_key"])
+    assert (await elsewhere.get("/v1/tasks")).status == 200
     path = f"/v1/tenants/{tenant['id']}"
     assert (await office.operator.call("DELETE", path)).status == 409
     assert (await client.post(f"/v1/tasks/{task['id']}/cancel")).status == 200
     assert (await office.operator.call("DELETE", path)).status == 204
     assert (await office.operator.call("DELETE", path)).status == 404
     assert (await office.operator.get(path)).status == 404
-    assert (await office.another_node().client(tenant["api_key"]).get("/v1/tasks")).status == 401
-    # For the few seconds in which a node remembers the key, nothing can be made with it.
-    assert (await client.post("/v1/tasks", NOOP)).status == 403
-    assert (await client.post("/v1/keys", {"scopes": ["read"]})).status == 403
-    assert (await client.get("/v1/limits")).status == 403
+    assert (await client.get("/v1/tasks")).status == 401
+    # For the few seconds in which another node remembers the key, no task can be made with it.
+    for key in ({}, {"Idempotency_Key": "k"}, {"Idempotency_Key": "k"}):
+        assert (await elsewhere.post("/v1/tasks", NOOP, **key)).status == 403
+        assert (await elsewhere.post("/v1/tasks/batch", {"tasks": [NOOP]}, **key)).status == 403
+    assert (await elsewhere.post("/v1/keys", {"scopes": ["read"]})).status == 403
+    assert (await elsewhere.get("/v1/limits")).status == 403
 
 
 async def test_what_a_tenant_leaves_behind_is_cleared(office: Office) -> None:

@@ -65,6 +65,20 @@ async def test_a_database_that_cannot_be_reached(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
+async def test_a_database_that_does_not_let_us_in(pg_server: str) -> None:
+    there = urlsplit(pg_server)
+    wrong = {
+        there._replace(netloc="mainspring:wrong@").geturl(): "password authentication failed",
+        there._replace(path="/nosuch").geturl(): 'database "nosuch" does not exist',
+    }
+    for url, reason in wrong.items():
+        for command in (["migrate"], ["doctor"], ["server"], ["operator-key", "create"]):
+            done = await mainspring(*command, DATABASE_URL=url, MAINSPRING_PORT="0")
+            assert done.returncode == 1
+            assert done.stderr.startswith(f"mainspring: the database cannot be reached: {reason}")
+            assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
 async def test_all_problems_of_the_settings_are_told_together() -> None:
     done = await mainspring(
         "server", MAINSPRING_LEASE="soon", MAINSPRING_PORT="99999", MAINSPRING_LOG_LEVEL="loud"

@@ -82,12 +82,18 @@ def test_the_payload_is_kept_byte_for_byte(validator: TaskValidator) -> None:
         ({"delay": 0.25}, NOW + 0.25),
         ({"delay": "PT1M30S"}, NOW + 90),
         ({"run_at": "2027-01-15T09:00:01+01:00"}, NOW + 1),
-        ({"run_at": "2020-01-01T00:00:00Z"}, 1577836800.0),
     ],
 )
 def test_when_it_runs(validator: TaskValidator, when: dict[str, Any], run: float) -> None:
     task = make(validator, **when)
     assert (task.run, task.due) == (run, run)
+
+
+def test_what_was_asked_for_too_late_is_due_now(validator: TaskValidator) -> None:
+    """Else all the time since would be held against the scheduler."""
+    task = make(validator, run_at="2020-01-01T00:00:00Z")
+    assert (task.run, task.due) == (1577836800.0, NOW)
+    assert NOW <= make(validator, run_at="2020-01-01T00:00:00Z", jitter=60).due <= NOW + 60
 
 
 def test_jitter_delays_within_its_bounds(validator: TaskValidator) -> None:

@@ -20,7 +20,7 @@ def admin_paths(
     """Where a secret is shown, the answer that is kept for who asks again is kept sealed."""
     unpredictable = SystemRandom()
     keys = KeyResource(books.key_ring, activity, clock, config.key_environment, unpredictable)
-    tenants = TenantResource(books.tenants, config, unpredictable)
+    tenants = TenantResource(books.tenants, activity, config, unpredictable)
     audit = AuditResource(books.audit)
     cluster = ClusterResource(books.topology, config.overdue_after)
     return {

@@ -98,6 +98,11 @@ def check_scope(key: ApiKey, scope: str, other: str | None = None) -> int:
     return key.tenant_id
 
 
+def tenant_gone() -> Forbidden:
+    """For who was deleted while its key was still remembered."""
+    return Forbidden("the tenant of this key no longer exists")
+
+
 def check_operator(key: ApiKey) -> None:
     """Operators alone may look at the whole installation."""
     if not key.operator:

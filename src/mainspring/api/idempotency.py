@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring import crash
+from mainspring.api.auth import tenant_gone
 from mainspring.api.bodies import read_body, with_body
 from mainspring.clock import monotonic
 from mainspring.errors import (
@@ -198,20 +199,21 @@ class Idempotency:
     async def _create(
         self, request: RequestKey, attempt: Callable[[], Awaitable[bytes | None]]
     ) -> Answered:
-        try:
-            body = await attempt()
-        except RequestError:
-            # The first answer stands, even if the same body would be refused today.
+        for _again in (False, True):  # its key may run out between the insert and the look
+            try:
+                body = await attempt()
+            except RequestError:
+                # The first answer stands, even if the same body would be refused today.
+                answer = await self._answers.find(request.tenant_id, request.key)
+                if answer is None:
+                    raise
+                return _replay(request, answer)
+            if body is not None:
+                return Answered(body, 201, replayed=False)
             answer = await self._answers.find(request.tenant_id, request.key)
-            if answer is None:
-                raise
-            return _replay(request, answer)
-        if body is not None:
-            return Answered(body, 201, replayed=False)
-        answer = await self._answers.find(request.tenant_id, request.key)
-        if answer is None:  # it ran out between the insert and this look
-            raise Busy("the idempotency key has just run out; send the request again")
-        return _replay(request, answer)
+            if answer is not None:
+                return _replay(request, answer)
+        raise tenant_gone()
 
     async def _serve(
         self, asked: RequestKey, secret: str | None, run: Callable[[Keeper], Awaitable[Response]]

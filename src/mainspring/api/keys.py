@@ -8,6 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 from mainspring.api.admin_wire import KeyIn, KeyOut, KeyPage, NewKeyOut, RotationIn
+from mainspring.api.auth import tenant_gone
 from mainspring.api.decoding import decode_as
 from mainspring.api.key_activity import KeyActivity
 from mainspring.api.parameters import number_cursor, page_query
@@ -15,7 +16,7 @@ from mainspring.api.routing import Call, json_response
 from mainspring.clock import Clock
 from mainspring.domain import apikey
 from mainspring.domain.duration import parse_duration
-from mainspring.errors import Conflict, Forbidden, InvalidRequest, NotFound, Problem
+from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem
 from mainspring.store.key_ring import Expiry, KeyRing, StoredKey
 
 _KEY = msgspec.json.Decoder(KeyIn)
@@ -58,7 +59,7 @@ class KeyResource:
             conclude=call.keeps(lambda made: _shown_once(made, text)),
         )
         if made is None:
-            raise Forbidden("the tenant of this key no longer exists")
+            raise tenant_gone()
         return _shown_once(made, text)
 
     async def page(self, call: Call) -> Response:

@@ -7,6 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mainspring.api.auth import tenant_gone
 from mainspring.api.decoding import (
     decode_batch,
     decode_lines,
@@ -28,7 +29,7 @@ from mainspring.api.routing import Call, raw_json
 from mainspring.api.validation import TaskValidator
 from mainspring.api.views import new_task_json
 from mainspring.config import Config
-from mainspring.errors import Forbidden, RequestError
+from mainspring.errors import RequestError
 from mainspring.store.creation import Creation, Keyed, NewTask
 
 _encode = msgspec.json.Encoder().encode
@@ -77,7 +78,7 @@ class TaskCreation:
 
         def created() -> Response:
             if not inserted.result():
-                raise _no_tenant()
+                raise tenant_gone()
             return raw_json(answer, 201, {"Location": f"/v1/tasks/{_id_in(answer)}", "ETag": '"1"'})
 
         return Promise(inserted, created)
@@ -129,11 +130,7 @@ class TaskCreation:
 
     async def _insert(self, creation: Creation) -> None:
         if not await self._ingest.create(creation):
-            raise _no_tenant()
-
-
-def _no_tenant() -> Forbidden:
-    return Forbidden("the tenant of this key no longer exists")
+            raise tenant_gone()
 
 
 def _id_in(answer: bytes) -> str:

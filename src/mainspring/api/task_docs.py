@@ -88,7 +88,7 @@ CREATE = Doc(
     tag=TAG,
     summary="Create a task",
     description="Only `target` is required. The task is durable before this answers. Give either "
-    "`run_at` or `delay`; neither means now.",
+    "`run_at` or `delay`; neither means now, and so does a time that has passed.",
     params=[DRY_RUN],
     bodies=[
         Body(

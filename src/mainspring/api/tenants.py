@@ -16,14 +16,16 @@ from mainspring.api.admin_wire import (
     TenantPage,
     TenantPatch,
 )
+from mainspring.api.auth import tenant_gone
 from mainspring.api.decoding import decode_as
+from mainspring.api.key_activity import KeyActivity
 from mainspring.api.parameters import number_cursor, page_query
 from mainspring.api.routing import Call, OperatorCall, json_response
 from mainspring.config import Config
 from mainspring.domain import apikey
 from mainspring.domain.placement import PARTITIONS
 from mainspring.domain.tenant import TenantLimits
-from mainspring.errors import Conflict, Forbidden, InvalidRequest, Problem
+from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.store.key_ring import MOST_LIVE_KEYS
 from mainspring.store.tenants import StoredTenant, Tenants
 
@@ -35,8 +37,11 @@ _LARGEST_ID = 2**31 - 1
 class TenantResource:
     """/v1/tenants and /v1/limits."""
 
-    def __init__(self, tenants: Tenants, config: Config, unpredictable: Random) -> None:
+    def __init__(
+        self, tenants: Tenants, activity: KeyActivity, config: Config, unpredictable: Random
+    ) -> None:
         self._tenants = tenants
+        self._activity = activity
         self._config = config
         self._unpredictable = unpredictable
 
@@ -74,14 +79,17 @@ class TenantResource:
         return _shown(call, changed)
 
     async def delete(self, call: OperatorCall) -> Response:
-        if not await self._tenants.delete(call.tenant_id, call.actor):
+        keys = await self._tenants.delete(call.tenant_id, call.actor)
+        if keys is None:
             raise call.no_such_tenant()
+        for key_id in keys:
+            self._activity.ended(key_id)
         return Response(status_code=204)
 
     async def limits(self, call: Call) -> Response:
         usage = await self._tenants.usage(call.tenant_id)
         if usage is None:
-            raise Forbidden("the tenant of this key no longer exists")
+            raise tenant_gone()
         return json_response(
             LimitsOut(
                 usage.weight,

@@ -212,7 +212,10 @@ class TaskValidator:
     ) -> Times:
         """When it shall run; what is wrong with the times goes to `problems`."""
         run = self._run(run_at, delay, now, problems)
-        due = round(run + self._rng.uniform(0, jitter), 6) if jitter else run
+        # What was asked for too late is due now: nobody else is to blame for the time before.
+        due = max(run, now)
+        if jitter:
+            due = round(due + self._rng.uniform(0, jitter), 6)
         expires = expires_at.timestamp() if expires_at else None
         if expires is not None:
             # Compared with the latest due time, so that luck with the jitter does not decide.

@@ -8,6 +8,7 @@ from msgspec import Raw
 from starlette.responses import Response
 
 from mainspring import crash
+from mainspring.api.auth import tenant_gone
 from mainspring.api.decoding import decode_as
 from mainspring.api.parameters import encode_cursor, flag, run_query
 from mainspring.api.ports import NodePort
@@ -20,7 +21,7 @@ from mainspring.api.workflows import existing_workflow, graph_format, workflow_n
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
-from mainspring.errors import Forbidden, InvalidRequest, NotFound, Problem, StoreUnavailable
+from mainspring.errors import InvalidRequest, NotFound, Problem, StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.store.answers import Conclude
 from mainspring.store.step_rows import Moved, NewRun, unreadable
@@ -156,7 +157,7 @@ class RunResource:
             return Moved()
         crash.reach("run.committed")
         if moved is None:
-            raise Forbidden("the tenant of this key no longer exists")
+            raise tenant_gone()
         self._metrics.workflow_runs_started.inc()
         self._node.moved(moved)
         return moved

@@ -29,6 +29,8 @@ CONNECTION_LOST = (
     asyncpg.InsufficientResourcesError,  # too many connections, disk full, out of memory
     asyncpg.ReadOnlySQLTransactionError,  # a failover has not come to its end
     asyncpg.CannotConnectNowError,
+    asyncpg.InvalidAuthorizationSpecificationError,  # a password that is wrong, or has changed
+    asyncpg.InvalidCatalogNameError,  # no such database
     asyncpg.QueryCanceledError,
     OSError,
     TimeoutError,

@@ -1,6 +1,6 @@
 """Tenants, as operators see them: made, listed, limited, and let go."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -128,23 +128,24 @@ class Tenants:
 
         return await self._database.transact(work)
 
-    async def delete(self, tenant_id: int, actor: str) -> bool:
-        """Let a tenant go: its keys end with it, its rows are cleared afterwards (`clear`).
+    async def delete(self, tenant_id: int, actor: str) -> Sequence[str] | None:
+        """Let a tenant go: its keys, whose ids are the answer, end with it, its rows are cleared
+        afterwards (`clear`).
 
-        Conflict while it has unfinished tasks; False when there is no such tenant.
+        Conflict while it has unfinished tasks; None when there is no such tenant.
         """
 
-        async def work(connection: asyncpg.Connection) -> bool:
+        async def work(connection: asyncpg.Connection) -> Sequence[str] | None:
             row = await connection.fetchrow(SQL["lock_tenant"], tenant_id)
             if row is None:
-                return False
+                return None
             if await connection.fetchval(SQL["has_unfinished"], tenant_id):
                 raise Conflict("the tenant has unfinished tasks: cancel them or let them finish")
-            await connection.execute(SQL["delete_tenant"], tenant_id)
+            keys = await connection.fetch(SQL["delete_tenant"], tenant_id)
             await write_entry(
                 connection, INSTALLATION, actor, "tenant.deleted", str(tenant_id), name=row["name"]
             )
-            return True
+            return [key["id"] for key in keys]
 
         return await self._database.transact(work)
 

@@ -24,6 +24,7 @@ WITH node AS MATERIALIZED (
     SELECT k.tenant_id, k.key, k.body_hash, 201, k.answer, clock_timestamp() + k.ttl * interval '1 second'
     FROM unnest($21::integer[], $22::text[], $23::bytea[], $24::bytea[], $25::float8[])
         AS k (tenant_id, key, body_hash, answer, ttl)
+    JOIN tenant t ON t.id = k.tenant_id
     ON CONFLICT (tenant_id, key) DO UPDATE
         SET body_hash = excluded.body_hash, answer = excluded.answer, status = excluded.status,
             headers = excluded.headers, expires_at = excluded.expires_at

@@ -20,10 +20,13 @@ SELECT id, name, weight, max_running, spread, created_at FROM tenants WHERE id =
 SELECT EXISTS (SELECT FROM tasks WHERE tenant_id = $1);
 
 -- name: delete_tenant
+-- Answers which keys end with it.
 WITH departed AS (
     INSERT INTO departed_tenants (tenant_id) VALUES ($1)
+), gone AS (
+    DELETE FROM tenants WHERE id = $1
 )
-DELETE FROM tenants WHERE id = $1;
+SELECT id FROM api_keys WHERE tenant_id = $1;
 
 -- name: usage
 SELECT t.weight, t.max_running, t.spread,
