@@ -371,7 +371,7 @@ async def test_pausing_leaves_a_line_for_what_passed(desk: Desk) -> None:
     resumed = await desk.post(f"/{schedule['id']}/resume")
     assert resumed.json()["state"] == "active"
     [count] = [n for decision, n in await desk.ledger(schedule) if decision == "skipped_paused"]
-    assert count in (60, 61), "another second may have passed"
+    assert count in range(60, 70), "some more seconds may have passed"
 
 
 async def test_an_edit_settles_what_was_due_by_the_old_definition(desk: Desk) -> None:
