@@ -79,7 +79,9 @@ class Config:
     max_payload: int = setting(
         2**20, "largest payload, and largest result, of one task in bytes", least=0
     )
-    horizon: float = setting(10 * 366 * 86400.0, "how far ahead a task may be due", least=1)
+    horizon: float = setting(
+        10 * 366 * 86400.0, "how far ahead a task may be due", least=1, most=100 * 366 * 86400
+    )
     idempotency_ttl: float = setting(
         86400.0, "how long an idempotency key is remembered", least=86400
     )

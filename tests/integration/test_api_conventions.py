@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 
 from mainspring.api.app import paths_of
@@ -16,6 +18,7 @@ from support.asgi import Answer, AsgiClient
 
 TASK = {"target": {"type": "handler", "name": "x"}, "delay": 3600}
 TASK_ONLY = {"target": TASK["target"]}
+NDJSON = {"Content-Type": "application/x-ndjson"}
 CONFIG = Config(requests_per_second=0, max_payload=5000)
 
 
@@ -159,6 +162,57 @@ async def test_all_mistakes_are_reported_together(office: Office) -> None:
     assert len((await office.admin.post("/v1/tasks/batch", many)).pointers()) == 100
     sense = {**TASK, "run_at": "2027-01-01T00:00:00Z", "expires_at": "2020-01-01T00:00:00Z"}
     assert (await office.admin.post("/v1/tasks", sense)).pointers() == ["/delay", "/expires_at"]
+
+
+ODD: dict[str, Any] = {
+    "target": {"type": "http", "url": "ftp://x"},
+    "priority": 99,
+    "delay": 5,
+    "run_at": "2027-01-01T00:00:00Z",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "pointers"),
+    [
+        ({}, ["/priority", "/target/url", "/delay"]),
+        ({"priority": 5, "target": {**ODD["target"], "method": "post"}},
+         ["/target/method", "/target/url", "/delay"]),
+        ({"target": {"type": "http", "url": 1, "headers": {"Host": "x"}}},
+         ["/target/url", "/priority", "/target/headers/Host", "/delay"]),
+        ({"target": None, "payload": msgspec.Raw(b"[" * 99 + b"]" * 99)},
+         ["/target", "/priority", "/payload", "/delay"]),
+        # What could be a consequence of what cannot be read is not told.
+        ({"run_at": "soon", "expires_at": "2020-01-01T00:00:00Z"},
+         ["/run_at", "/priority", "/target/url"]),
+        ({"delay": -1, "run_at": None, "expires_at": "2020-01-01T00:00:00Z"},
+         ["/delay", "/priority", "/target/url", "/expires_at"]),
+    ],
+)  # fmt: skip
+async def test_a_wrong_shape_hides_no_wrong_value(
+    office: Office, change: dict[str, object], pointers: list[str]
+) -> None:
+    body = {**ODD, **change}
+    answer = await office.admin.post("/v1/tasks", body)
+    assert_problem(answer, 422, "invalid-request")
+    assert answer.pointers() == pointers
+    # Nor does that of one task hide the values of the others.
+    tasks = [{"target": TASK["target"], "priority": "high"}, {**ODD, "priority": 5}, body, TASK]
+    wrong = {"/tasks/0/priority", "/tasks/1/target/url", "/tasks/1/delay"}
+    wrong |= {f"/tasks/2{pointer}" for pointer in pointers}
+    batch = await office.admin.post("/v1/tasks/batch", {"tasks": tasks})
+    assert set(batch.pointers()) == wrong
+    batch = await office.admin.post("/v1/tasks/batch", {"tasks": tasks, "when": "now"})
+    assert set(batch.pointers()) == {*wrong, "/when"}
+    lines = b"\n".join(msgspec.json.encode(task) for task in tasks)
+    batch = await office.admin.call("POST", "/v1/tasks/batch", lines, headers=NDJSON)
+    assert set(batch.pointers()) == wrong
+
+
+async def test_a_line_that_is_no_json_hides_no_wrong_value(office: Office) -> None:
+    lines = b"{nonsense}\n" + msgspec.json.encode(ODD)
+    answer = await office.admin.call("POST", "/v1/tasks/batch", lines, headers=NDJSON)
+    assert answer.pointers()[1:] == ["/tasks/1/priority", "/tasks/1/target/url", "/tasks/1/delay"]
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,7 @@ async def test_a_secret_is_kept_sealed(office: Office) -> None:
     assert secret.encode() not in rows[0]["answer"]
     other = await office.client("a:admin").post("/v1/keys", body, idempotency_key="i")
     assert other.status == 422, "another key of the tenant cannot open it"
+    assert "another API key" in other.json()["detail"]
 
 
 async def test_operators_have_keys_of_their_own(office: Office) -> None:

@@ -126,6 +126,26 @@ async def test_a_schedule_reads_as_it_was_written(desk: Desk) -> None:
     assert len(upcoming["times"]) == 3
 
 
+async def test_durations_may_be_written_in_two_ways(desk: Desk) -> None:
+    fields = {
+        "interval": "PT1H",
+        "jitter": "PT1M",
+        "spread": "PT30S",
+        "misfire": {"policy": "all", "window": "P1D"},
+        "task": {**NOOP, "timeout": "PT1M", "sla": "PT2M", "retry": {"initial": "PT3M"}},
+    }
+    made = await desk.make(**fields)
+    assert (made["interval"], made["jitter"], made["spread"]) == (3600, 60, 30)
+    assert made["misfire"] == {"policy": "all", "window": 86400, "cap": 100}
+    task = made["task"]
+    assert (task["timeout"], task["sla"], task["retry"]["initial"]) == (60, 120, 180)
+    changed = await desk.office.admin.call("PATCH", f"{URL}/{made['id']}", {"jitter": "PT2M"})
+    assert (changed.json()["jitter"], changed.json()["spread"]) == (120, 30)
+    wrong = {"jitter": "P2D", "spread": "soon", "misfire": {"window": "P400D"}}
+    answer = await desk.post("", {"name": "bad", "cron": "* * * * *", "task": NOOP, **wrong})
+    assert answer.pointers() == ["/jitter", "/spread", "/misfire/window"]
+
+
 @pytest.mark.parametrize(
     ("fields", "pointer"),
     [
@@ -161,6 +181,39 @@ async def test_nonsense_is_a_422_that_says_where(
     assert answer.status == 422, answer.body
     assert pointer in answer.pointers()
     assert (await desk.get(""))["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointers"),
+    [
+        (
+            {"cron": "nonsense", "max_running": 0, "timezone": "Mars/Base", "calendars": ["x"]},
+            ["/max_running", "/calendars/0", "/timezone", "/cron"],
+        ),
+        (
+            {"cron": "* * * * *", "task": {"target": {"type": "http", "url": "x"}, "priority": 99}},
+            ["/task/priority", "/task/target/url"],
+        ),
+        # What is missing only because it cannot be read is not missed.
+        ({"interval": "x" * 65, "jitter": "P2D"}, ["/interval", "/jitter"]),
+        (
+            {"cron": "* * * * *", "task": {"target": 1, "timeout": "x"}},
+            ["/task/target", "/task/timeout"],
+        ),
+        ({"cron": "* * * * *", "task": None, "workflow": "a b"}, ["/workflow"]),
+        ({"cron": "* * * * *", "task": 5, "workflow": "none"}, ["/task", "/workflow"]),
+        ({"name": "", "cron": "0 0 31 2 *"}, ["/name", "/cron"]),
+    ],
+)  # fmt: skip
+async def test_a_wrong_shape_hides_no_wrong_value(
+    desk: Desk, fields: dict[str, Any], pointers: list[str]
+) -> None:
+    answer = await desk.post("", {"name": "bad", "task": NOOP, **fields})
+    assert (answer.status, answer.pointers()) == (422, pointers)
+    made = await desk.make(cron="0 0 * * *")
+    body = {"name": "bad", "task": NOOP, **fields}
+    answer = await desk.office.admin.call("PUT", f"{URL}/{made['id']}", body)
+    assert (answer.status, answer.pointers()) == (422, pointers)
 
 
 async def test_what_never_fires_is_refused_at_once(desk: Desk) -> None:
@@ -318,7 +371,7 @@ async def test_pausing_leaves_a_line_for_what_passed(desk: Desk) -> None:
     resumed = await desk.post(f"/{schedule['id']}/resume")
     assert resumed.json()["state"] == "active"
     [count] = [n for decision, n in await desk.ledger(schedule) if decision == "skipped_paused"]
-    assert count in (60, 61), "another second may have passed"
+    assert count in range(60, 70), "some more seconds may have passed"
 
 
 async def test_an_edit_settles_what_was_due_by_the_old_definition(desk: Desk) -> None:

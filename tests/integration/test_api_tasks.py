@@ -136,6 +136,17 @@ async def test_editing(api: Api) -> None:
     assert stale.status == 412
 
 
+async def test_editing_durations(api: Api) -> None:
+    url = f"/v1/tasks/{(await api.make(delay=3600))['id']}"
+    body = {"timeout": "PT5M", "sla": "PT1H", "jitter": "PT1S", "retry": {"initial": "PT2S"}}
+    changed = (await api.a.call("PATCH", url, body)).json()
+    assert (changed["timeout"], changed["sla"], changed["jitter"]) == (300, 3600, 1)
+    assert changed["retry"]["initial"] == 2
+    bad = {"timeout": "P2D", "sla": "x", "jitter": "P1M", "retry": {"max_delay": "P99D"}}
+    answer = await api.a.call("PATCH", url, bad)
+    assert answer.pointers() == ["/timeout", "/sla", "/jitter", "/retry/max_delay"]
+
+
 async def test_editing_has_rules(api: Api) -> None:
     task = await api.make(delay=3600)
     url = f"/v1/tasks/{task['id']}"
@@ -143,12 +154,26 @@ async def test_editing_has_rules(api: Api) -> None:
     answer = await api.a.call("PATCH", url, bad)
     assert answer.status == 422
     assert answer.pointers() == ["/concurrency", "/target/url", "/delay"]
+    answer = await api.a.call("PATCH", url, {**bad, "priority": 99, "sla": "long"})
+    assert answer.pointers() == ["/priority", "/concurrency", "/target/url", "/sla", "/delay"]
+    bad = {"target": {"type": "http", "url": 1, "headers": {"Host": "x"}}, "run_at": "soon"}
+    answer = await api.a.call("PATCH", url, {**bad, "expires_at": "2020-01-01T00:00:00Z"})
+    assert answer.pointers() == ["/target/url", "/run_at", "/target/headers/Host"]
+    assert (await api.a.get(url)).json() == task
+    nowhere = await api.a.call("PATCH", f"/v1/tasks/{uuid4()}", bad)
+    assert (nowhere.status, nowhere.pointers()) == (422, ["/target/url", "/run_at"])
     both = {"run_at": "2027-01-01T00:00:00Z", "delay": 1}
     assert (await api.a.call("PATCH", url, both)).pointers() == ["/delay"]
     early = await api.a.call("PATCH", url, {"expires_at": "2020-01-01T00:00:00Z"})
     assert early.pointers() == ["/expires_at"]
+    await api.a.call("PATCH", url, {"expires_at": "2030-01-01T00:00:00Z"})
+    late = await api.a.call("PATCH", url, {"run_at": "2030-01-01T00:00:00Z"})
+    assert late.json()["errors"] == [
+        {"pointer": "/run_at", "detail": "is not before the task expires, 2030-01-01T00:00:00Z"}
+    ]
     await verb(api, task, "cancel")
-    assert (await api.a.call("PATCH", url, {"priority": 1})).status == 409
+    answer = await api.a.call("PATCH", url, {"priority": 1})
+    assert (answer.status, "this one is cancelled" in answer.json()["detail"]) == (409, True)
 
 
 async def test_deleting_leaves_nothing_but_the_audit(api: Api) -> None:

@@ -17,8 +17,9 @@ _TIMES = st.builds(
     st.datetimes(datetime(2027, 1, 1), datetime(2090, 1, 1)),
     st.sampled_from(["Z", "+01:00", "-05:30"]),
 )
+# Less than a day, which is the most that some may last.
 _DURATIONS = st.builds(
-    "PT{}H{}M{}S".format, st.integers(0, 99), st.integers(0, 9), st.integers(1, 9)
+    "PT{}H{}M{}S".format, st.integers(0, 22), st.integers(0, 9), st.integers(1, 9)
 )
 _URLS = st.builds(
     "{}://{}{}".format,

@@ -71,6 +71,20 @@ def test_what_cannot_be_meant_is_refused(text: str) -> None:
     assert [p.pointer for p in caught.value.problems] == ["/query/" + text.partition("=")[0]]
 
 
+@pytest.mark.parametrize(
+    ("time", "detail"),
+    [
+        ("2027-01-01T08:00Z", "like 2027-01-01T08:00:00Z"),
+        ("9999-01-01T08:00:00Z", "is out of range: the year is one of 2 to 9998"),
+    ],
+)
+def test_which_times_are_meant_is_said(time: str, detail: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        task_query(QueryParams(f"due_after={time}"))
+    (problem,) = caught.value.problems
+    assert problem.detail.endswith(detail)
+
+
 def test_outcomes() -> None:
     assert outcome_query(QueryParams("outcome=timed_out")) == "timed_out"
     assert outcome_query(QueryParams("")) is None

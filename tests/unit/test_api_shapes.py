@@ -5,8 +5,10 @@ import gc
 import msgspec
 import pytest
 
+from mainspring.api.admin_wire import KeyIn
 from mainspring.api.bulk_wire import CancelIn, ReplayIn
 from mainspring.api.decoding import decode_as, decode_patch, decode_task
+from mainspring.domain.task import TaskState
 from mainspring.errors import InvalidRequest, RequestError
 
 
@@ -32,6 +34,20 @@ def test_each_part_is_looked_at() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "body", "detail"),
+    [
+        (CancelIn, {"filter": {"state": "done"}}, f"'done': it is one of {', '.join(TaskState)}"),
+        (KeyIn, {"scopes": ["all"]}, "'all': it is one of admin, read, work, write"),
+    ],
+)
+def test_what_is_allowed_is_said(kind: type, body: object, detail: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decode_as(msgspec.json.Decoder(kind), msgspec.json.encode(body))
+    (problem,) = caught.value.problems
+    assert problem.detail == f"Invalid enum value {detail}"
+
+
 def test_names_are_escaped_and_cut() -> None:
     assert pointers({"a/b~": 1, "priority": "x"}, decode_patch) == ["/priority", "/a~1b~0"]
     assert len(pointers({"x" * 5000: 1}, decode_patch)[0]) == 101
@@ -47,6 +63,7 @@ def test_looking_closer_again_and_again_is_safe() -> None:
         {"filter": {"label": 5, "name": []}, "first": 0},
         {"filter": {"labels": {"a": 1}, "resolved": {}}},
         {"filter": {"label": ["x", 5]}},
+        {"filter": {"state": "done"}},
     ]
     for kind in (ReplayIn, CancelIn):
         decoder: msgspec.json.Decoder[object] = msgspec.json.Decoder(kind)

@@ -102,6 +102,23 @@ def test_jitter_delays_within_its_bounds(validator: TaskValidator) -> None:
     assert len(set(dues)) > 40
 
 
+def test_durations_may_be_written_in_two_ways(validator: TaskValidator) -> None:
+    numbers = make(
+        validator, timeout=90, sla=3600, jitter=0.5, retry={"initial": 60, "max_delay": 86400}
+    )
+    texts = make(
+        validator,
+        timeout="PT1M30S",
+        sla="PT1H",
+        jitter="PT0.5S",
+        retry={"initial": "PT1M", "max_delay": "P1D"},
+    )
+    decode = msgspec.json.Decoder(TaskSpec).decode
+    assert decode(texts.spec) == decode(numbers.spec)
+    assert decode(texts.spec).retry == RetryPolicy(initial=60, max_delay=86400)
+    assert NOW <= texts.due <= NOW + 0.5
+
+
 def test_equal_specs_are_encoded_once(validator: TaskValidator) -> None:
     assert make(validator, payload=1).spec is make(validator, payload=2, name="other").spec
 
@@ -134,6 +151,18 @@ def test_equal_specs_are_encoded_once(validator: TaskValidator) -> None:
         ({"timeout": 86401}, ["/timeout"]),
         ({"sla": -1}, ["/sla"]),
         ({"jitter": 86401}, ["/jitter"]),
+        ({"timeout": "PT0S"}, ["/timeout"]),
+        ({"timeout": "PT24H0.1S"}, ["/timeout"]),
+        ({"timeout": "P1Y"}, ["/timeout"]),
+        ({"timeout": True}, ["/timeout"]),
+        ({"sla": "P366D"}, ["/sla"]),
+        ({"sla": "PT9" + "9" * 99 + "S"}, ["/sla"]),
+        ({"jitter": "P2D", "expires_at": "2027-01-15T08:00:01Z"}, ["/jitter"]),
+        ({"jitter": "soon", "delay": "later"}, ["/jitter", "/delay"]),
+        (
+            {"retry": {"initial": "P31D", "max_delay": "-PT1S"}},
+            ["/retry/initial", "/retry/max_delay"],
+        ),
         ({"labels": {"a": 1}}, ["/labels/a"]),
         ({"labels": {"a": "\u0000"}}, ["/labels/a"]),
         ({"labels": {"a:b": "c"}}, ["/labels/a:b"]),
@@ -161,6 +190,55 @@ def test_what_makes_no_sense_is_refused_with_its_place(
     error = refusal(validator, json.dumps({"target": NOOP, **fields}).encode())
     assert [problem.pointer for problem in error.problems] == pointers
     assert isinstance(error, InvalidRequest | TooLarge)
+
+
+@pytest.mark.parametrize(
+    ("fields", "detail"),
+    [
+        (
+            {"target": {"type": "nope"}},
+            "Invalid value 'nope': it is one of http, handler, command",
+        ),
+        (
+            {"target": {"type": "http", "url": "https://a.example", "method": "post"}},
+            "Invalid enum value 'post': it is one of DELETE, GET, HEAD, PATCH, POST, PUT",
+        ),
+        (
+            {"retry": {"on": ["nope"]}},
+            "Invalid enum value 'nope': it is one of connection, timeout"
+            ", or a whole number from 300 to 599",
+        ),
+        ({"target": {"type": "http", "url": "https://e.com:0/"}}, "has port 0, which is none"),
+        (
+            {"run_at": "2027-01-01T08:00Z"},
+            "Invalid RFC3339 encoded datetime: write it with seconds and an offset"
+            ", like 2027-01-01T08:00:00Z",
+        ),
+        (
+            {"run_at": "2027-01-01T08:00:00"},
+            "Expected `datetime` with a timezone component: write it with seconds and an offset"
+            ", like 2027-01-01T08:00:00Z",
+        ),
+        ({"delay": 1e10}, "is too far ahead: at most 3660 days are allowed"),
+        ({"delay": 1e300}, "is too far ahead: at most 3660 days are allowed"),
+        (
+            {"expires_at": "9000-01-01T00:00:00Z"},
+            "is too far ahead: at most 7320 days are allowed",
+        ),
+        ({"timeout": "P2D"}, "is 172800 seconds; the most is 86400"),
+    ],
+)
+def test_what_is_allowed_is_said(
+    validator: TaskValidator, fields: dict[str, Any], detail: str
+) -> None:
+    (problem,) = refusal(validator, json.dumps({"target": NOOP, **fields}).encode()).problems
+    assert problem.detail == detail
+
+
+def test_an_empty_body_is_called_so(validator: TaskValidator) -> None:
+    for body in (b"", b" \n"):
+        (problem,) = refusal(validator, body).problems
+        assert problem.detail == "the body is empty"
 
 
 @pytest.mark.parametrize(

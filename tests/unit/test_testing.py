@@ -8,6 +8,7 @@ import pytest
 
 import mainspring
 from mainspring import App, Context, NonRetryable, RetryAfter
+from mainspring.sdk.targets import Retry
 from mainspring.testing import Trial, VirtualTime
 
 
@@ -109,6 +110,20 @@ class TestVirtualTime:
             hours = [run.at.strftime("%d %H:%M") for run in world.runs_of(nightly)]
         # On the 28th the clocks skip 02:30: it runs at the first instant after the gap.
         assert hours == ["27 01:30", "28 01:00", "29 00:30", "30 00:30"]
+
+    def test_durations_may_be_written_in_two_ways(self, app: App) -> None:
+        @app.task(name="slow")
+        async def slow() -> None:
+            await asyncio.sleep(120)
+
+        with VirtualTime(app, start="2027-03-01T08:00:00+00:00") as world:
+            retry: Retry = {"max_attempts": 2, "initial": "PT1H", "jitter": 0}
+            target = {"type": "handler", "name": "slow"}
+            app.client.tasks.create(target, timeout=timedelta(minutes=1), retry=retry)
+            app.client.schedules.create("s", {"target": target}, interval="PT12H", spread="PT1M")
+            world.advance(hours=2)
+            first, second = world.runs
+        assert (first.status, second.at - first.at) == ("timed_out", timedelta(hours=1, minutes=1))
 
     def test_retries_back_off(self, app: App) -> None:
         @app.task(retries={"max_attempts": 4, "initial": 60, "factor": 2, "jitter": 0})

@@ -285,3 +285,12 @@ async def test_hostile_sizes_are_refused() -> None:
     assert len(many) == 100
     twice = b'{"name": "a", "steps": [{"id": "a", "id": "b", "target": %s}]}'
     assert "given twice" in (await errors(twice % msgspec.json.encode(NOOP)))[""]
+
+
+async def test_durations_may_be_written_in_two_ways() -> None:
+    texts = {"timeout": "PT1M", "jitter": "PT2S", "delay": "PT1H", "retry": {"initial": "PT3S"}}
+    numbers = {"timeout": 60, "jitter": 2, "delay": 3600, "retry": {"initial": 3}}
+    given = await defined(workflow(step("a", **texts), deadline="P1D"))
+    assert given == await defined(workflow(step("a", **numbers), deadline=86400))
+    found = await errors(workflow(step("a", timeout="P2D", jitter="PT"), step("b", sla="P999D")))
+    assert found.keys() == {"/steps/0/timeout", "/steps/0/jitter", "/steps/1/sla"}

@@ -193,7 +193,7 @@ def _labels(given: TaskFilterIn | LetterFilterIn, problems: list[Problem]) -> di
 
 def _instant(given: datetime | None, name: str, problems: list[Problem]) -> datetime | None:
     if given is not None and not 1 < given.year < 9999:
-        problems.append(Problem(f"/filter/{name}", "is out of range"))
+        problems.append(Problem(f"/filter/{name}", "is out of range: the year is one of 2 to 9998"))
         return None
     return given
 

@@ -5,18 +5,19 @@ is wrong with it is named and not only the first mistake.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
 from msgspec import UnsetType
 
 from mainspring.api.duplicates import DuplicateNameError, check_unique_names, without
-from mainspring.api.shapes import all_problems
-from mainspring.api.wire import BatchIn, RawBatchIn, TaskIn, TaskPatch
+from mainspring.api.shapes import all_problems, readable
+from mainspring.api.wire import TIME_FORM, BatchIn, HandlerTarget, RawBatchIn, TaskIn, TaskPatch
 from mainspring.errors import InvalidRequest, MalformedRequest, Problem, RequestError
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 MOST_PROBLEMS = 100
 """So many problems are listed in one answer: beyond that nobody reads on."""
@@ -28,6 +29,12 @@ _TASK = msgspec.json.Decoder(TaskIn)
 _PATCH = msgspec.json.Decoder(TaskPatch)
 _BATCH = msgspec.json.Decoder(BatchIn)
 _RAW_BATCH = msgspec.json.Decoder(RawBatchIn)
+
+# Nothing is wrong with these: they stand where something is needed.
+_INSTEAD = {"target": HandlerTarget("x"), "url": "https://x.example", "name": "x"}
+
+# How msgspec's complaints about times end.
+_TIMES = ("RFC3339 encoded datetime", "`datetime` with a timezone component")
 
 _LOCATED = re.compile(r"(?s)(?P<what>.*) - at (?:`key` in )?`\$(?P<path>.*)`")
 _ESCAPE = re.compile(
@@ -52,6 +59,11 @@ def decode_patch(body: bytes) -> TaskPatch:
     return patch
 
 
+def readable_as(kind: type[S], body: bytes) -> S | None:
+    """What can be read of a body that was refused."""
+    return readable(kind, body, _INSTEAD)
+
+
 def decode_as(
     decoder: msgspec.json.Decoder[T],
     body: bytes,
@@ -70,7 +82,7 @@ def decode_batch(body: bytes, *, most: int) -> list[TaskIn]:
         _check_names(body, [task.payload for task in tasks])
     except InvalidRequest:
         # Where not even the list can be read, this raises the same problem again.
-        pieces = _decode(_RAW_BATCH, body).tasks
+        pieces = _decode(_RAW_BATCH, body, shape=BatchIn).tasks
         _check_names(body, pieces)
         _check_count(len(pieces), most)
         return _decode_each([bytes(piece) for piece in pieces])
@@ -93,6 +105,27 @@ def decode_lines(body: bytes, *, most: int) -> list[TaskIn]:
             _check_names(rest, [], f"/tasks/{index}")
             seen.add(rest)
     return tasks
+
+
+def readable_task(body: bytes) -> Iterator[tuple[str, TaskIn]]:
+    """What can be read of a task that was refused, at its place."""
+    task = readable_as(TaskIn, body)
+    if task is not None:
+        yield "", task
+
+
+def readable_tasks(
+    body: bytes, *, most: int, as_lines: bool = False
+) -> Iterator[tuple[str, TaskIn]]:
+    """The same for each task of a batch; for none of one that has too many."""
+    if as_lines:
+        pieces = [line for line in body.split(b"\n") if line.strip()]
+    else:
+        batch = readable_as(RawBatchIn, body)
+        pieces = [] if batch is None else [bytes(piece) for piece in batch.tasks]
+    for index, piece in enumerate(pieces if len(pieces) <= most else []):
+        for _, task in readable_task(piece):
+            yield f"/tasks/{index}", task
 
 
 def _decode_all(body: bytes, lines: Sequence[bytes]) -> list[TaskIn] | None:
@@ -131,19 +164,28 @@ def pointer_of(path: str) -> str:
 
 
 def _decode(
-    decoder: msgspec.json.Decoder[T], body: bytes, at: str = "", *, look_closer: bool = True
+    decoder: msgspec.json.Decoder[T],
+    body: bytes,
+    at: str = "",
+    *,
+    look_closer: bool = True,
+    shape: type | None = None,
 ) -> T:
+    """Where the shape of the whole body is not the decoder's type, a closer look needs it."""
     check_utf8(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        found = all_problems(decoder.type, body, _locate, MOST_PROBLEMS) if look_closer else []
+        kind = shape or decoder.type
+        found = all_problems(kind, body, _locate, MOST_PROBLEMS) if look_closer else []
         problems = [Problem(at + one.pointer, one.detail) for one in found]
         raise InvalidRequest(
             "the body does not have the right shape", problems or [_locate(error, at)]
         ) from None
     except (msgspec.DecodeError, UnicodeError) as error:
         reason = _lone_surrogate(body, str(error)) or str(error)
+        if not body.strip():
+            reason = "the body is empty"
         raise MalformedRequest("the body is not valid JSON", [Problem(at, reason)]) from None
     except RecursionError:
         raise InvalidRequest(
@@ -174,9 +216,10 @@ def _check_names(body: bytes, payloads: Iterable[msgspec.Raw], at: str = "") -> 
 
 def _locate(error: msgspec.ValidationError, at: str) -> Problem:
     match = _LOCATED.fullmatch(str(error))
-    if match is None:
-        return Problem(at, str(error)[:_LONGEST_DETAIL])
-    return Problem(at + pointer_of(match["path"]), match["what"][:_LONGEST_DETAIL])
+    what = (match["what"] if match else str(error))[:_LONGEST_DETAIL]
+    if what.endswith(_TIMES):
+        what += f": {TIME_FORM}"
+    return Problem(at + pointer_of(match["path"]) if match else at, what)
 
 
 def _decode_each(pieces: Sequence[bytes]) -> list[TaskIn]:

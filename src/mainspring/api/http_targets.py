@@ -43,9 +43,9 @@ def url_problem(url: str) -> str | None:
         return "is not an absolute http or https URL with a host"
     if "@" in parts.netloc:
         return "contains a user name or password: use a header instead"
-    if not _AUTHORITY.fullmatch(parts.netloc) or port == 0:
+    if not _AUTHORITY.fullmatch(parts.netloc):
         return "has a host that is not valid (international names in their ASCII form, please)"
-    return host_problem(parts.hostname)
+    return "has port 0, which is none" if port == 0 else host_problem(parts.hostname)
 
 
 def has_secrets(target: TargetIn) -> bool:

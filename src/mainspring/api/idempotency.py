@@ -303,4 +303,7 @@ def _busy() -> Busy:
 
 
 def _reused() -> KeyReused:
-    return KeyReused("this Idempotency-Key was used before with another path or body")
+    return KeyReused(
+        "this Idempotency-Key was used before with another method, path, query or body"
+        " (or another API key, where the answer is a secret)"
+    )

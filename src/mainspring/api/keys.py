@@ -151,7 +151,8 @@ def _seconds(given: float | str, pointer: str, most: float, problems: list[Probl
 
 def _check_span(seconds: float, pointer: str, most: float, problems: list[Problem]) -> None:
     if not 0 < seconds <= most and not problems:
-        problems.append(Problem(pointer, "is not in the future, or too far away"))
+        days = most / 86400
+        problems.append(Problem(pointer, f"is not in the future, or more than {days:g} days away"))
 
 
 def _id_in(call: Call) -> str:

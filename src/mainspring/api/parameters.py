@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 from starlette.datastructures import QueryParams
 
-from mainspring.api.wire import Instant
+from mainspring.api.wire import TIME_FORM, Instant
 from mainspring.domain.execution import Outcome
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow_rules import RunState
@@ -275,10 +275,10 @@ def _instant(params: QueryParams, name: str, problems: list[Problem]) -> datetim
         found: datetime = msgspec.convert(text, Instant)
         found.timestamp()
     except (msgspec.ValidationError, OverflowError):
-        problems.append(_problem(name, "is not an ISO 8601 time with an offset"))
+        problems.append(_problem(name, f"is not a time with an offset: {TIME_FORM}"))
         return None
     if not 1 < found.year < 9999:
-        problems.append(_problem(name, "is out of range"))
+        problems.append(_problem(name, "is out of range: the year is one of 2 to 9998"))
         return None
     return found
 

@@ -1,21 +1,23 @@
 """What a PATCH makes of a task: the same rules as for a new one, on the merged values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from mainspring.api.validation import (
+    EXPIRES_EARLY,
     TaskValidator,
     payload_problems,
     requirements_of,
     retry_of,
+    span,
     target_problems,
 )
 from mainspring.api.views import spec_of
-from mainspring.api.wire import TargetIn, TaskPatch
+from mainspring.api.wire import JITTERS, SLAS, TIMEOUTS, TargetIn, TaskPatch
 from mainspring.clock import Clock
 from mainspring.domain.capability import capability_of
 from mainspring.domain.task import Target, TaskSpec
@@ -45,7 +47,7 @@ class TaskPatcher:
             problems.extend(payload_problems(bytes(patch.payload), self._max_payload))
         if patch.target is not UNSET:
             problems.extend(target_problems(patch.target))
-        spec = _merge_spec(spec_of(task), patch, self._validator.target)
+        spec = _merge_spec(spec_of(task), patch, self._validator.target, problems)
         change = replace(
             self._retimed(task, patch, spec, problems),
             priority=_given(patch.priority, task.priority),
@@ -69,27 +71,53 @@ class TaskPatcher:
             return change
         delay = _given(patch.delay, None)
         kept = task.run_at if delay is None else None
+        found: list[Problem] = []
         times = self._validator.times(
             _given(patch.run_at, kept),
             delay,
             spec.jitter,
             _given(patch.expires_at, task.expires_at),
             round(self._clock.now(), 6),
-            problems,
+            found,
+        )
+        problems += (
+            found if patch.expires_at is not UNSET else _about_what_was_sent(found, task, patch)
         )
         if all(field is UNSET for field in fields[:3]):
             return replace(change, expires=times.expires)
         return replace(change, run=times.run, due=times.due, expires=times.expires)
 
 
-def _merge_spec(spec: TaskSpec, patch: TaskPatch, target: Callable[[TargetIn], Target]) -> TaskSpec:
+def _about_what_was_sent(
+    problems: Sequence[Problem], task: LockedTask, patch: TaskPatch
+) -> Iterator[Problem]:
+    """The problems of a patch that leaves the expiry as it is: not with that, but with what came to
+    lie behind it."""
+    sent = next(name for name in ("run_at", "delay", "jitter") if getattr(patch, name) is not UNSET)
+    for problem in problems:
+        if problem.detail == EXPIRES_EARLY and task.expires_at is not None:
+            expires = task.expires_at.isoformat().replace("+00:00", "Z")
+            yield Problem(f"/{sent}", f"is not before the task expires, {expires}")
+        else:
+            yield problem
+
+
+def _merge_spec(
+    spec: TaskSpec,
+    patch: TaskPatch,
+    target: Callable[[TargetIn], Target],
+    problems: list[Problem],
+) -> TaskSpec:
+    def seconds(given: float | str | UnsetType, old: float, bounds: Meta, pointer: str) -> float:
+        return old if isinstance(given, UnsetType) else span(given, bounds, pointer, problems)
+
     return replace(
         spec,
         target=spec.target if patch.target is UNSET else target(patch.target),
-        timeout=_given(patch.timeout, spec.timeout),
-        sla=_given(patch.sla, spec.sla),
-        jitter=_given(patch.jitter, spec.jitter),
-        retry=spec.retry if patch.retry is UNSET else retry_of(patch.retry),
+        timeout=seconds(patch.timeout, spec.timeout, TIMEOUTS, "/timeout"),
+        sla=seconds(patch.sla, spec.sla, SLAS, "/sla"),
+        jitter=seconds(patch.jitter, spec.jitter, JITTERS, "/jitter"),
+        retry=spec.retry if patch.retry is UNSET else retry_of(patch.retry, problems),
         requires=spec.requires if patch.requires is UNSET else requirements_of(patch.requires),
     )
 

@@ -152,7 +152,7 @@ def _number(params: QueryParams) -> int:
 def _after(params: QueryParams) -> float | None:
     found = parameters.instant(params, "after")
     if found is not None and not 1970 <= found.year < 9000:
-        raise _refused("after", "is out of range")
+        raise _refused("after", "is out of range: the year is one of 1970 to 8999")
     return None if found is None else found.timestamp()
 
 

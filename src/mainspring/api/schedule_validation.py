@@ -9,9 +9,16 @@ from math import floor
 import msgspec
 from msgspec import UNSET
 
-from mainspring.api.schedule_wire import DstIn, MisfireIn, SchedulePatch, TemplateIn, TimingIn
-from mainspring.api.validation import TaskValidator, payload_problems, seconds_of
-from mainspring.api.wire import DAY, HandlerTarget, RetryIn, TaskIn
+from mainspring.api.schedule_wire import (
+    WINDOWS,
+    DstIn,
+    MisfireIn,
+    SchedulePatch,
+    TemplateIn,
+    TimingIn,
+)
+from mainspring.api.validation import TaskValidator, payload_problems, seconds_of, span
+from mainspring.api.wire import DAY, JITTERS, HandlerTarget, RetryIn, TaskIn
 from mainspring.domain import cron, rrule
 from mainspring.domain.schedule import Definition, Misfire, Timetable, timetable
 from mainspring.domain.task import RUN_WORKFLOW
@@ -22,6 +29,9 @@ from mainspring.store.schedule_rows import Template
 from mainspring.store.workflows import Workflows
 
 _KINDS = ("cron", "interval", "rrule")
+_NO_KIND = "one of cron, interval and rrule is needed"
+_NO_TASK = "one of task and workflow is needed"
+_NEEDED = {_NO_KIND: ("/cron", "/interval", "/rrule"), _NO_TASK: ("/task", "/workflow")}
 INTERVALS = (1.0, 3660 * 86400.0)
 """The shortest and the longest, in seconds."""
 
@@ -120,7 +130,7 @@ def wanted_task(
             problems.append(Problem("/workflow", "cannot be given together with task"))
         return task
     if workflow is None:
-        problems.append(Problem("/task", "one of task and workflow is needed"))
+        problems.append(Problem("/task", _NO_TASK))
     payload = msgspec.json.encode({"workflow": workflow or "", "input": given})
     return TemplateIn(
         target=HandlerTarget(RUN_WORKFLOW),
@@ -185,7 +195,7 @@ async def _define(
     before = len(problems)
     given = [kind for kind in _KINDS if getattr(wanted, kind) is not None]
     if not given:
-        problems.append(Problem("/cron", "one of cron, interval and rrule is needed"))
+        problems.append(Problem("/cron", _NO_KIND))
     problems += [
         Problem(f"/{kind}", f"cannot be given together with {given[0]}") for kind in given[1:]
     ]
@@ -201,9 +211,13 @@ async def _define(
         start_at=start,
         end_at=end,
         max_runs=wanted.max_runs,
-        jitter=wanted.jitter,
-        spread=wanted.spread,
-        misfire=Misfire(wanted.misfire.policy, wanted.misfire.window, wanted.misfire.cap),
+        jitter=span(wanted.jitter, JITTERS, "/jitter", problems),
+        spread=span(wanted.spread, JITTERS, "/spread", problems),
+        misfire=Misfire(
+            wanted.misfire.policy,
+            span(wanted.misfire.window, WINDOWS, "/misfire/window", problems),
+            wanted.misfire.cap,
+        ),
         overlap=wanted.overlap,
         max_running=wanted.max_running,
         dst=DstPolicy(wanted.dst.gap, wanted.dst.repeat),
@@ -211,8 +225,9 @@ async def _define(
         calendars=tuple(dict.fromkeys(wanted.calendars)),
         stop_on_410=wanted.stop_on_410,
     )
+    problems += _cron_problems(definition)
     if len(problems) == before:
-        problems += await _recurrence_problems(definition)
+        problems += await _rule_problems(definition)
     return None if len(problems) > before else definition
 
 
@@ -225,7 +240,8 @@ def _time_problems(wanted: TimingIn) -> list[Problem]:
     start, end = wanted.start_at, wanted.end_at
     for name, moment in (("start_at", start), ("end_at", end)):
         if moment is not None and not 1970 <= moment.year < _LAST_YEAR:
-            problems.append(Problem(f"/{name}", "is out of range"))
+            detail = f"is out of range: the year is one of 1970 to {_LAST_YEAR - 1}"
+            problems.append(Problem(f"/{name}", detail))
     if start is not None and end is not None and end < start:
         problems.append(Problem("/end_at", "is before start_at"))
     if wanted.interval is not None:
@@ -239,12 +255,16 @@ def _time_problems(wanted: TimingIn) -> list[Problem]:
     return problems
 
 
-async def _recurrence_problems(definition: Definition) -> list[Problem]:
+def _cron_problems(definition: Definition) -> list[Problem]:
     if definition.cron is not None:
         try:
             cron.parse(definition.cron)
         except cron.CronError as error:
             return [Problem("/cron", str(error))]
+    return []
+
+
+async def _rule_problems(definition: Definition) -> list[Problem]:
     if definition.rrule is not None:
         begin = zone(definition.timezone).wall(definition.anchor)
         try:
@@ -277,6 +297,15 @@ def _holidays(found: Mapping[str, Sequence[date]]) -> tuple[str, ...]:
 
 def _instant(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def follows(problem: Problem, refused: Sequence[Problem]) -> bool:
+    """Whether a problem may be there only because something else could not be read."""
+    return any(
+        f"{one.pointer}/".startswith(f"{problem.pointer}/")
+        or one.pointer in _NEEDED.get(problem.detail, ())
+        for one in refused
+    )
 
 
 def raise_if(problems: Sequence[Problem]) -> None:

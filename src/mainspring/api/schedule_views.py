@@ -8,7 +8,6 @@ from msgspec import Raw, Struct
 from mainspring.api.schedule_wire import (
     DstIn,
     FireTimes,
-    MisfireIn,
     OccurrenceOut,
     ScheduleOut,
     TemplateOut,
@@ -44,9 +43,7 @@ def schedule_out(schedule: StoredSchedule, overdue_after: float) -> ScheduleOut:
         max_runs=definition.max_runs,
         jitter=definition.jitter,
         spread=definition.spread,
-        misfire=MisfireIn(
-            definition.misfire.policy, definition.misfire.window, definition.misfire.cap
-        ),
+        misfire=definition.misfire,
         overlap=definition.overlap,
         max_running=definition.max_running,
         dst=DstIn(definition.dst.gap, definition.dst.repeat),

@@ -10,6 +10,7 @@ from mainspring.api.views import ConcurrencyOut, RetryOut, TargetOut, Time
 from mainspring.api.wire import (
     DAY,
     Delay,
+    Duration,
     Instant,
     Jitter,
     Line,
@@ -17,7 +18,7 @@ from mainspring.api.wire import (
     WorkflowName,
 )
 from mainspring.domain.misfire import Decision
-from mainspring.domain.schedule import MisfirePolicy, OverlapPolicy
+from mainspring.domain.schedule import Misfire, MisfirePolicy, OverlapPolicy
 from mainspring.domain.task import Requirements
 from mainspring.domain.zones import GapPolicy, RepeatPolicy
 
@@ -28,6 +29,7 @@ ZoneName = Annotated[
 ]
 CalendarName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}(?!\n)$")]
 Dates = Annotated[list[date], Meta(max_length=2000)]
+WINDOWS = Meta(ge=0, le=366 * DAY)
 StateName = Literal["active", "paused", "ended"]
 
 
@@ -35,7 +37,7 @@ class MisfireIn(Struct, frozen=True, forbid_unknown_fields=True):
     """What to do about occurrences that were missed."""
 
     policy: MisfirePolicy = "latest"
-    window: Annotated[float, Meta(ge=0, le=366 * DAY)] = 3600.0
+    window: Annotated[float, WINDOWS] | Duration = 3600.0
     cap: Annotated[int, Meta(ge=1, le=1000)] = 100
 
 
@@ -178,7 +180,7 @@ class ScheduleOut(Struct, kw_only=True):
     max_runs: int | None
     jitter: float
     spread: float
-    misfire: MisfireIn
+    misfire: Misfire
     overlap: OverlapPolicy
     max_running: int
     dst: DstIn

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
-from mainspring.api.decoding import decode_as
+from mainspring.api.decoding import decode_as, readable_as
 from mainspring.api.parameters import flag
 from mainspring.api.ports import NodePort
 from mainspring.api.routing import Call, json_response
@@ -26,6 +26,7 @@ from mainspring.api.schedule_validation import (
     Checked,
     ScheduleValidator,
     check_key,
+    follows,
     kept_anchor,
     merged,
     never_fires,
@@ -47,7 +48,7 @@ from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import NOBODY
 from mainspring.domain.schedule import Timetable
-from mainspring.errors import Conflict, InvalidRequest, Problem
+from mainspring.errors import Conflict, InvalidRequest, Problem, RequestError
 from mainspring.store.creation import window_row
 from mainspring.store.firing import Settled
 from mainspring.store.schedule_rows import StoredSchedule, Template
@@ -211,8 +212,29 @@ class ScheduleChanges:
 
     async def _whole(self, call: Call, now: float, old: StoredSchedule | None = None) -> _Wanted:
         """The schedule that a body describes completely."""
-        wanted = decode_as(_SCHEDULE, await call.body(), _payloads)
+        body = await call.body()
         problems: list[Problem] = []
+        try:
+            wanted = decode_as(_SCHEDULE, body, _payloads)
+        except RequestError as error:
+            rest = readable_as(ScheduleIn, body)
+            if rest is not None:
+                await self._check(call, rest, now, old, problems)
+            found = [p for p in problems if not follows(p, error.problems)]
+            raise type(error)(error.detail, [*error.problems, *found]) from None
+        checked, template = await self._check(call, wanted, now, old, problems)
+        raise_if(problems)
+        assert checked is not None
+        return _Wanted(wanted.name, checked, template)
+
+    async def _check(
+        self,
+        call: Call,
+        wanted: ScheduleIn,
+        now: float,
+        old: StoredSchedule | None,
+        problems: list[Problem],
+    ) -> tuple[Checked | None, Template]:
         task = wanted_task(wanted.task, wanted.workflow, wanted.input, problems)
         problems += await self._validator.workflow(call.tenant_id, wanted.workflow)
         anchor = kept_anchor(old.definition, wanted) if old else None
@@ -221,9 +243,7 @@ class ScheduleChanges:
         template = self._validator.template(task, definition, problems)
         if checked is not None:
             problems += never_fires(checked, now)
-        raise_if(problems)
-        assert checked is not None
-        return _Wanted(wanted.name, checked, template)
+        return checked, template
 
     async def _become(self, call: Call, old: StoredSchedule, wanted: _Wanted) -> Response:
         table = wanted.checked.timetable

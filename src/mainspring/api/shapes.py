@@ -7,21 +7,26 @@ Decoders are made once and kept: making and dropping one for some unions of cons
 crashes msgspec 0.22.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import NODEFAULT, Raw, Struct
 
 from mainspring.errors import Problem
 
+S = TypeVar("S", bound=Struct)
+
 Locate = Callable[[msgspec.ValidationError, str], Problem]
 
 _encode = msgspec.json.Encoder().encode
+# What msgspec says of words and tags that are not among those allowed.
+_NONE_OF = ("Invalid enum value", "Invalid value")
+_MEMBERS = msgspec.json.Decoder(dict[str, Raw])
 
 
 def all_problems(kind: Any, body: bytes, locate: Locate, most: int) -> list[Problem]:
@@ -33,10 +38,21 @@ def all_problems(kind: Any, body: bytes, locate: Locate, most: int) -> list[Prob
         return []
 
 
+def readable(kind: type[S], body: bytes, instead: Mapping[str, object]) -> S | None:
+    """What can be read of a body that was refused: the rest of it is left at its defaults or, where
+    there are none, at what shall stand `instead` of a member of that name."""
+    try:
+        found = _shape_of(kind).readable(Raw(body), instead)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    return found if isinstance(found, kind) else None
+
+
 class _Shape:
     """A type, taken apart as far as that helps to find more than one mistake in a value of it."""
 
     def __init__(self, kind: Any) -> None:
+        self._kind = kind
         members = list(_members(kind))
         self._anything_goes = Raw in members  # bytes that are kept as they came
         self._decoder = msgspec.json.Decoder(kind)
@@ -57,7 +73,10 @@ class _Shape:
                 found = True
                 yield problem
             if not found:
-                yield locate(error, at)
+                problem = locate(error, at)
+                if problem.detail.startswith(_NONE_OF):
+                    problem = Problem(problem.pointer, problem.detail + _choice(self._kind))
+                yield problem
 
     def _in_parts(self, value: object, at: str, locate: Locate) -> Iterator[Problem]:
         if isinstance(value, list) and self._element is not None:
@@ -73,6 +92,29 @@ class _Shape:
                     if error is not None:
                         yield Problem(_below(at, name), locate(error, at).detail)
 
+    def readable(self, text: Raw, instead: Mapping[str, object]) -> object:
+        """A value as far as it can be read; NODEFAULT where that is not at all."""
+        try:
+            return self._decoder.decode(text)
+        except msgspec.ValidationError:
+            value = msgspec.json.decode(text)
+        struct = self._struct_for(value) if isinstance(value, dict) else None
+        if struct is None:
+            return NODEFAULT
+        members = _MEMBERS.decode(text)
+        known: dict[str, object] = {}
+        for field in _fields_of(struct):
+            part: object = NODEFAULT
+            if field.name in members:
+                part = field.shape.readable(members[field.name], instead)
+            if part is NODEFAULT and field.required:
+                part = instead.get(field.name, NODEFAULT)
+                if part is NODEFAULT:
+                    return NODEFAULT
+            if part is not NODEFAULT:
+                known[field.attribute] = part
+        return struct(**known)
+
     def _struct_for(self, value: dict[str, object]) -> type[Struct] | None:
         """The struct a value is meant to be: the only one there is, or the one its tag names."""
         if len(self._structs) == 1:
@@ -86,6 +128,7 @@ class _Shape:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
+    attribute: str
     name: str
     shape: _Shape
     required: bool
@@ -98,6 +141,7 @@ _shape_of = cache(_Shape)
 def _fields_of(struct: type[Struct]) -> tuple[_Field, ...]:
     return tuple(
         _Field(
+            field.name,
             field.encode_name,
             _Shape(field.type),
             field.default is NODEFAULT and field.default_factory is NODEFAULT,
@@ -130,6 +174,26 @@ def _error(
     except msgspec.ValidationError as error:
         return error
     return None
+
+
+def _choice(kind: Any) -> str:
+    """What a word or a tag of this type may be."""
+    words: list[str] = []
+    numbers = ""
+    info = msgspec.inspect.type_info(kind)
+    for member in info.types if isinstance(info, msgspec.inspect.UnionType) else (info,):
+        match member:
+            case msgspec.inspect.LiteralType(values=values):
+                words += map(str, values)
+            case msgspec.inspect.EnumType(cls=enum):
+                words += [str(choice.value) for choice in enum]
+            case msgspec.inspect.StructType(tag=str(tag)):
+                words.append(tag)
+            case msgspec.inspect.IntType(ge=least, le=most):
+                numbers = f", or a whole number from {least} to {most}"
+            case _:
+                pass
+    return f": it is one of {', '.join(words)}{numbers}"
 
 
 def _members(kind: Any) -> Iterator[Any]:

@@ -6,21 +6,24 @@ Every change is decided on the locked row, by the rules of `domain.transitions`.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import NoReturn
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mainspring.api.decoding import decode_patch
+from mainspring.api.decoding import decode_patch, readable_as
 from mainspring.api.parameters import flag
 from mainspring.api.patching import TaskPatcher
 from mainspring.api.ports import NodePort
 from mainspring.api.routing import Call, no_such_task
 from mainspring.api.task_reading import existing_task, task_response
+from mainspring.api.wire import TaskPatch
 from mainspring.clock import Clock
 from mainspring.domain import transitions
 from mainspring.domain.task import TaskState
 from mainspring.domain.transitions import Move, Standing
-from mainspring.errors import PreconditionFailed
+from mainspring.errors import PreconditionFailed, RequestError
 from mainspring.store.tasks import Change, LockedTask, StoredTask, Tasks
 
 Rule = Callable[[Standing], Move | None]
@@ -56,7 +59,11 @@ class TaskChanges:
         return await self._move(call, lambda task: transitions.run(task, now))
 
     async def edit(self, call: Call) -> Response:
-        patch = decode_patch(await call.body())
+        body = await call.body()
+        try:
+            patch = decode_patch(body)
+        except RequestError as error:
+            await self._refuse(call, error, readable_as(TaskPatch, body))
         dry_run = flag(call.request.query_params, "dry_run")
 
         def decide(locked: LockedTask) -> Change | _Preview:
@@ -79,6 +86,23 @@ class TaskChanges:
             raise no_such_task(task_id)
         self._node.changed()
         return Response(status_code=204)
+
+    async def _refuse(self, call: Call, error: RequestError, patch: TaskPatch | None) -> NoReturn:
+        """Refuse a patch, and say as well what is wrong with that part of it which can be read."""
+        if patch is None:
+            raise error
+        if not {"/run_at", "/delay", "/jitter"}.isdisjoint(p.pointer for p in error.problems):
+            patch.expires_at = UNSET  # whether it is late enough cannot be said
+
+        def decide(locked: LockedTask) -> NoReturn:
+            try:
+                self._patcher.apply(locked, patch)
+            except RequestError as more:
+                raise type(error)(error.detail, [*error.problems, *more.problems]) from None
+            raise error
+
+        await self._tasks.change(call.tenant_id, call.task_id, decide)
+        raise error  # it is not there, or finished
 
     async def _move(self, call: Call, rule: Rule) -> Response:
         def decide(locked: LockedTask) -> Change | bool:

@@ -8,7 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring.api.auth import tenant_gone
-from mainspring.api.decoding import decode_batch, decode_lines, decode_task
+from mainspring.api.decoding import (
+    decode_batch,
+    decode_lines,
+    decode_task,
+    readable_task,
+    readable_tasks,
+)
 from mainspring.api.idempotency import (
     Answered,
     Idempotency,
@@ -23,6 +29,7 @@ from mainspring.api.routing import Call, raw_json
 from mainspring.api.validation import TaskValidator
 from mainspring.api.views import new_task_json
 from mainspring.config import Config
+from mainspring.errors import RequestError
 from mainspring.store.creation import Creation, Keyed, NewTask
 
 _encode = msgspec.json.Encoder().encode
@@ -52,7 +59,11 @@ class TaskCreation:
         body = await call.body()
 
         async def prepare() -> Prepared:
-            task = self._validator.one(call.tenant_id, decode_task(body))
+            try:
+                wanted = decode_task(body)
+            except RequestError as error:
+                await self._validator.refuse(error, readable_task(body))
+            task = self._validator.one(call.tenant_id, wanted)
             return [task], new_task_json(task)
 
         outcome = await self._create(call, body, prepare)
@@ -78,8 +89,12 @@ class TaskCreation:
         body = await call.body()
 
         async def prepare() -> Prepared:
-            decode = decode_lines if _is_ndjson(call.request) else decode_batch
-            wanted = decode(body, most=self._config.max_batch)
+            most, as_lines = self._config.max_batch, _is_ndjson(call.request)
+            try:
+                wanted = (decode_lines if as_lines else decode_batch)(body, most=most)
+            except RequestError as error:
+                rest = readable_tasks(body, most=most, as_lines=as_lines)
+                await self._validator.refuse(error, rest)
             tasks = await self._validator.many(call.tenant_id, wanted)
             return tasks, _encode(_Ids([task.id for task in tasks]))
 

@@ -10,12 +10,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from random import Random
+from typing import NoReturn
 
 import msgspec
+from msgspec import Meta
 
 from mainspring.api.decoding import MOST_PROBLEMS
 from mainspring.api.http_targets import Seal, has_secrets, http_problems, sealed_headers
 from mainspring.api.wire import (
+    BACKOFFS,
+    DAY,
+    JITTERS,
+    SLAS,
+    TIMEOUTS,
     CommandTarget,
     Delay,
     HandlerTarget,
@@ -32,10 +39,11 @@ from mainspring.domain.duration import parse_duration
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import Requirements, Target, TaskSpec
-from mainspring.errors import Oversize, Problem, refusal
+from mainspring.errors import Oversize, Problem, RequestError, refusal
 from mainspring.store.creation import NewTask
 
 MOST_NESTING = 64
+EXPIRES_EARLY = "is not after the time the task is due"
 
 _CACHED_SPECS = 4096
 _LARGEST_CACHED = 4096
@@ -52,6 +60,7 @@ class CompiledSpec:
 
     encoded: bytes
     capability: str
+    jitter: float
     problems: tuple[Problem, ...]
 
 
@@ -105,6 +114,24 @@ class TaskValidator:
             raise refusal("some values do not make sense", problems[:MOST_PROBLEMS])
         return made
 
+    async def refuse(self, error: RequestError, tasks: Iterable[tuple[str, TaskIn]]) -> NoReturn:
+        """Refuse what could not be read, and say as well what is wrong with the rest: with the
+        tasks as far as they can be read, each with its place."""
+        now = round(self._clock.now(), 6)
+        problems = list(error.problems)
+        known = {problem.pointer for problem in problems}
+        for index, (at, task) in enumerate(tasks, 1):
+            if f"{at}/run_at" in known:
+                task.expires_at = None  # whether it is late enough cannot be said
+            found: list[Problem] = []
+            self._make(0, task, now, found)
+            problems.extend(p.at(at + p.pointer) for p in found)
+            if len(problems) >= MOST_PROBLEMS:
+                break
+            if index % _TASKS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        raise type(error)(error.detail, problems[:MOST_PROBLEMS])
+
     def _make(self, tenant_id: int, task: TaskIn, now: float, problems: list[Problem]) -> NewTask:
         spec = self.compile(task)
         if spec.problems:
@@ -115,7 +142,7 @@ class TaskValidator:
         if task.run_at is None and task.delay is None and not task.jitter and not task.expires_at:
             times = Times(now, now, None)
         else:
-            times = self.times(task.run_at, task.delay, task.jitter, task.expires_at, now, problems)
+            times = self.times(task.run_at, task.delay, spec.jitter, task.expires_at, now, problems)
         limit = task.concurrency
         return NewTask(
             tenant_id,
@@ -156,17 +183,18 @@ class TaskValidator:
         return target_of(target, self._seal)
 
     def _compile(self, task: TaskIn) -> CompiledSpec:
-        problems = target_problems(task.target)
+        problems = list(target_problems(task.target))
         target = target_of(task.target, None if problems else self._seal)
         spec = TaskSpec(
             target,
-            task.timeout,
-            task.sla,
-            task.jitter,
-            retry_of(task.retry),
+            span(task.timeout, TIMEOUTS, "/timeout", problems),
+            span(task.sla, SLAS, "/sla", problems),
+            span(task.jitter, JITTERS, "/jitter", problems),
+            retry_of(task.retry, problems),
             requirements_of(task.requires),
         )
-        return CompiledSpec(_encode(spec.stored()), capability_of(spec), problems)
+        encoded = _encode(spec.stored())
+        return CompiledSpec(encoded, capability_of(spec), spec.jitter, tuple(problems))
 
     def times(
         self,
@@ -187,9 +215,9 @@ class TaskValidator:
         if expires is not None:
             # Compared with the latest due time, so that luck with the jitter does not decide.
             if expires <= run + jitter:
-                problems.append(Problem("/expires_at", "is not after the time the task is due"))
+                problems.append(Problem("/expires_at", EXPIRES_EARLY))
             elif expires > now + 2 * self._config.horizon:
-                problems.append(Problem("/expires_at", "is too far ahead"))
+                problems.append(Problem("/expires_at", _too_far(2 * self._config.horizon)))
         return Times(run, due, expires)
 
     def _run(
@@ -206,11 +234,8 @@ class TaskValidator:
                 run = round(now + seconds_of(delay), 6)
             except ValueError as error:
                 problems.append(Problem(pointer, str(error)))
-        if run > now + self._config.horizon:
-            days = self._config.horizon / 86400
-            problems.append(
-                Problem(pointer, f"is too far ahead: at most {days:.0f} days are allowed")
-            )
+        if run > now + self._config.horizon + 1e-6:  # it was rounded
+            problems.append(Problem(pointer, _too_far(self._config.horizon)))
         elif run < 0:
             problems.append(Problem(pointer, "is before 1970"))
         return run
@@ -219,6 +244,29 @@ class TaskValidator:
 def seconds_of(delay: Delay) -> float:
     """A delay in seconds, whichever way it was written."""
     return parse_duration(delay) if isinstance(delay, str) else delay
+
+
+def _too_far(most: float) -> str:
+    return f"is too far ahead: at most {most / DAY:g} days are allowed"
+
+
+def span(given: float | str, bounds: Meta, pointer: str, problems: list[Problem]) -> float:
+    """A duration in seconds, within its bounds; what is wrong with it goes to `problems`."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return _bounded(parse_duration(given), bounds)
+    except ValueError as error:
+        problems.append(Problem(pointer, str(error)))
+        return 0.0
+
+
+def _bounded(seconds: float, bounds: Meta) -> float:
+    if bounds.gt is not None and seconds <= bounds.gt:
+        raise ValueError(f"is not more than {bounds.gt:g} seconds")
+    if bounds.le is not None and seconds > bounds.le:
+        raise ValueError(f"is {seconds:.0f} seconds; the most is {bounds.le:.0f}")
+    return seconds
 
 
 def payload_problems(payload: bytes, most_bytes: int) -> Iterable[Problem]:
@@ -259,12 +307,12 @@ def target_of(target: TargetIn, seal: Seal | None) -> Target:
             return Target("command", argv=list(target.argv))
 
 
-def retry_of(retry: RetryIn) -> RetryPolicy:
+def retry_of(retry: RetryIn, problems: list[Problem]) -> RetryPolicy:
     return RetryPolicy(
         retry.max_attempts,
-        retry.initial,
+        span(retry.initial, BACKOFFS, "/retry/initial", problems),
         retry.factor,
-        retry.max_delay,
+        span(retry.max_delay, BACKOFFS, "/retry/max_delay", problems),
         retry.jitter,
         None if retry.on is None else list(retry.on),
     )

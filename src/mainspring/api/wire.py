@@ -25,13 +25,22 @@ LabelValue = Annotated[str, Meta(max_length=500, pattern=_LINE)]
 Labels = Annotated[dict[LabelName, LabelValue], Meta(max_length=64)]
 
 Instant = Annotated[datetime, Meta(tz=True)]
+TIME_FORM = "write it with seconds and an offset, like 2027-01-01T08:00:00Z"
 DAY = 86400.0
-_Duration = Annotated[str, Meta(max_length=64, extra_json_schema={"format": "duration"})]
-Delay = Annotated[float, Meta(ge=0, le=36600 * DAY)] | _Duration
+# The bound that counts is a matter of configuration, and told by whoever checks it.
+FARTHEST = {"maximum": 36600 * DAY}
+Duration = Annotated[str, Meta(max_length=64, extra_json_schema={"format": "duration"})]
+# Of numbers the decoder sees to it, of texts whoever makes seconds of them.
+TIMEOUTS = Meta(gt=0, le=DAY)
+SLAS = Meta(ge=0, le=365 * DAY)
+JITTERS = Meta(ge=0, le=DAY)
+BACKOFFS = Meta(ge=0, le=30 * DAY)
+Delay = Annotated[float, Meta(ge=0, extra_json_schema=FARTHEST)] | Duration
+Timeout = Annotated[float, TIMEOUTS] | Duration
+Sla = Annotated[float, SLAS] | Duration
+Jitter = Annotated[float, JITTERS] | Duration
+Backoff = Annotated[float, BACKOFFS] | Duration
 Priority = Annotated[int, Meta(ge=0, le=9)]
-Timeout = Annotated[float, Meta(gt=0, le=DAY)]
-Sla = Annotated[float, Meta(ge=0, le=365 * DAY)]
-Jitter = Annotated[float, Meta(ge=0, le=DAY)]
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"]
 
@@ -78,9 +87,9 @@ class RetryIn(Struct, frozen=True, forbid_unknown_fields=True):
     """How failed tries are repeated."""
 
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 5
-    initial: Annotated[float, Meta(ge=0, le=30 * DAY)] = 10.0
+    initial: Backoff = 10.0
     factor: Annotated[float, Meta(ge=1, le=100)] = 3.0
-    max_delay: Annotated[float, Meta(ge=0, le=30 * DAY)] = 3600.0
+    max_delay: Backoff = 3600.0
     jitter: Annotated[float, Meta(ge=0, le=1)] = 0.1
     on: (
         Annotated[

@@ -8,6 +8,7 @@ import msgspec
 
 from mainspring.api.decoding import MOST_PROBLEMS
 from mainspring.api.validation import (
+    CompiledSpec,
     TaskValidator,
     payload_problems,
     seconds_of,
@@ -155,23 +156,23 @@ class WorkflowValidator:
         findings.document("/payload", payload)
         for pointer, text in _texts(wanted):
             findings.text(pointer, text)
-        spec, capability = self._spec(wanted, findings)
+        spec = self._spec(wanted, findings)
         limit = wanted.concurrency
         return TaskTemplate(
-            spec.decode(),
+            spec.encoded.decode(),
             payload.decode(),
-            capability,
+            spec.capability,
             wanted.queue,
             wanted.priority,
             wanted.name,
             wanted.labels or None,
             limit.key if limit else None,
             limit.limit if limit else None,
-            wanted.jitter,
+            spec.jitter,
             findings.dynamic,
         )
 
-    def _spec(self, wanted: StepIn, findings: _Findings) -> tuple[bytes, str]:
+    def _spec(self, wanted: StepIn, findings: _Findings) -> CompiledSpec:
         """The task's spec, checked as that of any task. A URL is checked with something in the
         place of its templates."""
         target, url = wanted.target, None
@@ -191,10 +192,10 @@ class WorkflowValidator:
         for problem in compiled.problems:
             findings.complain(problem.pointer, problem.detail)
         if url is None:
-            return compiled.encoded, compiled.capability
+            return compiled
         spec = _spec.decode(compiled.encoded)
         spec = replace(spec, target=replace(spec.target, url=url))
-        return _encode(spec.stored()), compiled.capability
+        return replace(compiled, encoded=_encode(spec.stored()))
 
     def _foreach(self, wanted: StepIn, findings: _Findings) -> str | None:
         if wanted.foreach is None:
@@ -224,7 +225,7 @@ class WorkflowValidator:
             return 0.0
         if seconds > self._horizon:
             days = self._horizon / 86400
-            problems.append(Problem(pointer, f"is too long: at most {days:.0f} days are allowed"))
+            problems.append(Problem(pointer, f"is too long: at most {days:g} days are allowed"))
         return seconds
 
 

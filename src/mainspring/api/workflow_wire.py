@@ -7,8 +7,9 @@ from msgspec import Meta, Raw, Struct, field
 from mainspring.api.schedule_wire import TemplateOut
 from mainspring.api.views import Time
 from mainspring.api.wire import (
-    DAY,
+    FARTHEST,
     Delay,
+    Duration,
     Jitter,
     TimelessTask,
     WorkflowName,
@@ -29,10 +30,7 @@ Items = (
     | Annotated[str, Meta(max_length=510, extra_json_schema={"format": "template"})]
 )
 # Longer than no time at all.
-Deadline = (
-    Annotated[float, Meta(gt=0, le=36600 * DAY)]
-    | Annotated[str, Meta(max_length=64, extra_json_schema={"format": "duration"})]
-)
+Deadline = Annotated[float, Meta(gt=0, extra_json_schema=FARTHEST)] | Duration
 GraphFormat = Literal["json", "mermaid", "dot"]
 
 

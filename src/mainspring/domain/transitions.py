@@ -77,8 +77,10 @@ def check_editable(task: Standing) -> None:
             "a step that waits for others cannot be changed: it takes its times and values "
             "from its workflow when its turn comes"
         )
-    if task.state not in (TaskState.SCHEDULED, TaskState.PAUSED) or task.attempts > 0:
-        raise Conflict("a task can be changed only while it has not started")
+    waiting = (TaskState.SCHEDULED, TaskState.PAUSED)
+    if task.state not in waiting or task.attempts > 0:
+        now = "was tried already" if task.state in waiting else f"is {task.state}"
+        raise Conflict(f"a task can be changed only while it has not started: this one {now}")
 
 
 def _refused(task: Standing, participle: str) -> Conflict:

@@ -12,7 +12,7 @@ import msgspec
 
 from mainspring.clock import Clock
 from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
-from mainspring.domain.task import BUILT_IN_HANDLERS
+from mainspring.domain.task import BUILT_IN_HANDLERS, RUN_WORKFLOW
 from mainspring.execution.port import ReportSink
 
 
@@ -113,7 +113,7 @@ async def _run(assignment: Assignment) -> None:
     name = assignment.spec.target.name
     handler = HANDLERS.get(name or "")
     if handler is None:
-        known = ", ".join(sorted({NOOP, *HANDLERS}))
+        known = ", ".join(sorted({NOOP, RUN_WORKFLOW, *HANDLERS}))
         raise HandlerFailed(
             f"there is no built-in handler {name!r}; there are: {known}", retryable=False
         )

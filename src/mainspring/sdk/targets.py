@@ -15,9 +15,9 @@ class Retry(TypedDict, total=False):
     """How failed tries are repeated."""
 
     max_attempts: int
-    initial: float
+    initial: Duration
     factor: float
-    max_delay: float
+    max_delay: Duration
     jitter: float
     on: list[int | str]
 
@@ -44,8 +44,8 @@ class TemplateFields(TypedDict, total=False):
     name: str
     queue: str
     priority: int
-    timeout: float
-    sla: float
+    timeout: Duration
+    sla: Duration
     retry: Retry
     concurrency: Concurrency
     requires: Requires
@@ -57,7 +57,7 @@ class TaskFields(TemplateFields, total=False):
 
     run_at: Moment
     delay: Duration
-    jitter: float
+    jitter: Duration
     expires_at: Moment
 
 
@@ -77,8 +77,8 @@ class ScheduleFields(TypedDict, total=False):
     start_at: Moment
     end_at: Moment
     max_runs: int
-    jitter: float
-    spread: float
+    jitter: Duration
+    spread: Duration
     misfire: Mapping[str, Any]
     overlap: str
     max_running: int

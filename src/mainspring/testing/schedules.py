@@ -9,16 +9,16 @@ from uuid import UUID
 import msgspec
 
 from mainspring.domain import misfire
-from mainspring.domain.duration import parse_duration
 from mainspring.domain.misfire import Ruling, Verdict
 from mainspring.domain.schedule import Definition, Misfire, Timetable, spread_of, timetable
 from mainspring.domain.template import Values, expand
 from mainspring.domain.zones import DstPolicy
 from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem
+from mainspring.testing.tasks import in_seconds
 
 _TIMES = ("start_at", "end_at")
 _PLAIN = (
-    *("cron", "rrule", "timezone", "max_runs", "jitter", "spread"),
+    *("cron", "interval", "rrule", "timezone", "max_runs", "jitter", "spread"),
     *("overlap", "max_running", "stop_on_410"),
 )
 
@@ -150,6 +150,7 @@ class VirtualSchedules:
     def _built(self, schedule_id: UUID, body: dict[str, Any]) -> VirtualSchedule:
         now = self._now()
         try:
+            body = in_seconds(body)
             definition = _definition(body, now)
             following = timetable(definition).next(now)
         except ValueError as problem:
@@ -164,15 +165,11 @@ def _definition(body: Mapping[str, Any], now: float) -> Definition:
     times: dict[str, Any] = {
         name: _seconds(body[name]) for name in _TIMES if body.get(name) is not None
     }
-    interval = body.get("interval")
-    if isinstance(interval, str):
-        interval = parse_duration(interval)
-    if sum(x is not None for x in (body.get("cron"), interval, body.get("rrule"))) != 1:
+    if sum(body.get(kind) is not None for kind in ("cron", "interval", "rrule")) != 1:
         raise ValueError("exactly one of cron, interval and rrule has to be given")
     return Definition(
         **given,
         **times,
-        interval=interval,
         anchor=times.get("start_at", now),
         misfire=Misfire(**body.get("misfire", {})),
         dst=DstPolicy(**body.get("dst", {})),

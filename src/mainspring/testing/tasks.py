@@ -20,9 +20,24 @@ from mainspring.sdk.worker.outcomes import Verdict
 
 TENANT = 1
 _FINAL = frozenset({"completed", "failed", "cancelled", "expired"})
+_DURATIONS = frozenset(
+    {"timeout", "sla", "jitter", "spread", "interval", "initial", "max_delay", "window"}
+)
+_PARTS = frozenset({"retry", "misfire", "task"})
 _SPREAD = TenantLimits().spread
 # Not the handler's name: in this world there is one executor, and it can do everything.
 _CAPABILITY = "virtual"
+
+
+def in_seconds(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A body with its durations as the API shows them."""
+    made = dict(body)
+    for name, given in body.items():
+        if name in _DURATIONS and isinstance(given, str):
+            made[name] = parse_duration(given)
+        elif name in _PARTS and isinstance(given, dict):
+            made[name] = in_seconds(given)
+    return made
 
 
 @dataclass

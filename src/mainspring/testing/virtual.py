@@ -36,7 +36,7 @@ from mainspring.sdk.worker.outcomes import Verdict, failure, success
 from mainspring.testing.loop import VirtualLoop
 from mainspring.testing.memory import MemoryApi
 from mainspring.testing.schedules import VirtualSchedules
-from mainspring.testing.tasks import TENANT, VirtualTask
+from mainspring.testing.tasks import TENANT, VirtualTask, in_seconds
 
 _FOR_EVER = 1e15
 _MANY = 2**31
@@ -201,7 +201,9 @@ class VirtualTime:
     def _add(
         self, body: Mapping[str, Any], due: float, schedule: UUID | None, nominal: float | None
     ) -> VirtualTask:
-        task = VirtualTask(self._new_id(), dict(body), self._loop.clock(), due, schedule, nominal)
+        task = VirtualTask(
+            self._new_id(), in_seconds(body), self._loop.clock(), due, schedule, nominal
+        )
         self.tasks[task.id] = task
         self._engine.saw([task.row()], self._loop.clock())
         self._poke()

@@ -1,0 +1,25 @@
+"""The built-in handlers."""
+
+from collections.abc import Sequence
+
+from mainspring.clock import ManualClock
+from mainspring.domain.execution import Report
+from mainspring.execution.builtin import BuiltInExecutor
+from support.rows import assignment, row
+
+
+async def test_a_name_that_is_none_is_told_all_there_are() -> None:
+    reports: list[Report] = []
+
+    def report(made: Sequence[Report]) -> None:
+        reports.extend(made)
+
+    executor = BuiltInExecutor(ManualClock(1_800_000_000.0), report)
+    executor.start([assignment(row(1))])
+    await executor.stop(grace=5)
+    (made,) = reports
+    assert made.error is not None
+    assert made.error.message == (
+        "there is no built-in handler 'work'; there are: mainspring.fail, mainspring.noop, "
+        "mainspring.sleep, mainspring.workflow"
+    )
