@@ -72,6 +72,8 @@ _LEFT_OUT_FIELDS = {
     "PreviewIn": {"end_at", "calendars", "workflow", "input"},
     "SchedulePatch": {"start_at", "end_at", "calendars", "overlap", "task", "workflow", "input"},
     "RotateIn": {"secret"},
+    "TaskFilterIn": {"label"},
+    "LetterFilterIn": {"label"},
 }
 
 
