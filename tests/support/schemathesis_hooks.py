@@ -69,13 +69,13 @@ _LEFT_OUT_FIELDS = {
     "RotationIn": {"expires_at"},
     "StepIn": {"needs", "when"},
     "ScheduleIn": {"input"},
-    "PreviewIn": {"input"},
+    "PreviewIn": {"end_at", "calendars", "workflow", "input"},
     "SchedulePatch": {"start_at", "end_at", "calendars", "overlap", "task", "workflow", "input"},
     "RotateIn": {"secret"},
     "TaskFilterIn": {"label"},
     "LetterFilterIn": {"label"},
 }
-# The same, of what answers show: what was read is sent again, so these are known but mean nothing.
+# The same, of what answers show: Schemathesis sends again what it read, so these must be known.
 _LEFT_EMPTY = {
     "end_at": {"type": "null"},
     "calendars": {"type": "array", "maxItems": 0},
@@ -96,8 +96,7 @@ def before_load_schema(_context: Any, raw_schema: dict[str, Any]) -> None:
         properties = raw_schema["components"]["schemas"][name]["properties"]
         for field in fields:
             del properties[field]
-    for name in ("ScheduleIn", "PreviewIn"):
-        raw_schema["components"]["schemas"][name]["properties"] |= _LEFT_EMPTY
+    raw_schema["components"]["schemas"]["ScheduleIn"]["properties"] |= _LEFT_EMPTY
     # A smaller limit, which the node is started with: thousands of tasks a try show no more.
     raw_schema["components"]["schemas"]["BatchIn"]["properties"]["tasks"]["maxItems"] = 100
 
