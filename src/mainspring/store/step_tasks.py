@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import asyncpg
 
@@ -84,9 +85,11 @@ class StepTasks:
         if expanded is None or not made:
             return False
         kept = frozenset(expanded["items"])
+        own = {"queue": expanded["queue"], "priority": expanded["priority"]}
         added = [
             NewStep(
-                step.id, index, "released", 0, (step.id,), self._ids.make(due), due, template
+                step.id, index, "released", 0, (step.id,), self._ids.make(due), due,
+                replace(template, **own),
             )
             for index, template in enumerate(made)
             if index not in kept

@@ -107,6 +107,8 @@ class LockedTask:
     payload: bytes
     workflow_run_id: UUID | None = None
     step: str | None = None
+    expanded: bool = False
+    """Whether it is a step that waits for its own items, and no longer for its turn."""
 
 
 @dataclass(frozen=True, slots=True)
