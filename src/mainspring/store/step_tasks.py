@@ -143,7 +143,7 @@ class StepTasks:
 async def _tell_planner(connection: asyncpg.Connection, crowd: int) -> None:
     """A crowd enters tables that may have been empty: what releases and claims it would go by a
     plan that was made for a handful of rows, and compare each with each."""
-    if crowd > CROWD:
+    if crowd >= CROWD:
         await connection.execute(PLANNER["analyze_tasks"])
         await connection.execute(PLANNER["analyze_steps"])
 
