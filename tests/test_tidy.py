@@ -190,6 +190,18 @@ def test_every_module_says_what_it_is_for() -> None:
     assert_none(module.where(1) for module in modules() if not ast.get_docstring(module.tree))
 
 
+def test_every_error_is_in_the_tree() -> None:
+    """Who catches one wants to see which others it stands for."""
+    tree = ast.parse((SOURCE / "mainspring" / "errors.py").read_text())
+    drawn = set(re.findall(r"[├└]── (\w+)", ast.get_docstring(tree) or "")) | {"MainspringError"}
+    kinds = {"MainspringError"}
+    for node in tree.body:  # a class comes after the one that it is made of
+        if isinstance(node, ast.ClassDef):
+            bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+            kinds |= {node.name} if bases & kinds else set()
+    assert drawn == kinds
+
+
 def test_files_have_one_subject() -> None:
     """Past this length a file has two subjects."""
     assert_none(

@@ -8,6 +8,7 @@
     │   └── MigrationError   the schema is not the one this version works with
     ├── CallFailed           what a client meets when the API does not serve it
     │   ├── Unreachable          nothing answered: whether the call took effect is not known
+    │   │   └── Distrusted           who is there cannot show that it is the API
     │   └── Unavailable          it answered 429 or 5xx, again and again
     ├── TaskUnfinished       somebody waited for a task, and it did not end in time
     ├── TaskNotCompleted     somebody waited for a task, and it failed, expired or was cancelled

@@ -329,5 +329,10 @@ async def test_errors_retries_effects_and_logs(workers: Workers) -> None:
     assert (done.state, done.result) == ("completed", False)
     spoken = await workers.send(tasks.talk, 3)
     await workers.ended(spoken)
-    lines = [line.message async for line in workers.client.tasks.logs(spoken.id)]
-    assert lines == ["line 0", "line 1", "line 2"]
+
+    async def logged() -> bool:
+        lines = [line.message async for line in workers.client.tasks.logs(spoken.id)]
+        return lines == ["line 0", "line 1", "line 2"]
+
+    # An end waits for its lines, but not longer than a second.
+    await eventually(logged, within=10, what="all lines are there, in order")

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -174,6 +175,20 @@ async def test_editing_has_rules(api: Api) -> None:
     await verb(api, task, "cancel")
     answer = await api.a.call("PATCH", url, {"priority": 1})
     assert (answer.status, "this one is cancelled" in answer.json()["detail"]) == (409, True)
+
+
+async def test_an_expiry_that_is_sent_alone_is_compared_with_the_due_time_there_is(
+    api: Api,
+) -> None:
+    """The jitter was drawn when the task was made: it is not feared again."""
+    task = await api.make(delay=60, jitter=86400)
+    due = datetime.fromisoformat(task["due_at"])
+    soon = {"expires_at": (due + timedelta(seconds=60)).isoformat()}
+    answer = await api.a.call("PATCH", f"/v1/tasks/{task['id']}", soon)
+    assert (answer.status, answer.json()["due_at"]) == (200, task["due_at"])
+    early = {"expires_at": (due - timedelta(seconds=1)).isoformat()}
+    refused = await api.a.call("PATCH", f"/v1/tasks/{task['id']}", early)
+    assert refused.pointers() == ["/expires_at"]
 
 
 async def test_deleting_leaves_nothing_but_the_audit(api: Api) -> None:

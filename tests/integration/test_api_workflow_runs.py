@@ -152,7 +152,7 @@ async def test_nothing_is_taken_for_a_step_that_its_release_would_undo(desk: Des
     tasks = {step["id"]: step["task_id"] for step in (await desk.read(run))["steps"]}
     url = f"/v1/tasks/{tasks['d']}"
     before = (await desk.office.admin.get(url)).json()
-    for patch in (b'{"delay": 60}', b'{"priority": 1}', b'{"payload": {}}'):
+    for patch in (b'{"delay": 60}', b'{"priority": 1, "name": "x"}', b'{"payload": {}}'):
         for query in ("", "?dry_run=true"):
             answer = await desk.office.admin.call("PATCH", url + query, patch)
             assert answer.status == 409
@@ -162,6 +162,40 @@ async def test_nothing_is_taken_for_a_step_that_its_release_would_undo(desk: Des
     assert (await desk.office.admin.get(url)).json() == before
     ready = await desk.office.admin.call("PATCH", f"/v1/tasks/{tasks['a']}", {"priority": 1})
     assert (ready.status, ready.json()["priority"]) == (200, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "begun"),
+    [({}, ["b"]), ({"payload": ["{{input.day}}"]}, ["b"]), ({"foreach": [1, 2]}, ["b[0]", "b[1]"])],
+    ids=["plain", "templates", "list"],
+)
+async def test_priority_and_queue_of_a_step_can_be_changed_while_it_waits(
+    desk: Desk, fields: dict[str, Any], begun: list[str]
+) -> None:
+    """They are not touched when its turn comes, whichever way it is released."""
+    steps = [{"id": "a", "target": NOOP}, {"id": "b", "needs": ["a"], "target": NOOP, **fields}]
+    await desk.define(steps)
+    run = await desk.begin(input={"day": 1})
+    waiting = next(s["task_id"] for s in (await desk.read(run))["steps"] if s["id"] == "b")
+    patch = {"priority": 8, "queue": "mine"}
+    for query in ("?dry_run=true", ""):
+        answer = await desk.office.admin.call("PATCH", f"/v1/tasks/{waiting}{query}", patch)
+        shown = answer.json()
+        assert answer.status == 200
+        assert (shown["state"], shown["priority"], shown["queue"]) == ("blocked", 8, "mine")
+    await desk.world.report(await desk.world.claim(UUID(run)))
+    ready = await desk.office.admin.get(f"/v1/tasks?workflow_run_id={run}&state=scheduled")
+    found = sorted((t["step"], t["priority"], t["queue"]) for t in ready.json()["items"])
+    assert found == [(label, 8, "mine") for label in begun]
+
+
+async def test_a_list_whose_items_have_begun_has_started(desk: Desk) -> None:
+    await desk.define([{"id": "each", "target": NOOP, "foreach": [1, 2]}])
+    run = await desk.begin()
+    [step] = (await desk.read(run))["steps"]
+    late = await desk.office.admin.call("PATCH", f"/v1/tasks/{step['task_id']}", {"priority": 8})
+    assert late.status == 409
+    assert "the items of this step have begun" in late.json()["detail"]
 
 
 async def test_the_run_hears_of_a_step_that_is_cancelled_or_purged_by_itself(desk: Desk) -> None:

@@ -79,6 +79,15 @@ async def test_every_option_arrives(shop: Shop, app: asyncpg.Connection) -> None
     assert task["id"] == str(made)
 
 
+async def test_what_comes_after_its_time_is_due_when_it_is_created(
+    shop: Shop, app: asyncpg.Connection
+) -> None:
+    late = "run_at => '2020-01-01T00:00:00Z', expires_at => now() + interval '1 hour'"
+    made = await shop.task(await app.fetchval(f"SELECT mainspring.enqueue('work', {late})::text"))
+    assert made["run_at"] == "2020-01-01T00:00:00Z"
+    assert made["due_at"] == made["created_at"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -88,6 +97,8 @@ async def test_every_option_arrives(shop: Shop, app: asyncpg.Connection) -> None
         "'work', queue => 'no;such'",
         "'work', priority => 10",
         "'work', run_at => 'infinity'",
+        "'work', run_at => '1969-12-31'",
+        "'work', run_at => '2000-01-01', expires_at => '2001-01-01'",
         "'work', delay => '1 hour', run_at => now()",
         "'work', payload => NULL",
         "'work', (repeat('[', 65) || repeat(']', 65))::jsonb",

@@ -29,9 +29,22 @@ async def pair(database_url: str) -> AsyncIterator[tuple[Shop, Shop]]:
 
 
 async def test_a_worker_that_asks_one_node_gets_the_tasks_of_the_other(
-    pair: tuple[Shop, Shop],
+    database_url: str,
 ) -> None:
-    one, two = pair
+    """At once: so long as nodes look for letters and wakes without a hint, no machine is slow."""
+    look = 5.0
+    async with (
+        opened_shop(database_url, wake_poll=look) as one,
+        opened_shop(database_url, wake_poll=look) as two,
+    ):
+        await share(one, two)
+        delays = await delays_between(one, two)
+    assert delays[len(delays) // 2] < look / 5, delays
+    assert delays[-4] < look / 2, delays
+
+
+async def delays_between(one: Shop, two: Shop) -> list[float]:
+    """How long tasks that are made at one node take to a worker at the other, in order."""
     worker = one.worker()
     loop = asyncio.get_running_loop()
     delays: list[float] = []
@@ -44,9 +57,7 @@ async def test_a_worker_that_asks_one_node_gets_the_tasks_of_the_other(
         delays.append(loop.time() - began)
         assert task["id"] == created
         assert await worker.report(task, result=1) == ["accepted"]
-    delays.sort()
-    assert delays[len(delays) // 2] < 0.1, delays
-    assert delays[-4] < 0.4, delays
+    return sorted(delays)
 
 
 async def test_lanes_that_ask_at_different_nodes_are_shown_as_one_worker(

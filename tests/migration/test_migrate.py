@@ -23,8 +23,14 @@ UNION ALL SELECT 'index', indexname, indexdef FROM pg_indexes WHERE schemaname =
 UNION ALL SELECT 'constraint', conname, pg_get_constraintdef(oid) FROM pg_constraint
 WHERE connamespace = 'public'::regnamespace
 UNION ALL SELECT 'trigger', tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal
-UNION ALL SELECT 'function', proname, prosrc FROM pg_proc
-WHERE pronamespace = 'public'::regnamespace
+UNION ALL SELECT 'function', proname, pg_get_functiondef(oid) FROM pg_proc
+WHERE pronamespace IN ('public'::regnamespace, 'mainspring'::regnamespace)
+UNION ALL SELECT 'options', relname, array_to_string(reloptions, ' ') FROM pg_class
+WHERE relnamespace = 'public'::regnamespace AND reloptions IS NOT NULL
+UNION ALL SELECT 'statistics', attrelid::regclass || '.' || attname, attstattarget::text
+FROM pg_attribute
+WHERE attrelid IN (SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace)
+  AND attnum > 0 AND attstattarget >= 0
 UNION ALL SELECT 'view', viewname, definition FROM pg_views WHERE schemaname = 'public'
 ORDER BY 1, 2, 3
 """
@@ -87,6 +93,20 @@ async def test_every_older_version_becomes_the_same_schema(
         with known(*available()[:version]):
             await migrate(empty_url)
     assert await fetch(empty_url, _SCHEMA) == wanted
+
+
+async def test_the_schema_that_is_compared_is_all_of_it(empty_url: str) -> None:
+    """Each step changes something that the comparison sees."""
+    steps, before = available(), list[tuple[object, ...]]()
+    with known(steps[0]):
+        await migrate(empty_url)
+    await fetch(empty_url, "CREATE SCHEMA IF NOT EXISTS mainspring")  # it is looked into from 1 on
+    for version in range(1, len(steps) + 1):
+        with known(*steps[:version]):
+            await migrate(empty_url)
+        after = await fetch(empty_url, _SCHEMA)
+        assert after != before, steps[version - 1].name
+        before = after
 
 
 async def test_several_nodes_may_migrate_at_once(empty_url: str) -> None:

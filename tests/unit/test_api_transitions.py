@@ -72,7 +72,13 @@ def test_a_task_that_has_started_cannot(state: S) -> None:
         transitions.check_editable(Standing(state, 0, NOW))
 
 
-def test_a_step_that_waits_cannot_be_edited() -> None:
-    """What it is given when it is released would undo that."""
-    with pytest.raises(Conflict, match="when its turn comes"):
-        transitions.check_editable(Standing(S.BLOCKED, 0, NOW))
+def test_of_a_step_that_waits_only_what_its_release_leaves_alone_can_be_edited() -> None:
+    blocked = Standing(S.BLOCKED, 0, NOW)
+    transitions.check_editable(blocked, ["priority", "queue"])
+    with pytest.raises(Conflict, match="not delay, payload: all else comes from its workflow"):
+        transitions.check_editable(blocked, ["priority", "payload", "delay"])
+
+
+def test_a_step_that_is_done_item_by_item_cannot_be_edited() -> None:
+    with pytest.raises(Conflict, match="the items of this step have begun"):
+        transitions.check_editable(Standing(S.BLOCKED, 0, NOW, expanded=True), ["priority"])

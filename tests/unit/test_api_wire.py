@@ -137,6 +137,12 @@ def test_equal_specs_are_encoded_once(validator: TaskValidator) -> None:
         ({"delay": 60, "expires_at": "2027-01-15T08:00:59Z"}, ["/expires_at"]),
         ({"jitter": 60, "expires_at": "2027-01-15T08:00:59Z"}, ["/expires_at"]),
         ({"expires_at": "9999-12-31T23:59:59-23:59"}, ["/expires_at"]),
+        # What is asked for too late is due when it is created, and its jitter begins then.
+        ({"run_at": "2027-01-15T07:00:00Z", "expires_at": "2027-01-15T07:59:59Z"}, ["/expires_at"]),
+        (
+            {"run_at": "2027-01-15T07:00:00Z", "jitter": 60, "expires_at": "2027-01-15T08:00:59Z"},
+            ["/expires_at"],
+        ),
         ({"priority": 10}, ["/priority"]),
         ({"priority": True}, ["/priority"]),
         ({"priority": 10**400}, ["/priority"]),

@@ -65,10 +65,12 @@ class TaskPatcher:
     def _retimed(
         self, task: LockedTask, patch: TaskPatch, spec: TaskSpec, problems: list[Problem]
     ) -> Change:
-        change = Change.of(task)
-        fields = (patch.run_at, patch.delay, patch.jitter, patch.expires_at)
-        if all(field is UNSET for field in fields):
-            return change
+        change, now = Change.of(task), round(self._clock.now(), 6)
+        if all(field is UNSET for field in (patch.run_at, patch.delay, patch.jitter)):
+            if patch.expires_at is UNSET:
+                return change
+            expires = self._validator.expiry(patch.expires_at, max(change.due, now), now, problems)
+            return replace(change, expires=expires)
         delay = _given(patch.delay, None)
         kept = task.run_at if delay is None else None
         found: list[Problem] = []
@@ -77,14 +79,12 @@ class TaskPatcher:
             delay,
             spec.jitter,
             _given(patch.expires_at, task.expires_at),
-            round(self._clock.now(), 6),
+            now,
             found,
         )
         problems += (
             found if patch.expires_at is not UNSET else _about_what_was_sent(found, task, patch)
         )
-        if all(field is UNSET for field in fields[:3]):
-            return replace(change, expires=times.expires)
         return replace(change, run=times.run, due=times.due, expires=times.expires)
 
 

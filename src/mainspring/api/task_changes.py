@@ -65,9 +65,10 @@ class TaskChanges:
         except RequestError as error:
             await self._refuse(call, error, readable_as(TaskPatch, body))
         dry_run = flag(call.request.query_params, "dry_run")
+        sent = [name for name in patch.__struct_fields__ if getattr(patch, name) is not UNSET]
 
         def decide(locked: LockedTask) -> Change | _Preview:
-            transitions.check_editable(_standing(locked))
+            transitions.check_editable(_standing(locked), sent)
             change = self._patcher.apply(locked, patch)
             return _Preview(change) if dry_run else change
 
@@ -141,7 +142,11 @@ class TaskChanges:
 
 def _standing(task: LockedTask | StoredTask) -> Standing:
     return Standing(
-        TaskState(task.state), task.attempts, task.due_at.timestamp(), task.cancel_requested
+        TaskState(task.state),
+        task.attempts,
+        task.due_at.timestamp(),
+        task.cancel_requested,
+        isinstance(task, LockedTask) and task.expanded,
     )
 
 

@@ -209,16 +209,24 @@ class TaskValidator:
         run = self._run(run_at, delay, now, problems)
         # What was asked for too late is due now: nobody else is to blame for the time before.
         due = max(run, now)
+        # Compared with the latest due time, so that luck with the jitter does not decide.
+        expires = self.expiry(expires_at, due + jitter, now, problems)
         if jitter:
             due = round(due + self._rng.uniform(0, jitter), 6)
-        expires = expires_at.timestamp() if expires_at else None
-        if expires is not None:
-            # Compared with the latest due time, so that luck with the jitter does not decide.
-            if expires <= run + jitter:
-                problems.append(Problem("/expires_at", EXPIRES_EARLY))
-            elif expires > now + 2 * self._config.horizon:
-                problems.append(Problem("/expires_at", _too_far(2 * self._config.horizon)))
         return Times(run, due, expires)
+
+    def expiry(
+        self, expires_at: datetime | None, due: float, now: float, problems: list[Problem]
+    ) -> float | None:
+        """Until when what is due by then may start; what is wrong with it goes to `problems`."""
+        if expires_at is None:
+            return None
+        expires = expires_at.timestamp()
+        if expires <= due:
+            problems.append(Problem("/expires_at", EXPIRES_EARLY))
+        elif expires > now + 2 * self._config.horizon:
+            problems.append(Problem("/expires_at", _too_far(2 * self._config.horizon)))
+        return expires
 
     def _run(
         self, run_at: datetime | None, delay: Delay | None, now: float, problems: list[Problem]

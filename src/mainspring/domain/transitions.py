@@ -5,10 +5,14 @@ raises Conflict when the state does not allow it. The engine's own moves (claim,
 elsewhere: these are the moves people and programs ask for through the API.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from mainspring.domain.task import TaskState
 from mainspring.errors import Conflict
+
+_WHILE_BLOCKED = ("priority", "queue")
+"""What a step does not take from its workflow when its turn comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,8 @@ class Standing:
     attempts: int
     due: float
     cancel_requested: bool = False
+    expanded: bool = False
+    """Whether it is a step that is being done, item by item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +76,28 @@ def run(task: Standing, now: float) -> Move | None:
     return Move(TaskState.SCHEDULED, due=min(task.due, now))
 
 
-def check_editable(task: Standing) -> None:
-    """A task may be edited until its first try has started; a step from its turn on."""
+def check_editable(task: Standing, sent: Collection[str] = ()) -> None:
+    """A task may be edited until its first try has started; a step that waits for others in those
+    of the members `sent` that it will not be given anew."""
     if task.state is TaskState.BLOCKED:
-        raise Conflict(
-            "a step that waits for others cannot be changed: it takes its times and values "
-            "from its workflow when its turn comes"
-        )
+        _check_blocked(task, sent)
+        return
     waiting = (TaskState.SCHEDULED, TaskState.PAUSED)
     if task.state not in waiting or task.attempts > 0:
         now = "was tried already" if task.state in waiting else f"is {task.state}"
         raise Conflict(f"a task can be changed only while it has not started: this one {now}")
+
+
+def _check_blocked(task: Standing, sent: Collection[str]) -> None:
+    if task.expanded:
+        raise Conflict(
+            "a task can be changed only while it has not started: the items of this step have begun"
+        )
+    if others := sorted(set(sent).difference(_WHILE_BLOCKED)):
+        raise Conflict(
+            f"of a step that waits for others only {' and '.join(_WHILE_BLOCKED)} can be changed, "
+            f"not {', '.join(others)}: all else comes from its workflow when its turn comes"
+        )
 
 
 def _refused(task: Standing, participle: str) -> Conflict:

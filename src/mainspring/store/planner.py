@@ -9,14 +9,19 @@ from mainspring.store.database import Database
 
 SQL = queries.load("planner")
 CROWD = 1000
-"""So many rows at once are worth asking whether the planner knows."""
+"""From so many rows at once on it is worth asking whether the planner knows."""
 
 
 async def tell_the_planner(database: Database, crowd: int = 0) -> bool:
     """Of tasks that it does not know of, such as the `crowd` that just came; answers whether there
-    were many."""
-    row = await database.fetch_row(SQL["crowd_is_news"], crowd)
-    if row is None or not row["news"]:
+    were many and it knows of them now."""
+    if not await _is_news(database, crowd):
         return False
     await database.fetch(SQL["tell_of_crowd"])
-    return True
+    # It is no error if that did nothing: vacuum is at work, or another role owns the table.
+    return not await _is_news(database, crowd)
+
+
+async def _is_news(database: Database, crowd: int) -> bool:
+    row = await database.fetch_row(SQL["crowd_is_news"], crowd)
+    return row is not None and bool(row["news"])

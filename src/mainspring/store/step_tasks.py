@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import asyncpg
 
@@ -84,9 +85,11 @@ class StepTasks:
         if expanded is None or not made:
             return False
         kept = frozenset(expanded["items"])
+        own = {"queue": expanded["queue"], "priority": expanded["priority"]}
         added = [
             NewStep(
-                step.id, index, "released", 0, (step.id,), self._ids.make(due), due, template
+                step.id, index, "released", 0, (step.id,), self._ids.make(due), due,
+                replace(template, **own),
             )
             for index, template in enumerate(made)
             if index not in kept
@@ -140,7 +143,7 @@ class StepTasks:
 async def _tell_planner(connection: asyncpg.Connection, crowd: int) -> None:
     """A crowd enters tables that may have been empty: what releases and claims it would go by a
     plan that was made for a handful of rows, and compare each with each."""
-    if crowd > CROWD:
+    if crowd >= CROWD:
         await connection.execute(PLANNER["analyze_tasks"])
         await connection.execute(PLANNER["analyze_steps"])
 

@@ -1,5 +1,6 @@
 """Tasks as the API sees them: create, read, list, change, cancel, purge."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ from mainspring.store.steps import Steps, new_steps
 
 SQL = queries.load("tasks")
 T = TypeVar("T")
+
+_TELLING = 1.0
+"""So many seconds at most may it take to tell the planner; every node looks again soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,8 @@ class LockedTask:
     payload: bytes
     workflow_run_id: UUID | None = None
     step: str | None = None
+    expanded: bool = False
+    """Whether it is a step that waits for its own items, and no longer for its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +190,10 @@ class Tasks:
 
     async def _tell_the_planner(self, crowd: int) -> None:
         """Before the engine hears of them: by a plan for an empty table a claim can take long."""
-        # Whatever goes wrong here, they are written.
-        with suppress(StoreUnavailable, asyncpg.PostgresError):
-            await tell_the_planner(self._database, crowd)
+        # Whatever goes wrong here, they are written, and somebody waits to hear that.
+        with suppress(StoreUnavailable, asyncpg.PostgresError, TimeoutError):
+            async with asyncio.timeout(_TELLING):
+                await tell_the_planner(self._database, crowd)
 
     async def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
         """After an insert whose answer was lost: which of these took effect?

@@ -110,17 +110,22 @@ FROM begun;
 
 -- name: expand
 -- A step that becomes one task per item of its list: it waits for these now. Items that are there
--- already completed before it was begun again.
+-- already completed before it was begun again. The queue and the priority are those of its own task,
+-- which may have been changed while it waited.
 WITH kept AS (
     SELECT coalesce(array_agg(item), '{}') AS items FROM workflow_steps
     WHERE tenant_id = $1 AND run_id = $2 AND step = $3 AND item >= 0
+), own AS (
+    SELECT t.queue, t.priority
+    FROM workflow_steps s JOIN tasks t ON t.tenant_id = s.tenant_id AND t.id = s.task_id
+    WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.step = $3 AND s.item = -1
 )
 UPDATE workflow_steps s
 SET state = 'expanded', needed = $4, finished = cardinality(kept.items),
     succeeded = cardinality(kept.items), failed = 0, due_at = to_timestamp($5)
-FROM kept
+FROM kept, own
 WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.step = $3 AND s.item = -1 AND s.state = 'blocked'
-RETURNING kept.items;
+RETURNING kept.items, own.queue, own.priority;
 
 -- name: queue_step
 -- A step that shall not start as it is released.

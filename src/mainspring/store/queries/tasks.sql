@@ -91,8 +91,11 @@ SELECT * FROM (
 -- One unfinished task, held until the transaction ends: for changes that depend on its state.
 SELECT id, created_at, run_at, due_at, expires_at, rev, fence, attempts, concurrency_limit,
     partition, priority, cancel_requested, state, queue, capability, concurrency_key, name, labels,
-    spec, payload, workflow_run_id, step
-FROM tasks WHERE tenant_id = $1 AND id = $2 FOR UPDATE;
+    spec, payload, workflow_run_id, step,
+    state = 'blocked' AND EXISTS (
+        SELECT FROM workflow_steps s WHERE s.tenant_id = t.tenant_id AND s.run_id = t.workflow_run_id
+          AND s.step = t.step AND s.item = -1 AND s.state = 'expanded') AS expanded
+FROM tasks t WHERE tenant_id = $1 AND id = $2 FOR UPDATE;
 
 -- name: running_task
 -- The present try of a running task, as its claim returned it.
