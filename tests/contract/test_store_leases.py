@@ -185,10 +185,12 @@ async def test_what_another_node_leased_is_read_as_its_claim_returned_it(lab: La
 
 
 async def test_reports_that_changed_nothing_are_told_why(lab: Lab) -> None:
-    """The same report again, one of a try that is over, one of a task that never was."""
+    """The same report again, another of the same try, one of a try that is over, one of a task that
+    never was."""
     tenure, tenant = await lab.join(), await lab.tenant()
-    done, late, gone = [await leased(lab, tenure, tenant, lease=0.0) for _ in range(3)]
+    done, late, gone, off = [await leased(lab, tenure, tenant, lease=0.0) for _ in range(4)]
     await lab.engine.finish(tenure, [finish(done)])
+    await lab.engine.finish(tenure, [finish(off, outcome=Outcome.CANCELLED)])
     await lab.engine.finish(tenure, [finish(late, outcome=Outcome.TIMED_OUT)])
     await lab.engine.lose([held(gone)])
     unknown = lab.ids.make(1_800_000_000.0)
@@ -200,6 +202,9 @@ async def test_reports_that_changed_nothing_are_told_why(lab: Lab) -> None:
 
     assert await judged(done.id, 1, Outcome.SUCCEEDED) == (True, True)
     assert await judged(done.id, 2, Outcome.SUCCEEDED) == (False, True)
+    assert await judged(done.id, 1, Outcome.FAILED) == (False, True), "it said the contrary before"
+    assert await judged(off.id, 1, Outcome.FAILED) == (True, True), "this is how it was cancelled"
+    assert await judged(off.id, 1, Outcome.SUCCEEDED) == (False, True)
     assert await judged(late.id, 1, Outcome.FAILED) == (False, True), "we ended it, not the worker"
     assert await judged(late.id, 1, Outcome.TIMED_OUT) == (True, True)
     assert await judged(gone.id, 1, Outcome.SUCCEEDED) == (False, True)

@@ -183,16 +183,17 @@ async def test_a_bad_field_is_pointed_at(office: Office, pointer: str) -> None:
 
 
 async def test_payloads_are_kept_but_not_blindly(office: Office) -> None:
-    """A payload is the caller's own: odd numbers and names pass, what is no JSON text does not."""
+    """A payload is the caller's own, and kept to the byte: but it must mean the same to everybody
+    who reads it."""
 
     async def created(payload: bytes) -> Answer:
         head = b'{"target":{"type":"handler","name":"x"},"payload":'
         return await office.admin.post("/v1/tasks", head + payload + b"}")
 
     for fine in (
-        b"1e999",
-        b'{"a":1,"a":2}',
-        b'"\\u0000"',
+        b"1e-999",
+        b'[{"a": 1}, {"a":2, "b":":"},{"\\u0061":"\\u003a"}]',
+        b'"\\\\u0000"',
         b"9" * 500,
         b"null",
         b"[" * 60 + b"]" * 60,
@@ -203,6 +204,19 @@ async def test_payloads_are_kept_but_not_blindly(office: Office) -> None:
         assert b'"payload":' + fine + b"," in read.body
     for bad in (b"NaN", b'"\xff"', b"[" * 65 + b"]" * 65, b"{", b'"\x00"', b'"\\ud800"'):
         assert_refused(await created(bad), bad)
+    for bad in (
+        b"1e999",
+        b"[-1e999]",
+        b"9" * 5000,
+        b'{"a":1,"a":2}',
+        b'[{"a":1,"\\u0061":2}]',
+        b'{"a":{"b":[],"b":":"}}',
+        b'"\\u0000"',
+        b'{"\\\\\\u0000":1}',
+    ):
+        answer = await created(bad)
+        assert_refused(answer, bad)
+        assert (answer.status, answer.pointers()) == (422, ["/payload"]), bad
     too_large = await created(b'"' + b"x" * 70_000 + b'"')
     assert (too_large.status, too_large.pointers()) == (413, ["/payload"])
 

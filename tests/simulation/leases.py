@@ -17,7 +17,6 @@ from simulation.store import MemoryStore, assignment_of
 from simulation.tables import Task
 
 _decode_spec = msgspec.json.Decoder(TaskSpec).decode
-_TOLD_BY_WORKERS = ("succeeded", "failed", "cancelled", "released")
 
 Try = tuple[UUID, int]
 
@@ -107,10 +106,10 @@ class MemoryLeases:
         return task if task.fence == fence else None
 
     def _told(self, task_id: UUID, fence: int, outcome: Outcome) -> bool:
-        """Whether a worker told of this try before. A hard timeout is nothing that it said, unless
-        it says so, too."""
+        """Whether the same was told of this try before."""
         recorded = self._tables.outcome_of(task_id, fence)
-        return recorded in _TOLD_BY_WORKERS or recorded == outcome == Outcome.TIMED_OUT
+        cancelled = recorded == Outcome.CANCELLED and outcome is not Outcome.SUCCEEDED
+        return recorded == outcome or cancelled
 
     def _known(self, task_id: UUID) -> bool:
         return task_id in self._tables.tasks or task_id in self._tables.history

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from mainspring.api.decoding import decode_batch, decode_lines, decode_task
-from mainspring.api.validation import TaskValidator, nested_too_deeply
+from mainspring.api.payloads import nested_too_deeply
+from mainspring.api.validation import TaskValidator
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
@@ -70,7 +71,7 @@ def test_everything_that_can_be_said_is_kept(validator: TaskValidator) -> None:
 
 
 def test_the_payload_is_kept_byte_for_byte(validator: TaskValidator) -> None:
-    payload = b'{"b":1,  "a":"\\u0000\\ud83d\\ude00", "n": 1E5, "b": 2}'
+    payload = b'{"b":1,  "a":"\\u0001\\ud83d\\ude00", "n": 1E5, "c": {"b": 2}}'
     body = b'{"target":{"type":"handler","name":"x"},"payload":  ' + payload + b" }"
     assert validator.one(1, decode_task(body)).payload == payload
 

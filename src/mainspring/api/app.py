@@ -17,6 +17,7 @@ from mainspring.api.explaining import TaskExplanation
 from mainspring.api.idempotency import Idempotency
 from mainspring.api.ingest import Ingest
 from mainspring.api.key_activity import KeyActivity
+from mainspring.api.key_watch import KeyWatch
 from mainspring.api.leases import LeaseResource
 from mainspring.api.middleware import Envelope
 from mainspring.api.operations import Operations
@@ -77,15 +78,18 @@ class ApiDependencies:
     activity: KeyActivity = field(default_factory=KeyActivity)
     vault: Vault = field(default_factory=Vault)
     profile_changed: Callable[[int], None] = lambda _tenant: None
+    authenticator: Authenticator = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "authenticator", Authenticator(self.keys, self.activity))
 
 
 def build_app(deps: ApiDependencies) -> Envelope:
     """The application. It has no lifespan of its own: who built the parts also ends them."""
-    authenticator = Authenticator(deps.keys, deps.activity)
     limits = RateLimits(deps.config.requests_per_second)
     idempotency = _idempotency(deps)
     resources = {
-        path: Resource(path, known, authenticator, limits, idempotency)
+        path: Resource(path, known, deps.authenticator, limits, idempotency)
         for path, known in paths_of(deps).items()
     }
     return Envelope(
@@ -133,7 +137,7 @@ def _secret_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
 
 
 def _worker_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
-    leases = LeaseResource(deps.config, deps.desk)
+    leases = LeaseResource(deps.config, deps.desk, KeyWatch(deps.authenticator))
     registry = Workers(deps.database)
     workers = WorkerResource(deps.config, registry, deps.clock)
     logs = LogResource(registry, deps.tasks, deps.clock)

@@ -1,6 +1,6 @@
 """Names given twice in one object: JSON leaves open which of them counts, so we refuse to choose.
 
-Payloads are left out: they are the caller's own and are kept as they came.
+Payloads are left out here, and looked at one by one (`payloads.py`).
 """
 
 import json
@@ -30,7 +30,12 @@ def check_unique_names(body: bytes, payloads: Iterable[Raw]) -> None:
     """
     rest = without(body, payloads)
     if len(rest) > _SMALL or not _all_differ(rest):
-        _DECODER.decode(rest.decode("utf-8"))
+        refuse_duplicates(rest)
+
+
+def refuse_duplicates(text: bytes) -> None:
+    """Look at every object of valid JSON, slowly; DuplicateNameError where a name comes twice."""
+    _DECODER.decode(text.decode("utf-8"))
 
 
 _seen: dict[bytes, bool] = {}
@@ -77,7 +82,7 @@ def without(body: bytes, payloads: Iterable[Raw]) -> bytes:
     return b"".join(pieces)
 
 
-def _refuse_duplicates(pairs: list[tuple[str, object]]) -> None:
+def _check_pairs(pairs: list[tuple[str, object]]) -> None:
     if len(dict(pairs)) == len(pairs):
         return
     seen: set[str] = set()
@@ -88,4 +93,4 @@ def _refuse_duplicates(pairs: list[tuple[str, object]]) -> None:
 
 
 # Numbers stay text: converting one of a million digits would take its time.
-_DECODER = json.JSONDecoder(object_pairs_hook=_refuse_duplicates, parse_int=str, parse_float=str)
+_DECODER = json.JSONDecoder(object_pairs_hook=_check_pairs, parse_int=str, parse_float=str)

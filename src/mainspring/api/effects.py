@@ -7,8 +7,9 @@ from starlette.responses import Response
 
 from mainspring.api.bulk_wire import LONGEST_EFFECT, EffectIn, EffectOut
 from mainspring.api.decoding import decode_as
+from mainspring.api.payloads import payload_problems
 from mainspring.api.routing import Call, json_response
-from mainspring.api.validation import payload_problems, seconds_of
+from mainspring.api.validation import seconds_of
 from mainspring.api.wire import DAY
 from mainspring.errors import Problem, refusal
 from mainspring.store.answers import Effects

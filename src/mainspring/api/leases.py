@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from mainspring.api.decoding import decode_as
+from mainspring.api.key_watch import KeyWatch
 from mainspring.api.lease_wire import (
     AboutIn,
     BeatIn,
@@ -28,15 +29,15 @@ from mainspring.api.lease_wire import (
     ReportIn,
     ResourcesIn,
 )
+from mainspring.api.payloads import result_problems
 from mainspring.api.ports import LeasePort
 from mainspring.api.routing import Call, json_response
-from mainspring.api.validation import payload_problems
 from mainspring.api.views import target_out
 from mainspring.config import Config
 from mainspring.domain.capability import ALONE, Offer
 from mainspring.domain.execution import Outcome, TaskError
 from mainspring.engine.demand import Holder
-from mainspring.errors import InvalidRequest, Problem, refusal
+from mainspring.errors import Unauthenticated, refusal
 from mainspring.node.leasing import Wish
 from mainspring.node.reporting import Said
 from mainspring.store.leases import Beat, Leased
@@ -58,9 +59,10 @@ _LARGEST_PROGRESS = 10_000
 class LeaseResource:
     """/v1/leases and what is below it."""
 
-    def __init__(self, config: Config, desk: LeasePort) -> None:
+    def __init__(self, config: Config, desk: LeasePort, watch: KeyWatch) -> None:
         self._config = config
         self._desk = desk
+        self._watch = watch
 
     async def lease(self, call: Call) -> Response:
         asked = decode_as(_LEASE, await call.body())
@@ -79,7 +81,8 @@ class LeaseResource:
         holder = Holder(call.tenant_id, asked.worker, asked.incarnation)
         wait = min(asked.wait, self._config.longest_poll)
         wish = Wish(holder, offer, asked.max, wait, _about(asked.about), running)
-        leased = await _unless_gone(call.request, lambda: self._desk.lease(wish))
+        with self._watch.over(call.request.headers.get("authorization")) as ended:
+            leased = await _unless_gone(call.request, ended, lambda: self._desk.lease(wish))
         return json_response(LeasesOut([_lease_out(task) for task in leased]))
 
     async def heartbeat(self, call: Call) -> Response:
@@ -105,8 +108,8 @@ class LeaseResource:
         problems = [
             problem.at(f"/outcomes/{index}/result")
             for index, outcome in enumerate(told.outcomes)
-            if len(bytes(outcome.result)) > 100
-            for problem in payload_problems(bytes(outcome.result), self._config.max_payload)
+            if len(bytes(outcome.result)) > len(b"null")
+            for problem in result_problems(bytes(outcome.result), self._config.max_payload)
         ]
         if problems:
             raise refusal("some results cannot be kept", problems[:100])
@@ -116,14 +119,19 @@ class LeaseResource:
         return json_response(JudgedListOut([JudgedOut(o.id, verdict) for o, verdict in judged]))
 
 
-async def _unless_gone(request: Request, work: Callable[[], Awaitable[T]]) -> T:
-    """Do something that may take long, and stop it when the caller goes away."""
+async def _unless_gone(
+    request: Request, ended: "asyncio.Future[None]", work: Callable[[], Awaitable[T]]
+) -> T:
+    """Do something that may take long, and stop it when the caller goes away, or its key ends."""
     doing = asyncio.ensure_future(work())
     gone = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
+        either: list[asyncio.Future[Any]] = [doing, gone, ended]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if doing.done():
             return doing.result()
+        if ended.done():
+            raise Unauthenticated("the API key has ended")
         raise ClientDisconnect
     finally:
         gone.cancel()
@@ -137,9 +145,10 @@ async def _disconnected(request: Request) -> None:
 
 def _beat(index: int, beat: BeatIn) -> Beat:
     progress = bytes(beat.progress)
-    if len(progress) > _LARGEST_PROGRESS:
-        problem = Problem(f"/running/{index}/progress", f"the most is {_LARGEST_PROGRESS} bytes")
-        raise InvalidRequest("progress is a word, not a book", [problem])
+    problems = result_problems(progress, _LARGEST_PROGRESS) if progress else ()
+    if problems:
+        at = f"/running/{index}/progress"
+        raise refusal("some progress cannot be kept", [problem.at(at) for problem in problems])
     return Beat(beat.id, beat.fence, progress or None)
 
 

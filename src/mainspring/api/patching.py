@@ -7,10 +7,10 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from mainspring.api.payloads import payload_problems
 from mainspring.api.validation import (
     EXPIRES_EARLY,
     TaskValidator,
-    payload_problems,
     requirements_of,
     retry_of,
     span,

@@ -9,6 +9,7 @@ from math import floor
 import msgspec
 from msgspec import UNSET
 
+from mainspring.api.payloads import payload_problems
 from mainspring.api.schedule_wire import (
     WINDOWS,
     DstIn,
@@ -17,7 +18,7 @@ from mainspring.api.schedule_wire import (
     TemplateIn,
     TimingIn,
 )
-from mainspring.api.validation import TaskValidator, payload_problems, seconds_of, span
+from mainspring.api.validation import TaskValidator, seconds_of, span
 from mainspring.api.wire import DAY, JITTERS, HandlerTarget, RetryIn, TaskIn
 from mainspring.domain import cron, rrule
 from mainspring.domain.schedule import Definition, Misfire, Timetable, timetable

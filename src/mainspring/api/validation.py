@@ -5,7 +5,6 @@ that does not concern a task costs one comparison.
 """
 
 import asyncio
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +16,7 @@ from msgspec import Meta
 
 from mainspring.api.decoding import MOST_PROBLEMS
 from mainspring.api.http_targets import Seal, has_secrets, http_problems, sealed_headers
+from mainspring.api.payloads import payload_problems
 from mainspring.api.wire import (
     BACKOFFS,
     DAY,
@@ -39,18 +39,17 @@ from mainspring.domain.duration import parse_duration
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import Requirements, Target, TaskSpec
-from mainspring.errors import Oversize, Problem, RequestError, refusal
+from mainspring.errors import Problem, RequestError, refusal
 from mainspring.store.creation import NewTask
 
-MOST_NESTING = 64
 EXPIRES_EARLY = "is not after the time the task is due"
 
 _CACHED_SPECS = 4096
 _LARGEST_CACHED = 4096
 _TASKS_PER_TURN = 200
-_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_LARGE_PAYLOAD = 100_000
+_SMALLEST_CHECKED = 4
+"""Shorter than this nothing can be wrong with a payload, `{}` above all."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -108,7 +107,7 @@ class TaskValidator:
                 problems.extend(p.at(at + p.pointer) for p in found)
                 if len(problems) >= MOST_PROBLEMS:
                     break
-            if index % _TASKS_PER_TURN == 0:
+            if index % _TASKS_PER_TURN == 0 or len(made[-1].payload) > _LARGE_PAYLOAD:
                 await asyncio.sleep(0)
         if problems:
             raise refusal("some values do not make sense", problems[:MOST_PROBLEMS])
@@ -137,7 +136,7 @@ class TaskValidator:
         if spec.problems:
             problems.extend(spec.problems)
         payload = bytes(task.payload)
-        if len(payload) > 2 * MOST_NESTING:
+        if len(payload) > _SMALLEST_CHECKED:
             problems.extend(payload_problems(payload, self._config.max_payload))
         if task.run_at is None and task.delay is None and not task.jitter and not task.expires_at:
             times = Times(now, now, None)
@@ -275,27 +274,6 @@ def _bounded(seconds: float, bounds: Meta) -> float:
     if bounds.le is not None and seconds > bounds.le:
         raise ValueError(f"is {seconds:.0f} seconds; the most is {bounds.le:.0f}")
     return seconds
-
-
-def payload_problems(payload: bytes, most_bytes: int) -> Iterable[Problem]:
-    """What is wrong with a payload, which is kept as it came."""
-    if len(payload) > most_bytes:
-        yield Oversize("/payload", f"has {len(payload)} bytes; the most is {most_bytes}")
-    elif nested_too_deeply(payload):
-        yield Problem("/payload", f"is nested more than {MOST_NESTING} levels deep")
-
-
-def nested_too_deeply(payload: bytes) -> bool:
-    """Whether valid JSON is nested beyond the limit, found without a loop over its characters:
-    with all but the brackets gone, each pass that removes the innermost pairs takes one level."""
-    if payload.count(b"[") + payload.count(b"{") <= MOST_NESTING:
-        return False
-    brackets = _STRINGS.sub(b"", payload).translate(_TO_BRACKETS, _NOT_BRACKETS)
-    for _level in range(MOST_NESTING):
-        brackets = brackets.replace(b"[]", b"")
-        if not brackets:
-            return False
-    return True
 
 
 def target_of(target: TargetIn, seal: Seal | None) -> Target:

@@ -11,11 +11,11 @@ from mainspring import crash
 from mainspring.api.auth import tenant_gone
 from mainspring.api.decoding import decode_as
 from mainspring.api.parameters import encode_cursor, flag, run_query
+from mainspring.api.payloads import payload_problems
 from mainspring.api.ports import NodePort
 from mainspring.api.routing import Call, json_response
 from mainspring.api.run_views import run_out, run_summary, states_of
 from mainspring.api.run_wire import RunIn, RunPage
-from mainspring.api.validation import payload_problems
 from mainspring.api.workflow_views import graph_response
 from mainspring.api.workflows import existing_workflow, graph_format, workflow_name_in
 from mainspring.clock import Clock

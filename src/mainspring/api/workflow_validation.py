@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from mainspring.api.decoding import MOST_PROBLEMS
+from mainspring.api.payloads import payload_problems
 from mainspring.api.validation import (
     CompiledSpec,
     TaskValidator,
-    payload_problems,
     seconds_of,
 )
 from mainspring.api.wire import CommandTarget, Delay, HttpTarget, TaskIn

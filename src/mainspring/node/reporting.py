@@ -163,8 +163,15 @@ class Reporting:
             self._forget(known.assignment, one.outcome)
             reports[index] = self._report_of(one, known.assignment, False, known.lateness, now)
         told = sorted(reports)  # of two reports of a try the first counts
+        first: dict[tuple[UUID, int], Outcome] = {}
+        for index in told:
+            first.setdefault((said[index].id, said[index].fence), said[index].outcome)
         accepted = await self._recorder.record([reports[index] for index in told])
-        done = {index for index, good in zip(told, accepted, strict=True) if good}
+        done = {
+            index
+            for index, good in zip(told, accepted, strict=True)
+            if good and said[index].outcome is first[said[index].id, said[index].fence]
+        }
         refused = [index for index in range(len(said)) if index not in done]
         judged = await self._judge(tenant_id, [said[index] for index in refused])
         verdicts = dict(zip(refused, judged, strict=True))

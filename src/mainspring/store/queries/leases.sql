@@ -76,14 +76,13 @@ JOIN tasks t ON t.tenant_id = $1 AND t.id = held.id AND t.fence = held.fence
 WHERE t.state = 'running' AND t.incarnation IS NOT NULL;
 
 -- name: judge_reports
--- Reports that changed nothing: was the same try reported before, is there a newer one, or no such
--- task at all?
+-- Reports that changed nothing: was the same said of the try before, was it something else or is there a
+-- newer try, or is there no such task at all?
 SELECT r.id, r.fence, r.outcome,
     EXISTS (SELECT FROM executions e WHERE e.tenant_id = $1 AND e.task_id = r.id
               AND e.fence = r.fence AND e.finished_at >= time_of(r.id)
-              -- A hard timeout is nothing the worker said, unless it says so, too.
-              AND (e.outcome IN ('succeeded', 'failed', 'cancelled', 'released')
-                   OR e.outcome = 'timed_out' AND r.outcome = 'timed_out'))
+              -- Whatever is said of a try that was asked to cancel, but for its success, cancels it.
+              AND (e.outcome = r.outcome OR e.outcome = 'cancelled' AND r.outcome <> 'succeeded'))
         AS recorded,
     EXISTS (SELECT FROM tasks t WHERE t.tenant_id = $1 AND t.id = r.id)
       OR EXISTS (SELECT FROM task_history h WHERE h.tenant_id = $1 AND h.id = r.id
