@@ -53,7 +53,7 @@ IMPLIED = {
 
 _GUARD = re.compile(
     r"\b(fence|rev|state|due_at|epoch|expires_at|lease_until|cancel_requested|incarnation|parked"
-    r"|node_id|owner|worker|partition|nodes|node)\b"
+    r"|node_id|owner|worker|partition|nodes|node|due|partition_of|max_running)\b"
 )
 _TOKEN = re.compile(
     r"--[^\n]*|'[^']*'|\(|\)|;"
