@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from random import Random
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 from uuid import UUID, uuid4
 
 import pytest
@@ -14,7 +14,9 @@ import pytest
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import PARTITIONS, Tenure
+from mainspring.errors import StoreUnavailable
 from mainspring.store import timezones
+from mainspring.store.calendars import Calendars
 from mainspring.store.firing import Firing, Settled
 from mainspring.store.schedules import Schedules
 from support.api import Office, opened_office
@@ -214,6 +216,17 @@ async def test_a_wrong_shape_hides_no_wrong_value(
     body = {"name": "bad", "task": NOOP, **fields}
     answer = await desk.office.admin.call("PUT", f"{URL}/{made['id']}", body)
     assert (answer.status, answer.pointers()) == (422, pointers)
+
+
+async def test_what_is_known_to_be_wrong_is_told_without_the_database(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> NoReturn:
+        raise StoreUnavailable("the database is away")
+
+    monkeypatch.setattr(Calendars, "dates", away)
+    answer = await desk.post("", {"name": "s", "task": NOOP, "cron": "* * * * *", "jitter": []})
+    assert (answer.status, answer.pointers()) == (422, ["/jitter"])
 
 
 async def test_what_never_fires_is_refused_at_once(desk: Desk) -> None:

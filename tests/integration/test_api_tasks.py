@@ -3,11 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 import pytest
 
+from mainspring.errors import StoreUnavailable
+from mainspring.store.database import DatabaseOptions, connect
+from mainspring.store.tasks import Tasks
 from support.asgi import Answer
 from support.listening import NOOP, Api, listening_api
 
@@ -175,6 +178,28 @@ async def test_editing_has_rules(api: Api) -> None:
     await verb(api, task, "cancel")
     answer = await api.a.call("PATCH", url, {"priority": 1})
     assert (answer.status, "this one is cancelled" in answer.json()["detail"]) == (409, True)
+
+
+async def test_what_is_known_to_be_wrong_is_told_whoever_holds_the_task(
+    api: Api, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of a bad patch is looked at as a favour: that waits for nobody."""
+    task = await api.make(delay=3600)
+    url, bad = f"/v1/tasks/{task['id']}", {"priority": 99, "delay": "soon"}
+    other = await connect(DatabaseOptions(database_url))
+    async with other.transaction():
+        await other.execute("SELECT FROM tasks FOR UPDATE")
+        async with asyncio.timeout(10):
+            answer = await api.a.call("PATCH", url, bad)
+    await other.close()
+    assert (answer.status, answer.pointers()) == (422, ["/priority", "/delay"])
+
+    async def away(*_: object) -> NoReturn:
+        raise StoreUnavailable("the database is away")
+
+    monkeypatch.setattr(Tasks, "see", away)
+    answer = await api.a.call("PATCH", url, bad)
+    assert (answer.status, answer.pointers()) == (422, ["/priority"])
 
 
 async def test_an_expiry_that_is_sent_alone_is_compared_with_the_due_time_there_is(

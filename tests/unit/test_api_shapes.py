@@ -1,13 +1,16 @@
 """Every mistake in a body is found, and looking for them is safe."""
 
 import gc
+import tracemalloc
 
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from mainspring.api.admin_wire import KeyIn
 from mainspring.api.bulk_wire import CancelIn, ReplayIn
-from mainspring.api.decoding import decode_as, decode_patch, decode_task
+from mainspring.api.decoding import decode_as, decode_patch, decode_task, readable_as
+from mainspring.api.wire import HttpTarget, TaskPatch
 from mainspring.domain.task import TaskState
 from mainspring.errors import InvalidRequest, RequestError
 
@@ -55,6 +58,28 @@ def test_names_are_escaped_and_cut() -> None:
 
 def test_payloads_are_not_looked_into() -> None:
     assert pointers({"target": 5, "payload": {"target": 5}}) == ["/target"]
+
+
+def test_what_is_not_needed_of_a_refused_body_is_not_decoded() -> None:
+    """It may be as large as a body can be, and everybody waits meanwhile."""
+    payload = [{"a": n} for n in range(20_000)]
+    body = msgspec.json.encode({"priority": 99, "payload": payload, "name": "x"})
+    readable_as(TaskPatch, body)  # shapes are made once
+    tracemalloc.start()
+    patch = readable_as(TaskPatch, body)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert patch is not None
+    assert (patch.name, patch.priority) == ("x", UNSET)
+    assert peak < len(body)
+
+
+def test_what_can_be_read_of_a_target_is_known_by_its_tag() -> None:
+    target = {"headers": {"Host": "x"}, "type": "http", "url": 1}
+    patch = readable_as(TaskPatch, msgspec.json.encode({"target": target}))
+    assert patch is not None
+    assert isinstance(patch.target, HttpTarget)
+    assert patch.target.headers == {"Host": "x"}
 
 
 def test_looking_closer_again_and_again_is_safe() -> None:

@@ -314,8 +314,33 @@ async def test_who_talks_without_end_holds_up_nobody(monkeypatch: pytest.MonkeyP
     sender = LogSender(desk)  # type: ignore[arg-type]
     for text in ("a", "b"):
         sender.line_of(one.leased, Line(text, "info"))
-    await sender.sent(within=3600)
+    await sender.sent([one], within=3600)
     assert [line.message for body in desk.asked for line in body.lines] == ["a", "b"]
+    sender.close()
+
+
+async def test_an_outcome_waits_for_the_lines_of_its_own_try_only() -> None:
+    never = asyncio.Event()
+
+    class Deaf(Desk):
+        async def ask_any(self, _path: str, body: Any, answer: Any, **how: Any) -> Any:
+            if isinstance(body, LogsIn):
+                await never.wait()
+            return await super().ask_any(_path, body, answer, **how)
+
+    desk = Deaf()
+    sender, talker, silent = LogSender(desk), attempt(), attempt()  # type: ignore[arg-type]
+    sender.line_of(talker.leased, Line("hello", "info"))
+    async with asyncio.timeout(10):
+        await sender.sent([silent, silent], within=3600)
+        waits = asyncio.create_task(sender.sent([silent, talker], within=3600))
+        await asyncio.sleep(0)
+        assert not waits.done()
+        never.set()
+        await waits
+        sender.line_of(silent.leased, Line("hello", "info"))
+        await sender.sent([talker], within=3600)
+    assert len(desk.asked) == 1, "its own lines were sent before"
     sender.close()
 
 
@@ -323,10 +348,10 @@ async def test_lines_that_cannot_be_sent_do_not_cost_an_outcome() -> None:
     desk = Desk(ValueError("nobody thought of it"))
     sender, one = LogSender(desk), attempt()  # type: ignore[arg-type]
     sender.line_of(one.leased, Line("hello", "info"))
-    await sender.sent(within=3600)
+    await sender.sent([one], within=3600)
     assert sender.dropped == 1
     sender.line_of(one.leased, Line("again", "info"))
-    await sender.sent(within=3600)
+    await sender.sent([one], within=3600)
     assert [line.message for line in desk.asked[1].lines] == ["again"]
 
 
@@ -337,11 +362,11 @@ async def test_waiting_for_a_log_that_nobody_takes_leaves_nothing_behind() -> No
         async def ask_any(self, _path: str, body: Any, answer: Any, **how: Any) -> Any:
             await never.wait()
 
-    sender = LogSender(Deaf())  # type: ignore[arg-type]
-    sender.line_of(attempt().leased, Line("hello", "info"))
+    sender, one = LogSender(Deaf()), attempt()  # type: ignore[arg-type]
+    sender.line_of(one.leased, Line("hello", "info"))
     before = len(asyncio.all_tasks())
     for _ in range(10):
-        await sender.sent(within=0.001)
+        await sender.sent([one], within=0.001)
     assert len(asyncio.all_tasks()) == before + 1
     sender.close()
 

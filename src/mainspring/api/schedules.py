@@ -5,6 +5,7 @@ definition: an edit while a schedule fires meets the old or the new one, never a
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -48,7 +49,7 @@ from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import NOBODY
 from mainspring.domain.schedule import Timetable
-from mainspring.errors import Conflict, InvalidRequest, Problem, RequestError
+from mainspring.errors import Conflict, InvalidRequest, Problem, RequestError, StoreUnavailable
 from mainspring.store.creation import window_row
 from mainspring.store.firing import Settled
 from mainspring.store.schedule_rows import StoredSchedule, Template
@@ -219,7 +220,8 @@ class ScheduleChanges:
         except RequestError as error:
             rest = readable_as(ScheduleIn, body)
             if rest is not None:
-                await self._check(call, rest, now, old, problems)
+                with suppress(StoreUnavailable):  # what is known to be wrong is enough
+                    await self._check(call, rest, now, old, problems)
             found = [p for p in problems if not follows(p, error.problems)]
             raise type(error)(error.detail, [*error.problems, *found]) from None
         checked, template = await self._check(call, wanted, now, old, problems)

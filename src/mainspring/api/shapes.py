@@ -97,11 +97,14 @@ class _Shape:
         try:
             return self._decoder.decode(text)
         except msgspec.ValidationError:
-            value = msgspec.json.decode(text)
-        struct = self._struct_for(value) if isinstance(value, dict) else None
+            pass
+        try:
+            members = _MEMBERS.decode(text)
+        except msgspec.ValidationError:  # it is no object
+            return NODEFAULT
+        struct = self._struct_for(members)
         if struct is None:
             return NODEFAULT
-        members = _MEMBERS.decode(text)
         known: dict[str, object] = {}
         for field in _fields_of(struct):
             part: object = NODEFAULT
@@ -115,13 +118,17 @@ class _Shape:
                 known[field.attribute] = part
         return struct(**known)
 
-    def _struct_for(self, value: dict[str, object]) -> type[Struct] | None:
-        """The struct a value is meant to be: the only one there is, or the one its tag names."""
+    def _struct_for(self, value: Mapping[str, object]) -> type[Struct] | None:
+        """The struct a value is meant to be: the only one there is, or the one its tag names. Its
+        members may be there as texts: what is not looked at need not be read."""
         if len(self._structs) == 1:
             return self._structs[0]
         for struct in self._structs:
             config = struct.__struct_config__
-            if config.tag_field is not None and value.get(config.tag_field) == config.tag:
+            if config.tag_field is None:
+                continue
+            tag = value.get(config.tag_field)
+            if (msgspec.json.decode(tag) if isinstance(tag, Raw) else tag) == config.tag:
                 return struct
         return None
 

@@ -3,7 +3,7 @@
 Every change is decided on the locked row, by the rules of `domain.transitions`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NoReturn
@@ -23,7 +23,7 @@ from mainspring.clock import Clock
 from mainspring.domain import transitions
 from mainspring.domain.task import TaskState
 from mainspring.domain.transitions import Move, Standing
-from mainspring.errors import PreconditionFailed, RequestError
+from mainspring.errors import PreconditionFailed, Problem, RequestError, StoreUnavailable
 from mainspring.store.tasks import Change, LockedTask, StoredTask, Tasks
 
 Rule = Callable[[Standing], Move | None]
@@ -94,16 +94,16 @@ class TaskChanges:
             raise error
         if not {"/run_at", "/delay", "/jitter"}.isdisjoint(p.pointer for p in error.problems):
             patch.expires_at = UNSET  # whether it is late enough cannot be said
-
-        def decide(locked: LockedTask) -> NoReturn:
-            try:
-                self._patcher.apply(locked, patch)
-            except RequestError as more:
-                raise type(error)(error.detail, [*error.problems, *more.problems]) from None
-            raise error
-
-        await self._tasks.change(call.tenant_id, call.task_id, decide)
-        raise error  # it is not there, or finished
+        more: Sequence[Problem] = ()
+        try:
+            task = await self._tasks.see(call.tenant_id, call.task_id)
+            if task is not None:
+                self._patcher.apply(task, patch)
+        except RequestError as found:
+            more = found.problems
+        except StoreUnavailable:
+            pass  # what is known to be wrong is enough
+        raise type(error)(error.detail, [*error.problems, *more]) from None
 
     async def _move(self, call: Call, rule: Rule) -> Response:
         def decide(locked: LockedTask) -> Change | bool:

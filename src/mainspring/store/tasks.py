@@ -87,7 +87,7 @@ class StoredTask:
 
 @dataclass(frozen=True, slots=True)
 class LockedTask:
-    """An unfinished task whose row is held while a change is decided."""
+    """An unfinished task, as a change of it is decided on: while its row is held."""
 
     id: UUID
     created_at: datetime
@@ -260,6 +260,11 @@ class Tasks:
         """The present try of a task; None when it is not running."""
         row = await self._database.fetch_row(SQL["running_task"], tenant_id, task_id)
         return None if row is None else assignment_of(row)
+
+    async def see(self, tenant_id: int, task_id: UUID) -> LockedTask | None:
+        """An unfinished task as it stands; nothing keeps others from changing it."""
+        row = await self._database.fetch_row(SQL["see_task"], tenant_id, task_id)
+        return None if row is None else LockedTask(*row)
 
     async def change(
         self, tenant_id: int, task_id: UUID, decide: Callable[[LockedTask], "Change | T"]

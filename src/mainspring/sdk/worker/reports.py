@@ -6,9 +6,11 @@ is the next one.
 
 import asyncio
 import logging
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from uuid import UUID
 
 from msgspec import Raw
 
@@ -110,7 +112,7 @@ class Reporter:
 
     async def _send(self, batch: list[Try]) -> None:
         # Who sees that a task has ended looks for its last words.
-        await self._logs.sent(_LAST_WORDS)
+        await self._logs.sent(batch, _LAST_WORDS)
         while batch:
             try:
                 body = ReportIn([outcome_of(attempt) for attempt in batch])
@@ -166,8 +168,12 @@ class LogSender:
         self._lines: deque[LineOut] = deque()
         self._sending: asyncio.Task[bool] | None = None
         self._under_way = 0
+        self._written = 0
         self._settled = 0
         self._dropped = 0
+        self._last: dict[tuple[UUID, int], int] = {}
+        """Of each try with lines that are not settled: the number of the last one."""
+        self._writing = threading.Lock()
 
     def line_of(self, leased: Leased, line: Line) -> None:
         if len(self._lines) >= _MOST_WAITING_LINES:
@@ -175,16 +181,27 @@ class LogSender:
             return
         message = sendable(line.message[:_LONGEST_LINE])
         level = line.level if line.level in _LEVELS else "info"
-        self._lines.append(LineOut(leased.id, leased.fence, _instant(line.at), level, message))
+        made = LineOut(leased.id, leased.fence, _instant(line.at), level, message)
+        with self._writing:
+            self._lines.append(made)
+            self._written += 1
+            self._last[leased.id, leased.fence] = self._written
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(_LINES_EVERY)
             await self.flush()
 
-    async def sent(self, within: float) -> None:
-        """Wait for what was written so far, but not for long, and not where nobody takes it."""
-        goal = self._settled + self._under_way + len(self._lines)
+    async def sent(self, tries: Sequence[Try], within: float) -> None:
+        """Wait for what these have written, but not for long, and not where nobody takes it."""
+        if self._last:
+            await self._sent_to(max(self._last.get(attempt.key, 0) for attempt in tries), within)
+
+    async def all_sent(self, within: float) -> None:
+        """The same for whatever was written so far."""
+        await self._sent_to(self._written, within)
+
+    async def _sent_to(self, goal: int, within: float) -> None:
         deadline = monotonic() + within
         while self._settled < goal and (left := deadline - monotonic()) > 0:
             sending = self._send()
@@ -226,7 +243,14 @@ class LogSender:
         finally:
             self._under_way = 0
         self._settled += count
+        self._forget({(line.id, line.fence) for line in batch})
         return True
+
+    def _forget(self, tries: Iterable[tuple[UUID, int]]) -> None:
+        with self._writing:
+            for key in tries:
+                if self._last[key] <= self._settled:
+                    del self._last[key]
 
     @property
     def dropped(self) -> int:

@@ -289,7 +289,7 @@ class Worker:
             if not attempt.settled:
                 attempt.give_up()
         await self._reporter.flush(_LAST_WORDS)
-        await self._logs.sent(_LAST_WORDS)
+        await self._logs.all_sent(_LAST_WORDS)
 
     async def _wait_for_tries(self, within: float) -> None:
         self._finished.clear()

@@ -97,6 +97,13 @@ SELECT id, created_at, run_at, due_at, expires_at, rev, fence, attempts, concurr
           AND s.step = t.step AND s.item = -1 AND s.state = 'expanded') AS expanded
 FROM tasks t WHERE tenant_id = $1 AND id = $2 FOR UPDATE;
 
+-- name: see_task
+-- The same, as it stands and held by nobody: for telling what is wrong with a change of it.
+SELECT id, created_at, run_at, due_at, expires_at, rev, fence, attempts, concurrency_limit,
+    partition, priority, cancel_requested, state, queue, capability, concurrency_key, name, labels,
+    spec, payload, workflow_run_id, step
+FROM tasks WHERE tenant_id = $1 AND id = $2;
+
 -- name: running_task
 -- The present try of a running task, as its claim returned it.
 SELECT tenant_id, id, fence, partition, attempts, failures,
