@@ -33,6 +33,7 @@ FILES = {
         "contract/test_store_head_start",
         "integration/test_node_outcomes",
         "integration/test_api_tasks",
+        "integration/test_api_workflow_runs",
     ),
 }
 """Which queries are broken, and the tests that should notice first."""
