@@ -259,6 +259,7 @@ async def test_an_old_try_is_fenced_beside_the_report_of_the_present_one(shop: S
     there = await shop.create()
     worker = shop.worker()
     (old,) = await worker.lease()
+    assert await worker.lease(wait=10) == [], "it was silent: it has to ask again"
     (task,) = await worker.lease(wait=10)
     assert (old["fence"], task["fence"]) == (1, 2), "the first lease ran out"
     assert await worker.report(old, task) == ["fenced", "accepted"]
@@ -315,6 +316,21 @@ async def test_a_worker_that_is_gone_loses_its_tasks_after_the_lease(shop: Shop)
     ]
     assert tries[0]["error"]["code"] == "lost"
     assert "until its lease ended" in tries[0]["error"]["message"]
+
+
+async def test_what_a_frozen_worker_loses_does_not_come_back_to_it(shop: Shop) -> None:
+    """Its poll is still open, and the first in the line."""
+    there = await shop.create()
+    frozen, live = shop.worker("frozen"), shop.worker("live")
+    assert await frozen.lease()
+    forgotten = asyncio.create_task(frozen.lease(wait=20))
+    await eventually(shop.polled_by(1), within=5, what="the frozen one waits")
+    (again,) = await live.lease(wait=10)
+    assert (again["id"], again["fence"]) == (there, 2)
+    async with asyncio.timeout(5):
+        assert await forgotten == []
+    assert await live.report(again) == ["accepted"]
+    assert [t["worker"] for t in await shop.tries(there)] == ["frozen", "live"]
 
 
 async def test_heartbeats_keep_a_long_task(shop: Shop) -> None:

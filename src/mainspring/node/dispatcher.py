@@ -66,7 +66,7 @@ class WorkerDesk(Protocol):
         ...
 
     def nudge(self, holders: Collection[Holder]) -> None:
-        """Let these workers ask about the tries they hold."""
+        """Answer the polls of these workers before their time: whoever is there asks again."""
         ...
 
 
@@ -417,6 +417,7 @@ class Dispatcher:
         self._metrics.executions.labels("lost").inc(len(lost.rows) + len(lost.gone))
         found = {row.id for row in lost.rows} | set(lost.gone)
         self._count_losses(ended, found, set(lost.gone))
+        self._end_polls(task for task in ended if task.id in found)
         others = [(task.tenant_id, task.id) for task in ended if task.id not in found]
         seen = await until_answered(lambda: self._store.look_at(others), self._metrics)
         now = self._state.clock.now()
@@ -431,6 +432,14 @@ class Dispatcher:
         self.cancel(engine.saw([*lost.rows, *seen.rows], now))
         self.cancel(engine.gone([*lost.gone, *seen.gone], now))
         self._state.poke()
+
+    def _end_polls(self, lost: Iterable[Running]) -> None:
+        """Who was silent until its lease ended may be frozen, with a poll that is still open: what
+        it lost must not come back to it unless it asks again. To be called before the engine hears
+        that the tasks wait."""
+        silent = {task.taker.holder for task in lost if task.taker is not None}
+        if silent and self._desk is not None:
+            self._desk.nudge(silent)
 
     def _count_losses(
         self, ended: Sequence[Running], lost: Collection[UUID], gone: Collection[UUID]

@@ -251,7 +251,8 @@ class LeaseDesk:
         self._forwarding.nudge(holders)
 
     def nudged(self, holders: Collection[Holder]) -> None:
-        """An answer that is empty too soon makes a worker ask about the tries it holds."""
+        """An answer that is empty too soon makes a worker ask about the tries it holds. One that
+        is frozen does not ask, and gets nothing more."""
         for waiting in list(self._waiting.values()):
             if waiting.ours and waiting.poll.holder in holders:
                 self._end(waiting)
