@@ -330,6 +330,9 @@ async def test_what_a_frozen_worker_loses_does_not_come_back_to_it(shop: Shop) -
     async with asyncio.timeout(5):
         assert await forgotten == []
     assert await live.report(again) == ["accepted"]
+    read = await shop.task(there)
+    assert read["lateness"]["worker_queue"] > 0.9, "the time that the frozen one had it"
+    assert read["lateness"].get("unattributed", 0.0) < 0.3, read["lateness"]
     assert [t["worker"] for t in await shop.tries(there)] == ["frozen", "live"]
 
 
