@@ -4,9 +4,11 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 
+from mainspring.domain.placement import PARTITIONS, partition_of
 from support.waiting import eventually
 from support.workers import RawWorker, Shop, opened_shop, work
 
@@ -147,6 +149,37 @@ async def test_a_cancel_reaches_a_worker_that_waits_at_another_node(database_url
             await two.client.post(f"/v1/tasks/{task}/cancel")
             async with asyncio.timeout(5):
                 assert await waiting == []
+
+
+async def test_what_a_frozen_worker_loses_at_another_node_does_not_come_back_to_it(
+    database_url: str,
+) -> None:
+    async with (
+        opened_shop(database_url, worker_lease=1.0) as one,
+        opened_shop(database_url, worker_lease=1.0) as two,
+    ):
+        await share(one, two)
+        frozen, live = one.worker("frozen"), one.worker("live")
+        there = await owned_by(two)
+        assert [task["id"] for task in await frozen.lease()] == [there]
+        forgotten = asyncio.create_task(frozen.lease(wait=20))
+        await eventually(one.polled_by(1), within=5, what="the frozen one waits")
+        (again,) = await live.lease(wait=10)
+        assert (again["id"], again["fence"]) == (there, 2)
+        async with asyncio.timeout(5):
+            assert await forgotten == []
+
+
+async def owned_by(shop: Shop) -> str:
+    """A task in a partition of this node; what else is made on the way is cancelled."""
+    tenant = await shop.server.keys.ensure_tenant("workshop")
+    for _ in range(30):
+        there = await shop.create()
+        partition = partition_of(tenant, UUID(there), None, PARTITIONS)
+        if partition in shop.server.node.tenure().partitions:
+            return there
+        await shop.client.post(f"/v1/tasks/{there}/cancel")
+    raise AssertionError("it owns next to nothing")
 
 
 async def test_explain_knows_of_workers_at_other_nodes(pair: tuple[Shop, Shop]) -> None:

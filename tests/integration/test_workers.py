@@ -260,6 +260,7 @@ async def test_an_old_try_is_fenced_beside_the_report_of_the_present_one(shop: S
     there = await shop.create()
     worker = shop.worker()
     (old,) = await worker.lease()
+    assert await worker.lease(wait=10) == [], "it was silent: it has to ask again"
     (task,) = await worker.lease(wait=10)
     assert (old["fence"], task["fence"]) == (1, 2), "the first lease ran out"
     assert await worker.report(old, task) == ["fenced", "accepted"]
@@ -316,6 +317,24 @@ async def test_a_worker_that_is_gone_loses_its_tasks_after_the_lease(shop: Shop)
     ]
     assert tries[0]["error"]["code"] == "lost"
     assert "until its lease ended" in tries[0]["error"]["message"]
+
+
+async def test_what_a_frozen_worker_loses_does_not_come_back_to_it(shop: Shop) -> None:
+    """Its poll is still open, and the first in the line."""
+    there = await shop.create()
+    frozen, live = shop.worker("frozen"), shop.worker("live")
+    assert await frozen.lease()
+    forgotten = asyncio.create_task(frozen.lease(wait=20))
+    await eventually(shop.polled_by(1), within=5, what="the frozen one waits")
+    (again,) = await live.lease(wait=10)
+    assert (again["id"], again["fence"]) == (there, 2)
+    async with asyncio.timeout(5):
+        assert await forgotten == []
+    assert await live.report(again) == ["accepted"]
+    read = await shop.task(there)
+    assert read["lateness"]["worker_queue"] > 0.9, "the time that the frozen one had it"
+    assert read["lateness"].get("unattributed", 0.0) < 0.3, read["lateness"]
+    assert [t["worker"] for t in await shop.tries(there)] == ["frozen", "live"]
 
 
 async def test_heartbeats_keep_a_long_task(shop: Shop) -> None:
@@ -424,6 +443,39 @@ async def test_the_hard_timeout_ends_what_heartbeats_for_ever(shop: Shop) -> Non
     assert (read["state"], read["error"]["code"]) == ("failed", "timeout")
     assert [t["outcome"] for t in await shop.tries(there)] == ["timed_out"]
     assert await worker.report(task) == ["fenced"]
+
+
+async def test_the_hard_timeout_ends_what_was_kept_by_heartbeats_and_then_is_silent(
+    shop: Shop,
+) -> None:
+    there = await shop.create(timeout=0.1, retry={"max_attempts": 2, "initial": 0.01})
+    frozen, live = shop.worker("frozen"), shop.worker("live")
+    (task,) = await frozen.lease()
+    await asyncio.sleep(0.5)
+    (pulse,) = await frozen.beat(task)
+    first, last = (datetime.fromisoformat(one["lease_until"]) for one in (task, pulse))
+    assert last - first == timedelta(seconds=1.1), "2.1 s from the lease, which lasted one"
+    forgotten = asyncio.create_task(frozen.lease(wait=20))
+    await eventually(shop.polled_by(1), within=5, what="the frozen one waits")
+    (again,) = await live.lease(wait=10)
+    assert (again["id"], again["fence"], again["context"]["failures"]) == (there, 2, 1)
+    async with asyncio.timeout(5):
+        assert await forgotten == []
+    assert await live.report(again) == ["accepted"]
+    tries = await shop.tries(there)
+    assert [t["outcome"] for t in tries] == ["timed_out", "succeeded"]
+    assert tries[0]["error"] == {"code": "timeout", "message": "not done within 0.1 s"}
+    assert await frozen.report(task) == ["fenced"]
+
+
+async def test_a_silent_worker_loses_its_task_although_the_timeout_is_shorter(shop: Shop) -> None:
+    there = await shop.create(timeout=0.1, retry={"max_attempts": 1})
+    assert await shop.worker("gone").lease()
+    live = shop.worker("live")
+    (again,) = await live.lease(wait=10)
+    assert again["context"]["failures"] == 0
+    assert await live.report(again) == ["accepted"]
+    assert [t["outcome"] for t in await shop.tries(there)] == ["lost", "succeeded"]
 
 
 @pytest.mark.parametrize("status", ["failed", "released", "succeeded"])

@@ -275,6 +275,52 @@ def test_lateness_before_we_owned_the_task_is_nobodys() -> None:
     assert engine.lateness(entry, 0.0) == {"unattributed": 50.0}
 
 
+def lost_at(engine: Engine, now: float, *, due: float = 0.0) -> None:
+    """The first task waits again; nobody will hear of its try."""
+    engine.reported(task_id(1), 1)
+    engine.saw([row(1, rev=3, fence=1, due=due)], now)
+
+
+def test_a_task_that_comes_back_keeps_its_ledger() -> None:
+    engine = make_engine([row(2, priority=9), row(1)], limits=ONE_AT_A_TIME)
+    before = start(engine, now=0.0, slots=1)[0]
+    pick(engine, now=0.0)
+    engine.reported(before.row.id, 1)
+    engine.ended(before.row.id, 1, 5.0)
+    start(engine, now=5.0)
+    lost_at(engine, 20.0)
+    (again,) = pick(engine, now=21.0)
+    spent = {"tenant_limit": 5.0, "worker_queue": 15.0, "fair_share": 1.0}
+    assert engine.lateness(again, 21.0) == spent
+
+
+def test_a_task_that_comes_back_often_keeps_its_ledger() -> None:
+    engine = make_engine([row(1)])
+    for rev in (1, 3, 5):
+        (entry,) = pick(engine, now=rev)
+        claim = [assignment(entry.row)]
+        assert engine.claimed([entry], claim, rev) == []
+        engine.reported(task_id(1), claim[0].fence)
+        engine.saw([row(1, rev=rev + 2, fence=claim[0].fence)], rev + 2)
+    (again,) = pick(engine, now=7.0)
+    assert engine.lateness(again, 7.0) == {"fair_share": 1.0, "worker_queue": 6.0}
+
+
+def test_a_retry_that_is_due_later_begins_a_ledger_of_its_own() -> None:
+    engine = make_engine([row(1)])
+    start(engine, now=0.0)
+    lost_at(engine, 20.0, due=30.0)
+    (again,) = pick(engine, now=30.0)
+    assert engine.lateness(again, 30.0) == {}
+
+
+def test_what_came_before_a_takeover_stays_nobodys() -> None:
+    engine = make_engine([row(1, rev=2, state="running", fence=1, lease_end=15.0)])
+    lost_at(engine, 20.0)
+    (again,) = pick(engine, now=20.0)
+    assert engine.lateness(again, 20.0) == {"unattributed": 20.0}
+
+
 RUN = "handler:mainspring.workflow"
 
 

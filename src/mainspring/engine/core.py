@@ -395,6 +395,8 @@ class Engine:
             return
         admitted = self._window.admit(row, self.deadline(row.due, row.priority))
         if admitted is not None:
+            if running is not None:
+                _carry_over(running, admitted, now)
             self._schedule(admitted, max(row.due, not_before), now)
 
     def _schedule(self, entry: Entry, at: float, now: float) -> None:
@@ -428,6 +430,7 @@ class Engine:
             row.tenant_id, row.id, row.partition, row.concurrency_key, row.rev + 1,
             assignment.fence, assignment.lease_end, taker,
             confirmed=entry.poll is None or entry.poll.here, slot=slot,
+            due=row.due, picked=entry.ready_at, waited=entry.waited,
         )  # fmt: skip
         self._running.add(task, ours=taker is None)
 
@@ -465,3 +468,11 @@ class Engine:
         running = self._running.get(task_id)
         if running is not None:
             self._stop(running, now)
+
+
+def _carry_over(running: Running, entry: Entry, now: float) -> None:
+    """A try came to nothing, and its task is as due as before: it is late by what it had waited,
+    and by the time that went by with whoever had it."""
+    if running.picked is not None and running.due == entry.row.due:
+        entry.waited = running.waited
+        entry.add_wait(Cause.WORKER_QUEUE, max(0.0, now - running.picked))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from mainspring.engine.demand import Holder, Taker
+from mainspring.engine.ledger import Cause
 from mainspring.engine.timer import Timer
 
 
@@ -26,6 +27,11 @@ class Running:
     over: bool = False
     slot: bool = True
     """Whether it counts for limits and shares; for its key it always does."""
+    due: float = 0.0
+    picked: float | None = None
+    """When it was picked here; None if it was found running."""
+    waited: dict[Cause, float] | None = None
+    """Its ledger up to then, should it have to wait again."""
 
 
 class RunningTasks:

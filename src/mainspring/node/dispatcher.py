@@ -66,7 +66,11 @@ class WorkerDesk(Protocol):
         ...
 
     def nudge(self, holders: Collection[Holder]) -> None:
-        """Let these workers ask about the tries they hold."""
+        """Answer the polls of these workers before their time: whoever is there asks again."""
+        ...
+
+    async def time_out(self, ended: Sequence[TaskRef]) -> set[UUID]:
+        """End tries that workers kept until their hard timeout; answers which these are."""
         ...
 
 
@@ -391,8 +395,19 @@ class Dispatcher:
         if due:
             await self._extend(due)
         if ended:
-            await self.lose(ended)
+            await self.lose(await self._time_out(ended))
         self._state.poke()
+
+    async def _time_out(self, ended: Sequence[Running]) -> Sequence[Running]:
+        """A lease that heartbeats kept until the hard timeout of its try is not lost: the try took
+        too long. Answers the others."""
+        desk = self._desk
+        refs = [TaskRef(t.tenant_id, t.id, t.fence) for t in ended if t.taker is not None]
+        if desk is None or not refs:
+            return ended
+        over = await until_answered(lambda: desk.time_out(refs), self._metrics)
+        self._end_polls(task for task in ended if task.id in over)
+        return [task for task in ended if task.id not in over]
 
     async def _extend(self, due: Sequence[Held]) -> None:
         refs = [TaskRef(held.tenant_id, held.id, held.fence) for held in due]
@@ -410,6 +425,8 @@ class Dispatcher:
 
     async def lose(self, ended: Sequence[Running]) -> None:
         """End leases that seem to have ended; the database decides."""
+        if not ended:
+            return
         refs = [TaskRef(task.tenant_id, task.id, task.fence) for task in ended]
         # If a node died between the claim and the worker, that is not the worker's doing.
         blamed = [task.id for task in ended if task.taker is not None and task.confirmed]
@@ -417,6 +434,7 @@ class Dispatcher:
         self._metrics.executions.labels("lost").inc(len(lost.rows) + len(lost.gone))
         found = {row.id for row in lost.rows} | set(lost.gone)
         self._count_losses(ended, found, set(lost.gone))
+        self._end_polls(task for task in ended if task.id in found)
         others = [(task.tenant_id, task.id) for task in ended if task.id not in found]
         seen = await until_answered(lambda: self._store.look_at(others), self._metrics)
         now = self._state.clock.now()
@@ -431,6 +449,14 @@ class Dispatcher:
         self.cancel(engine.saw([*lost.rows, *seen.rows], now))
         self.cancel(engine.gone([*lost.gone, *seen.gone], now))
         self._state.poke()
+
+    def _end_polls(self, lost: Iterable[Running]) -> None:
+        """Who was silent until its lease ended may be frozen, with a poll that is still open: what
+        it lost must not come back to it unless it asks again. To be called before the engine hears
+        that the tasks wait."""
+        silent = {task.taker.holder for task in lost if task.taker is not None}
+        if silent and self._desk is not None:
+            self._desk.nudge(silent)
 
     def _count_losses(
         self, ended: Sequence[Running], lost: Collection[UUID], gone: Collection[UUID]

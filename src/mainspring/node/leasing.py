@@ -28,6 +28,7 @@ from mainspring.node.reporting import Pulse, Reporting, Said, Verdict
 from mainspring.node.roster import Roster, superseded
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
+from mainspring.store.engine import TaskRef
 from mainspring.store.leases import Beat, Leased, LeaseStore, WorkerPick
 from mainspring.store.workers import Workers
 
@@ -251,7 +252,8 @@ class LeaseDesk:
         self._forwarding.nudge(holders)
 
     def nudged(self, holders: Collection[Holder]) -> None:
-        """An answer that is empty too soon makes a worker ask about the tries it holds."""
+        """An answer that is empty too soon makes a worker ask about the tries it holds. One that
+        is frozen does not ask, and gets nothing more."""
         for waiting in list(self._waiting.values()):
             if waiting.ours and waiting.poll.holder in holders:
                 self._end(waiting)
@@ -336,6 +338,10 @@ class LeaseDesk:
 
     async def report(self, tenant_id: int, said: Sequence[Said]) -> list[Verdict]:
         return await self._reporting.report(tenant_id, said)
+
+    async def time_out(self, ended: Sequence[TaskRef]) -> set[UUID]:
+        """End tries that workers kept until their hard timeout; answers which these are."""
+        return await self._reporting.time_out(ended)
 
     # The node's way in -----------------------------------------------------------------------
 

@@ -83,7 +83,8 @@ class Began(Struct, tag=True):
 
 
 class Nudge(Struct, tag=True):
-    """Tries that these workers hold were asked to cancel."""
+    """Tries that these workers hold were asked to cancel, or were lost because they were silent:
+    let them ask."""
 
     holders: list[Holder]
 
