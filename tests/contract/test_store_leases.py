@@ -1,6 +1,5 @@
 """Leases of workers: what each predicate of these statements is for."""
 
-import asyncio
 from uuid import UUID
 
 from contract.store_lab import Lab, finish, held, retry
@@ -102,46 +101,6 @@ async def test_nothing_is_extended_past_its_hard_timeout(lab: Lab) -> None:
     (item,) = await beat(lab, task, grace=-100.0)  # the timeout is 30 s
     assert item.overdue
     assert abs(item.lease_end - task.lease_end) < 0.001
-
-
-async def test_a_heartbeat_extends_to_the_hard_timeout_at_most_and_shortens_nothing(
-    lab: Lab,
-) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
-    task = await leased(lab, tenure, tenant, lease=1.0)
-    (item,) = await beat(lab, task, grace=-10.0)  # the timeout is 30 s
-    assert not item.overdue
-    assert abs(item.lease_end - (task.picked + 20)) < 0.001
-    (item,) = await beat(lab, task, grace=-20.0)
-    assert not item.overdue
-    assert abs(item.lease_end - (task.picked + 20)) < 0.001
-
-
-async def test_a_lease_that_was_kept_until_its_hard_timeout_is_told_from_a_lost_one(
-    lab: Lab,
-) -> None:
-    tenure, tenant, stranger = await lab.join(), await lab.tenant(), await lab.tenant()
-    grace = -29.8  # the timeout is 30 s: 0.2 are left
-    kept = await leased(lab, tenure, tenant, lease=0.01)
-    unheard = await leased(lab, tenure, tenant, lease=0.2)
-    (item,) = await beat(lab, kept, grace=grace)
-    assert not item.overdue
-
-    async def found(task: Assignment, *, first: float = 0.01, grace: float = grace) -> bool:
-        told = await lab.leases.past_timeout([held(task)], lease=first, grace=grace)
-        return [(item.assignment.id, item.cancel_requested) for item in told] == [(task.id, False)]
-
-    assert not await found(kept), "it has not run out"
-    await asyncio.sleep(0.25)
-    assert await found(kept)
-    assert not await found(unheard, first=0.2), "its worker was never heard of"
-    assert not await found(kept, grace=grace + 1), "the hard timeout is later"
-    assert not await found(kept._replace(fence=2))
-    assert not await found(kept._replace(tenant_id=stranger))
-    own = await lab.running(tenure, tenant, lease=0.0)
-    assert not await found(own, first=-1.0, grace=-31.0), "a node's own executor is no worker"
-    await lab.engine.retry(tenure, [retry(kept, delay=None)])
-    assert not await found(kept)
 
 
 async def test_only_the_present_try_is_held(lab: Lab) -> None:

@@ -445,39 +445,6 @@ async def test_the_hard_timeout_ends_what_heartbeats_for_ever(shop: Shop) -> Non
     assert await worker.report(task) == ["fenced"]
 
 
-async def test_the_hard_timeout_ends_what_was_kept_by_heartbeats_and_then_is_silent(
-    shop: Shop,
-) -> None:
-    there = await shop.create(timeout=0.1, retry={"max_attempts": 2, "initial": 0.01})
-    frozen, live = shop.worker("frozen"), shop.worker("live")
-    (task,) = await frozen.lease()
-    await asyncio.sleep(0.5)
-    (pulse,) = await frozen.beat(task)
-    first, last = (datetime.fromisoformat(one["lease_until"]) for one in (task, pulse))
-    assert last - first == timedelta(seconds=1.1), "2.1 s from the lease, which lasted one"
-    forgotten = asyncio.create_task(frozen.lease(wait=20))
-    await eventually(shop.polled_by(1), within=5, what="the frozen one waits")
-    (again,) = await live.lease(wait=10)
-    assert (again["id"], again["fence"], again["context"]["failures"]) == (there, 2, 1)
-    async with asyncio.timeout(5):
-        assert await forgotten == []
-    assert await live.report(again) == ["accepted"]
-    tries = await shop.tries(there)
-    assert [t["outcome"] for t in tries] == ["timed_out", "succeeded"]
-    assert tries[0]["error"] == {"code": "timeout", "message": "not done within 0.1 s"}
-    assert await frozen.report(task) == ["fenced"]
-
-
-async def test_a_silent_worker_loses_its_task_although_the_timeout_is_shorter(shop: Shop) -> None:
-    there = await shop.create(timeout=0.1, retry={"max_attempts": 1})
-    assert await shop.worker("gone").lease()
-    live = shop.worker("live")
-    (again,) = await live.lease(wait=10)
-    assert again["context"]["failures"] == 0
-    assert await live.report(again) == ["accepted"]
-    assert [t["outcome"] for t in await shop.tries(there)] == ["lost", "succeeded"]
-
-
 @pytest.mark.parametrize("status", ["failed", "released", "succeeded"])
 async def test_a_cancel_is_heard_at_the_next_heartbeat(shop: Shop, status: str) -> None:
     """SCENARIOS 19."""

@@ -9,7 +9,6 @@ from mainspring.domain.capability import Offer
 from mainspring.domain.execution import Outcome
 from mainspring.domain.placement import Tenure
 from mainspring.domain.task import TaskSpec
-from mainspring.store.engine import TaskRef
 from mainspring.store.leases import Beat, Beaten, HeldTry, Judged, Leased, LeaseStore, WorkerPick
 from mainspring.store.messages import Messages
 from mainspring.store.workers import Touch, Workers
@@ -60,9 +59,11 @@ class MemoryLeases:
             if task is None or (task.worker, task.incarnation) != holder[1:]:
                 continue
             assert task.picked is not None
-            last = _last(task, grace)
-            end = task.lease_until = max(task.lease_until or 0.0, min(now + lease, last))
-            beaten.append(Beaten(holder[0], task.id, end, task.cancel_requested, now >= last))
+            over = now >= task.picked + _decode_spec(task.spec).timeout + grace
+            if not over:
+                task.lease_until = now + lease
+            end = task.lease_until or now
+            beaten.append(Beaten(holder[0], task.id, end, task.cancel_requested, over))
         self._store.committed("extend")
         return beaten
 
@@ -73,17 +74,6 @@ class MemoryLeases:
         return [
             HeldTry(assignment_of(task)._replace(payload=b""), task.cancel_requested)
             for task in self._held(tenant_id, tries)
-        ]
-
-    def past_timeout(self, tries: Iterable[TaskRef], lease: float, grace: float) -> list[HeldTry]:
-        now = self._store.now()
-        return [
-            HeldTry(assignment_of(task)._replace(payload=b""), task.cancel_requested)
-            for ref in tries
-            for task in self._held(ref.tenant_id, [(ref.id, ref.guard)])
-            if task.picked is not None and task.lease_until is not None
-            if task.picked + lease < task.lease_until <= now
-            if task.lease_until >= _last(task, grace)
         ]
 
     def judge(self, tenant_id: int, tries: Sequence[tuple[UUID, int, Outcome]]) -> list[Judged]:
@@ -125,12 +115,6 @@ class MemoryLeases:
         return task_id in self._tables.tasks or task_id in self._tables.history
 
 
-def _last(task: Task, grace: float) -> float:
-    """The hard timeout of a try."""
-    assert task.picked is not None
-    return task.picked + _decode_spec(task.spec).timeout + grace
-
-
 def _leased(task: Task) -> Leased:
     return Leased(assignment_of(task), task.capability, None, task.queue, None, None, None)
 
@@ -170,12 +154,6 @@ class RemoteLeases(LeaseStore):
 
     async def held(self, tenant_id: int, tries: Sequence[Try]) -> list[HeldTry]:
         return await self._link.call(lambda: self._leases.held(tenant_id, tries))
-
-    async def past_timeout(
-        self, tries: Iterable[TaskRef], *, lease: float, grace: float
-    ) -> list[HeldTry]:
-        asked = list(tries)
-        return await self._link.call(lambda: self._leases.past_timeout(asked, lease, grace))
 
     async def judge(
         self, tenant_id: int, tries: Sequence[tuple[UUID, int, Outcome]]

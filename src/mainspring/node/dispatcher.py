@@ -69,10 +69,6 @@ class WorkerDesk(Protocol):
         """Answer the polls of these workers before their time: whoever is there asks again."""
         ...
 
-    async def time_out(self, ended: Sequence[TaskRef]) -> set[UUID]:
-        """End tries that workers kept until their hard timeout; answers which these are."""
-        ...
-
 
 @dataclass(slots=True)
 class _Lane:
@@ -395,19 +391,8 @@ class Dispatcher:
         if due:
             await self._extend(due)
         if ended:
-            await self.lose(await self._time_out(ended))
+            await self.lose(ended)
         self._state.poke()
-
-    async def _time_out(self, ended: Sequence[Running]) -> Sequence[Running]:
-        """A lease that heartbeats kept until the hard timeout of its try is not lost: the try took
-        too long. Answers the others."""
-        desk = self._desk
-        refs = [TaskRef(t.tenant_id, t.id, t.fence) for t in ended if t.taker is not None]
-        if desk is None or not refs:
-            return ended
-        over = await until_answered(lambda: desk.time_out(refs), self._metrics)
-        self._end_polls(task for task in ended if task.id in over)
-        return [task for task in ended if task.id not in over]
 
     async def _extend(self, due: Sequence[Held]) -> None:
         refs = [TaskRef(held.tenant_id, held.id, held.fence) for held in due]
@@ -425,8 +410,6 @@ class Dispatcher:
 
     async def lose(self, ended: Sequence[Running]) -> None:
         """End leases that seem to have ended; the database decides."""
-        if not ended:
-            return
         refs = [TaskRef(task.tenant_id, task.id, task.fence) for task in ended]
         # If a node died between the claim and the worker, that is not the worker's doing.
         blamed = [task.id for task in ended if task.taker is not None and task.confirmed]

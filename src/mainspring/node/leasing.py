@@ -28,7 +28,6 @@ from mainspring.node.reporting import Pulse, Reporting, Said, Verdict
 from mainspring.node.roster import Roster, superseded
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store.engine import TaskRef
 from mainspring.store.leases import Beat, Leased, LeaseStore, WorkerPick
 from mainspring.store.workers import Workers
 
@@ -338,10 +337,6 @@ class LeaseDesk:
 
     async def report(self, tenant_id: int, said: Sequence[Said]) -> list[Verdict]:
         return await self._reporting.report(tenant_id, said)
-
-    async def time_out(self, ended: Sequence[TaskRef]) -> set[UUID]:
-        """End tries that workers kept until their hard timeout; answers which these are."""
-        return await self._reporting.time_out(ended)
 
     # The node's way in -----------------------------------------------------------------------
 

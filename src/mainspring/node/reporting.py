@@ -5,7 +5,7 @@ the database for others.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 from uuid import UUID
@@ -18,8 +18,7 @@ from mainspring.engine.ledger import Cause
 from mainspring.node.recorder import Recorder
 from mainspring.node.roster import Roster
 from mainspring.node.state import NodeState
-from mainspring.store.engine import TaskRef
-from mainspring.store.leases import Beat, HeldTry, LeaseStore
+from mainspring.store.leases import Beat, LeaseStore
 
 Action = Literal["continue", "cancel", "lost"]
 Verdict = Literal["accepted", "fenced", "unknown"]
@@ -129,27 +128,16 @@ class Reporting:
 
     async def _time_out(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> None:
         """The hard timeout: saying "busy" for ever does not keep a task for ever."""
-        held = await self._store.held(tenant_id, tries)
-        await self._recorder.record(self._too_long(held))
-
-    async def time_out(self, ended: Sequence[TaskRef]) -> set[UUID]:
-        """The same for leases that ran out: answers which were kept until their hard timeout. Their
-        ends are on their way to the database then; whoever comes first decides."""
-        held = await self._store.past_timeout(
-            ended, lease=self._config.worker_lease, grace=_TIMEOUT_GRACE
-        )
-        self._recorder.report(self._too_long(held))
-        return {task.id for task, _ in held}
-
-    def _too_long(self, held: Iterable[HeldTry]) -> list[Report]:
         now = self._state.clock.now()
+        held = await self._store.held(tenant_id, tries)
         reports = []
-        for task, cancelled in held:
-            error = TaskError("timeout", f"not done within {task.spec.timeout:g} s")
+        for assignment, cancelled in held:
+            seconds = assignment.spec.timeout
+            error = TaskError("timeout", f"not done within {seconds:g} s")
             outcome = Outcome.CANCELLED if cancelled else Outcome.TIMED_OUT
-            finished = max(now, task.picked)
-            reports.append(Report(task, outcome, task.picked, finished, error=error))
-        return reports
+            finished = max(now, assignment.picked)
+            reports.append(Report(assignment, outcome, assignment.picked, finished, error=error))
+        await self._recorder.record(reports)
 
     # Reports ---------------------------------------------------------------------------------
 

@@ -118,7 +118,7 @@ class LeaseStore:
         grace: float,
     ) -> list[Beaten]:
         """Keep a worker's leases, guarded by fence and incarnation. What is not in the answer is
-        no longer held; nothing is extended beyond `grace` seconds after its timeout."""
+        no longer held; what is `grace` seconds past its timeout is not extended."""
         ordered = sorted(beats, key=lambda beat: beat.id)
         rows = await self._database.fetch(
             SQL["extend_for_worker"],
@@ -145,24 +145,7 @@ class LeaseStore:
         rows = await self._database.fetch(
             SQL["held_by_workers"], tenant_id, [id for id, _ in tries], [f for _, f in tries]
         )
-        return [_held(row) for row in rows]
-
-    async def past_timeout(
-        self, tries: Iterable[TaskRef], *, lease: float, grace: float
-    ) -> list[HeldTry]:
-        """Those of these tries, guarded by fence, that heartbeats kept alive until `grace` seconds
-        after their timeout, and whose leases ran out there. `lease` is the first, without any
-        heartbeat. Without payloads."""
-        asked = list(tries)
-        rows = await self._database.fetch(
-            SQL["held_past_timeout"],
-            [ref.tenant_id for ref in asked],
-            [ref.id for ref in asked],
-            [ref.guard for ref in asked],
-            lease,
-            grace,
-        )
-        return [_held(row) for row in rows]
+        return [HeldTry(assignment_of(tuple(row)[:-1]), row["cancel_requested"]) for row in rows]
 
     async def judge(
         self, tenant_id: int, tries: Sequence[tuple[UUID, int, Outcome]]
@@ -181,10 +164,6 @@ class LeaseStore:
 def _leased(row: asyncpg.Record) -> Leased:
     values = tuple(row)
     return Leased(assignment_of(values[:_ASSIGNMENT]), *values[_ASSIGNMENT:])
-
-
-def _held(row: asyncpg.Record) -> HeldTry:
-    return HeldTry(assignment_of(tuple(row)[:-1]), row["cancel_requested"])
 
 
 def _columns(picks: Iterable[WorkerPick]) -> tuple[list[object], ...]:

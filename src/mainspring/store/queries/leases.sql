@@ -37,22 +37,23 @@ JOIN tasks t ON t.tenant_id = p.tenant_id AND t.id = p.id
 WHERE t.state = 'running' AND t.worker = p.worker AND t.incarnation = p.incarnation;
 
 -- name: extend_for_worker
--- A worker's heartbeat: its leases live on, until their hard timeout at the latest. A lease that an
+-- A worker's heartbeat: its leases live on, but for those past their hard timeout. A lease that an
 -- earlier incarnation holds is not this one's.
 WITH held AS MATERIALIZED (
-    SELECT t.id, t.fence, h.progress, clock_timestamp() AS now, t.picked_at
-        + ((convert_from(t.spec, 'UTF8')::json ->> 'timeout')::float8 + $8) * interval '1 second' AS last
+    SELECT t.id, t.fence, h.progress, clock_timestamp() >= t.picked_at
+        + ((convert_from(t.spec, 'UTF8')::json ->> 'timeout')::float8 + $8) * interval '1 second' AS over
     FROM unnest($5::uuid[], $6::integer[], $7::bytea[]) AS h (id, fence, progress)
     JOIN tasks t ON t.tenant_id = $1 AND t.id = h.id AND t.fence = h.fence
     WHERE t.state = 'running' AND t.worker = $2 AND t.incarnation = $3
 )
 UPDATE tasks t
 SET progress = coalesce(held.progress, t.progress),
-    lease_until = greatest(t.lease_until, least(held.now + $4 * interval '1 second', held.last))
+    lease_until = CASE WHEN held.over THEN t.lease_until
+                  ELSE clock_timestamp() + $4 * interval '1 second' END
 FROM held
 WHERE t.tenant_id = $1 AND t.id = held.id AND t.fence = held.fence AND t.state = 'running'
 RETURNING t.tenant_id, t.id, extract(epoch FROM t.lease_until)::float8 AS lease_until,
-    t.cancel_requested, held.now >= held.last AS overdue;
+    t.cancel_requested, held.over AS overdue;
 
 -- name: held_by_workers
 -- The present tries of these tasks, guarded by fence, as their claims returned them.
@@ -63,21 +64,6 @@ SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
 FROM unnest($2::uuid[], $3::integer[]) AS held (id, fence)
 JOIN tasks t ON t.tenant_id = $1 AND t.id = held.id AND t.fence = held.fence
 WHERE t.state = 'running' AND t.incarnation IS NOT NULL;
-
--- name: held_past_timeout
--- Leases that heartbeats extended, for longer than the first ($4), until the hard timeout, and that ran
--- out there. Their workers were there: these tries are not lost, they took too long.
-SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
-    extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
-    extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, ''::bytea AS payload,
-    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, t.cancel_requested
-FROM unnest($1::integer[], $2::uuid[], $3::integer[]) AS held (tenant_id, id, fence)
-JOIN tasks t ON t.tenant_id = held.tenant_id AND t.id = held.id AND t.fence = held.fence
-WHERE t.state = 'running' AND t.incarnation IS NOT NULL
-  AND t.lease_until <= clock_timestamp()
-  AND t.lease_until > t.picked_at + $4 * interval '1 second'
-  AND t.lease_until >= t.picked_at
-      + ((convert_from(t.spec, 'UTF8')::json ->> 'timeout')::float8 + $5) * interval '1 second';
 
 -- name: leased_tasks
 -- What another node claimed for a worker of ours.
