@@ -82,7 +82,7 @@ async def test_a_heartbeat_extends_its_own_present_tries_only(lab: Lab) -> None:
     tenure, tenant, stranger = await lab.join(), await lab.tenant(), await lab.tenant()
     task = await leased(lab, tenure, tenant, lease=1.0)
     (item,) = await beat(lab, task)
-    assert item.lease_end > task.lease_end + 30
+    assert item.lease_end > task.lease_end + 50
     assert not item.cancel_requested
     assert not item.overdue
     assert await beat(lab, task, worker="other") == []
@@ -93,6 +93,14 @@ async def test_a_heartbeat_extends_its_own_present_tries_only(lab: Lab) -> None:
     assert (await beat(lab, task))[0].cancel_requested
     await lab.engine.finish(tenure, [finish(task)])
     assert await beat(lab, task) == []
+
+
+async def test_nothing_is_extended_far_beyond_its_hard_timeout(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    task = await leased(lab, tenure, tenant, lease=1.0)
+    (item,) = await beat(lab, task, grace=-10.0)  # the timeout is 30 s, the lease would be 60 s
+    assert not item.overdue
+    assert abs(item.lease_end - (task.picked + 20 + 30)) < 0.001
 
 
 async def test_nothing_is_extended_past_its_hard_timeout(lab: Lab) -> None:

@@ -59,9 +59,10 @@ class MemoryLeases:
             if task is None or (task.worker, task.incarnation) != holder[1:]:
                 continue
             assert task.picked is not None
-            over = now >= task.picked + _decode_spec(task.spec).timeout + grace
+            last = task.picked + _decode_spec(task.spec).timeout + grace
+            over = now >= last
             if not over:
-                task.lease_until = now + lease
+                task.lease_until = min(now + lease, last + lease / 2)
             end = task.lease_until or now
             beaten.append(Beaten(holder[0], task.id, end, task.cancel_requested, over))
         self._store.committed("extend")

@@ -37,23 +37,25 @@ JOIN tasks t ON t.tenant_id = p.tenant_id AND t.id = p.id
 WHERE t.state = 'running' AND t.worker = p.worker AND t.incarnation = p.incarnation;
 
 -- name: extend_for_worker
--- A worker's heartbeat: its leases live on, but for those past their hard timeout. A lease that an
--- earlier incarnation holds is not this one's.
+-- A worker's heartbeat: its leases live on, but for those past their hard timeout. None reaches far beyond
+-- it: half a lease is enough for the heartbeat that finds it over, and who falls silent before is not
+-- waited for. A lease that an earlier incarnation holds is not this one's.
 WITH held AS MATERIALIZED (
-    SELECT t.id, t.fence, h.progress, clock_timestamp() >= t.picked_at
-        + ((convert_from(t.spec, 'UTF8')::json ->> 'timeout')::float8 + $8) * interval '1 second' AS over
+    SELECT t.id, t.fence, h.progress, clock_timestamp() AS now, t.picked_at
+        + ((convert_from(t.spec, 'UTF8')::json ->> 'timeout')::float8 + $8) * interval '1 second' AS last
     FROM unnest($5::uuid[], $6::integer[], $7::bytea[]) AS h (id, fence, progress)
     JOIN tasks t ON t.tenant_id = $1 AND t.id = h.id AND t.fence = h.fence
     WHERE t.state = 'running' AND t.worker = $2 AND t.incarnation = $3
 )
 UPDATE tasks t
 SET progress = coalesce(held.progress, t.progress),
-    lease_until = CASE WHEN held.over THEN t.lease_until
-                  ELSE clock_timestamp() + $4 * interval '1 second' END
+    lease_until = CASE WHEN held.now >= held.last THEN t.lease_until
+                  ELSE least(held.now + $4 * interval '1 second',
+                             held.last + $4 / 2 * interval '1 second') END
 FROM held
 WHERE t.tenant_id = $1 AND t.id = held.id AND t.fence = held.fence AND t.state = 'running'
 RETURNING t.tenant_id, t.id, extract(epoch FROM t.lease_until)::float8 AS lease_until,
-    t.cancel_requested, held.over AS overdue;
+    t.cancel_requested, held.now >= held.last AS overdue;
 
 -- name: held_by_workers
 -- The present tries of these tasks, guarded by fence, as their claims returned them.
