@@ -260,6 +260,13 @@ async def test_a_step_that_was_asked_to_cancel_and_got_lost_ends_its_run(world: 
     done = await world.outcomes.lose(world.tenure, [ref], now)
     assert done.accepted == {held.id}
     assert await world.state(run) == "cancelled"
+    assert await lost_tries(world) == [("lost", None)]
+
+
+async def lost_tries(world: RunWorld) -> list[tuple[str, object]]:
+    """What is said of tries that were lost: why, and when they began."""
+    rows = await world.database.fetch("SELECT error, started_at FROM executions")
+    return [(row["error"]["code"], row["started_at"]) for row in rows]
 
 
 async def test_a_step_that_expires_is_counted_as_lost(world: RunWorld) -> None:
@@ -304,8 +311,10 @@ async def test_a_step_that_kills_every_worker_fails_its_run(world: RunWorld) -> 
     await world.outcomes.lose(world.tenure, [ref], await world.now(), blamed=[held.id])
     assert await world.states(run) == {"a": "failed", "b": "skipped"}
     assert await world.state(run) == "failed"
-    [letter] = await world.database.fetch("SELECT reason FROM dead_letters")
-    assert letter["reason"] == "poison"
+    [letter] = await world.database.fetch("SELECT * FROM dead_letters")
+    assert (letter["reason"], letter["final_error"]["code"]) == ("poison", "poison")
+    assert [attempt["error"]["code"] for attempt in letter["attempts"]] == ["lost"]
+    assert await lost_tries(world) == [("lost", None)]
 
 
 async def test_an_input_that_cannot_be_read_fails_what_speaks_of_it_and_nothing_else(

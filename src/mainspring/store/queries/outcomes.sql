@@ -4,7 +4,8 @@
 
 -- name: finish
 -- The last try of each task: out of the hot table, into history, with its execution; a task that
--- failed also becomes a dead letter.
+-- failed also becomes a dead letter. A step that was lost ends here, too: the try is told of as by
+-- `lose`.
 WITH node AS MATERIALIZED (
     SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
 ), report AS (
@@ -18,7 +19,11 @@ WITH node AS MATERIALIZED (
     WHERE t.tenant_id = r.tenant_id AND t.id = r.id AND t.fence = r.fence AND t.state = 'running'
     RETURNING t.*, r.state AS final_state, r.outcome, to_timestamp(r.started) AS started_at,
         to_timestamp(r.finished) AS finished_at, r.result, r.error AS final_error, r.dead_because,
-        r.sla_met, r.blame, r.lateness, r.status_code, r.response
+        r.sla_met, r.blame, r.lateness, r.status_code, r.response,
+        CASE WHEN r.outcome <> 'lost' THEN r.error ELSE jsonb_build_object('code', 'lost', 'message',
+            CASE WHEN t.lease_until <= clock_timestamp()
+            THEN 'nothing was heard of who ran it until its lease ended'
+            ELSE 'its worker began anew' END) END AS try_error
 ), history AS (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, picked_at, started_at,
         finished_at, tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, sla_met,
@@ -33,8 +38,8 @@ WITH node AS MATERIALIZED (
 ), tries AS (
     INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
         attempt, outcome, worker, error, status_code, response)
-    SELECT id, due_at, picked_at, started_at, finished_at, tenant_id, fence, attempts, outcome,
-        worker, final_error, status_code, response
+    SELECT id, due_at, picked_at, CASE WHEN outcome <> 'lost' THEN started_at END, finished_at,
+        tenant_id, fence, attempts, outcome, worker, try_error, status_code, response
     FROM done
 ), dead AS (
     INSERT INTO dead_letters (id, tenant_id, died_at, reason, name, queue, priority,
@@ -48,7 +53,7 @@ WITH node AS MATERIALIZED (
                   FROM executions e WHERE e.tenant_id = d.tenant_id AND e.task_id = d.id
                     AND e.finished_at >= time_of(d.id)), '[]'::jsonb)
         || jsonb_build_object('attempt', d.attempts, 'outcome', d.outcome,
-                      'error', d.final_error, 'finished_at', d.finished_at),
+                      'error', d.try_error, 'finished_at', d.finished_at),
         spec, payload, created_at, run_at, due_at, expires_at, picked_at, started_at, rev + 1, fence,
         sla_met, blame, lateness, result, replay_of, schedule_id, nominal_at, workflow_run_id, step
     FROM done d WHERE dead_because IS NOT NULL
