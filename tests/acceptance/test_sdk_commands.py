@@ -43,6 +43,12 @@ program = ["/bin/sh", "-c", "yes flood | head -n 100000; echo the end"]
 [commands.family]
 program = ["/bin/sh", "-c", "echo $$ > pids; (trap '' TERM; echo ready; sleep 300) & wait"]
 
+[commands.leaves-a-child]
+program = ["/bin/sh", "-c", "sleep 300 & echo $$ > pids; echo bye; printf unfinished; exit 4"]
+
+[commands.leaves-a-stranger]
+program = ["/bin/sh", "-c", "setsid sleep 20 & echo bye; exit 4"]
+
 [commands.where]
 program = "/bin/pwd"
 """
@@ -111,6 +117,17 @@ async def test_output_is_capped(workers: Workers) -> None:
     assert "left out" in lines[-1][1]
 
 
+async def group_gone(group: int) -> None:
+    async def gone() -> bool:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    await eventually(gone, within=20, what="nobody of the group is left")
+
+
 @pytest.mark.parametrize("how", ["timeout", "cancel", "worker"])
 async def test_the_whole_group_is_ended(workers: Workers, tmp_path: Path, how: str) -> None:
     """Also a child that does not listen to SIGTERM, and when the worker itself is killed."""
@@ -130,13 +147,6 @@ async def test_the_whole_group_is_ended(workers: Workers, tmp_path: Path, how: s
         for process in workers.processes:
             process.signal(signal.SIGKILL)
 
-    async def gone() -> bool:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        return False
-
     if how == "worker":
         # Only the program itself is bound to the worker's life, not what it started.
         async def leader_gone() -> bool:
@@ -145,10 +155,26 @@ async def test_the_whole_group_is_ended(workers: Workers, tmp_path: Path, how: s
         await eventually(leader_gone, within=10, what="the program died with its worker")
         os.killpg(group, signal.SIGKILL)
         return
-    await eventually(gone, within=20, what="nobody of the group is left")
+    await group_gone(group)
     done = await workers.ended(task)
     assert done.state == ("failed" if how == "timeout" else "cancelled")
     assert await workers.outcomes(task) == ["timed_out" if how == "timeout" else "cancelled"]
+
+
+@pytest.mark.parametrize("how", ["leaves-a-child", "leaves-a-stranger"])
+async def test_a_command_ends_with_its_program(workers: Workers, tmp_path: Path, how: str) -> None:
+    """Whatever it left behind, which holds its pipes open; who left the group is let go."""
+    begun = asyncio.get_running_loop().time()
+    done = await execute(workers, how, timeout=15, retry={"max_attempts": 1})
+    assert asyncio.get_running_loop().time() - begun < 10
+    assert await workers.outcomes(done) == ["failed"]
+    assert done.error is not None
+    last = "unfinished" if how == "leaves-a-child" else "bye"
+    assert done.error["message"] == f"exit status 4: {last}"
+    assert ("stdout", "bye") in await lines_of(workers, done, 1)
+    if how == "leaves-a-child":
+        group = int((tmp_path / "pids").read_text())
+        await group_gone(group)
 
 
 async def test_a_worker_that_cannot_begin(tmp_path: Path) -> None:

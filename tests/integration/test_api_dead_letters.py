@@ -241,6 +241,35 @@ async def test_a_replay_stops_when_too_many_fail(
     assert await dead.count() == 0
 
 
+async def test_a_small_replay_is_judged_as_well(office: Office, dead: Undertaker) -> None:
+    for _ in range(10):
+        await dead.bury()
+    call = asyncio.create_task(replay(office, first=10, stop_on_failure_rate=0.5))
+    await end_all(office, dead, call)
+    done = (await call).json()
+    assert (done["replayed"], done["stopped"], done["stopped_because"]) == (2, True, "failure_rate")
+
+
+async def test_a_replay_leaves_alone_what_died_again_meanwhile(
+    office: Office, dead: Undertaker
+) -> None:
+    """Whatever it finds when it looks for more: what it made itself is not what was meant."""
+    for _ in range(4):
+        await dead.bury()
+    call = asyncio.create_task(replay(office, first=10, stop_on_failure_rate=1))
+    await end_all(office, dead, call)
+    done = (await call).json()
+    assert (done["replayed"], done["stopped"]) == (4, False)
+
+
+async def end_all(office: Office, dead: Undertaker, call: "asyncio.Task[Answer]") -> None:
+    """Let all that is there fail, as long as the call goes on."""
+    while not call.done():
+        for row in await office.database.fetch("SELECT id FROM tasks"):
+            await dead.end(str(row["id"]), TaskError("failed", "still"))
+        await asyncio.sleep(0.01)
+
+
 async def test_a_replay_goes_on_while_enough_succeed(
     office: Office, dead: Undertaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

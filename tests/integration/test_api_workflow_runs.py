@@ -328,3 +328,17 @@ async def test_a_dead_letter_of_a_step_says_so_and_its_replay_is_a_task_by_itsel
     assert (task["workflow_run_id"], task["step"]) == (None, None)
     assert task["replay_of"] == listed[0]["id"]
     assert await desk.read(run) == before
+
+
+async def test_a_letter_of_a_step_that_was_retried_is_not_replayed_once_more(desk: Desk) -> None:
+    await desk.define([{"id": "a", "target": NOOP}])
+    run = await desk.begin()
+    await desk.drain(run, failing=("a",))
+    [letter] = (await desk.office.admin.get("/v1/dead-letters")).json()["items"]
+    assert (await desk.post(run, "retry")).status == 200
+    many = await desk.office.admin.post("/v1/dead-letters/replay", {"filter": {}})
+    assert many.json()["replayed"] == 0
+    one = await desk.office.admin.post(f"/v1/dead-letters/{letter['id']}/replay")
+    [step] = (await desk.read(run))["steps"]
+    assert (one.status, one.json()["id"]) == (200, step["task_id"])
+    assert await desk.drain(run) == ["a"]

@@ -80,6 +80,10 @@ async def test_lines_are_kept_with_the_task_up_to_a_cap(shop: Shop) -> None:
     stray = {**line, "id": "00000000-0000-7000-8000-000000000000", "message": "nobody's"}
     answer = await shop.client.post("/v1/leases/logs", {"lines": [*lines, stray]})
     assert answer.json() == {"accepted": 3, "dropped": 1}
+    later = {**line, "fence": 2, "message": "of a try that has not begun"}
+    untouched = {**line, "id": await shop.create(queue="idle"), "message": "of a task nobody has"}
+    answer = await shop.client.post("/v1/leases/logs", {"lines": [later, untouched]})
+    assert answer.json() == {"accepted": 0, "dropped": 2}
     read = (await shop.client.get(f"/v1/tasks/{there}/logs?limit=2")).json()
     assert [item["message"] for item in read["items"]] == ["row 0\ufffd", "row 1\ufffd"]
     rest = await shop.client.get(f"/v1/tasks/{there}/logs?cursor={read['next_cursor']}")

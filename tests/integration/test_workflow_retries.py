@@ -72,6 +72,48 @@ async def test_a_retried_list_repeats_what_did_not_complete(
     assert await world.state(run) == "completed"
 
 
+async def letters_of(world: RunWorld, run: UUID) -> dict[str, tuple[str | None, UUID | None]]:
+    rows = await world.database.fetch(
+        "SELECT step, resolution, replayed_as FROM dead_letters WHERE workflow_run_id = $1", run
+    )
+    return {row["step"]: (row["resolution"], row["replayed_as"]) for row in rows}
+
+
+async def test_letters_of_what_is_done_once_more_are_resolved(world: RunWorld) -> None:
+    """With the task that does the work now; that of a list stands for its items."""
+    run = await listed(world, workflow(*LISTED.steps, step("b"), step("c"), on_failure="continue"))
+    await world.drain(run, failing=["b", "c"])
+    still_open = (None, None)
+    assert await letters_of(world, run) == dict.fromkeys(["each[1]", "b", "c"], still_open)
+    assert await retry(world, run, "b") == ["b"]
+    b = (await world.step(run, "b")).task_id
+    assert await letters_of(world, run) == {
+        "each[1]": still_open, "b": ("replayed", b), "c": still_open
+    }  # fmt: skip
+    await world.drain(run)
+    assert await retry(world, run) == ["c", "each[1]"]
+    tasks = {name: (await world.step(run, name)).task_id for name in ("each", "c")}
+    assert await letters_of(world, run) == {
+        "each[1]": ("replayed", tasks["each"]), "b": ("replayed", b), "c": ("replayed", tasks["c"])
+    }  # fmt: skip
+    rows = await world.database.fetch("SELECT actor FROM audit WHERE action LIKE 'dead_letter%'")
+    assert [row["actor"] for row in rows] == ["me"] * 3
+
+
+async def test_letters_of_what_is_skipped_by_hand_are_archived(world: RunWorld) -> None:
+    """Until it is done after all."""
+    run = await listed(world, workflow(*LISTED.steps, step("b"), on_failure="continue"))
+    await world.drain(run, failing=["b"])
+    for name in ("each", "b"):
+        await world.runs.skip(world.tenure, world.tenant_id, run, "me", await world.now(), name)
+    archived = ("archived", None)
+    assert await letters_of(world, run) == {"each[1]": archived, "b": archived}
+    await world.drain(run)
+    await retry(world, run, "b")
+    again = (await world.step(run, "b")).task_id
+    assert await letters_of(world, run) == {"each[1]": archived, "b": ("replayed", again)}
+
+
 async def test_a_list_that_was_cut_short_goes_on_where_it_was(world: RunWorld) -> None:
     run = await world.begin(LISTED)
     await world.report(await world.claim(run), result=b"[3, 4, 5]")

@@ -6,13 +6,14 @@ from uuid import UUID
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from mainspring.api import patterns
 from mainspring.api.wire import Delay, Instant, Line
 from mainspring.domain.placement import PARTITIONS
 
 Scope = Literal["read", "write", "work", "admin"]
 SCOPES: frozenset[Scope] = frozenset({"read", "write", "work", "admin"})
 
-TenantName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9 _.-]{0,99}(?!\n)$")]
+TenantName = Annotated[str, Meta(pattern=patterns.TENANT)]
 Weight = Annotated[int, Meta(ge=1, le=1000)]
 MaxRunning = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Spread = Annotated[int, Meta(ge=1, le=PARTITIONS)]

@@ -137,11 +137,12 @@ REPLAY_MANY = Doc(
     id="replayDeadLetters",
     tag=LETTERS,
     summary="Run all dead letters that match again",
-    description="Unresolved ones, oldest first, at most `first` and never more than 10,000 a call. "
-    "With `stop_on_failure_rate` the replay goes in steps of 10: before each it waits up to 5 "
-    "seconds for the tasks made so far to end, and stops when the share of failed ones (a try that "
-    "failed counts, also where another will follow) exceeds the rate. Where nothing has ended yet "
-    "it goes on; after 30 seconds in all it stops, and the call can be repeated.",
+    description="Unresolved ones, oldest first, at most `first` and never more than 10,000 a call; "
+    "not what the call made itself and what died again. With `stop_on_failure_rate` the replay "
+    "goes in steps of a quarter of `first`, of 1 to 10 letters: before each further step it waits "
+    "up to 5 seconds for the tasks made so far to end, and stops when the share of failed ones (a "
+    "try that failed counts, also where another will follow) exceeds the rate. Where nothing has "
+    "ended yet it goes on; after 30 seconds in all it stops, and the call can be repeated.",
     params=[DRY_RUN],
     bodies=[
         Body(

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from msgspec import Meta, Raw, Struct, field
 
+from mainspring.api import patterns
 from mainspring.api.views import TaskOut
 from mainspring.api.wire import DAY, Delay, Instant, Labels
 from mainspring.domain.task import TaskState
@@ -16,9 +17,9 @@ from mainspring.store.tasks import TaskFilter
 MOST_REPLAYED = 10_000
 LONGEST_EFFECT = 366 * DAY
 
-Text = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00]*$")]
-LabelPair = Annotated[str, Meta(max_length=601, pattern=r"^[^\x00:]+:[^\x00]*$")]
-EffectKey = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*(?!\n)$")]
+Text = Annotated[str, Meta(max_length=500, pattern=patterns.TEXT)]
+LabelPair = Annotated[str, Meta(max_length=601, pattern=patterns.LABEL_PAIR)]
+EffectKey = Annotated[str, Meta(min_length=1, max_length=255, pattern=patterns.LINE)]
 
 
 class TaskFilterIn(Struct, forbid_unknown_fields=True):

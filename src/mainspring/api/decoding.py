@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UnsetType
 
 from mainspring.api.duplicates import DuplicateNameError, check_unique_names, without
+from mainspring.api.patterns import in_words
 from mainspring.api.shapes import all_problems, readable
 from mainspring.api.wire import TIME_FORM, BatchIn, HandlerTarget, RawBatchIn, TaskIn, TaskPatch
 from mainspring.errors import InvalidRequest, MalformedRequest, Problem, RequestError
@@ -219,7 +220,7 @@ def _locate(error: msgspec.ValidationError, at: str) -> Problem:
     what = (match["what"] if match else str(error))[:_LONGEST_DETAIL]
     if what.endswith(_TIMES):
         what += f": {TIME_FORM}"
-    return Problem(at + pointer_of(match["path"]) if match else at, what)
+    return Problem(at + pointer_of(match["path"]) if match else at, in_words(what))
 
 
 def _decode_each(pieces: Sequence[bytes]) -> list[TaskIn]:

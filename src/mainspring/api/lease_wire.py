@@ -5,6 +5,7 @@ from uuid import UUID
 
 from msgspec import Meta, Raw, Struct, field
 
+from mainspring.api import patterns
 from mainspring.api.views import TargetOut, Time
 from mainspring.api.wire import HandlerName, Instant, Line, Queue
 
@@ -12,8 +13,8 @@ MOST_LEASES = 1000
 MOST_ENTRIES = 10_000
 LONGEST_WAIT = 60.0
 
-WorkerName = Annotated[str, Meta(pattern=r"^(?!node:)[A-Za-z0-9_.:@/-]{1,200}(?!\n)$")]
-Incarnation = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:@/-]{1,100}(?!\n)$")]
+WorkerName = Annotated[str, Meta(pattern=patterns.WORKER)]
+Incarnation = Annotated[str, Meta(pattern=patterns.INCARNATION)]
 Fence = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
 Names = Annotated[dict[Line, Line], Meta(max_length=50)]
@@ -82,7 +83,7 @@ class ErrorIn(Struct, frozen=True, forbid_unknown_fields=True):
     """Why a try failed. The code `timeout` means that its time was over."""
 
     message: Annotated[str, Meta(max_length=10_000)]
-    code: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,100}(?!\n)$")] = "failed"
+    code: Annotated[str, Meta(pattern=patterns.ERROR_CODE)] = "failed"
 
 
 class OutcomeIn(Struct, frozen=True, forbid_unknown_fields=True):

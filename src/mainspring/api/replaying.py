@@ -56,12 +56,13 @@ class Replayer:
     ) -> ReplayedOut:
         """Replay what matches, oldest first.
 
-        With a failure rate it goes in small steps, and before each looks at how the tasks made so
-        far fare. A synchronous call cannot wait for long: after 5 s it judges by what is known, and
-        goes on if that is nothing; after 30 s in all it stops.
+        With a failure rate it goes in small steps, a quarter of what is wanted at most, and before
+        each looks at how the tasks made so far fare. What it made and what died again is left alone.
+        A synchronous call cannot wait for long: after 5 s it judges by what is known, and goes on
+        if that is nothing; after 30 s in all it stops.
         """
         rate = wanted.stop_on_failure_rate
-        chunk = _CHUNK if rate is None else _CAREFUL_CHUNK
+        chunk = _CHUNK if rate is None else max(1, min(_CAREFUL_CHUNK, wanted.first // 4))
         upto, after = self._ids.make(self._clock.now()), None
         deadline = monotonic() + _LONGEST
         made: list[UUID] = []

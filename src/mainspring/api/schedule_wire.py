@@ -6,6 +6,7 @@ from uuid import UUID
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
+from mainspring.api import patterns
 from mainspring.api.views import ConcurrencyOut, RetryOut, TargetOut, Time
 from mainspring.api.wire import (
     DAY,
@@ -27,7 +28,7 @@ Rule = Annotated[str, Meta(min_length=1, max_length=1000, extra_json_schema={"fo
 ZoneName = Annotated[
     str, Meta(min_length=1, max_length=64, extra_json_schema={"format": "timezone"})
 ]
-CalendarName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}(?!\n)$")]
+CalendarName = Annotated[str, Meta(pattern=patterns.NAME)]
 Dates = Annotated[list[date], Meta(max_length=2000)]
 WINDOWS = Meta(ge=0, le=366 * DAY)
 StateName = Literal["active", "paused", "ended"]

@@ -9,19 +9,18 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-# `$` also matches before a final line break; the look-ahead closes that door.
-_LINE = r"^[^\x00-\x1f\x7f]*(?!\n)$"
+from mainspring.api import patterns
 
-Line = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
-Queue = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}(?!\n)$")]
-WorkflowName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}(?!\n)$")]
-HandlerName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}(?!\n)$")]
-Argument = Annotated[str, Meta(max_length=32768, pattern=r"^[^\x00]*$")]
+Line = Annotated[str, Meta(min_length=1, max_length=200, pattern=patterns.LINE)]
+Queue = Annotated[str, Meta(pattern=patterns.NAME)]
+WorkflowName = Annotated[str, Meta(pattern=patterns.NAME)]
+HandlerName = Annotated[str, Meta(pattern=patterns.HANDLER)]
+Argument = Annotated[str, Meta(max_length=32768, pattern=patterns.TEXT)]
 Url = Annotated[str, Meta(min_length=1, max_length=2048, extra_json_schema={"format": "uri"})]
-HeaderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,200}(?!\n)$")]
-HeaderValue = Annotated[str, Meta(max_length=8192, pattern=r"^[\t\x20-\x7e\x80-\xff]*(?!\n)$")]
-LabelName = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f:]{1,100}(?!\n)$")]
-LabelValue = Annotated[str, Meta(max_length=500, pattern=_LINE)]
+HeaderName = Annotated[str, Meta(pattern=patterns.HEADER_NAME)]
+HeaderValue = Annotated[str, Meta(max_length=8192, pattern=patterns.HEADER_VALUE)]
+LabelName = Annotated[str, Meta(pattern=patterns.LABEL_NAME)]
+LabelValue = Annotated[str, Meta(max_length=500, pattern=patterns.LINE)]
 Labels = Annotated[dict[LabelName, LabelValue], Meta(max_length=64)]
 
 Instant = Annotated[datetime, Meta(tz=True)]
@@ -45,7 +44,7 @@ Priority = Annotated[int, Meta(ge=0, le=9)]
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"]
 
 
-Secret = Annotated[str, Meta(min_length=1, max_length=8192, pattern=r"^[\x21-\x7e]+(?!\n)$")]
+Secret = Annotated[str, Meta(min_length=1, max_length=8192, pattern=patterns.SECRET)]
 
 
 class AuthIn(Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Raw, Struct, field
 
+from mainspring.api import patterns
 from mainspring.api.schedule_wire import TemplateOut
 from mainspring.api.views import Time
 from mainspring.api.wire import (
@@ -19,7 +20,7 @@ from mainspring.domain.task import TaskState
 from mainspring.domain.workflow import MOST_ITEMS, OnFailure, When
 
 # No dots: they separate the parts of a reference.
-StepId = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,99}(?!\n)$")]
+StepId = Annotated[str, Meta(pattern=patterns.STEP)]
 # Which steps there are is checked later, in words that help more than a pattern.
 Need = Annotated[str, Meta(max_length=100)]
 If = Annotated[

@@ -1,6 +1,6 @@
 """Dead letters: read, grouped by what went wrong, replayed, archived, purged."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Literal
@@ -212,14 +212,7 @@ class DeadLetters:
 
     async def archive(self, tenant_id: int, letter_id: UUID, actor: str) -> None:
         """Put a letter away; one that is resolved, or not there, stays as it is."""
-
-        async def work(connection: asyncpg.Connection) -> None:
-            if await connection.fetchrow(SQL["archive_letter"], tenant_id, letter_id):
-                await write_entry(
-                    connection, tenant_id, actor, "dead_letter.archived", str(letter_id)
-                )
-
-        await self._database.transact(work)
+        await self._database.fetch(SQL["archive_letters"], tenant_id, [letter_id], actor)
 
     async def purge(self, tenant_id: int, letter_id: UUID, actor: str) -> bool:
         """Remove a letter; its task stays in history. False: there is no such letter."""
@@ -259,6 +252,23 @@ class DeadLetters:
             letter_id: Replay(task.id, task, partitions[task.id])
             for letter_id, task in zip(made, tasks, strict=True)
         }
+
+
+async def note_done_again(
+    connection: asyncpg.Connection, tenant_id: int, tasks: Mapping[UUID, UUID], actor: str
+) -> None:
+    """The work of these letters, where there are any, is done by other tasks now."""
+    ids = list(tasks)
+    await connection.execute(SQL["lock_letters"], tenant_id, ids)
+    await connection.execute(SQL["mark_replayed"], tenant_id, ids, list(tasks.values()), actor)
+
+
+async def note_left_out(
+    connection: asyncpg.Connection, tenant_id: int, ids: Sequence[UUID], actor: str
+) -> None:
+    """Nobody waits for the work of these letters any more, where there are any."""
+    await connection.execute(SQL["lock_letters"], tenant_id, ids)
+    await connection.execute(SQL["archive_letters"], tenant_id, ids, actor)
 
 
 def _letter(row: asyncpg.Record) -> StoredLetter:

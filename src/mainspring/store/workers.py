@@ -144,8 +144,8 @@ class Workers:
     async def add_logs(
         self, tenant_id: int, lines: Sequence[LogLine], *, most: int, more_errors: int
     ) -> int:
-        """Keep lines of tasks that exist, at most so many of each task, and so many errors beyond;
-        answers how many were."""
+        """Keep lines of tries that there were, at most so many of a task, and so many errors
+        beyond; answers how many were."""
         row = await self._database.fetch_row(
             SQL["add_logs"],
             tenant_id,

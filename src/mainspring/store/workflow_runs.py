@@ -3,7 +3,7 @@
 Every change holds the run's row first, then what it touches of its steps and their tasks.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -30,6 +30,7 @@ from mainspring.store import queries
 from mainspring.store.answers import Conclude
 from mainspring.store.audit import write_entry
 from mainspring.store.database import Database
+from mainspring.store.dead_letters import note_done_again, note_left_out
 from mainspring.store.definitions import Definitions
 from mainspring.store.step_rows import ITSELF, Ended, Moved, NewRun, NewStep, RunHead
 from mainspring.store.step_tasks import ADD_STEPS, add_arguments
@@ -285,7 +286,9 @@ class WorkflowRuns:
                 again = {_known(definition, step)}
             await _audit(connection, actor, "workflow_run.retried", head, step=step)
             again = downstream(definition, again)
-            return await self._again(connection, tenure, head, definition, states, again, now)
+            return await self._again(
+                connection, tenure, head, definition, states, again, actor, now
+            )
 
         return await self._change(tenant_id, run_id, change)
 
@@ -314,11 +317,13 @@ class WorkflowRuns:
                 raise Conflict("the step is running: cancel its tasks first")
             if standing.state == "completed":
                 raise Conflict("the step has completed")
+            letters = [task for _, task in await self._given_up(connection, head, [step])]
+            await note_left_out(connection, tenant_id, letters, actor)
             await connection.execute(SQL["waive"], head.tenant_id, head.id, step)
             states[step] = Standing("skipped", waived=True)
             again = downstream(definition, {step}) - {step}
             return await self._again(
-                connection, tenure, head, definition, states, again, now, changed={step}
+                connection, tenure, head, definition, states, again, actor, now, changed={step}
             )
 
         return await self._change(tenant_id, run_id, change)
@@ -355,20 +360,25 @@ class WorkflowRuns:
         definition: Definition,
         states: Mapping[str, Standing],
         failed: Set[str],
+        actor: str,
         now: float,
         changed: Collection[str] = (),
     ) -> Moved:
         """Put steps back to where they wait for those before them, and let the run go on. If others
-        remain that failed, it does not fail fast once more: what is asked for is done."""
+        remain that failed, it does not fail fast once more: what is asked for is done. Their dead
+        letters, and those of their items, are resolved: a replay would do the work twice."""
         again = with_left_out(definition, states, failed)
         busy = sorted(s for s in again if states[s].state in ("released", "expanded"))
         if busy:
             raise Conflict(f"the step {busy[0]!r} is under way: cancel it or let it end first")
         fresh = {s for s in again if states[s].state != "blocked"}
         same = same_lists(definition, states, again, changed)
-        await connection.execute(SQL["drop_items"], head.tenant_id, head.id, list(again), same)
         added = self._new_steps(definition, fresh, now, frozenset())
         tasks = {step.step: step.task_id for step in added}
+        given_up = await self._given_up(connection, head, list(fresh))
+        successors = {task: tasks[step] for step, task in given_up}
+        await note_done_again(connection, head.tenant_id, successors, actor)
+        await connection.execute(SQL["drop_items"], head.tenant_id, head.id, list(again), same)
         ordered = sorted(again)
         counts = [counted(definition, step, states, again) for step in ordered]
         await connection.execute(
@@ -399,6 +409,13 @@ class WorkflowRuns:
         )
         assert row is not None, "the caller holds the run"
         return await self._steps.reconsider(connection, tenure, RunHead(*row), now)
+
+    async def _given_up(
+        self, connection: asyncpg.Connection, head: RunHead, steps: Sequence[str]
+    ) -> list[tuple[str, UUID]]:
+        """Of these steps and their items, the tasks that may have left dead letters."""
+        rows = await connection.fetch(SQL["given_up"], head.tenant_id, head.id, steps)
+        return [(row["step"], row["task_id"]) for row in rows]
 
     def _new_steps(
         self,

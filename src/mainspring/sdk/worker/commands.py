@@ -1,7 +1,8 @@
 """Commands: allow-listed programs, each in a process group of its own.
 
 Their output becomes the task's log. At a timeout or a cancel the whole group gets SIGTERM, and a
-little later SIGKILL. Should the worker die, so do they, where the system can see to it.
+little later SIGKILL; what is left of it when the program itself has ended gets SIGKILL at once.
+Should the worker die, so do they, where the system can see to it.
 """
 
 import asyncio
@@ -9,10 +10,11 @@ import os
 import shutil
 import signal
 import subprocess
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE, SubprocessStreamProtocol
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
+from typing import cast
 
 import msgspec
 
@@ -23,6 +25,7 @@ from mainspring.sdk.worker.tries import Try
 
 _CHUNK = 2**16
 _LONGEST_LINE = 8192
+_LAST_WORDS = 1.0
 _KEPT_ALWAYS = ("PATH", "HOME", "LANG", "TZ")
 
 
@@ -32,7 +35,7 @@ class CommandRunner:
     def __init__(self, allowed: Allowed, environment: Mapping[str, str]) -> None:
         self._allowed = allowed
         self._environment = environment
-        self._running: dict[Try, tuple[Process, Command]] = {}
+        self._running: dict[Try, tuple[_Program, Command]] = {}
         self._work: set[asyncio.Task[None]] = set()
 
     def start(self, attempt: Try) -> None:
@@ -44,8 +47,8 @@ class CommandRunner:
             self._keep(_end(*running))
 
     async def close(self) -> None:
-        for process, _ in self._running.values():
-            _signal(process, signal.SIGKILL)
+        for program, _ in self._running.values():
+            program.signal(signal.SIGKILL)
         await asyncio.gather(*self._work, return_exceptions=True)
 
     def _keep(self, work: "asyncio._CoroutineLike[None]") -> None:
@@ -56,7 +59,7 @@ class CommandRunner:
     async def _run(self, attempt: Try) -> None:
         try:
             command, argv = self._allowed.find(attempt.leased.target.argv or [""])
-            process = await self._spawn(attempt, command, argv)
+            program = await self._spawn(attempt, command, argv)
         except NonRetryable as refused:
             attempt.settle(failure(refused))
             return
@@ -64,18 +67,18 @@ class CommandRunner:
             message = f"it cannot be started: {problem}"
             attempt.settle(Verdict("failed", None, "not-started", message))
             return
-        self._running[attempt] = process, command
+        self._running[attempt] = program, command
         try:
             if attempt.ending is not None:  # it was ended before it began
-                _signal(process, signal.SIGKILL)
-            attempt.settle(await _watch(process, command, attempt))
+                program.signal(signal.SIGKILL)
+            attempt.settle(await _watch(program, command, attempt))
         except Exception as problem:  # of ours, not of the program's: it must be heard all the same
             attempt.settle(failure(problem))
         finally:
             del self._running[attempt]
-            _signal(process, signal.SIGKILL)  # what it left running in its group
+            program.close()
 
-    async def _spawn(self, attempt: Try, command: Command, argv: list[str]) -> Process:
+    async def _spawn(self, attempt: Try, command: Command, argv: list[str]) -> "_Program":
         leased = attempt.leased
         wanted = [*_KEPT_ALWAYS, *command.inherit]
         kept = {name: self._environment[name] for name in wanted if name in self._environment}
@@ -84,7 +87,9 @@ class CommandRunner:
             "TASK_ATTEMPT": str(leased.attempt),
             "TASK_FENCE": str(leased.fence),
         }
-        return await asyncio.create_subprocess_exec(
+        loop = asyncio.get_running_loop()
+        _, program = await loop.subprocess_exec(
+            lambda: _Program(loop),
             *_guarded(),
             *argv,
             stdin=PIPE if command.stdin == "payload" else DEVNULL,
@@ -94,17 +99,62 @@ class CommandRunner:
             env={**kept, **command.environment, **own},
             start_new_session=True,
         )
+        return program
 
 
-async def _watch(process: Process, command: Command, attempt: Try) -> Verdict:
+class _Program(SubprocessStreamProtocol):
+    """A program that runs, with the process group that it leads.
+
+    Process.wait waits for the end of the pipes as well, on uvloop and on older Pythons, and
+    whatever the program started may hold them open.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(_CHUNK, loop)
+        self._exited = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._subprocess = cast(asyncio.SubprocessTransport, transport)
+
+    def process_exited(self) -> None:
+        self.signal(signal.SIGKILL)  # what it left running in its group
+        self._exited.set()
+        super().process_exited()
+
+    async def wait(self) -> int:
+        """How it ended; not before it did, whatever becomes of its children."""
+        await self._exited.wait()
+        status = self._subprocess.get_returncode()
+        assert status is not None
+        return status
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the whole group, unless the program has ended and the group with it."""
+        if not self._exited.is_set():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._subprocess.get_pid(), number)
+
+    def close(self) -> None:
+        self.signal(signal.SIGKILL)
+        self._subprocess.close()
+
+
+async def _watch(program: _Program, command: Command, attempt: Try) -> Verdict:
     """Feed it, listen to it, and judge how it ended."""
     output = _Output(command.max_output, attempt)
-    await asyncio.gather(
-        _feed(process, bytes(attempt.leased.payload)),
-        output.drain(process.stdout, "stdout"),
-        output.drain(process.stderr, "stderr"),
+    talk = asyncio.gather(
+        _feed(program.stdin, bytes(attempt.leased.payload)),
+        output.drain(program.stdout, "stdout"),
+        output.drain(program.stderr, "stderr"),
     )
-    status = await process.wait()
+    try:
+        status = await program.wait()
+        with suppress(TimeoutError):  # who left the group may hold the pipes open for ever
+            async with asyncio.timeout(_LAST_WORDS):
+                await talk
+    finally:
+        talk.cancel()
     if status == 0:
         return Verdict("succeeded", msgspec.json.encode({"exit_status": 0}))
     how = f"signal {-status}" if status < 0 else f"exit status {status}"
@@ -126,14 +176,16 @@ class _Output:
         if stream is None:
             return
         rest = b""
-        while chunk := await stream.read(_CHUNK):
-            *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > _LONGEST_LINE:
-                lines, rest = [*lines, rest], b""
-            for line in lines:
-                self._take(line, level)
-        if rest:
-            self._take(rest, level)
+        try:
+            while chunk := await stream.read(_CHUNK):
+                *lines, rest = (rest + chunk).split(b"\n")
+                if len(rest) > _LONGEST_LINE:
+                    lines, rest = [*lines, rest], b""
+                for line in lines:
+                    self._take(line, level)
+        finally:  # also when nobody waits for more
+            if rest:
+                self._take(rest, level)
 
     def _take(self, line: bytes, level: str) -> None:
         self._room -= len(line) + 1
@@ -147,27 +199,22 @@ class _Output:
             self._attempt.context.log("… the rest of the output is left out", "warning")
 
 
-async def _feed(process: Process, payload: bytes) -> None:
-    if process.stdin is None:
+async def _feed(stream: asyncio.StreamWriter | None, payload: bytes) -> None:
+    if stream is None:
         return
     # It need not read what it is given; uvloop says so with a RuntimeError.
     with suppress(ConnectionError, RuntimeError):
-        process.stdin.write(payload)
-        await process.stdin.drain()
-    process.stdin.close()
+        stream.write(payload)
+        await stream.drain()
+    stream.close()
 
 
-async def _end(process: Process, command: Command) -> None:
-    _signal(process, signal.SIGTERM)
+async def _end(program: _Program, command: Command) -> None:
+    program.signal(signal.SIGTERM)
     with suppress(TimeoutError):
         async with asyncio.timeout(command.kill_after):
-            await process.wait()
-    _signal(process, signal.SIGKILL)
-
-
-def _signal(process: Process, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+            await program.wait()
+    program.signal(signal.SIGKILL)
 
 
 @cache

@@ -109,10 +109,14 @@ WITH marked AS (
 INSERT INTO audit (tenant_id, actor, action, subject, detail)
 SELECT $1, $4, 'dead_letter.replayed', id::text, jsonb_build_object('task', replayed_as) FROM marked;
 
--- name: archive_letter
-UPDATE dead_letters SET resolution = 'archived', resolved_at = clock_timestamp()
-WHERE tenant_id = $1 AND id = $2 AND resolved_at IS NULL
-RETURNING id;
+-- name: archive_letters
+WITH archived AS (
+    UPDATE dead_letters SET resolution = 'archived', resolved_at = clock_timestamp()
+    WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND resolved_at IS NULL
+    RETURNING id
+)
+INSERT INTO audit (tenant_id, actor, action, subject)
+SELECT $1, $3, 'dead_letter.archived', id::text FROM archived;
 
 -- name: purge_letter
 DELETE FROM dead_letters WHERE tenant_id = $1 AND id = $2 RETURNING id;

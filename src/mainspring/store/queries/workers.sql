@@ -68,22 +68,25 @@ WHERE n.state = 'active' AND n.heartbeat_at > clock_timestamp() - $1 * interval 
 ORDER BY n.id LIMIT 1000;
 
 -- name: add_logs
--- Lines of tasks that exist, up to $7 of a task and $8 errors beyond: whoever said much must not lose
+-- Lines of tries that there were, up to $7 of a task and $8 errors beyond: whoever said much must not lose
 -- its last words. Those of one task come in the order of the arrays.
 WITH line AS (
     SELECT * FROM unnest($2::uuid[], $3::integer[], $4::float8[], $5::text[], $6::text[])
         WITH ORDINALITY AS l (task_id, fence, at, level, message, n)
 ), task AS MATERIALIZED (
-    SELECT d.task_id,
+    SELECT d.task_id, t.fence,
         (SELECT count(*) FROM (SELECT FROM task_logs g WHERE g.tenant_id = $1
                                AND g.task_id = d.task_id LIMIT $7::integer + $8::integer) AS found) AS there
-    FROM (SELECT DISTINCT task_id FROM line) d
-    WHERE EXISTS (SELECT FROM tasks t WHERE t.tenant_id = $1 AND t.id = d.task_id)
-       OR EXISTS (SELECT FROM task_history h WHERE h.tenant_id = $1 AND h.id = d.task_id
-                    AND h.finished_at >= time_of(d.task_id))
+    FROM (SELECT DISTINCT task_id FROM line) d CROSS JOIN LATERAL (
+        SELECT fence FROM tasks WHERE tenant_id = $1 AND id = d.task_id
+        UNION ALL
+        SELECT fence FROM task_history
+        WHERE tenant_id = $1 AND id = d.task_id AND finished_at >= time_of(d.task_id)
+        LIMIT 1
+    ) t
 ), kept AS (
     SELECT l.*, k.there, k.there + row_number() OVER (PARTITION BY l.task_id ORDER BY l.n) AS nth
-    FROM line l JOIN task k ON k.task_id = l.task_id
+    FROM line l JOIN task k ON k.task_id = l.task_id AND l.fence <= k.fence
 ), beyond AS (
     SELECT n, GREATEST(there, $7) + row_number() OVER (PARTITION BY task_id ORDER BY n) AS nth
     FROM kept WHERE nth > $7 AND level = 'error'

@@ -41,6 +41,11 @@ WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE;
 SELECT step, item, state, waived, state = 'skipped' AND coalesce(error ->> 'code' = $3, false) AS left_out
 FROM workflow_steps WHERE tenant_id = $1 AND run_id = $2;
 
+-- name: given_up
+-- The tasks of steps and of their items that may have left dead letters.
+SELECT step, task_id FROM workflow_steps
+WHERE tenant_id = $1 AND run_id = $2 AND step = ANY ($3::text[]) AND state IN ('failed', 'skipped');
+
 -- name: drop_items
 -- Items of steps that are to be done once more; of some of them ($4) those stay that completed.
 DELETE FROM workflow_steps
