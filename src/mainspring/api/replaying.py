@@ -57,9 +57,9 @@ class Replayer:
         """Replay what matches, oldest first.
 
         With a failure rate it goes in small steps, a quarter of what is wanted at most, and before
-        each looks at how the tasks made so far fare. What it made and what died again is left alone.
-        A synchronous call cannot wait for long: after 5 s it judges by what is known, and goes on
-        if that is nothing; after 30 s in all it stops.
+        each looks at how the tasks made so far fare. What it made itself and died again is left
+        alone. A synchronous call cannot wait for long: after 5 s it judges by what is known, and
+        goes on if that is nothing; after 30 s in all it stops.
         """
         rate = wanted.stop_on_failure_rate
         chunk = _CHUNK if rate is None else max(1, min(_CAREFUL_CHUNK, wanted.first // 4))
