@@ -80,7 +80,8 @@ class LeaseResource:
         wait = min(asked.wait, self._config.longest_poll)
         wish = Wish(holder, offer, asked.max, wait, _about(asked.about), running)
         leased = await _unless_gone(call.request, lambda: self._desk.lease(wish))
-        return json_response(LeasesOut([_lease_out(task) for task in leased]))
+        cut = wait if wait < asked.wait else None
+        return json_response(LeasesOut([_lease_out(task) for task in leased], cut))
 
     async def heartbeat(self, call: Call) -> Response:
         said = decode_as(_HEARTBEAT, await call.body(), _progresses)
