@@ -86,8 +86,10 @@ async def test_a_task_waits_for_a_worker_that_can_run_it(shop: Shop) -> None:
     assert late["no_worker"] > 0.05, late
 
 
-async def test_when_the_last_worker_has_gone_the_tasks_wait_for_one(shop: Shop) -> None:
-    asked = asyncio.create_task(shop.worker().lease(wait=20))
+@pytest.mark.parametrize("lanes", [1, 3])
+async def test_when_the_last_worker_has_gone_the_tasks_wait_for_one(shop: Shop, lanes: int) -> None:
+    worker = shop.worker()
+    asked = asyncio.gather(*(worker.lease(wait=20) for _ in range(lanes)))
 
     async def waits() -> bool:
         return bool((await shop.client.get("/v1/workers")).json()["items"])
@@ -480,6 +482,17 @@ async def test_a_completion_that_races_the_end_of_the_lease_has_one_outcome(shop
         (again,) = await other.lease()
         assert await other.report(again, result="second") == ["accepted"]
         assert (await shop.task(there))["result"] == "second"
+
+
+async def test_a_node_that_waits_for_less_long_than_it_is_asked_to_says_so(
+    database_url: str,
+) -> None:
+    body = {"worker": "w", "incarnation": "1", "handlers": ["work"], "max": 1}
+    async with opened_shop(database_url, longest_poll=0.2) as shop:
+        cut = await shop.client.post("/v1/leases", {**body, "wait": 20})
+        assert cut.json() == {"tasks": [], "wait": 0.2}
+        whole = await shop.client.post("/v1/leases", {**body, "wait": 0.1})
+        assert whole.json() == {"tasks": []}
 
 
 async def test_a_worker_that_hangs_up_leaves_nothing_behind(shop: Shop) -> None:

@@ -201,17 +201,22 @@ class TestDemand:
                 await desk.changed.wait()
         work.cancel()
 
-    @pytest.mark.parametrize(("too_soon", "nudges"), [(0.9, 1), (0.0, 0)])
+    @pytest.mark.parametrize(
+        ("too_soon", "wait", "nudges"),
+        [(0.9, None, 1), (0.9, 5.0, 1), (0.9, 0.0, 0), (0.0, None, 0)],
+    )
     async def test_an_answer_that_is_empty_too_soon_is_a_nudge(
-        self, monkeypatch: pytest.MonkeyPatch, too_soon: float, nudges: int
+        self, monkeypatch: pytest.MonkeyPatch, too_soon: float, wait: float | None, nudges: int
     ) -> None:
+        """Too soon for what the node is ready to wait, if that is less than it was asked to."""
+
         class Answering(Desk):
             urls = ("http://one",)
 
             async def ask(self, *what: Any, **how: Any) -> Any:
                 if not self.asked:
                     self.asked.append(what)
-                    return LeaseOut([])
+                    return LeaseOut([], wait)
                 return await super().ask(*what, **how)
 
         monkeypatch.setattr(lanes, "_TOO_SOON", too_soon)

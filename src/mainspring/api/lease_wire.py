@@ -139,10 +139,12 @@ class LeaseOut(Struct):
     context: LeaseContext
 
 
-class LeasesOut(Struct):
-    """The tasks that a worker got; none when nothing came while it waited."""
+class LeasesOut(Struct, omit_defaults=True):
+    """The tasks that a worker got; none when nothing came while it waited. `wait` is there where
+    the node waits no longer than that, and was asked to."""
 
     tasks: list[LeaseOut]
+    wait: float | None = None
 
 
 class PulseOut(Struct):

@@ -83,7 +83,8 @@ class LeaseResource:
         wish = Wish(holder, offer, asked.max, wait, _about(asked.about), running)
         with self._watch.over(call.request.headers.get("authorization")) as ended:
             leased = await _unless_gone(call.request, ended, lambda: self._desk.lease(wish))
-        return json_response(LeasesOut([_lease_out(task) for task in leased]))
+        cut = wait if wait < asked.wait else None
+        return json_response(LeasesOut([_lease_out(task) for task in leased], cut))
 
     async def heartbeat(self, call: Call) -> Response:
         said = decode_as(_HEARTBEAT, await call.body(), _progresses)

@@ -5,6 +5,7 @@ node. What is claimed for a worker that went away meanwhile is released at once.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,6 +92,8 @@ class LeaseDesk:
         self._forwarding = Forwarding(state, post, self)
         self._background: set[asyncio.Task[None]] = set()
         self._waiting: dict[Poll, _Waiting] = {}
+        self._asking: Counter[Holder] = Counter()
+        """How many polls of each worker wait for their answer."""
         self._leased: dict[UUID, Leased] = {}
         """Tasks between their claim and their hand-out."""
         self._answered: dict[Holder, dict[Try, Leased]] = {}
@@ -141,7 +144,8 @@ class LeaseDesk:
         return waiting
 
     async def _wait(self, waiting: _Waiting, seconds: float) -> list[Leased]:
-        answer = waiting.answer
+        answer, holder = waiting.answer, waiting.poll.holder
+        self._asking[holder] += 1
         try:
             # Not `wait_for`: that would return a result, and not heed the cancel that came with it.
             done, _ = await asyncio.wait([answer], timeout=max(seconds, _SHORTEST_WAIT))
@@ -155,9 +159,13 @@ class LeaseDesk:
             waiting.answer.add_done_callback(self._give_back)
             self._state.engine.left(waiting.poll)
             self._end(waiting)
-            if all(poll.holder != waiting.poll.holder for poll in self.polls()):
-                self._roster.left(waiting.poll.holder)
+            if self._asking[holder] == 1:
+                self._roster.left(holder)
             raise
+        finally:
+            self._asking[holder] -= 1
+            if not self._asking[holder]:
+                del self._asking[holder]
 
     def _end(self, waiting: _Waiting) -> None:
         waiting.over = True

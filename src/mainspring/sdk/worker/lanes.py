@@ -228,7 +228,8 @@ class Leaser:
             url, LEASES, body, LeaseOut, within=options.wait + _MARGIN, blocking=False
         )
         self._home.begin_all(answer.tasks, lane)
-        if not answer.tasks and monotonic() - asked_at < body.wait * _TOO_SOON:
+        wait = body.wait if answer.wait is None else answer.wait
+        if not answer.tasks and monotonic() - asked_at < wait * _TOO_SOON:
             self._home.nudged()
         if held is None and any(task.alone for task in answer.tasks):
             # With so many tries that they cannot be told it looks idle: the same task comes again.

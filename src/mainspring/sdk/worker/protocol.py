@@ -101,6 +101,8 @@ class LeaseOut(Struct):
     """What there is to run."""
 
     tasks: list[Leased]
+    wait: float | None = None
+    """How long the node waits at the most, where it was asked to wait longer."""
 
 
 class NodeAddress(Struct):
