@@ -82,7 +82,7 @@ async def some_runs(steady: Client, doomed: Client) -> None:
     ]
     answer = await steady.post("/v1/workflows", {"name": "join", "steps": steps})
     assert answer.status == 201, answer.body
-    for client in 4 * (steady, doomed):
+    for client in 8 * (steady, doomed):
         with suppress(Unacknowledged):
             await client.post("/v1/workflows/join/runs", {})
 

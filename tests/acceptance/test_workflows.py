@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-import msgspec
 import pytest
 
 from mainspring.domain.tenant import TenantLimits
@@ -194,11 +193,8 @@ async def test_tasks_that_run_workflows_do_not_stand_in_the_way_of_the_steps(
     client = node.client(tenant)
     await define(client, "flow", step("a"), step("b", "a", payload={"x": "{{input.x}}"}))
     target = {"type": "handler", "name": "mainspring.workflow"}
-    bad = (b'{"workflow": "a\\u0000b"}', b'{"workflow": "flow", "input": {"x": 1e999}}')
-    refused = [
-        await client.post("/v1/tasks", {"target": target, "payload": msgspec.Raw(payload)})
-        for payload in bad
-    ]
+    bad = ({"workflow": ["flow"]}, {"workflow": "flow", "input": 7})
+    refused = [await client.post("/v1/tasks", {"target": target, "payload": one}) for one in bad]
     good = {"target": target, "payload": {"workflow": "flow", "input": {"x": 1}}}
     begun = [await client.post("/v1/tasks", good) for _ in range(6)]
 

@@ -193,11 +193,11 @@ async def test_a_key_that_was_revoked_here_is_refused_at_once(street: Street) ->
 async def test_a_key_is_looked_up_again_when_its_time_has_come(
     street: Street, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on the ordinary way: an answer is remembered for five seconds, or until the key ends."""
+    """As on the ordinary way: an answer is remembered for four seconds, or until the key ends."""
     now = 1000.0
     for module in (auth, key_activity):
         monkeypatch.setattr(module, "monotonic", lambda: now)
-    for fields, remembered in (({}, 5.0), ({"expires_in": 2}, 2.0)):
+    for fields, remembered in (({}, 4.0), ({"expires_in": 2}, 2.0)):
         key_id, secret = await key_of(street, **fields)
         caller = await street.caller(secret)
         await caller.is_known(NOOP)
