@@ -21,7 +21,7 @@ from mainspring.clock import DatabaseClock
 from mainspring.config import Config
 from mainspring.domain import apikey
 from mainspring.domain.apikey import KeyText
-from mainspring.domain.capability import needs_worker
+from mainspring.domain.capability import needs_worker, there_for
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import ConfigError, MigrationError
 from mainspring.execution import guard
@@ -343,6 +343,7 @@ class Server:
             aging_step=config.aging_step,
             stream_cap=config.stream_cap,
             tenant_cap=config.tenant_cap,
+            there_for=there_for(config.worker_lease),
         )
         engine = Engine(settings, needs_worker)
         self.metrics.window_entries.set_function(lambda: engine.waiting)

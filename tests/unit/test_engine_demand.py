@@ -5,7 +5,15 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.domain.capability import ALONE, Offer, capability_of, need_of, needs_worker
+from mainspring.domain.capability import (
+    ALONE,
+    THERE_FOR,
+    Offer,
+    capability_of,
+    need_of,
+    needs_worker,
+    there_for,
+)
 from mainspring.domain.task import Requirements, Target, TaskSpec
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine, EngineSettings
@@ -17,8 +25,8 @@ WORK = Offer(frozenset({"default"}), frozenset({"work"}))
 ANYTHING = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 
 
-def make_engine(limits: TenantLimits | None = None) -> Engine:
-    engine = Engine(EngineSettings(), needs_worker)
+def make_engine(limits: TenantLimits | None = None, there_for: float = THERE_FOR) -> Engine:
+    engine = Engine(EngineSettings(there_for=there_for), needs_worker)
     engine.look_ahead_to(100.0)
     engine.own([0], [], 0.0)
     engine.set_limits({1: limits or TenantLimits()}, 0.0)
@@ -86,6 +94,17 @@ def test_a_kind_that_is_not_heard_of_for_long_is_forgotten() -> None:
     assert engine.situation(row(1), 14.0).can_run is True
     engine.match(16.0, 10)
     assert engine.situation(row(1), 16.0).can_run is False
+
+
+def test_a_busy_worker_with_long_leases_is_remembered_from_one_heartbeat_to_the_next() -> None:
+    assert there_for(15.0) == there_for(1.0) == 15.0
+    engine = make_engine(there_for=there_for(600.0))
+    engine.know(1, WORK, 0.0)
+    engine.saw([row(1)], 0.0)
+    engine.match(401.0, 10)  # a third of the 1,200 seconds that a heartbeat gives
+    assert engine.situation(row(1), 401.0).can_run is True
+    engine.match(410.0, 10)
+    assert engine.situation(row(1), 410.0).can_run is False
 
 
 def test_a_worker_that_holds_a_task_is_there() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from mainspring.clock import ManualClock
 from mainspring.config import Config
-from mainspring.domain.capability import Offer, needs_worker
+from mainspring.domain.capability import THERE_FOR, Offer, needs_worker, there_for
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.engine.demand import Holder
 from mainspring.errors import StoreUnavailable
@@ -48,12 +48,12 @@ class Registry:
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, there_for: float = THERE_FOR) -> None:
         self.clock = ManualClock()
         self.state = NodeState(Engine(EngineSettings(), needs_worker), self.clock)
         self.registry = Registry()
         self.began: list[Holder] = []
-        self.roster = Roster(self.state, cast(Workers, self.registry), self.began.append)
+        self.roster = Roster(self.state, cast(Workers, self.registry), self.began.append, there_for)
 
     async def ask(self, *offers: Offer, holder: Holder = HOLDER) -> None:
         for offer in offers:
@@ -113,6 +113,17 @@ async def test_a_heartbeat_keeps_every_kind_known(
     await reporting.beat(HOLDER, [])
     now = world.clock.now()
     assert sorted(known) == sorted([(1, THREADS, now), (1, PROCESSES, now)])
+
+
+async def test_one_with_long_leases_is_there_from_one_heartbeat_to_the_next() -> None:
+    world = World(there_for(600.0))
+    await world.ask(THREADS)
+    world.clock.advance(401)
+    await world.roster.write()
+    assert [offer for _, offer in world.roster.kinds()] == [THREADS]
+    assert world.roster.heard(HOLDER, None) == (THREADS,)
+    world.clock.advance(406)
+    assert list(world.roster.kinds()) == []
 
 
 async def test_what_could_not_be_written_is_written_later(world: World) -> None:

@@ -17,6 +17,14 @@ from urllib.parse import quote, unquote
 
 from mainspring.domain.task import BUILT_IN_HANDLERS, RUN_WORKFLOW, TaskSpec
 
+MOST_OFFERS = 16
+"""Of one worker, whose lanes ask each for their own: more than that it is not, it only asks for
+something else each time."""
+MOST_NAMES = 10_000
+"""Of queues, handlers or tags in what a worker offers: as many as one request may have."""
+THERE_FOR = 15.0
+"""The least of `there_for`."""
+
 ALONE = ";alone"
 """What a capability ends with once the task was lost twice together with its worker."""
 
@@ -47,6 +55,13 @@ def capability_of(spec: TaskSpec) -> str:
     if requires.cpu:
         parts.append(f"cpu={requires.cpu:g}")
     return ";".join(parts)
+
+
+def there_for(lease: float) -> float:
+    """So many seconds a kind of worker counts as being there after the last was heard of. One with
+    free slots asks all the time; a busy one sends heartbeats at a third of its leases, which the
+    first of them makes twice as long."""
+    return max(THERE_FOR, 2 * lease / 3 + 5.0)
 
 
 @lru_cache(maxsize=4096)

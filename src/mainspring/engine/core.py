@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from mainspring.domain.capability import Offer, takes_slot
+from mainspring.domain.capability import THERE_FOR, Offer, takes_slot
 from mainspring.domain.execution import Assignment
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
@@ -38,6 +38,8 @@ class EngineSettings:
     aging_step: float = 60.0
     stream_cap: int = 256
     tenant_cap: int = 1024
+    there_for: float = THERE_FOR
+    """How long workers are believed to be there that are not heard of."""
 
 
 class Engine:
@@ -51,7 +53,7 @@ class Engine:
         self._owned: set[int] = set()
         self._window = Window(stream_cap=settings.stream_cap, tenant_cap=settings.tenant_cap)
         self._timer: Timer[Entry] = Timer()
-        self._queue = FairQueue(needs_worker)
+        self._queue = FairQueue(needs_worker, settings.there_for)
         self._running = RunningTasks()
         self._held = HeldLeases(settings.lease)
         self._claiming: Counter[int] = Counter()

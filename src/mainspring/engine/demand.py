@@ -14,14 +14,9 @@ from math import inf
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from mainspring.domain.capability import Offer, need_of
+from mainspring.domain.capability import MOST_OFFERS, Offer, need_of
 from mainspring.domain.rows import TaskRow
 
-_REMEMBERED = 15.0
-"""So long a kind of worker counts as being there after the last was heard of: a worker with free
-slots asks all the time, and a busy one holds tasks or sends heartbeats."""
-_MOST_KINDS = 16
-"""Of one worker: more than that it is not, it only asks for something else each time."""
 _CALL_AGAIN = 0.5
 
 
@@ -103,7 +98,9 @@ class Stand:
 class Demand:
     """All stands, and what each worker's incarnation holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, there_for: float) -> None:
+        self._there_for = there_for
+        """How long a kind is remembered of which nobody is heard: see `capability.there_for`."""
         self._stands: dict[int, dict[Offer, Stand]] = {}
         self._dirty: dict[Stand, None] = {}
         self._holding: Counter[Holder] = Counter()
@@ -122,7 +119,7 @@ class Demand:
         asked = self._asked.setdefault(poll.holder, {})
         asked.pop(stand, None)
         asked[stand] = None
-        if len(asked) > _MOST_KINDS:
+        if len(asked) > MOST_OFFERS:
             del asked[next(iter(asked))]
 
     def close(self, poll: Poll) -> None:
@@ -178,7 +175,8 @@ class Demand:
         for holder in self._asked.keys() - self._holding.keys() - asking:
             del self._asked[holder]
         busy = {stand for h, asked in self._asked.items() if h in self._holding for stand in asked}
-        gone = [stand for stand in every if stand not in busy and not _was_heard_of(stand, now)]
+        since = now - self._there_for
+        gone = [s for s in every if s not in busy and not _was_heard_of(s, since, now)]
         for stand in gone:
             del self._stands[stand.tenant_id][stand.offer]
             if not self._stands[stand.tenant_id]:
@@ -263,9 +261,9 @@ class Demand:
         return not alone or (poll.idle and not self._holding[poll.holder])
 
 
-def _was_heard_of(stand: Stand, now: float) -> bool:
+def _was_heard_of(stand: Stand, since: float, now: float) -> bool:
     elsewhere = any(until > now for until in stand.friends.values())
-    return bool(stand.polls) or elsewhere or stand.seen + _REMEMBERED > now
+    return bool(stand.polls) or elsewhere or stand.seen > since
 
 
 def taker_of(row: TaskRow) -> Taker | None:

@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heapreplace
 from itertools import chain
 from uuid import UUID
 
-from mainspring.domain.capability import Offer, takes_slot
+from mainspring.domain.capability import THERE_FOR, Offer, takes_slot
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.demand import Call, Demand, Poll, Stand, Taker
@@ -38,13 +38,15 @@ NeedsWorker = Callable[[str], bool]
 class FairQueue:
     """All due tasks of a node, by tenant."""
 
-    def __init__(self, needs_worker: NeedsWorker = lambda _capability: False) -> None:
+    def __init__(
+        self, needs_worker: NeedsWorker = lambda _capability: False, there_for: float = THERE_FOR
+    ) -> None:
         self._needs_worker = needs_worker
         self._tenants: dict[int, TenantShare] = {}
         self._limits: dict[int, TenantLimits] = {}
         self.unknown: set[int] = set()
         self._served = 0
-        self._demand = Demand()
+        self._demand = Demand(there_for)
         self._calls: list[Call] = []
         self._dropped: list[Entry] = []
 

@@ -15,7 +15,7 @@ import structlog
 
 from mainspring import crash
 from mainspring.config import Config
-from mainspring.domain.capability import Offer
+from mainspring.domain.capability import Offer, there_for
 from mainspring.domain.execution import Assignment, released
 from mainspring.engine.demand import Holder, Poll
 from mainspring.engine.entry import Entry
@@ -87,7 +87,7 @@ class LeaseDesk:
         self._metrics = metrics
         self._lose = lose
         self._closed = False
-        self._roster = Roster(state, workers, self._began)
+        self._roster = Roster(state, workers, self._began, there_for(config.worker_lease))
         self._reporting = Reporting(config, state, store, recorder, self._roster)
         self._forwarding = Forwarding(state, post, self)
         self._background: set[asyncio.Task[None]] = set()

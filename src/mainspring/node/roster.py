@@ -7,7 +7,7 @@ for good. A node asks once per process; what it hears of them later it notes now
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mainspring.domain.capability import Offer
+from mainspring.domain.capability import MOST_NAMES, MOST_OFFERS, THERE_FOR, Offer
 from mainspring.domain.execution import Outcome
 from mainspring.engine.demand import Holder
 from mainspring.errors import Conflict, StoreUnavailable
@@ -15,11 +15,6 @@ from mainspring.node.state import NodeState
 from mainspring.store.workers import Touch, Workers, offer_shown
 
 _FORGET_AFTER = 120.0
-_THERE_FOR = 15.0
-_MOST_NAMES = 10_000
-_MOST_OFFERS = 16
-"""Of a worker whose lanes ask each for its own; of one that asks for something new every time, no
-more than these are remembered."""
 
 
 @dataclass(slots=True)
@@ -46,7 +41,7 @@ class _Known:
         self.offers.pop(offer, None)
         self.offers[offer] = None
         while len(self.offers) > 1 and (
-            len(self.offers) > _MOST_OFFERS or sum(map(_names, self.offers)) > _MOST_NAMES
+            len(self.offers) > MOST_OFFERS or sum(map(_names, self.offers)) > MOST_NAMES
         ):
             del self.offers[next(iter(self.offers))]
 
@@ -66,8 +61,15 @@ class _Known:
 class Roster:
     """Knows the workers that ask at this node."""
 
-    def __init__(self, state: NodeState, workers: Workers, began: Callable[[Holder], None]) -> None:
+    def __init__(
+        self,
+        state: NodeState,
+        workers: Workers,
+        began: Callable[[Holder], None],
+        there_for: float = THERE_FOR,
+    ) -> None:
         self._state = state
+        self._there_for = there_for
         self._workers = workers
         self._began = began
         self._known: dict[tuple[int, str], _Known] = {}
@@ -124,7 +126,7 @@ class Roster:
 
     def kinds(self) -> Iterable[tuple[int, Offer]]:
         """The kinds of workers that were heard of lately."""
-        since = self._state.clock.now() - _THERE_FOR
+        since = self._state.clock.now() - self._there_for
         there = [k for k in self._known.values() if k.seen > since and not k.left]
         return [(known.holder.tenant_id, offer) for known in there for offer in known.offers]
 
@@ -145,7 +147,8 @@ class Roster:
             for known in heard:
                 if known.holder[:2] not in current:
                     self.forget(known.holder)
-        for known in [k for k in self._known.values() if k.seen + _FORGET_AFTER < now]:
+        since = now - max(_FORGET_AFTER, self._there_for)
+        for known in [k for k in self._known.values() if k.seen < since]:
             self.forget(known.holder)
         held = self._state.engine.held_by_workers()
         changed = {

@@ -5,14 +5,11 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from mainspring.domain.capability import Offer
+from mainspring.domain.capability import MOST_NAMES, Offer
 from mainspring.store import queries
 from mainspring.store.database import Database, sparse
 
 SQL = queries.load("workers")
-
-_MOST_SHOWN = 10_000
-"""Names in each list of what a worker offers: as many as one request may have."""
 
 
 class WorkerRecord(NamedTuple):
@@ -113,7 +110,7 @@ class Workers:
             [t.succeeded for t in ordered],
             [t.failed for t in ordered],
             [t.released for t in ordered],
-            _MOST_SHOWN,
+            MOST_NAMES,
         )
         return {(row["tenant_id"], row["name"]) for row in rows}
 
