@@ -1,6 +1,8 @@
 """What every kind of test shares: real servers, and a fresh database for each test."""
 
+import atexit
 import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count
@@ -37,6 +39,18 @@ def need_server(request: pytest.FixtureRequest) -> Callable[[str, Path | None], 
         pytest.skip(f"{name} is missing on this machine")
 
     return need
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Leave without taking the interpreter apart: msgspec's types do not survive that in every
+    order, and a crash after the last test would count as a failure of them all."""
+
+    def leave() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(session.exitstatus))
+
+    atexit.register(leave)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
