@@ -2,12 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import datetime, timedelta
-from typing import Any
 
 import pytest
 
-from mainspring.domain.execution import TaskError
 from support.waiting import eventually
 from support.workers import Shop, opened_shop, work
 
@@ -143,141 +140,7 @@ async def test_a_key_and_a_limit_hold_for_workers_too(shop: Shop) -> None:
         assert await worker.report(task) == ["accepted"]
 
 
-# --- reports -----------------------------------------------------------------------------------
-
-
-async def test_a_failure_is_tried_again_and_ends_as_a_dead_letter(shop: Shop) -> None:
-    there = await shop.create(retry={"max_attempts": 2, "initial": 0.05})
-    worker = shop.worker()
-    for attempt in (1, 2):
-        (task,) = await worker.lease()
-        assert (task["attempt"], task["fence"]) == (attempt, attempt)
-        error = {"code": "value-error", "message": "no such row"}
-        assert await worker.report(task, status="failed", error=error) == ["accepted"]
-    read = await shop.until(there, "failed")
-    assert read["error"] == {"code": "value-error", "message": "no such row"}
-    assert (await shop.client.get(f"/v1/dead-letters/{there}")).status == 200
-    assert [t["outcome"] for t in await shop.tries(there)] == ["failed", "failed"]
-
-
-async def test_what_a_worker_says_about_trying_again_counts(shop: Shop) -> None:
-    never, later = await shop.create(), await shop.create()
-    worker = shop.worker()
-    tasks: dict[str, dict[str, object]] = {}
-    while len(tasks) < 2:
-        tasks |= {task["id"]: task for task in await worker.lease()}
-    assert await worker.report(tasks[never], status="failed", retryable=False) == ["accepted"]
-    assert (await shop.until(never, "failed"))["error"]["code"] == "failed"
-    assert await worker.report(tasks[later], status="failed", retry_after=600) == ["accepted"]
-    read = await shop.task(later)
-    assert read["state"] == "scheduled"
-    assert read["due_at"] > read["created_at"]
-
-
-async def test_released_work_goes_to_the_next_and_counts_as_no_failure(shop: Shop) -> None:
-    there = await shop.create(retry={"max_attempts": 1})
-    one, two = shop.worker("w1"), shop.worker("w2")
-    (task,) = await one.lease()
-    assert await one.report(task, status="released") == ["accepted"]
-    (again,) = await two.lease()
-    assert again["fence"] == 2
-    assert await two.report(again) == ["accepted"]
-    assert [t["outcome"] for t in await shop.tries(there)] == ["released", "succeeded"]
-
-
-async def test_an_error_keeps_what_can_be_stored_of_it(shop: Shop) -> None:
-    worker = shop.worker()
-    retry = {"max_attempts": 2, "initial": 0.001}
-    for error in ("a\0b", {"code": "x", "message": "a\0b"}):
-        there = await shop.create(retry=retry)
-        for _ in range(2):
-            (task,) = await worker.lease()
-            assert await worker.report(task, status="failed", error=error) == ["accepted"]
-        code = "failed" if isinstance(error, str) else "x"
-        assert (await shop.task(there))["error"] == {"code": code, "message": "a\ufffdb"}
-        letter = (await shop.client.get(f"/v1/dead-letters/{there}")).json()
-        assert letter["reason"] == "exhausted"
-
-
-async def test_an_error_that_cannot_be_stored_holds_nobody_up(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Should there be something that nobody thought of: the task fails, its neighbours do not."""
-    monkeypatch.setattr(TaskError, "__post_init__", lambda _error: None)
-    ids = [await shop.create(retry={"max_attempts": 2, "initial": 0.001}) for _ in range(2)]
-    worker = shop.worker()
-    for _ in range(2):
-        tasks: dict[str, dict[str, Any]] = {}
-        while len(tasks) < 2:
-            tasks |= {task["id"]: task for task in await worker.lease()}
-        odd, other = (tasks[one] for one in ids)
-        for told in await asyncio.gather(
-            worker.report(odd, status="failed", error="a\0b"),
-            worker.report(other, status="failed", error="plain"),
-        ):
-            assert told == ["accepted"]
-    for one, code in zip(ids, ("unstorable-result", "failed"), strict=True):
-        letter = (await shop.client.get(f"/v1/dead-letters/{one}")).json()
-        assert (letter["final_error"]["code"], letter["reason"]) == (code, "exhausted")
-
-
-async def test_the_same_report_again_is_accepted_again_and_changes_nothing(shop: Shop) -> None:
-    there = await shop.create()
-    worker = shop.worker()
-    (task,) = await worker.lease()
-    verdicts = await asyncio.gather(*(worker.report(task, result=n) for n in range(5)))
-    assert verdicts == [["accepted"]] * 5
-    assert len(await shop.tries(there)) == 1
-    stranger = {"id": "00000000-0000-7000-8000-000000000000", "fence": 1}
-    assert await worker.report(stranger, {**task, "fence": 7}) == ["unknown", "fenced"]
-
-
-@pytest.mark.parametrize("first", ["failed", "succeeded", "released"])
-async def test_of_two_reports_of_a_try_in_one_request_the_first_counts(
-    shop: Shop, first: str
-) -> None:
-    there = await shop.create(retry={"initial": 60})
-    worker = shop.worker()
-    (task,) = await worker.lease()
-    name = {"id": task["id"], "fence": task["fence"]}
-    statuses = [first, "succeeded", "failed", first]
-    picked = datetime.fromisoformat(task["lease_until"]) - timedelta(seconds=1)
-    ends = [(picked + timedelta(microseconds=100 * n)).isoformat() for n in range(4)]
-    told = {
-        "outcomes": [
-            {**name, "status": status, "finished_at": end}
-            for status, end in zip(statuses, ends, strict=True)
-        ]
-    }
-    answer = (await shop.client.post("/v1/leases/report", told)).json()
-    judged = [outcome["status"] for outcome in answer["outcomes"]]
-    assert judged == ["accepted" if status == first else "fenced" for status in statuses]
-    assert [t["outcome"] for t in await shop.tries(there)] == [first]
-    assert (await shop.task(there))["state"] == (
-        "completed" if first == "succeeded" else "scheduled"
-    )
-
-
-async def test_an_old_try_is_fenced_beside_the_report_of_the_present_one(shop: Shop) -> None:
-    there = await shop.create()
-    worker = shop.worker()
-    (old,) = await worker.lease()
-    assert await worker.lease(wait=10) == [], "it was silent: it has to ask again"
-    (task,) = await worker.lease(wait=10)
-    assert (old["fence"], task["fence"]) == (1, 2), "the first lease ran out"
-    assert await worker.report(old, task) == ["fenced", "accepted"]
-    assert [t["outcome"] for t in await shop.tries(there)] == ["lost", "succeeded"]
-
-
-async def test_a_timeout_that_is_reported_again_is_accepted_again(shop: Shop) -> None:
-    there = await shop.create(retry={"max_attempts": 1})
-    worker = shop.worker()
-    (task,) = await worker.lease()
-    error = {"code": "timeout", "message": "too slow"}
-    for _ in range(2):
-        assert await worker.report(task, status="failed", error=error) == ["accepted"]
-    assert [t["outcome"] for t in await shop.tries(there)] == ["timed_out"]
-    assert await worker.report(task) == ["fenced"], "it was not done in time"
+# --- cancels ---------------------------------------------------------------------------------
 
 
 async def test_a_worker_that_waits_hears_of_a_cancel_at_once(database_url: str) -> None:

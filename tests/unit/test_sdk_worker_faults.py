@@ -88,6 +88,19 @@ class Desk:
         return ReportOut([Heard(outcome.id, "accepted") for outcome in body.outcomes])
 
 
+class Deaf(Desk):
+    """Nodes that take no lines of logs until they are told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listen = asyncio.Event()
+
+    async def ask_any(self, _path: str, body: Any, answer: Any, **how: Any) -> Any:
+        if isinstance(body, LogsIn):
+            await self.listen.wait()
+        return await super().ask_any(_path, body, answer, **how)
+
+
 async def reported(desk: Desk, *tries: Try) -> list[Try]:
     done: list[Try] = []
     reporter = Reporter(desk, LogSender(desk), done.append)  # type: ignore[arg-type]
@@ -285,18 +298,10 @@ async def test_an_outcome_does_not_wait_long_for_a_log_that_nobody_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reports, "_LAST_WORDS", 0.01)
-    never = asyncio.Event()
-
-    class Deaf(Desk):
-        async def ask_any(self, _path: str, body: Any, answer: Any, **how: Any) -> Any:
-            if isinstance(body, LogsIn):
-                await never.wait()
-            return await super().ask_any(_path, body, answer, **how)
-
     desk = Deaf()
     sender = await ended_with_a_line(desk)
     assert [type(body) for body in desk.asked] == [ReportIn]
-    never.set()
+    desk.listen.set()
     await sender.flush()
     assert [type(body) for body in desk.asked] == [ReportIn, LogsIn], "it is sent once"
 
@@ -320,14 +325,6 @@ async def test_who_talks_without_end_holds_up_nobody(monkeypatch: pytest.MonkeyP
 
 
 async def test_an_outcome_waits_for_the_lines_of_its_own_try_only() -> None:
-    never = asyncio.Event()
-
-    class Deaf(Desk):
-        async def ask_any(self, _path: str, body: Any, answer: Any, **how: Any) -> Any:
-            if isinstance(body, LogsIn):
-                await never.wait()
-            return await super().ask_any(_path, body, answer, **how)
-
     desk = Deaf()
     sender, talker, silent = LogSender(desk), attempt(), attempt()  # type: ignore[arg-type]
     sender.line_of(talker.leased, Line("hello", "info"))
@@ -336,7 +333,7 @@ async def test_an_outcome_waits_for_the_lines_of_its_own_try_only() -> None:
         waits = asyncio.create_task(sender.sent([silent, talker], within=3600))
         await asyncio.sleep(0)
         assert not waits.done()
-        never.set()
+        desk.listen.set()
         await waits
         sender.line_of(silent.leased, Line("hello", "info"))
         await sender.sent([talker], within=3600)
@@ -356,12 +353,6 @@ async def test_lines_that_cannot_be_sent_do_not_cost_an_outcome() -> None:
 
 
 async def test_waiting_for_a_log_that_nobody_takes_leaves_nothing_behind() -> None:
-    never = asyncio.Event()
-
-    class Deaf(Desk):
-        async def ask_any(self, _path: str, body: Any, answer: Any, **how: Any) -> Any:
-            await never.wait()
-
     sender, one = LogSender(Deaf()), attempt()  # type: ignore[arg-type]
     sender.line_of(one.leased, Line("hello", "info"))
     before = len(asyncio.all_tasks())
