@@ -13,7 +13,7 @@ from support.rows import assignment, row, task_id
 ONE_AT_A_TIME = TenantLimits(max_running=1, spread=1)
 
 
-def anything(_queue: str, _capability: str) -> bool:
+def anything(_capability: str) -> bool:
     return True
 
 
@@ -100,7 +100,6 @@ def test_a_finished_task_is_forgotten() -> None:
 
 def test_an_expired_task_is_not_picked_and_takes_no_place() -> None:
     engine = make_engine([row(1, expires=2.0), row(2, due=0.5)], limits=ONE_AT_A_TIME)
-    assert pick(engine, 3.0) == []
     assert numbers(pick(engine, 3.0)) == [2]
     assert engine.waiting == 1
 
@@ -387,3 +386,62 @@ def test_a_task_of_a_partition_that_was_given_away_is_held_and_not_counted() -> 
     engine = make_engine()
     engine.relayed(row(7, partition=9, rev=2, state="running", fence=1, lease_end=16.0), 1.0)
     assert (engine.slots_held, list(engine.running_in(9))) == (1, [])
+
+
+def test_the_oldest_are_not_left_behind_while_more_comes_than_can_start() -> None:
+    """Each start makes room for one, and the next create would take it: what was turned away has
+    to come first, so that in the end all that still waits is young."""
+    engine = make_engine([row(n) for n in range(20)], cap=8)
+    database = {n: row(n) for n in range(20)}
+    for number in range(20, 420):
+        now = number / 10
+        database[number] = row(number, due=now)
+        engine.saw([database[number]], now)
+        for entry in start(engine, now, slots=1):
+            del database[entry.row.id.int]
+        for refill in engine.refills():
+            ordered = sorted(database.values(), key=lambda found: (found.due, found.id))
+            wanted = [r for r in ordered if r.due >= refill.since and r.id not in refill.known]
+            engine.refilled(refill, wanted[: refill.limit], now)
+    assert min(found.due for found in database.values()) > 39.0
+
+
+def test_a_task_due_now_starts_now_whatever_else_is_planned() -> None:
+    engine = make_engine([row(n, due=9.0) for n in range(100)], cap=8)
+    engine.saw([row(500, due=1.0)], 1.0)
+    assert numbers(pick(engine, 1.0)) == [500]
+
+
+def test_what_ended_while_rows_were_read_does_not_run_again() -> None:
+    engine = make_engine([row(1, key="k"), row(2, due=0.5, key="k")])
+    (first,) = start(engine)
+    with engine.reading():
+        # The database was asked before the outcome was written, and answers after it.
+        engine.ended(first.row.id, 1, 2.0)
+        engine.saw([row(1, rev=2, key="k", state="running", fence=1, lease_end=15.0)], 2.0)
+    assert engine.running == 0
+    assert numbers(pick(engine, 2.0)) == [2]
+
+
+def test_a_later_try_that_was_read_meanwhile_counts() -> None:
+    engine = make_engine([row(1)])
+    (first,) = start(engine)
+    with engine.reading():
+        engine.ended(first.row.id, 1, 2.0)
+        engine.saw([row(1, rev=4, state="running", fence=2, lease_end=15.0)], 2.0)
+    assert engine.running == 1
+
+
+def test_the_ledger_survives_a_change_of_limits() -> None:
+    rows = [row(1), row(2, due=0.5), row(3, due=0.6, key="k"), row(4, due=0.7, key="k")]
+    engine = make_engine(rows, limits=ONE_AT_A_TIME)
+    (first,) = start(engine)
+    pick(engine, 1.0)
+    engine.set_limits({1: TenantLimits(max_running=2, spread=1)}, 4.0)
+    engine.ended(first.row.id, 1, 4.0)
+    second, third = start(engine, 4.0)
+    assert numbers([second, third]) == [2, 3]
+    assert engine.lateness(second, 4.0)["tenant_limit"] == pytest.approx(3.0)
+    engine.ended(third.row.id, 1, 6.0)
+    (fourth,) = start(engine, 6.0)
+    assert engine.lateness(fourth, 6.0)["concurrency_key"] == pytest.approx(5.0)

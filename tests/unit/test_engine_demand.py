@@ -67,7 +67,7 @@ def test_what_runs_inside_the_node_needs_no_worker() -> None:
 def test_nothing_is_picked_without_a_worker_and_the_ledger_says_so() -> None:
     engine = make_engine()
     engine.saw([row(1)], 0.0)
-    assert engine.pick(1.0, 10, lambda _q, _c: True) == []
+    assert engine.pick(1.0, 10, lambda _capability: True) == []
     assert engine.match(1.0, 10) == []
     assert engine.situation(row(1), 1.0).can_run is False
     engine.open(poll(), 5.0)
@@ -250,7 +250,7 @@ def test_queues_that_nothing_waits_in_are_forgotten() -> None:
         webhook = row(1000 + number, queue=name, capability="http")
         engine.saw([row(number, queue=name), webhook], 0.0)
         start(engine, engine.match(0.0, 10))
-        engine.claimed(webhooks := engine.pick(0.0, 10, lambda _q, _c: True), [], 0.0)
+        engine.claimed(webhooks := engine.pick(0.0, 10, lambda _capability: True), [], 0.0)
         assert len(webhooks) == 1
         most = max(most, len(share.lines) + len(share.groups))
     assert most <= 64
@@ -259,7 +259,7 @@ def test_queues_that_nothing_waits_in_are_forgotten() -> None:
     assert engine.running == len(names) + 1
     engine.open(poll("x", offer=Offer(frozenset({"q4"}), frozenset({"x"}))), 0.0)
     assert numbers(engine.match(0.0, 10)) == [9001], "who waits is not forgotten"
-    assert len(engine.pick(0.0, 10, lambda _q, _c: True)) == 0
+    assert len(engine.pick(0.0, 10, lambda _capability: True)) == 0
 
 
 def test_a_suspect_gets_a_worker_for_itself() -> None:
@@ -301,6 +301,6 @@ def test_workers_use_none_of_the_nodes_slots() -> None:
     engine.saw([row(n) for n in range(200)], 0.0)
     start(engine, engine.match(0.0, 1000))
     engine.saw([row(1001, capability="http"), row(1002, capability="http", tenant=2)], 0.0)
-    picked = engine.pick(0.0, 2, lambda _q, capability: capability == "http", free=2)
+    picked = engine.pick(0.0, 2, lambda capability: capability == "http", free=2)
     assert sorted(numbers(picked)) == [1001, 1002]
     assert engine.held == 0

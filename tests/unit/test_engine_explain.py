@@ -34,7 +34,7 @@ def engine_with(*rows: TaskRow, limits: TenantLimits | None = None, cap: int = 8
     engine.set_limits({TENANT: limits or TenantLimits()}, NOW)
     engine.look_ahead_to(NOW + 10)
     engine.own({0}, rows, NOW)
-    engine.pick(NOW, 0, lambda _queue, _capability: True)
+    engine.pick(NOW, 0, lambda _capability: True)
     return engine
 
 
@@ -141,7 +141,7 @@ def test_a_task_without_room_in_the_window() -> None:
 def test_a_task_that_is_being_claimed_is_not_in_its_own_way() -> None:
     task = row(1, concurrency_key="k", concurrency_limit=1)
     engine = engine_with(task, limits=TenantLimits(max_running=1, spread=1))
-    assert len(engine.pick(NOW, 1, lambda _queue, _capability: True)) == 1
+    assert len(engine.pick(NOW, 1, lambda _capability: True)) == 1
     assert told(task, engine.situation(task, NOW)).verdict == "ready"
 
 

@@ -12,7 +12,7 @@ from mainspring.engine.fair import FairQueue
 from support.rows import row
 
 
-def anything(_queue: str, _capability: str) -> bool:
+def anything(_capability: str) -> bool:
     return True
 
 
@@ -24,11 +24,12 @@ def entry(
     key: str | None = None,
     limit: int = 1,
     queue: str = "default",
+    capability: str = "handler:work",
     partition: int = 0,
 ) -> Entry:
     found = row(
         number, tenant=tenant, key=key, limit=limit if key else None, queue=queue,
-        partition=partition,
+        capability=capability, partition=partition,
     )  # fmt: skip
     return Entry(found, StreamKey(partition, tenant), deadline)
 
@@ -36,7 +37,7 @@ def entry(
 def make_queue(**weights: int) -> FairQueue:
     queue = FairQueue()
     for tenant, weight in (weights or {"t1": 1}).items():
-        queue.set_limits(int(tenant[1:]), TenantLimits(weight))
+        queue.set_limits(int(tenant[1:]), TenantLimits(weight), 0.0)
     return queue
 
 
@@ -45,7 +46,7 @@ def numbers(picked: list[Entry]) -> list[int]:
 
 
 def end(queue: FairQueue, found: Entry, now: float = 0.0) -> None:
-    queue.ended(found.row.tenant_id, found.row.partition, found.row.concurrency_key, now)
+    queue.ended(found, now)
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=30))
@@ -88,12 +89,42 @@ def test_a_waiting_task_overtakes_ever_newer_urgent_ones() -> None:
     raise AssertionError("the old task starved")
 
 
-def test_a_queue_that_nobody_serves_holds_up_no_other() -> None:
+def test_what_nobody_can_run_holds_up_no_other() -> None:
     queue = make_queue()
-    queue.push(entry(1, queue="mail", deadline=-9.0), 0.0)
-    queue.push(entry(2), 0.0)
-    assert numbers(queue.pick(0.0, 5, lambda name, _: name == "default")) == [2]
+    queue.push(entry(1, capability="handler:mainspring.workflow", deadline=-9.0), 0.0)
+    queue.push(entry(2, capability="http"), 0.0)
+    assert numbers(queue.pick(0.0, 5, lambda capability: capability == "http")) == [2]
     assert numbers(queue.pick(0.0, 5, anything)) == [1]
+
+
+def test_it_does_not_matter_how_many_names_a_tenant_uses() -> None:
+    queue, looks = make_queue(), 0
+
+    def accepts(_capability: str) -> bool:
+        nonlocal looks
+        looks += 1
+        return True
+
+    for n in range(500):
+        queue.push(entry(n, queue=f"q{n}", capability="http", deadline=n), 0.0)
+        name = f"handler:mainspring.no-{n}"
+        queue.push(entry(500 + n, key="k", limit=9, capability=name, deadline=500 + n), 0.0)
+    assert numbers(queue.pick(0.0, 100, accepts)) == list(range(100))
+    assert looks <= 2 * 100
+
+
+def test_who_is_held_back_by_a_gate_is_not_looked_at_again_and_again() -> None:
+    queue = FairQueue()
+    for tenant in range(100):
+        queue.set_limits(tenant, TenantLimits(max_running=1, spread=1), 0.0)
+        for n in range(2):
+            queue.push(entry(10 * tenant + n, tenant=tenant), 0.0)
+    first = queue.pick(0.0, 1000, anything)
+    assert len(first) == 100
+    assert queue.pick(0.0, 1000, anything) == []
+    end(queue, first[7])
+    again = queue.pick(0.0, 1000, anything)
+    assert [found.row.tenant_id for found in again] == [first[7].row.tenant_id]
 
 
 def test_a_forgotten_task_is_not_picked() -> None:
@@ -140,10 +171,11 @@ def test_a_blocked_key_holds_up_nobody_else() -> None:
 
 def test_what_was_found_running_counts_for_its_key() -> None:
     queue = make_queue()
-    queue.started(1, 0, "red")
+    found = entry(2, key="red")
+    queue.started(found)
     queue.push(entry(1, key="red"), 0.0)
     assert queue.pick(0.0, 5, anything) == []
-    queue.ended(1, 0, "red", 0.0)
+    end(queue, found)
     assert numbers(queue.pick(0.0, 5, anything)) == [1]
 
 
@@ -197,19 +229,19 @@ def test_limits_change_at_run_time() -> None:
     for found in entries:
         queue.push(found, 0.0)
     assert len(queue.pick(0.0, 2, anything)) == 2
-    assert queue.set_limits(1, TenantLimits(max_running=3, spread=1))
+    assert queue.set_limits(1, TenantLimits(max_running=3, spread=1), 0.0)
     queue.recount(1, [0, 0])
     for found in entries[2:]:
         queue.push(found, 0.0)
     assert numbers(queue.pick(0.0, 6, anything)) == [2]
-    assert not queue.set_limits(1, TenantLimits(max_running=3, spread=1))
+    assert not queue.set_limits(1, TenantLimits(max_running=3, spread=1), 0.0)
     end(queue, entries[0])
     assert numbers(queue.pick(0.0, 6, anything)) == [3]
 
 
 def test_a_limit_is_shared_by_the_partitions() -> None:
     queue = FairQueue()
-    queue.set_limits(1, TenantLimits(max_running=4, spread=2))
+    queue.set_limits(1, TenantLimits(max_running=4, spread=2), 0.0)
     for number in range(10):
         queue.push(entry(number, partition=number % 2), 0.0)
     picked = queue.pick(0.0, 10, anything)

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mainspring.domain.rows import StreamKey, TaskRow
+from mainspring.engine.entry import Phase
 from mainspring.engine.window import Refill, Window
 from support.rows import row
 
@@ -24,6 +25,38 @@ def test_a_tenant_is_capped_in_the_streams_it_opens() -> None:
     window = Window(stream_cap=5, tenant_cap=2)
     assert admit_all(window, [row(n, priority=n) for n in range(4)]) == [0, 1]
     assert admit_all(window, [row(9, tenant=2), row(8, partition=1)]) == [9, 8]
+
+
+def test_streams_that_nobody_can_run_leave_room_for_others() -> None:
+    window = Window(stream_cap=256, tenant_cap=1024)
+    stuck = [row(1000 * k + n, due=n, key=f"key-{k}") for k in range(20) for n in range(300)]
+    admit_all(window, stuck)
+    assert admit_all(window, [row(1, due=400.0, priority=9)]) == [1]
+
+
+def test_many_streams_of_a_tenant_share_its_room() -> None:
+    window = Window(stream_cap=256, tenant_cap=1024)
+    for k in range(1100):
+        admit_all(window, [row(1000 * k + n, due=n, key=f"key-{k}") for n in range(300)])
+    assert len(window) < 10 * 1024
+
+
+def test_what_is_due_now_takes_the_place_of_what_is_due_later() -> None:
+    window = Window(stream_cap=3, tenant_cap=10)
+    admit_all(window, [row(n, due=9.0 + n) for n in range(3)])
+    assert admit_all(window, [row(7, due=1.0)]) == [7]
+    assert [entry.row.id.int for entry in window.displaced()] == [2]
+    assert {entry.row.id.int for entry in window} == {0, 1, 7}
+    window.remove(next(entry for entry in window if entry.row.id.int == 7))
+    window.remove(next(entry for entry in window if entry.row.id.int == 0))
+    assert [refill.since for refill in window.refills()] == [11.0]
+
+
+def test_what_is_being_claimed_keeps_its_place() -> None:
+    window = Window(stream_cap=1, tenant_cap=10)
+    admit_all(window, [row(1, due=9.0)])
+    next(iter(window)).phase = Phase.CLAIMING
+    assert admit_all(window, [row(2, due=1.0)]) == []
 
 
 def test_nothing_is_asked_for_while_all_fits() -> None:
@@ -63,12 +96,21 @@ def test_a_full_answer_means_that_there_may_be_more() -> None:
     assert refill.since == 3.0
 
 
+def test_what_was_turned_away_comes_before_what_is_due_later() -> None:
+    window = Window(stream_cap=1, tenant_cap=10)
+    admit_all(window, [row(1, due=1.0), row(2, due=2.0)])
+    window.remove(next(iter(window)))
+    assert admit_all(window, [row(3, due=3.0)]) == []
+    (refill,) = window.refills()
+    assert (refill.since, refill.limit) == (2.0, 1)
+
+
 def test_a_stream_that_was_filled_meanwhile_asks_later() -> None:
     window = Window(stream_cap=1, tenant_cap=10)
     admit_all(window, [row(1, due=1.0), row(2, due=2.0)])
     window.remove(next(iter(window)))
     assert window.hungry
-    admit_all(window, [row(3, due=3.0)])
+    admit_all(window, [row(3, due=1.5)])
     assert window.refills() == []
     window.remove(next(iter(window)))
     (refill,) = window.refills()

@@ -222,7 +222,7 @@ async def test_after_a_lost_answer_what_was_leased_is_looked_for_and_started_onc
             await asyncio.sleep(0.01)
     assert world.executor.started == [one]
     assert world.dispatcher.free_slots == 10 - 1
-    picked = world.engine.pick(NOW, 5, lambda _queue, _capability: True)
+    picked = world.engine.pick(NOW, 5, lambda _capability: True)
     assert [entry.row.id for entry in picked] == [waiting.id], "the engine heard of it"
 
 
@@ -232,7 +232,7 @@ async def test_what_is_being_claimed_is_left_to_its_claim() -> None:
     world.engine.look_ahead_to(NOW + 30)
     start = world.dispatcher.offer_head_start([new(1)])
     world.engine.saw([row(1, capability="http", due=NOW)], NOW)
-    assert world.engine.pick(NOW, 5, lambda _queue, _capability: True)
+    assert world.engine.pick(NOW, 5, lambda _capability: True)
     found, given = leased(new(1))
     world.store.leased, world.store.rows = [given], [found]
     world.dispatcher.end_head_start(start, None)
@@ -257,7 +257,7 @@ def test_what_is_reserved_counts_for_its_tenant_and_wakes_whoever_waits_when_it_
     world.engine.look_ahead_to(NOW + 30)
     world.engine.saw([row(n, capability="http", due=NOW) for n in range(11, 21)], NOW)
     free = world.dispatcher.free_slots
-    picked = world.engine.pick(NOW, free, lambda _queue, _capability: True, free=free)
+    picked = world.engine.pick(NOW, free, lambda _capability: True, free=free)
     assert len(picked) == 3, "a tenant alone gets four fifths of ten"
     world.state.poked.clear()
     world.dispatcher.end_head_start(start, [])

@@ -79,6 +79,17 @@ def takes_slot(capability: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
+def line_of(queue: str, capability: str) -> tuple[str, str]:
+    """Tasks with the same answer are alike for whoever may run them. The node takes tasks of any
+    queue and any built-in handler; names are free, so it must not matter how many there are."""
+    if needs_worker(capability):
+        return queue, capability
+    if capability.startswith(_HANDLER + BUILT_IN_HANDLERS) and takes_slot(capability):
+        return "", _HANDLER + BUILT_IN_HANDLERS
+    return "", capability
+
+
+@lru_cache(maxsize=4096)
 def need_of(capability: str) -> Need:
     """A capability taken apart."""
     word, *parts = capability.split(";")

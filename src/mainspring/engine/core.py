@@ -8,7 +8,8 @@ What slips through does no harm, because a claim is checked against the database
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -59,6 +60,9 @@ class Engine:
         self._claiming: Counter[int] = Counter()
         """Tasks of each tenant that were picked and not yet leased: they will need slots, too."""
         self._horizon = 0.0
+        self._reads = 0
+        self._ended_meanwhile: dict[UUID, int] = {}
+        """The fences of tries that ended while rows were being read."""
 
     # What is there ---------------------------------------------------------------------------
 
@@ -119,17 +123,16 @@ class Engine:
             if entry.phase is not Phase.CLAIMING:
                 self._queue.forget(entry, now)
         for task in self._running.remove_partitions(partitions):
-            self._free_slot(task, now)
+            self._queue.ended(task, now)
 
     def set_limits(self, limits: Mapping[int, TenantLimits], now: float) -> None:
         """What tenants may use, whenever that may have changed."""
         for tenant_id, tenant_limits in limits.items():
-            if not self._queue.set_limits(tenant_id, tenant_limits):
+            if not self._queue.set_limits(tenant_id, tenant_limits, now):
                 continue
             entries = [entry for entry in self._window if entry.row.tenant_id == tenant_id]
             running = [t.partition for t in self._running if t.tenant_id == tenant_id and t.slot]
-            claiming = (e.row for e in entries if e.phase is Phase.CLAIMING)
-            running += [row.partition for row in claiming if takes_slot(row.capability)]
+            running += [e.partition for e in entries if e.phase is Phase.CLAIMING and e.slot]
             self._queue.recount(tenant_id, running)
             for entry in entries:
                 if entry.phase is Phase.READY:
@@ -142,6 +145,18 @@ class Engine:
         comes nearer. To be called before they are read, so that none slips in between."""
         self._horizon = horizon
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """To be entered before rows are read and left when they were told: a task that ends
+        meanwhile may still be running in them, and must not count until its lease is over."""
+        self._reads += 1
+        try:
+            yield
+        finally:
+            self._reads -= 1
+            if not self._reads:
+                self._ended_meanwhile.clear()
+
     def saw(self, rows: Sequence[TaskRow], now: float, *, not_before: float = 0.0) -> list[Held]:
         """Take note of tasks as they are in the database. Answers which of the tries our executors
         run were asked to cancel. `not_before` holds back tasks the database refused to start."""
@@ -152,6 +167,8 @@ class Engine:
                 self._saw_running(row, now)
             else:
                 self._saw_waiting(row, now, not_before)
+        for entry in self._window.displaced():
+            self._queue.forget(entry, now)
         return self._held.find(row.id for row in rows if row.cancel_requested)
 
     def gone(self, ids: Sequence[UUID], now: float) -> list[Held]:
@@ -173,13 +190,17 @@ class Engine:
         self._ring(now)
         if slots <= 0:
             return []
-        room = None if free is None else Room(free, self._held.by_tenant, self._claiming)
-        picked = self._queue.pick(now, slots, accepts, room)
-        if any(expired(entry, now) for entry in picked):
-            for entry in [entry for entry in picked if expired(entry, now)]:
-                self._unclaim(entry, now)
-            picked = [entry for entry in picked if entry.phase is Phase.CLAIMING]
-        self.reserve(entry.row.tenant_id for entry in picked if takes_slot(entry.row.capability))
+        picked: list[Entry] = []
+        found = True
+        while found and not picked:
+            room = None if free is None else Room(free, self._held.by_tenant, self._claiming)
+            picked = self._queue.pick(now, slots, accepts, room)
+            found = bool(picked)
+            if any(expired(entry, now) for entry in picked):
+                for entry in [entry for entry in picked if expired(entry, now)]:
+                    self._unclaim(entry, now)
+                picked = [entry for entry in picked if entry.phase is Phase.CLAIMING]
+        self.reserve(entry.tenant_id for entry in picked if entry.slot)
         return picked
 
     def nobody_waits(self, tenant_id: int) -> bool:
@@ -224,12 +245,7 @@ class Engine:
         self, picked: Sequence[Entry], assignments: Iterable[Assignment], now: float
     ) -> list[tuple[int, UUID]]:
         """What came of a claim. Answers the tasks that were not leased: look at those again."""
-        ours = (
-            entry.row.tenant_id
-            for entry in picked
-            if entry.taker is None and takes_slot(entry.row.capability)
-        )
-        self.unreserve(ours)
+        self.unreserve(e.tenant_id for e in picked if e.taker is None and e.slot)
         leased = {assignment.id: assignment for assignment in assignments}
         refused = []
         for entry in picked:
@@ -325,9 +341,6 @@ class Engine:
         """Leases of others that seem to have ended."""
         return self._running.run_out(now, limit)
 
-    def held_leases(self) -> list[Held]:
-        return list(self._held)
-
     # Loading ---------------------------------------------------------------------------------
 
     @property
@@ -374,13 +387,14 @@ class Engine:
                 running.rev, running.lease_end = row.rev, max(running.lease_end, lease_end)
                 return
             self._stop(running, now)
+        if self._ended_meanwhile.get(row.id, -1) >= row.fence:
+            return
         task = Running(
             row.tenant_id, row.id, row.partition, row.concurrency_key, row.rev, row.fence,
             lease_end, taker_of(row), confirmed=False, slot=takes_slot(row.capability),
         )  # fmt: skip
         self._running.add(task, ours=self._held.has(row.id, row.fence))
-        key = task.concurrency_key
-        self._queue.started(task.tenant_id, task.partition, key, task.taker, slot=task.slot)
+        self._queue.started(task)
 
     def _saw_waiting(self, row: TaskRow, now: float, not_before: float) -> None:
         entry = self._window.get(row.id)
@@ -408,15 +422,14 @@ class Engine:
             self._timer.add(at, entry)
 
     def _start(self, entry: Entry, assignment: Assignment, now: float) -> None:
-        row, taker, slot = entry.row, entry.taker, takes_slot(entry.row.capability)
+        row, taker, slot = entry.row, entry.taker, entry.slot
         if entry.poll is not None:
             entry.poll.in_flight -= 1
         if taker is None:
             self._held.take(Held(row.tenant_id, row.id, assignment.fence, slot=slot), now)
         if self._window.get(row.id) is not entry:
             # The partition was given away while the claim was in flight; its new owner counts it.
-            key = row.concurrency_key
-            self._queue.ended(row.tenant_id, row.partition, key, now, taker, slot=slot)
+            self._queue.ended(entry, now)
             if row.partition in self._owned:
                 # It is ours again, and was read before the claim was written: we are that owner.
                 found = row._replace(
@@ -442,9 +455,7 @@ class Engine:
             entry.poll.in_flight -= 1
         if self._window.get(entry.row.id) is entry:
             self._window.remove(entry)
-        row, slot = entry.row, takes_slot(entry.row.capability)
-        key = row.concurrency_key
-        self._queue.ended(row.tenant_id, row.partition, key, now, entry.taker, slot=slot)
+        self._queue.ended(entry, now)
 
     def _drop(self, entry: Entry, now: float) -> None:
         self._window.remove(entry)
@@ -452,11 +463,9 @@ class Engine:
 
     def _stop(self, running: Running, now: float) -> None:
         self._running.remove(running.id)
-        self._free_slot(running, now)
-
-    def _free_slot(self, task: Running, now: float) -> None:
-        key = task.concurrency_key
-        self._queue.ended(task.tenant_id, task.partition, key, now, task.taker, slot=task.slot)
+        if self._reads:
+            self._ended_meanwhile[running.id] = running.fence
+        self._queue.ended(running, now)
 
     def _ring(self, now: float) -> None:
         for entry in self._timer.pop_due(now):

@@ -2,6 +2,7 @@
 
 from enum import Enum, auto
 
+from mainspring.domain.capability import line_of, takes_slot
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.engine.demand import Poll, Taker
 from mainspring.engine.ledger import Cause, Stamp
@@ -22,10 +23,12 @@ class Entry:
     __slots__ = (
         "deadline",
         "entered",
+        "line",
         "phase",
         "poll",
         "ready_at",
         "row",
+        "slot",
         "stream",
         "taker",
         "waited",
@@ -34,6 +37,8 @@ class Entry:
     def __init__(self, row: TaskRow, stream: StreamKey, deadline: float) -> None:
         self.row = row
         self.stream = stream
+        self.line = line_of(row.queue, row.capability)
+        self.slot = takes_slot(row.capability)
         self.deadline = deadline
         self.phase = Phase.TIMED
         self.ready_at = 0.0
@@ -42,6 +47,18 @@ class Entry:
         self.poll: Poll | None = None
         self.taker: Taker | None = None
         """The worker it was picked for, if it was picked for one."""
+
+    @property
+    def tenant_id(self) -> int:
+        return self.row.tenant_id
+
+    @property
+    def partition(self) -> int:
+        return self.row.partition
+
+    @property
+    def concurrency_key(self) -> str | None:
+        return self.row.concurrency_key
 
     def add_wait(self, cause: Cause, seconds: float) -> None:
         if self.waited is None:

@@ -9,10 +9,11 @@ Tasks for workers wait in lines of their own and compete for their tenant's work
 for them is `demand`'s to know.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from heapq import heapify, heappop, heapreplace
 from itertools import chain
+from typing import Protocol
 from uuid import UUID
 
 from mainspring.domain.capability import THERE_FOR, Offer, takes_slot
@@ -29,10 +30,26 @@ from mainspring.engine.shares import Group, TenantShare
 UNKNOWN = TenantLimits(max_running=0)
 """Until a tenant's limits are known none of its tasks starts: they might be one too many."""
 
-Accepts = Callable[[str, str], bool]
-"""Whether the slots on offer can run tasks of (queue, capability)."""
+Accepts = Callable[[str], bool]
+"""Whether the slots on offer can run tasks of a capability."""
 NeedsWorker = Callable[[str], bool]
 """Whether tasks of this capability are for workers."""
+
+
+class Counted(Protocol):
+    """A task that is being claimed, or runs: it counts for its tenant, for its key, and for the
+    worker that took it."""
+
+    @property
+    def tenant_id(self) -> int: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def concurrency_key(self) -> str | None: ...
+    @property
+    def taker(self) -> Taker | None: ...
+    @property
+    def slot(self) -> bool: ...
 
 
 class FairQueue:
@@ -50,7 +67,7 @@ class FairQueue:
         self._calls: list[Call] = []
         self._dropped: list[Entry] = []
 
-    def set_limits(self, tenant_id: int, limits: TenantLimits) -> bool:
+    def set_limits(self, tenant_id: int, limits: TenantLimits, now: float) -> bool:
         """Change a tenant's limits. True when the tenant must be counted, and its due tasks be
         pushed, anew, because its gates are others now."""
         self._limits[tenant_id] = limits
@@ -58,13 +75,24 @@ class FairQueue:
         tenant = self._tenants.get(tenant_id)
         if tenant is None or tenant.limits == limits:
             return False
+        if tenant.limits is not UNKNOWN:  # what was waited for until now was no limit
+            self._note_waits(tenant, now)
         tenant.limits = limits
         return True
+
+    def _note_waits(self, tenant: TenantShare, now: float) -> None:
+        """What its tasks have waited for so far, before they are pushed anew."""
+        for group in chain(tenant.groups.values(), tenant.lines.values()):
+            for entry in group:
+                self._leave_bucket(entry, group, now)
+        for entry in chain.from_iterable(tenant.keys.values()):
+            entry.add_wait(Cause.CONCURRENCY_KEY, now - entry.ready_at)
 
     def recount(self, tenant_id: int, running: Iterable[int]) -> None:
         """Forget who waits and count what is running: the partition of each running task."""
         tenant = self._tenants[tenant_id]
         tenant.waiting = tenant.queued = 0
+        tenant.stuck = False
         tenant.gates.clear()
         tenant.groups.clear()
         tenant.lines.clear()
@@ -114,7 +142,7 @@ class FairQueue:
         order = [
             (tenant.share, tenant.served, tenant_id)
             for tenant_id, tenant in self._tenants.items()
-            if tenant.waiting
+            if tenant.waiting and not tenant.stuck
         ]
         heapify(order)
         picked: list[Entry] = []
@@ -127,52 +155,37 @@ class FairQueue:
                 heappop(order)
                 continue
             picked.append(entry)
-            if room is not None and takes_slot(entry.row.capability):
+            if room is not None and entry.slot:
                 room.take(tenant_id)
             self._served += 1
             tenant.served = self._served
             heapreplace(order, (tenant.share, tenant.served, tenant_id))
         return picked
 
-    def started(
-        self,
-        tenant_id: int,
-        partition: int,
-        key: str | None,
-        taker: Taker | None = None,
-        *,
-        slot: bool = True,
-    ) -> None:
+    def started(self, task: Counted) -> None:
         """Count a task that was found running (claimed before we became the owner)."""
-        tenant = self._tenant(tenant_id)
-        self._take_slot(tenant, taker, slot)
-        gate = tenant.gate(partition) if slot else None
+        tenant = self._tenant(task.tenant_id)
+        self._take_slot(tenant, task)
+        gate = tenant.gate(task.partition) if task.slot else None
         if gate is not None:
             gate.running += 1
-        if key is not None:
-            self._key(tenant, key).running += 1
+        if task.concurrency_key is not None:
+            self._key(tenant, task.concurrency_key).running += 1
 
-    def ended(
-        self,
-        tenant_id: int,
-        partition: int,
-        key: str | None,
-        now: float,
-        taker: Taker | None = None,
-        *,
-        slot: bool = True,
-    ) -> None:
+    def ended(self, task: Counted, now: float) -> None:
         """A task that counted as running is over, or was not started after all."""
+        tenant_id, key = task.tenant_id, task.concurrency_key
         tenant = self._tenants[tenant_id]
-        if taker is None and slot:
+        if task.taker is None and task.slot:
             tenant.running -= 1
         else:
             tenant.away -= 1
-        if taker is not None:
-            self._demand.gave_back(taker)
-        gate = tenant.gates.get(partition) if slot else None
+        if task.taker is not None:
+            self._demand.gave_back(task.taker)
+        gate = tenant.gates.get(task.partition) if task.slot else None
         if gate is not None:
             gate.running = max(0, gate.running - 1)
+            tenant.stuck = False
             if tenant.queued and gate.running == gate.limit - 1:
                 self._gate_turned(tenant_id, tenant, gate, now)
         if key is not None:
@@ -298,17 +311,18 @@ class FairQueue:
             return entry
         return None
 
-    def _lines_of(self, tenant_id: int) -> list[Group]:
+    def _lines_of(self, tenant_id: int) -> Collection[Group]:
         tenant = self._tenants.get(tenant_id)
-        return [] if tenant is None else list(tenant.lines.values())
+        return () if tenant is None else tenant.lines.values()
 
     def _line_up(self, tenant: TenantShare, entry: Entry, now: float) -> None:
         """A task competes from now on."""
         row = entry.row
         if not self._needs_worker(row.capability):
             tenant.group(entry, now).push(entry, now)
+            tenant.stuck = False
             return
-        name = tenant.name_of(row)
+        name = tenant.name_of(entry)
         line = tenant.lines.get(name)
         if line is None:
             tenant.tidy()
@@ -334,13 +348,13 @@ class FairQueue:
         else:
             tenant.waiting += change
 
-    def _take_slot(self, tenant: TenantShare, taker: Taker | None, slot: bool) -> None:
-        if taker is None and slot:
+    def _take_slot(self, tenant: TenantShare, task: Counted) -> None:
+        if task.taker is None and task.slot:
             tenant.running += 1
         else:
             tenant.away += 1
-        if taker is not None:
-            self._demand.took(taker)
+        if task.taker is not None:
+            self._demand.took(task.taker)
 
     # Details ---------------------------------------------------------------------------------
 
@@ -388,11 +402,10 @@ class FairQueue:
 
     def _let_pass(self, tenant: TenantShare, group: Group, entry: Entry, now: float) -> None:
         self._count_waiting(tenant, entry, -1)
-        slot = takes_slot(entry.row.capability)
-        self._take_slot(tenant, entry.taker, slot)
+        self._take_slot(tenant, entry)
         entry.phase = Phase.CLAIMING
         key = entry.row.concurrency_key
-        if group.gate is not None and slot:
+        if group.gate is not None and entry.slot:
             group.gate.running += 1
             if tenant.queued and group.gate.running == group.gate.limit:
                 self._gate_turned(entry.row.tenant_id, tenant, group.gate, now)
@@ -402,13 +415,17 @@ class FairQueue:
     def _best_group(self, tenant: TenantShare, now: float, accepts: Accepts) -> Group | None:
         best: Group | None = None
         earliest = float("inf")
+        tenant.stuck = True
         for group in tenant.groups.values():
             first = group.first()
             if first is None:
                 continue
             closed = group.gate.closed() if group.gate else None
-            if closed is None and not accepts(group.queue, group.capability):
-                closed = Cause.NO_WORKER
+            if closed is None:
+                # Whether somebody can run it may change without a word to us; a gate never does.
+                tenant.stuck = False
+                if not accepts(group.capability):
+                    closed = Cause.NO_WORKER
             group.bucket.switch(closed or Cause.FAIR_SHARE, now)
             if closed is None and first.deadline < earliest:
                 best, earliest = group, first.deadline

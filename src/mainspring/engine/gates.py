@@ -1,12 +1,13 @@
 """Gates: may this task start now? A gate counts what is running and says no with a typed cause."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 
 from mainspring.engine.entry import Entry, Phase
 from mainspring.engine.ledger import Cause
 
-Offer = Callable[[Entry], None]
+Compete = Callable[[Entry], None]
+"""Lets a task compete in the fair queue."""
 
 
 def expired(entry: Entry, now: float) -> bool:
@@ -25,6 +26,9 @@ class Turns:
 
     def __len__(self) -> int:
         return len(self._heap)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return (entry for _, _, entry in self._heap if entry.phase is Phase.READY)
 
     def wait(self, entry: Entry) -> None:
         self._sequence += 1
@@ -63,7 +67,7 @@ class RunningGate:
 class KeyGate:
     """A concurrency key: a task passes if fewer than its own limit are running under the key.
 
-    Of the tasks that wait under a key one per line (queue and capability) competes in the fair
+    Of the tasks that wait under a key one per line (alike for who runs them) competes in the fair
     queue at a time; the others wait here, so a blocked key costs nothing while it is blocked.
     """
 
@@ -71,20 +75,19 @@ class KeyGate:
 
     def __init__(self) -> None:
         self.running = 0
-        self._lines: dict[tuple[str, str], _Line] = {}
+        self._lines: dict[tuple[str, str], _KeyLine] = {}
 
     @property
     def idle(self) -> bool:
         return self.running == 0 and not self._lines
 
-    def join(self, entry: Entry, offer: Offer) -> None:
+    def join(self, entry: Entry, compete: Compete) -> None:
         """A task is due: it waits in its line, and competes if it is the first there."""
-        name = (entry.row.queue, entry.row.capability)
-        line = self._lines.get(name)
+        line = self._lines.get(entry.line)
         if line is None:
-            line = self._lines[name] = _Line()
+            line = self._lines[entry.line] = _KeyLine()
         line.wait(entry)
-        self._advance(name, line, offer)
+        self._advance(entry.line, line, compete)
 
     def may_pass(self, entry: Entry) -> bool:
         limit = entry.row.concurrency_limit
@@ -92,46 +95,48 @@ class KeyGate:
 
     def turned_back(self, entry: Entry) -> None:
         """The competing task of a line was about to be picked, but the key had filled up."""
-        line = self._lines[(entry.row.queue, entry.row.capability)]
+        line = self._lines[entry.line]
         line.competing = None
         line.wait(entry)
 
-    def forget(self, entry: Entry, offer: Offer) -> None:
+    def forget(self, entry: Entry, compete: Compete) -> None:
         """A waiting task is gone: if it was competing, the next of its line may."""
-        name = (entry.row.queue, entry.row.capability)
-        line = self._lines.get(name)
+        line = self._lines.get(entry.line)
         if line is not None:
             if line.competing is entry:
                 line.competing = None
-            self._advance(name, line, offer)
+            self._advance(entry.line, line, compete)
 
     def place_of(self, entry: Entry) -> int | None:
         """Which turn a task has in its line; None when it competes already, or is not here."""
-        line = self._lines.get((entry.row.queue, entry.row.capability))
+        line = self._lines.get(entry.line)
         place = line.place_of(entry) if line is not None else None
         if line is None or place is None:
             return None
         return place + (line.competing is not None)
 
-    def passed(self, entry: Entry, offer: Offer) -> None:
+    def passed(self, entry: Entry, compete: Compete) -> None:
         """The competing task of a line was picked."""
         self.running += 1
-        name = (entry.row.queue, entry.row.capability)
-        line = self._lines[name]
+        line = self._lines[entry.line]
         line.competing = None
-        self._advance(name, line, offer)
+        self._advance(entry.line, line, compete)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Who waits for the key, and does not compete."""
+        return (entry for line in self._lines.values() for entry in line)
 
     def clear(self) -> None:
         """Forget who waits, not who runs: the waiting are about to join anew."""
         self._lines.clear()
 
-    def freed(self, offer: Offer) -> None:
+    def freed(self, compete: Compete) -> None:
         """A running task under this key is over."""
         self.running -= 1
         for name, line in list(self._lines.items()):
-            self._advance(name, line, offer)
+            self._advance(name, line, compete)
 
-    def _advance(self, name: tuple[str, str], line: "_Line", offer: Offer) -> None:
+    def _advance(self, name: tuple[str, str], line: "_KeyLine", compete: Compete) -> None:
         if line.competing is not None:
             return
         first = line.first()
@@ -139,11 +144,11 @@ class KeyGate:
             del self._lines[name]
         elif self.may_pass(first):
             line.competing = line.take()
-            offer(first)
+            compete(first)
 
 
-class _Line(Turns):
-    """The tasks of one queue and capability that wait under one key."""
+class _KeyLine(Turns):
+    """The tasks of one line that wait under one key."""
 
     __slots__ = ("competing",)
 

@@ -1,7 +1,6 @@
 """One tenant's share of a node: its due tasks in groups, its gates and its keys."""
 
-from mainspring.domain.capability import need_of, takes_slot
-from mainspring.domain.rows import TaskRow
+from mainspring.domain.capability import need_of
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.demand import Stand
 from mainspring.engine.entry import Entry
@@ -12,7 +11,7 @@ _FEW = 64
 
 
 class Group(Turns):
-    """The due tasks of one queue and capability behind the same running gate: a ledger bucket."""
+    """The due tasks of one line behind the same running gate: a ledger bucket."""
 
     __slots__ = ("alone", "bucket", "capability", "gate", "queue", "stands")
 
@@ -41,7 +40,7 @@ class TenantShare:
 
     __slots__ = (
         "_tidied", "away", "gates", "groups", "keys", "limits", "lines", "queued", "running",
-        "served", "waiting",
+        "served", "stuck", "waiting",
     )  # fmt: skip
 
     def __init__(self, limits: TenantLimits) -> None:
@@ -57,6 +56,8 @@ class TenantShare:
         self.lines: dict[tuple[int, str, str], Group] = {}
         self.gates: dict[int, RunningGate] = {}
         self.keys: dict[str, KeyGate] = {}
+        self.stuck = False
+        """Whether the gates held all back when last looked, and nothing has changed since."""
         self._tidied = 0
         """How many groups and lines there were when the empty ones were last dropped."""
 
@@ -77,20 +78,20 @@ class TenantShare:
     def idle(self) -> bool:
         return not (self.running or self.waiting or self.away or self.queued)
 
-    def name_of(self, row: TaskRow) -> tuple[int, str, str]:
+    def name_of(self, entry: Entry) -> tuple[int, str, str]:
         # Only a limited tenant needs its partitions apart: each has a gate of its own.
         unlimited = self.limits.running_per_partition is None
-        return (-1 if unlimited else row.partition, row.queue, row.capability)
+        return (-1 if unlimited else entry.row.partition, *entry.line)
 
     def group(self, entry: Entry, now: float) -> Group:
-        name = self.name_of(entry.row)
+        name = self.name_of(entry)
         group = self.groups.get(name)
         if group is None:
             self.tidy()
             gate = self.gate(entry.row.partition)
-            if gate is not None and not takes_slot(name[2]):
+            if gate is not None and not entry.slot:
                 gate = RunningGate(gate.limit)  # nobody counts there: it tells a limit of 0
-            group = self.groups[name] = Group(name[1], name[2], gate, now)
+            group = self.groups[name] = Group(entry.row.queue, entry.row.capability, gate, now)
         return group
 
     def tidy(self) -> None:

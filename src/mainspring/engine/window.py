@@ -1,10 +1,12 @@
 """What an owner holds in memory: metadata of near tasks, capped, so that memory does not grow with
 the backlog.
 
-Tasks that differ only in their due time form a stream. Of a stream at most `stream_cap` tasks are
-held, and a tenant that holds `tenant_cap` in a partition may open no further stream there; what
-does not fit stays in the database. The earliest due time that was turned away is remembered, and
-when half of the room is free again the window asks for more from there on.
+Tasks that differ only in their due time form a stream. The window holds the front of each: what is
+due before everything that was turned away. A stream has room for `stream_cap` tasks; a tenant with
+many streams in a partition has `tenant_cap` to divide among them, so that streams nobody can run
+leave room for others. What does not fit stays in the database. The earliest due time that was
+turned away is remembered, and when half of the room is free again the window asks for more from
+there on.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -12,7 +14,10 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from mainspring.domain.rows import StreamKey, TaskRow, stream_of
-from mainspring.engine.entry import Entry
+from mainspring.engine.entry import Entry, Phase
+
+_FEWEST = 4
+"""However many streams there are: asking for each task apart would take a round trip per task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,34 +38,88 @@ _Key = tuple[int, int, str | None, str | None, str | None, int | None]
 """A StreamKey, or what equals one: making one for every look-up would cost more than looking."""
 
 
-class _Room:
-    """The room of one stream, or of a tenant in a partition."""
+class _Shelf:
+    """A place for so many, and whether there is more that it had to turn away."""
 
-    __slots__ = ("cap", "entries", "key", "loading", "turned_away")
+    __slots__ = ("key", "loading", "turned_away")
+    held: Collection[object]
 
-    def __init__(self, key: StreamKey, cap: int) -> None:
+    def __init__(self, key: StreamKey) -> None:
         self.key = key
-        self.cap = cap
-        self.entries: set[UUID] = set()
         self.turned_away: float | None = None
         self.loading = False
 
     @property
+    def cap(self) -> int:
+        raise NotImplementedError
+
+    @property
     def full(self) -> bool:
-        return len(self.entries) >= self.cap
+        return len(self.held) >= self.cap
 
     @property
     def hungry(self) -> bool:
-        return (
-            self.turned_away is not None and not self.loading and len(self.entries) * 2 <= self.cap
-        )
+        return self.turned_away is not None and not self.loading and len(self.held) * 2 <= self.cap
 
     @property
     def unused(self) -> bool:
-        return not self.entries and not self.loading and self.turned_away is None
+        return not self.held and not self.loading and self.turned_away is None
 
     def turn_away(self, due: float) -> None:
         self.turned_away = due if self.turned_away is None else min(due, self.turned_away)
+
+
+class _Tenant(_Shelf):
+    """The streams of one tenant in one partition."""
+
+    __slots__ = ("_cap", "held", "share")
+
+    def __init__(self, key: StreamKey, cap: int) -> None:
+        super().__init__(key)
+        self._cap = cap
+        self.held: set[StreamKey] = set()
+        self.share = cap
+        """How many tasks each of its streams may hold."""
+
+    @property
+    def cap(self) -> int:
+        return self._cap
+
+    def opened(self, stream: StreamKey) -> None:
+        self.held.add(stream)
+        self._divide()
+
+    def closed(self, stream: StreamKey) -> None:
+        self.held.discard(stream)
+        self._divide()
+
+    def _divide(self) -> None:
+        self.share = max(_FEWEST, self._cap // max(1, len(self.held)))
+
+
+class _Stream(_Shelf):
+    """The tasks of one stream."""
+
+    __slots__ = ("_most", "held", "tenant")
+
+    def __init__(self, key: StreamKey, most: int, tenant: _Tenant) -> None:
+        super().__init__(key)
+        self._most = most
+        self.tenant = tenant
+        self.held: dict[UUID, Entry] = {}
+
+    @property
+    def cap(self) -> int:
+        return min(self._most, self.tenant.share)
+
+    def is_behind(self, due: float) -> bool:
+        """Whether others were turned away that are due before this: they have to come first."""
+        return self.turned_away is not None and due >= self.turned_away
+
+    def last(self) -> Entry | None:
+        """Who would have to make room for an earlier one: the last that is not on its way."""
+        waiting = (entry for entry in self.held.values() if entry.phase is not Phase.CLAIMING)
+        return max(waiting, key=lambda entry: entry.row.due, default=None)
 
 
 class Window:
@@ -70,8 +129,10 @@ class Window:
         self._stream_cap = stream_cap
         self._tenant_cap = tenant_cap
         self._entries: dict[UUID, Entry] = {}
-        self._rooms: dict[_Key, _Room] = {}
-        self._hungry: dict[StreamKey, None] = {}  # a set that keeps its order
+        self._streams: dict[_Key, _Stream] = {}
+        self._tenants: dict[tuple[int, int], _Tenant] = {}
+        self._hungry: dict[_Shelf, None] = {}  # a set that keeps its order
+        self._displaced: list[Entry] = []
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -84,50 +145,65 @@ class Window:
 
     def admit(self, row: TaskRow, deadline: float) -> Entry | None:
         """Take a task in, or turn it away when there is no room: then it will be loaded later."""
-        partition, tenant_id = row.partition, row.tenant_id
-        tenant = self._room((partition, tenant_id, None, None, None, None), self._tenant_cap)
-        key = row.concurrency_key
-        stream = (partition, tenant_id, row.queue, row.capability, key, row.priority)
-        room = self._rooms.get(stream)
-        if room is None and tenant.full:
-            tenant.turn_away(row.due)
+        key = (
+            row.partition, row.tenant_id, row.queue, row.capability, row.concurrency_key,
+            row.priority,
+        )  # fmt: skip
+        stream = self._streams.get(key) or self._open(row)
+        if stream is None:
             return None
-        room = room or self._room(stream, self._stream_cap)
-        if room.full:
-            room.turn_away(row.due)
+        if stream.is_behind(row.due) or (stream.full and not self._displace(stream, row.due)):
+            stream.turn_away(row.due)
             return None
-        entry = self._entries[row.id] = Entry(row, room.key, deadline)
-        room.entries.add(row.id)
-        tenant.entries.add(row.id)
+        entry = Entry(row, stream.key, deadline)
+        self._entries[row.id] = stream.held[row.id] = entry
         return entry
+
+    def displaced(self) -> list[Entry]:
+        """What had to make room since the last time: removed here already."""
+        displaced, self._displaced = self._displaced, []
+        return displaced
+
+    def _displace(self, stream: _Stream, due: float) -> bool:
+        """Let the last task of a full stream go for one that is due before it: who plans ahead must
+        not be in the way of what is due now."""
+        last = stream.last()
+        if last is None or last.row.due <= due:
+            return False
+        stream.turn_away(last.row.due)
+        self.remove(last)
+        self._displaced.append(last)
+        return True
 
     def crowded(self, row: TaskRow) -> bool:
         """Whether tasks like this one had to be turned away."""
-        rooms = (
-            self._rooms.get(stream_of(row)),
-            self._rooms.get(StreamKey(row.partition, row.tenant_id)),
+        shelves = (
+            self._streams.get(stream_of(row)),
+            self._tenants.get((row.partition, row.tenant_id)),
         )
         return any(
-            room is not None and (room.loading or room.turned_away is not None) for room in rooms
+            shelf is not None and (shelf.loading or shelf.turned_away is not None)
+            for shelf in shelves
         )
 
     def remove(self, entry: Entry) -> None:
         """Let a task go; that may make its stream, or its tenant, hungry."""
-        task_id, stream = entry.row.id, entry.stream
-        del self._entries[task_id]
-        for key in (stream, (stream.partition, stream.tenant_id, None, None, None, None)):
-            room = self._rooms[key]
-            room.entries.discard(task_id)
-            self._review(room)
+        del self._entries[entry.row.id]
+        stream = self._streams[entry.stream]
+        del stream.held[entry.row.id]
+        self._review(stream)
 
     def remove_partitions(self, partitions: Collection[int]) -> list[Entry]:
         """Let everything of some partitions go; answers what was there."""
         gone = [entry for entry in self if entry.row.partition in partitions]
         for entry in gone:
             del self._entries[entry.row.id]
-        for room in [room for room in self._rooms.values() if room.key.partition in partitions]:
-            del self._rooms[room.key]
-            self._hungry.pop(room.key, None)
+        for stream in [s for s in self._streams.values() if s.key.partition in partitions]:
+            del self._streams[stream.key]
+            self._hungry.pop(stream, None)
+        for tenant in [t for t in self._tenants.values() if t.key.partition in partitions]:
+            del self._tenants[tenant.key.partition, tenant.key.tenant_id]
+            self._hungry.pop(tenant, None)
         return gone
 
     @property
@@ -137,46 +213,67 @@ class Window:
     def refills(self) -> list[Refill]:
         """What to load now. Each must be answered by `refilled` or `not_refilled`."""
         wanted = []
-        for key in self._hungry:
-            room = self._rooms[key]
-            if not room.hungry:
+        for shelf in self._hungry:
+            if not shelf.hungry:
                 continue  # it was filled by other ways meanwhile; what it turned away is remembered
-            assert room.turned_away is not None
-            wanted.append(
-                Refill(key, room.turned_away, set(room.entries), room.cap - len(room.entries))
-            )
-            room.turned_away, room.loading = None, True
+            assert shelf.turned_away is not None
+            known = set(shelf.held) if isinstance(shelf, _Stream) else set[UUID]()
+            room = shelf.cap - len(shelf.held)
+            wanted.append(Refill(shelf.key, shelf.turned_away, known, room))
+            shelf.turned_away, shelf.loading = None, True
         self._hungry.clear()
         return wanted
 
     def refilled(self, refill: Refill, rows: Sequence[TaskRow]) -> None:
         """A refill was loaded, and its rows were offered to `admit` already."""
-        room = self._rooms.get(refill.stream)
-        if room is None:
+        shelf = self._shelf(refill.stream)
+        if shelf is None:
             return
-        room.loading = False
-        if len(rows) == refill.limit and refill.stream.queue is not None:
-            room.turn_away(rows[-1].due)
-        self._review(room)
+        shelf.loading = False
+        if len(rows) == refill.limit and isinstance(shelf, _Stream):
+            shelf.turn_away(rows[-1].due)
+        self._review(shelf)
 
     def not_refilled(self, refill: Refill) -> None:
         """A refill failed: ask again."""
-        room = self._rooms.get(refill.stream)
-        if room is None:
+        shelf = self._shelf(refill.stream)
+        if shelf is None:
             return
-        room.loading = False
-        room.turn_away(refill.since)
-        self._review(room)
+        shelf.loading = False
+        shelf.turn_away(refill.since)
+        self._review(shelf)
 
-    def _room(self, key: _Key, cap: int) -> _Room:
-        room = self._rooms.get(key)
-        if room is None:
-            room = self._rooms[key] = _Room(StreamKey(*key), cap)
-        return room
+    def _open(self, row: TaskRow) -> _Stream | None:
+        """Make room for a stream, unless its tenant has too many."""
+        partition, tenant_id = row.partition, row.tenant_id
+        tenant = self._tenants.get((partition, tenant_id))
+        if tenant is None:
+            tenant = _Tenant(StreamKey(partition, tenant_id), self._tenant_cap)
+            self._tenants[partition, tenant_id] = tenant
+        if tenant.full:
+            tenant.turn_away(row.due)
+            return None
+        key = stream_of(row)
+        tenant.opened(key)
+        stream = self._streams[key] = _Stream(key, self._stream_cap, tenant)
+        return stream
 
-    def _review(self, room: _Room) -> None:
-        if room.turned_away is not None:
-            if room.hungry:
-                self._hungry[room.key] = None
-        elif room.unused:
-            del self._rooms[room.key]
+    def _shelf(self, key: StreamKey) -> _Shelf | None:
+        if key.queue is None:
+            return self._tenants.get((key.partition, key.tenant_id))
+        return self._streams.get(key)
+
+    def _review(self, shelf: _Shelf) -> None:
+        if shelf.hungry:
+            self._hungry[shelf] = None
+        elif shelf.unused:
+            self._close(shelf)
+
+    def _close(self, shelf: _Shelf) -> None:
+        key = shelf.key
+        if isinstance(shelf, _Stream):
+            del self._streams[key]
+            shelf.tenant.closed(key)
+            self._review(shelf.tenant)
+        else:
+            del self._tenants[key.partition, key.tenant_id]

@@ -128,7 +128,7 @@ class Dispatcher:
 
     def can_run(self, row: TaskRow) -> bool:
         """Whether something here can run a task."""
-        return self._accepts(row.queue, row.capability)
+        return self._accepts(row.capability)
 
     def offer_relay(self) -> Relay:
         """How many steps may be leased as they are released, without queueing: only of the slots
@@ -222,9 +222,7 @@ class Dispatcher:
     def _may_go_ahead(self, tenant_id: int, capability: str) -> bool:
         engine = self._state.engine
         return (
-            takes_slot(capability)
-            and self._accepts("", capability)
-            and engine.nobody_waits(tenant_id)
+            takes_slot(capability) and self._accepts(capability) and engine.nobody_waits(tenant_id)
         )
 
     def _begin(self, begun: Sequence[Begun]) -> None:
@@ -358,7 +356,7 @@ class Dispatcher:
             self._executor_for(capability).start(batch)
         crash.reach("claim.handed_out")
 
-    def _accepts(self, _queue: str, capability: str) -> bool:
+    def _accepts(self, capability: str) -> bool:
         return any(executor.can_run(capability) for executor in self._executors)
 
     def _executor_for(self, capability: str) -> Executor:

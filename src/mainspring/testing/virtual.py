@@ -166,7 +166,7 @@ class VirtualTime:
         now = self._loop.clock()
         self._fire(now)
         free = self._slots - self._engine.slots_held
-        picked = self._engine.pick(now, free, lambda _queue, _capability: True)
+        picked = self._engine.pick(now, free, lambda _capability: True)
         claimed = [self.tasks[entry.row.id].claim(now) for entry in picked]
         self._engine.claimed(picked, claimed, now)
         for assignment in claimed:
