@@ -237,6 +237,46 @@ def test_what_expired_costs_a_worker_no_slot() -> None:
     assert {entry.row.id, *(e.row.id for e in rest)} == {task_id(3), task_id(4)}
 
 
+_moves = st.one_of(
+    st.tuples(st.just("due"), st.integers(0, 5), st.integers(0, 9)),
+    st.tuples(st.just("cancel"), st.integers(0, 99), st.just(0)),
+    st.tuples(st.just("ask"), st.integers(1, 3), st.just(0)),
+)
+
+
+@given(st.sampled_from([None, 3]), st.lists(_moves, max_size=60))
+def test_of_all_lines_the_earliest_deadline_goes_first(
+    most: int | None, moves: list[tuple[str, int, int]]
+) -> None:
+    """However tasks come, go and are taken: who asks gets the first of all lines it can serve."""
+    engine = make_engine(TenantLimits(max_running=most, spread=1) if most else None)
+    offer = Offer(frozenset(f"q{n}" for n in range(4)), frozenset({"work"}))
+    waiting: dict[int, int] = {}
+    running: list[UUID] = []
+    for number, (what, which, due) in enumerate(moves):
+        if what == "due":
+            engine.saw([row(number, queue=f"q{which}", due=due)], 10.0)
+            if which < 4:  # nobody serves the others
+                waiting[number] = due
+        elif what == "cancel":
+            engine.gone([task_id(which)], 10.0)
+            waiting.pop(which, None)
+        else:
+            asking = poll(slots=which, offer=offer)
+            engine.open(asking, 10.0)
+            picked = engine.match(10.0, 10)
+            start(engine, picked, 10.0)
+            room = which if most is None else min(which, most - len(running))
+            earliest = sorted(waiting.values())[:room]
+            assert [entry.row.due for entry in picked] == earliest
+            for entry in picked:
+                del waiting[entry.row.id.int]
+            running += [entry.row.id for entry in picked]
+            engine.close(asking)
+            while len(running) > 2:
+                engine.ended(running.pop(0), 1, 10.0)
+
+
 def test_queues_that_nothing_waits_in_are_forgotten() -> None:
     """Their names are free: a queue a day, or a task, must not be kept for ever."""
     engine = make_engine()

@@ -10,6 +10,7 @@ they can run, their nodes are called (see `Call`), and answer with a poll on the
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple, Protocol
 from uuid import UUID
@@ -18,6 +19,8 @@ from mainspring.domain.capability import MOST_OFFERS, Offer, need_of
 from mainspring.domain.rows import TaskRow
 
 _CALL_AGAIN = 0.5
+_NEVER = (inf, 0)
+_FEW = 64
 
 
 class Holder(NamedTuple):
@@ -63,6 +66,12 @@ class Poll:
         """Tasks that were picked for it and are being claimed."""
 
 
+class Due(Protocol):
+    """A task that waits in a line."""
+
+    deadline: float
+
+
 class Line(Protocol):
     """Due tasks that need the same: what the fair queue keeps as one group."""
 
@@ -70,7 +79,7 @@ class Line(Protocol):
     capability: str
     stands: "list[Stand]"
 
-    def __len__(self) -> int: ...
+    def first(self) -> Due | None: ...
 
     def review(self, now: float) -> None:
         """The stands of the line changed: what its tasks wait for may be another thing now."""
@@ -78,13 +87,16 @@ class Line(Protocol):
 
 
 class Stand:
-    """The workers of a tenant that offer the same."""
+    """The workers of a tenant that offer the same, and the lines of tasks that they can run."""
 
     def __init__(self, tenant_id: int, offer: Offer) -> None:
         self.tenant_id = tenant_id
         self.offer = offer
         self.polls: deque[Poll] = deque()
-        self.ready: dict[Line, None] = {}  # a set that keeps its order
+        self.ready: dict[Line, tuple[float, int]] = {}
+        """The lines with tasks, and the turn that each has: by deadline, then as they came."""
+        self._turns: list[tuple[float, int, Line]] = []
+        self._sequence = 0
         self.friends: dict[UUID, float] = {}
         """Nodes at which such workers wait, and until when we believe it."""
         self.called: dict[UUID, float] = {}
@@ -93,6 +105,41 @@ class Stand:
     @property
     def free(self) -> int:
         return sum(poll.free for poll in self.polls)
+
+    def line_up(self, line: Line) -> None:
+        """There is a task in the line: its turn is by the deadline of its first."""
+        first = line.first()
+        if first is None or first.deadline >= self.ready.get(line, _NEVER)[0]:
+            return
+        self._sequence += 1
+        turn = self.ready[line] = (first.deadline, self._sequence)
+        heappush(self._turns, (*turn, line))
+        if len(self._turns) > 2 * len(self.ready) + _FEW:
+            self._turns = [(*turn, line) for line, turn in self.ready.items()]
+            heapify(self._turns)
+
+    def next_line(self) -> Line | None:
+        """The line with the earliest deadline. Turns that are out of date are passed over, so that
+        it costs little however many lines there are."""
+        while self._turns:
+            deadline, sequence, line = self._turns[0]
+            valid = self.ready.get(line) == (deadline, sequence)
+            first = line.first() if valid else None
+            if first is not None and first.deadline == deadline:
+                return line
+            heappop(self._turns)
+            if valid:
+                del self.ready[line]
+                self.line_up(line)
+        return None
+
+    def leave_out(self, line: Line) -> None:
+        """Not this one, until it lines up again."""
+        del self.ready[line]
+
+    def forget_lines(self) -> None:
+        self.ready.clear()
+        self._turns.clear()
 
 
 class Demand:
@@ -145,8 +192,7 @@ class Demand:
                 if offer.suits(line.queue, line.capability):
                     line.stands.append(stand)
                     line.review(now)
-                    if len(line):
-                        stand.ready[line] = None
+                    stand.line_up(line)
         stand.seen = now
         return stand
 
@@ -192,9 +238,9 @@ class Demand:
         return [stand for stand in stands if stand.offer.suits(queue, capability)]
 
     def filled(self, line: Line) -> None:
-        """There is a task in the line."""
+        """There is another task in the line."""
         for stand in line.stands:
-            stand.ready[line] = None
+            stand.line_up(line)
             if stand.polls or stand.friends:
                 self._dirty[stand] = None
 
@@ -206,7 +252,7 @@ class Demand:
 
     def forget_lines(self, tenant_id: int) -> None:
         for stand in self._stands.get(tenant_id, {}).values():
-            stand.ready.clear()
+            stand.forget_lines()
 
     # Matching --------------------------------------------------------------------------------
 

@@ -220,7 +220,7 @@ class FairQueue:
     def awaits(self, tenant_id: int, offer: Offer, now: float) -> bool:
         """Whether tasks wait that such a worker could run, limits aside."""
         stand = self._demand.know(tenant_id, offer, self._lines_of(tenant_id), now)
-        return any(len(line) for line in stand.ready)
+        return stand.next_line() is not None
 
     def match(self, now: float, most: int) -> list[Entry]:
         """Tasks that a waiting worker can run, each with the poll it was picked for; they count as
@@ -257,36 +257,27 @@ class FairQueue:
         tenant = self._tenants.get(stand.tenant_id)
         if tenant is None:
             return
-        heap: list[tuple[float, int, Group]] = []
-        for turn, line in enumerate(list(stand.ready)):
+        held_back: list[Group] = []
+        while len(picked) < most and stand.polls and (line := stand.next_line()) is not None:
             assert isinstance(line, Group)
-            first = line.first()
-            if first is None:
-                del stand.ready[line]
-            else:
-                heap.append((first.deadline, turn, line))
-        heapify(heap)
-        left = 0
-        while heap and len(picked) < most:
-            _, turn, line = heap[0]
             entry = self._hand_to_worker(tenant, stand, line, now)
-            if entry is None:
-                left += len(line) if line.gate is None or line.gate.closed() is None else 0
-                heappop(heap)
-                continue
-            picked.append(entry)
-            first = line.first()
-            if first is None:
-                heappop(heap)
+            if entry is not None:
+                picked.append(entry)
             else:
-                heapreplace(heap, (first.deadline, turn, line))
-        self._calls.extend(self._demand.calls(stand, left, now))
+                stand.leave_out(line)
+                held_back.append(line)
+        for line in held_back:
+            stand.line_up(line)
+        if stand.friends:
+            ready = (line for line in tenant.lines.values() if line in stand.ready)
+            waiting = sum(len(line) for line in ready if not line.closed())
+            self._calls.extend(self._demand.calls(stand, waiting, now))
 
     def _hand_to_worker(
         self, tenant: TenantShare, stand: Stand, line: Group, now: float
     ) -> Entry | None:
         """The next task of a line for the next worker of a stand, if both are there."""
-        if line.gate is not None and line.gate.closed() is not None:
+        if line.closed():
             return None
         while (first := line.first()) is not None:
             if expired(first, now):
@@ -420,7 +411,7 @@ class FairQueue:
             first = group.first()
             if first is None:
                 continue
-            closed = group.gate.closed() if group.gate else None
+            closed = group.closed()
             if closed is None:
                 # Whether somebody can run it may change without a word to us; a gate never does.
                 tenant.stuck = False

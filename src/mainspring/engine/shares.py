@@ -25,10 +25,15 @@ class Group(Turns):
         """For tasks of workers: the kinds of workers that can run them."""
         self.alone = need_of(capability).alone
 
+    def closed(self) -> Cause | None:
+        """Why none of it may start, if the gate says so."""
+        return self.gate.closed() if self.gate else None
+
     def review(self, now: float) -> None:
         """Of tasks for workers: what do they wait for now?"""
-        closed = self.gate.closed() if self.gate else None
-        self.bucket.switch(closed or (Cause.FAIR_SHARE if self.stands else Cause.NO_WORKER), now)
+        self.bucket.switch(
+            self.closed() or (Cause.FAIR_SHARE if self.stands else Cause.NO_WORKER), now
+        )
 
     def push(self, entry: Entry, now: float) -> None:
         entry.entered = self.bucket.enter(now)
