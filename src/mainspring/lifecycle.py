@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import structlog
 
@@ -41,7 +42,9 @@ class Supervisor:
                 await loop()
                 return
             except Exception:
-                log.exception("a background loop crashed", action="loop.crashed", loop=name)
+                # Whatever keeps us from telling, the loop is started again.
+                with suppress(Exception):
+                    log.exception("a background loop crashed", action="loop.crashed", loop=name)
             if asyncio.get_running_loop().time() - began > self._LONGEST_DELAY:
                 delay = self._FIRST_DELAY
             await asyncio.sleep(delay)

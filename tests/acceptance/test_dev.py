@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import msgspec
 import pytest
 
@@ -117,6 +118,21 @@ async def test_the_key_can_be_chosen(start_dev: StartDev) -> None:
     dev = await start_dev(MAINSPRING_API_KEY="ms_chosen_by_the_user").greeted()
     assert dev.key == "ms_chosen_by_the_user"
     assert (await shell(dev.curl_commands[1]))["items"] == []
+
+
+async def test_settings_for_another_database_are_left_alone(
+    start_dev: StartDev, database_url: str
+) -> None:
+    other = {
+        "MAINSPRING_DIRECT_DATABASE_URL": database_url,
+        "MAINSPRING_DATABASE_POOLER": "true",
+        "MAINSPRING_DATABASE_CA": "/no/such/file.pem",
+    }
+    dev = await start_dev(DATABASE_URL=database_url, **other).greeted()
+    assert (await shell(dev.curl_commands[1]))["items"] == []
+    connection = await asyncpg.connect(database_url)
+    assert await connection.fetchval("SELECT count(*) FROM api_keys") == 0
+    await connection.close()
 
 
 @pytest.mark.parametrize("whole_group", [False, True])

