@@ -71,7 +71,8 @@ class StoreError(MainspringError):
 
 
 class StoreUnavailable(StoreError):
-    """The database cannot be reached. Whether the call took effect is not known."""
+    """The database cannot be reached, or has a fault of its own. Whether the call took effect is
+    not known."""
 
     code = "store-unavailable"
 

@@ -299,6 +299,32 @@ async def test_a_gzip_bomb_stays_packed(sent: Deliveries) -> None:
     assert resident() - before < 40 * 2**20
 
 
+# --- what cannot be sent ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a:99999/", "http://[::1/x", "http://a:b/", "http://\u2100.com/"]
+)
+async def test_what_is_no_url_fails_alone(sent: Deliveries, url: str) -> None:
+    async with receiver(OK) as there:
+        batch = [assignment(u) for u in (there.url(), url, there.url())]
+        sent.executor.start(batch)
+        one, bad, two = await sent.until_reported(*batch)
+        assert (one.outcome, two.outcome) == (Outcome.SUCCEEDED, Outcome.SUCCEEDED)
+        assert (bad.outcome, code_of(bad), bad.retryable) == (Outcome.FAILED, "bad-url", False)
+
+
+async def test_what_nobody_thought_of_fails_alone_and_frees_its_place() -> None:
+    settings = HttpSettings(Caps(1, 1, 1), SETTINGS.sender, SETTINGS.egress, "Mainspring/test")
+    async with deliveries(settings) as sent, receiver(OK) as there:
+        strange = {"X-A": "\u20ac"}  # no header can hold it
+        batch = [assignment(there.url(), headers=headers) for headers in (None, strange, None)]
+        sent.executor.start(batch)
+        one, bad, two = await sent.until_reported(*batch)
+        assert (one.outcome, two.outcome) == (Outcome.SUCCEEDED, Outcome.SUCCEEDED)
+        assert (bad.outcome, code_of(bad), bad.retryable) == (Outcome.FAILED, "not-started", True)
+
+
 # --- what may not be called ------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import pytest
 from msgspec import Raw
 
 from mainspring.domain.execution import TaskError
+from mainspring.store.database import DatabaseOptions, connect
 from support.client import Client
 from support.waiting import eventually
 from support.workers import Shop, opened_shop
@@ -93,6 +94,30 @@ async def test_an_error_that_cannot_be_stored_holds_nobody_up(
     for one, code in zip(ids, ("unstorable-result", "failed"), strict=True):
         letter = (await shop.client.get(f"/v1/dead-letters/{one}")).json()
         assert (letter["final_error"]["code"], letter["reason"]) == (code, "exhausted")
+
+
+async def test_a_fault_of_the_database_that_passes_costs_no_success(
+    shop: Shop, database_url: str
+) -> None:
+    """Rights, tables and disks come back; a success that was given up would not."""
+    there, worker = await shop.create(), shop.worker()
+    (task,) = await worker.lease()
+    operator = await connect(DatabaseOptions(database_url))
+
+    async def failed() -> bool:
+        sample = shop.server.metrics.registry.get_sample_value
+        return bool(sample("mainspring_database_errors_total"))
+
+    try:
+        await operator.execute("ALTER TABLE executions RENAME TO mislaid")
+        telling = asyncio.create_task(worker.report(task, result=7))
+        await eventually(failed, within=5, what="the outcome cannot be written")
+        await operator.execute("ALTER TABLE mislaid RENAME TO executions")
+        assert await telling == ["accepted"]
+    finally:
+        await operator.close()
+    read = await shop.task(there)
+    assert (read["state"], read["result"]) == ("completed", 7)
 
 
 async def test_the_same_report_again_is_accepted_again_and_changes_nothing(shop: Shop) -> None:

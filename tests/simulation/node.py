@@ -192,6 +192,9 @@ class Chaos:
             self._begun.add(name)
             self._tries[name] = asyncio.create_task(self._run(assignment))
 
+    def has(self, task_id: UUID, fence: int) -> bool:
+        return (task_id, fence) in self._tries
+
     def cancel(self, task_id: UUID, fence: int) -> None:
         attempt = self._tries.get((task_id, fence))
         if attempt is not None:

@@ -2,10 +2,9 @@
 
 import pytest
 
-from mainspring.api.http_targets import url_problem
+from mainspring.domain.urls import host_problem, url_problem
 from mainspring.execution.guard import (
     Egress,
-    host_problem,
     origin_of,
     parse_networks,
     parse_ports,

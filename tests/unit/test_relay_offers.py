@@ -34,15 +34,20 @@ class Runs:
 
     def __init__(self) -> None:
         self.started: list[Assignment] = []
-        self.broken = False
+        self.breaks_at: UUID | None = None
+        """When it comes to this task, it raises."""
 
     def can_run(self, capability: str) -> bool:
         return capability == "http"
 
     def start(self, assignments: Sequence[Assignment]) -> None:
-        if self.broken:
-            raise RuntimeError("broken")
-        self.started += assignments
+        for given in assignments:
+            if given.id == self.breaks_at:
+                raise RuntimeError("broken")
+            self.started.append(given)
+
+    def has(self, task_id: UUID, fence: int) -> bool:
+        return any((a.id, a.fence) == (task_id, fence) for a in self.started)
 
 
 class Reports(Recorder):
@@ -140,7 +145,7 @@ def test_what_nobody_here_can_run_and_what_came_too_late_goes_back_alone() -> No
     good = world.begun(9)
     world.dispatcher.end_relay(relay, [odd, late, good])
     assert world.executor.started == [good[1]]
-    assert [r.assignment.id for r in world.recorder.reports] == [odd[0].id, late[0].id]
+    assert {r.assignment.id for r in world.recorder.reports} == {odd[0].id, late[0].id}
 
 
 # New tasks -------------------------------------------------------------------------------------
@@ -265,9 +270,44 @@ def test_what_is_reserved_counts_for_its_tenant_and_wakes_whoever_waits_when_it_
     assert world.dispatcher.free_slots == 10
 
 
-def test_what_cannot_be_started_goes_back_and_its_creator_hears_nothing_of_it() -> None:
+def test_what_cannot_be_started_failed_and_its_creator_hears_nothing_of_it() -> None:
     world = World()
-    world.executor.broken = True
-    start = world.dispatcher.offer_head_start([new(1)])
-    world.dispatcher.end_head_start(start, [leased(new(1))])
+    world.executor.breaks_at = new(2).id
+    tasks = [new(1), new(2), new(3)]
+    start = world.dispatcher.offer_head_start(tasks)
+    world.dispatcher.end_head_start(start, [leased(task) for task in tasks])
+    assert_only_the_first_was_started(world)
+
+
+def test_what_an_executor_does_not_take_stays_with_nobody_after_a_claim() -> None:
+    world, (picked, given) = World(), claimed(3)
+    world.executor.breaks_at = given[1].id
+    for each in picked:
+        world.engine.relayed(each.row._replace(fence=1), NOW)
+    world.dispatcher._hand_out(picked, given)
+    assert_only_the_first_was_started(world)
+
+
+def assert_only_the_first_was_started(world: World) -> None:
+    """What an executor took is its own to report, whatever it said afterwards."""
+    assert [a.id for a in world.executor.started] == [task_id(1)]
+    failed = [
+        (r.assignment.id, r.outcome, r.error and r.error.code) for r in world.recorder.reports
+    ]
+    assert failed == [(task_id(n), Outcome.FAILED, "not-started") for n in (2, 3)]
+    assert world.engine.slots_held == 1
+
+
+def test_a_claim_that_comes_back_to_a_node_that_is_closing_goes_back() -> None:
+    world, (picked, given) = World(), claimed(1)
+    world.dispatcher.close()
+    world.dispatcher._hand_out(picked, given)
+    assert world.executor.started == []
     assert [report.outcome for report in world.recorder.reports] == [Outcome.RELEASED]
+
+
+def claimed(count: int) -> tuple[list[Entry], list[Assignment]]:
+    """Tasks that were picked, and what their claim answered."""
+    rows = [row(number, capability="http", due=NOW) for number in range(1, count + 1)]
+    given = [assignment(each, lease_end=NOW + 15) for each in rows]
+    return [Entry(each, StreamKey(0, 1), NOW) for each in rows], given

@@ -360,11 +360,16 @@ def test_other_texts_are_filled_in_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "base", ["file:///etc/passwd", "https://x.example/a b", "gopher://x", "", "https://x\\@y", 7]
+    "base",
+    [
+        *("file:///etc/passwd", "https://x.example/a b", "gopher://x", "", "https://x\\@y", 7),
+        *("http://a:99999", "http://a:b", "http://[::1", "http://u:p@a", "http://2130706433"),
+        f"http://a/{'x' * 2048}",
+    ],
 )
 def test_what_is_no_url_is_not_called(base: object) -> None:
-    spec = json.dumps({"target": {"type": "http", "url": "{{input.base}}"}})
-    with pytest.raises(RenderFailed, match="is not an http or https URL"):
+    spec = json.dumps({"target": {"type": "http", "url": "{{input.base}}/x"}})
+    with pytest.raises(RenderFailed, match="filled in, the URL"):
         render(templated(spec=spec), Scope({"base": base}))
 
 

@@ -1,19 +1,15 @@
 """The rules for http targets: what may be called, with which headers, and how secrets are kept."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping
-from urllib.parse import urlsplit
 
 from mainspring.api.wire import HttpTarget, TargetIn
 from mainspring.domain.task import SealedHeaders
+from mainspring.domain.urls import url_problem
 from mainspring.errors import Problem
-from mainspring.execution.guard import host_problem
 from mainspring.execution.headers import name_problem
 
 Seal = Callable[[Mapping[str, str]], str]
 """Makes ciphertext of headers."""
-
-_AUTHORITY = re.compile(r"[A-Za-z0-9_.~:\[\]-]+")
 
 
 def http_problems(target: HttpTarget) -> Iterator[Problem]:
@@ -28,24 +24,6 @@ def http_problems(target: HttpTarget) -> Iterator[Problem]:
         both = "authorization" in {name.lower() for name in (*secret, *(target.headers or ()))}
         if both:
             yield Problem("/target/auth", "cannot be given together with a header Authorization")
-
-
-def url_problem(url: str) -> str | None:
-    """What is wrong with a URL; None when it can be called, as far as its form goes."""
-    if any(char <= " " or char == "\x7f" for char in url) or "\\" in url:
-        return "contains a space, a control character or a backslash"
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        return f"is not a URL: {error}"
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return "is not an absolute http or https URL with a host"
-    if "@" in parts.netloc:
-        return "contains a user name or password: use a header instead"
-    if not _AUTHORITY.fullmatch(parts.netloc):
-        return "has a host that is not valid (international names in their ASCII form, please)"
-    return "has port 0, which is none" if port == 0 else host_problem(parts.hostname)
 
 
 def has_secrets(target: TargetIn) -> bool:

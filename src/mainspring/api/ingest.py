@@ -22,6 +22,7 @@ from mainspring.domain.rows import TaskRow
 from mainspring.errors import InvalidRequest, StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.store.creation import Creation, HeadStart, window_row
+from mainspring.store.database import REFUSED
 from mainspring.store.tasks import Tasks
 
 _FLUSHES_AT_ONCE = 2
@@ -29,6 +30,13 @@ _TASKS_PER_FLUSH = 1000
 _BIG = 100
 _REREAD_FOR = 5.0
 _REREAD_EVERY = 0.25
+# What a caller can change; of whatever else is refused the cause is ours.
+_OF_THE_VALUES = (
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.ProgramLimitExceededError,
+    asyncpg.InterfaceError,  # the driver cannot encode a value
+)
 
 _log = structlog.get_logger()
 
@@ -67,7 +75,7 @@ class Ingest:
             made = await self._insert(creations, start)
         except StoreUnavailable as error:
             await self._read_again(group, start, error)
-        except asyncpg.PostgresError as error:
+        except REFUSED as error:
             await self._try_alone(group, error)
         else:
             for waiting in group:
@@ -119,14 +127,14 @@ class Ingest:
         if others:
             self._node.hint_others(others)
 
-    async def _try_alone(self, group: Sequence[_Waiting], error: asyncpg.PostgresError) -> None:
+    async def _try_alone(self, group: Sequence[_Waiting], error: Exception) -> None:
         """One bad row failed the whole statement: find it without failing the others."""
         if len(group) > 1:
             for waiting in group:
                 await self._flush([waiting])
             return
         _log.error("the database refused a task", action="create.refused", exc_info=error)
-        if isinstance(error, (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError)):
+        if isinstance(error, _OF_THE_VALUES):
             _fail(group[0], InvalidRequest("the database refused the values of this task"))
         else:
             _fail(group[0], error)

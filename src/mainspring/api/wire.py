@@ -10,13 +10,16 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from mainspring.api import patterns
+from mainspring.domain.urls import LONGEST_URL
 
 Line = Annotated[str, Meta(min_length=1, max_length=200, pattern=patterns.LINE)]
 Queue = Annotated[str, Meta(pattern=patterns.NAME)]
 WorkflowName = Annotated[str, Meta(pattern=patterns.NAME)]
 HandlerName = Annotated[str, Meta(pattern=patterns.HANDLER)]
 Argument = Annotated[str, Meta(max_length=32768, pattern=patterns.TEXT)]
-Url = Annotated[str, Meta(min_length=1, max_length=2048, extra_json_schema={"format": "uri"})]
+Url = Annotated[
+    str, Meta(min_length=1, max_length=LONGEST_URL, extra_json_schema={"format": "uri"})
+]
 HeaderName = Annotated[str, Meta(pattern=patterns.HEADER_NAME)]
 HeaderValue = Annotated[str, Meta(max_length=8192, pattern=patterns.HEADER_VALUE)]
 LabelName = Annotated[str, Meta(pattern=patterns.LABEL_NAME)]

@@ -67,6 +67,15 @@ class Report(NamedTuple):
     response: bytes | None = None
 
 
+def not_started(assignment: Assignment, now: float) -> Report:
+    """A try that could not begin by a mistake of ours. It failed, and is tried again after a while
+    and not for ever: a task that goes back is started again at once, and what is wrong with it
+    would keep the node busy until somebody notices."""
+    moment = max(now, assignment.picked)
+    error = TaskError("not-started", "the task could not be started; the node's log says why")
+    return Report(assignment, Outcome.FAILED, moment, moment, error=error)
+
+
 def released(assignment: Assignment, now: float) -> Report:
     """A try that was leased and shall not begin: the task goes back."""
     moment = max(now, assignment.picked)

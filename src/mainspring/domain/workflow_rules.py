@@ -18,6 +18,7 @@ from mainspring.domain import condition as conditions
 from mainspring.domain.reference import BadReference, Reference, parts, whole
 from mainspring.domain.task import UNFINISHED, TaskState
 from mainspring.domain.template import rewrite
+from mainspring.domain.urls import url_problem
 from mainspring.domain.workflow import MOST_ITEMS, Step, TaskTemplate
 
 MOST_BYTES = 2**20
@@ -317,9 +318,9 @@ def _spec(text: str, filling: _Filling) -> str:
 
 
 def _checked_url(url: str) -> str:
-    odd = any(char <= " " or char in "\x7f\\" for char in url)
-    if odd or len(url) > 2048 or not url.startswith(("http://", "https://")):
-        raise RenderFailed(f"{url[:100]!r} is not an http or https URL")
+    problem = url_problem(url)
+    if problem:
+        raise RenderFailed(f"filled in, the URL {url[:100]!r} {problem}")
     return url
 
 

@@ -318,6 +318,10 @@ class Engine:
 
     # Ending ----------------------------------------------------------------------------------
 
+    def holds(self, task_id: UUID, fence: int) -> bool:
+        """Whether an executor of ours has this try, as far as we know."""
+        return self._held.has(task_id, fence)
+
     def reported(self, task_id: UUID, fence: int) -> None:
         """An executor of ours is done with this try; the outcome is about to be recorded."""
         self._held.drop(task_id, fence)

@@ -74,6 +74,9 @@ class BuiltInExecutor:
         if done:
             self._report(done)
 
+    def has(self, task_id: UUID, fence: int) -> bool:
+        return (task_id, fence) in self._tries
+
     def cancel(self, task_id: UUID, fence: int) -> None:
         running = self._tries.get((task_id, fence))
         if running is not None:

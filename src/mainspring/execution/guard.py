@@ -5,7 +5,6 @@ between a check and the connection. So names are never judged: the address that 
 dialled is, and again before a kept connection is used for another request.
 """
 
-import re
 from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import (
@@ -68,9 +67,6 @@ _FORBIDDEN_V6 = tuple(
 )
 _GLOBAL_V6 = IPv6Network("2000::/3")
 _COMPATIBLE_V6 = IPv6Network("::/96")
-
-_NUMERIC = re.compile(r"0[xX][0-9A-Fa-f]*|[0-9]+")
-_LABEL = re.compile(r"[A-Za-z0-9_~-]{1,63}")
 
 
 class Origin(NamedTuple):
@@ -151,43 +147,10 @@ def parse_ports(text: str) -> tuple[range, ...]:
 
 @lru_cache(maxsize=4096)
 def origin_of(url: str) -> Origin:
-    """The host and port of a URL that was checked when its task was created."""
+    """The host and port of a URL. ValueError says why it has none: whoever made the task may have
+    gone past the checks."""
     parts = urlsplit(url)
     return Origin(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
-
-
-@lru_cache(maxsize=4096)
-def host_problem(host: str) -> str | None:
-    """What is wrong with the way a host is written; None when there is just one way to read it.
-
-    Libraries disagree about 0177.1, 0x7f000001 and 2130706433: some dial 127.0.0.1. Whoever writes
-    an address so wants that disagreement, hence only the plain form is taken.
-    """
-    if ":" in host:
-        return _ipv6_problem(host)
-    if len(host) > 253:
-        return "has a host that is too long"
-    labels = host.removesuffix(".").split(".")
-    if not all(_LABEL.fullmatch(label) for label in labels):
-        return "has a host that is not valid (international names in their ASCII form, please)"
-    if _NUMERIC.fullmatch(labels[-1]):
-        try:
-            plain = str(IPv4Address(host))
-        except ValueError:
-            plain = None
-        if plain != host:
-            return "has an address that is not written as four plain decimal numbers"
-    return None
-
-
-def _ipv6_problem(host: str) -> str | None:
-    if "%" in host:
-        return "has an address with a zone, which means something on one machine only"
-    try:
-        IPv6Address(host)
-    except ValueError:
-        return "has an IPv6 address that is not valid"
-    return None
 
 
 def _unwrap(address: Address) -> Address:

@@ -14,11 +14,12 @@ from uuid import UUID
 import structlog
 
 from mainspring.clock import Clock, monotonic
-from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
+from mainspring.domain.execution import Assignment, Outcome, Report, TaskError, not_started
+from mainspring.domain.urls import host_problem
 from mainspring.domain.webhook import WebhookProfile
-from mainspring.errors import MainspringError, StoreUnavailable
+from mainspring.errors import MainspringError
 from mainspring.execution import answers, headers
-from mainspring.execution.guard import Egress, Origin, host_problem, origin_of
+from mainspring.execution.guard import Egress, Origin, origin_of
 from mainspring.execution.lanes import Caps, Lanes
 from mainspring.execution.port import ReportSink
 from mainspring.execution.sender import LoopSender, Sender, ThreadSender
@@ -122,17 +123,16 @@ class HttpExecutor:
 
     def start(self, assignments: Sequence[Assignment]) -> None:
         self._loop = self._loop or asyncio.get_running_loop()
-        failed = []
-        for assignment in assignments:
-            wrong = self._admit(assignment)
-            if wrong is not None:
-                failed.append(wrong)
+        failed = [wrong for a in assignments if (wrong := self._take_in(a)) is not None]
         if failed:
             self._metrics.webhooks.labels("refused").inc(
                 sum(r.error is not None and r.error.code == "egress-blocked" for r in failed)
             )
             self._report(failed)
         self._pump()
+
+    def has(self, task_id: UUID, fence: int) -> bool:
+        return (task_id, fence) in self._tries
 
     def cancel(self, task_id: UUID, fence: int) -> None:
         waiting = self._tries.get((task_id, fence))
@@ -182,10 +182,25 @@ class HttpExecutor:
 
     # In --------------------------------------------------------------------------------------
 
-    def _admit(self, assignment: Assignment) -> Report | None:
+    def _take_in(self, assignment: Assignment) -> Report | None:
         """Take a try in; answers a report when it can never be sent."""
+        try:
+            return self._admit(assignment)
+        except Exception:
+            self._tries.pop((assignment.id, assignment.fence), None)
+            return self._broken(assignment)
+
+    def _broken(self, assignment: Assignment) -> Report:
+        """To be called where an exception is handled: nobody thought of it."""
+        log.exception("a webhook cannot be sent", action="webhooks.failed", task=str(assignment.id))
+        return not_started(assignment, self._clock.now())
+
+    def _admit(self, assignment: Assignment) -> Report | None:
         target = assignment.spec.target
-        origin = origin_of(target.url or "")
+        try:
+            origin = origin_of(target.url or "")
+        except ValueError as problem:
+            return self._failed(assignment, TaskError("bad-url", f"this is no URL: {problem}"))
         wrong = host_problem(origin.host)
         if wrong is not None:
             return self._failed(assignment, TaskError("egress-blocked", f"the URL {wrong}"))
@@ -230,7 +245,8 @@ class HttpExecutor:
                 found = await self._source.profiles([tenant_id])
                 profile = found.get(tenant_id, WebhookProfile())
                 egress = self._settings.egress.with_lists(profile.allow, profile.deny)
-            except (StoreUnavailable, MainspringError, ValueError) as problem:
+            except Exception as problem:
+                # Whatever it is: nobody else reads it, and the tenant's webhooks wait for it.
                 log.warning("a webhook profile cannot be read", action="webhooks.no_profile",
                             tenant=tenant_id, problem=type(problem).__name__)  # fmt: skip
                 await asyncio.sleep(_RETRY_PAUSE)
@@ -249,14 +265,34 @@ class HttpExecutor:
 
     def _pump(self) -> None:
         """Send whatever has its turn."""
-        turn = self._lanes.take()
-        if turn:
-            now = self._clock.now()
-            by_sender: dict[Sender, list[Request]] = {}
+        broken: list[Report] = []
+        while turn := self._lanes.take():
+            by_sender: dict[Sender, list[_Try]] = {}
             for each in turn:
-                by_sender.setdefault(self._sender_of(each), []).append(self._request(each, now))
-            for sender, requests in by_sender.items():
-                sender.send(requests)
+                by_sender.setdefault(self._sender_of(each), []).append(each)
+            for sender, tries in by_sender.items():
+                broken += self._send(sender, tries)
+        if broken:
+            self._hand_in(broken)
+
+    def _send(self, sender: Sender, tries: Sequence[_Try]) -> list[Report]:
+        """Answers what cannot be sent by a mistake of ours; the others may be anybody's, and go."""
+        now, requests, broken = self._clock.now(), list[Request](), list[Report]()
+        for each in tries:
+            try:
+                requests.append(self._request(each, now))
+            except Exception:
+                broken.append(self._give_up(each))
+        try:
+            sender.send(requests)
+        except Exception:
+            broken += [self._give_up(each) for each in tries if each.key in self._tries]
+        return broken
+
+    def _give_up(self, each: _Try) -> Report:
+        del self._tries[each.key]
+        self._lanes.ended(each.assignment.tenant_id, each.origin)
+        return self._broken(each.assignment)
 
     def _sender_of(self, each: _Try) -> Sender:
         url = each.assignment.spec.target.url or ""

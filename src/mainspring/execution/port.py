@@ -14,7 +14,7 @@ class Executor(Protocol):
     """Runs assignments and reports every one of them exactly once to its sink.
 
     Called on the event loop only. `start` never blocks and never raises: what cannot be run is
-    reported as failed.
+    reported as failed, alone, and all others begin.
     """
 
     def can_run(self, capability: str) -> bool:
@@ -22,6 +22,10 @@ class Executor(Protocol):
         ...
 
     def start(self, assignments: Sequence[Assignment]) -> None: ...
+
+    def has(self, task_id: UUID, fence: int) -> bool:
+        """Whether it took this try in and is yet to report it."""
+        ...
 
     def cancel(self, task_id: UUID, fence: int) -> None:
         """Stop this try if it is still running; it is then reported as cancelled."""

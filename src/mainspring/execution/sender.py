@@ -55,8 +55,9 @@ class ThreadSender:
 
     def send(self, requests: Sequence[Request]) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="sender", daemon=True)
+            thread.start()
+            self._thread = thread
         self._inbox.append(requests)
         self._wake()
 

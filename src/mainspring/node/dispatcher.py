@@ -21,7 +21,7 @@ import structlog
 from mainspring import crash
 from mainspring.config import Config
 from mainspring.domain.capability import takes_slot
-from mainspring.domain.execution import Assignment, released
+from mainspring.domain.execution import Assignment, not_started, released
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.demand import Holder, taker_of
 from mainspring.engine.entry import Entry
@@ -227,25 +227,13 @@ class Dispatcher:
 
     def _begin(self, begun: Sequence[Begun]) -> None:
         """Start what was leased without queueing."""
-        engine, now = self._state.engine, self._state.clock.now()
-        by_capability: dict[str, list[Assignment]] = {}
+        now = self._state.clock.now()
         for row, assignment in begun:
-            engine.relayed(row, now)
+            self._state.engine.relayed(row, now)
             late = now - assignment.due
             lateness = {Cause.UNATTRIBUTED.value: round(late, 6)} if late >= WORTH_TELLING else {}
             self._recorder.expect(assignment, lateness)
-            if self._closed or assignment.lease_end <= now or not self.can_run(row):
-                self._recorder.report([released(assignment, now)])
-                continue
-            self._metrics.start_delay.observe(late)
-            by_capability.setdefault(row.capability, []).append(assignment)
-        for capability, batch in by_capability.items():
-            try:
-                self._executor_for(capability).start(batch)
-            except Exception:
-                # Whoever released or created them is not to blame, and has to go on.
-                log.exception("tasks could not be started", action="dispatch.failed")
-                self._recorder.report([released(assignment, now) for assignment in batch])
+        self._give_out((row.capability, assignment) for row, assignment in begun)
         self._metrics.tasks_claimed.inc(len(begun))
 
     def close(self) -> None:
@@ -346,21 +334,53 @@ class Dispatcher:
             self._no_more_doubt(worker, [assignment.id for assignment in assignments])
         engine, now = self._state.engine, self._state.clock.now()
         entries = {entry.row.id: entry for entry in picked}
-        by_capability: dict[str, list[Assignment]] = {}
         for assignment in assignments:
-            entry = entries[assignment.id]
-            self._recorder.expect(assignment, engine.lateness(entry, now))
-            self._metrics.start_delay.observe(now - assignment.due)
-            by_capability.setdefault(entry.row.capability, []).append(assignment)
-        for capability, batch in by_capability.items():
-            self._executor_for(capability).start(batch)
+            self._recorder.expect(assignment, engine.lateness(entries[assignment.id], now))
+        self._give_out((entries[a.id].row.capability, a) for a in assignments)
         crash.reach("claim.handed_out")
 
-    def _accepts(self, capability: str) -> bool:
-        return any(executor.can_run(capability) for executor in self._executors)
+    def _give_out(self, leased: Iterable[tuple[str, Assignment]]) -> None:
+        """Give leased tasks to executors. What may not begin any more goes back."""
+        now = self._state.clock.now()
+        back: list[Assignment] = []
+        by_capability: dict[str, list[Assignment]] = {}
+        for capability, assignment in leased:
+            if self._closed or assignment.lease_end <= now:
+                back.append(assignment)
+            else:
+                self._metrics.start_delay.observe(now - assignment.due)
+                by_capability.setdefault(capability, []).append(assignment)
+        for capability, batch in by_capability.items():
+            executor = self._executor_for(capability)
+            if executor is None:
+                back += batch
+            else:
+                self._start(executor, batch)
+        if back:
+            self._recorder.report([released(assignment, now) for assignment in back])
 
-    def _executor_for(self, capability: str) -> Executor:
-        return next(executor for executor in self._executors if executor.can_run(capability))
+    def _start(self, executor: Executor, batch: Sequence[Assignment]) -> None:
+        """Also if an executor breaks its word and raises: what it has taken in it reports, and what
+        it has not taken would be ours for ever, with a lease that is extended and nobody at work.
+        """
+        try:
+            executor.start(batch)
+        except Exception:
+            log.exception("tasks could not be started", action="dispatch.failed")
+            now, engine = self._state.clock.now(), self._state.engine
+            # What is no longer held was reported already.
+            nobodys = [
+                not_started(a, now)
+                for a in batch
+                if engine.holds(a.id, a.fence) and not executor.has(a.id, a.fence)
+            ]
+            self._recorder.report(nobodys)
+
+    def _accepts(self, capability: str) -> bool:
+        return self._executor_for(capability) is not None
+
+    def _executor_for(self, capability: str) -> Executor | None:
+        return next((each for each in self._executors if each.can_run(capability)), None)
 
     # Leases ----------------------------------------------------------------------------------
 

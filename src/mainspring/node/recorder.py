@@ -119,9 +119,9 @@ class Recorder:
             case Finish() as finish:
                 accepted = bool(await self._record_finishes([finish]))
             case Retry() as retry:
-                cancelled = await self._record_retries([retry])
+                again, cancelled = await self._record_retries([retry])
                 # Not scheduled again: somebody asked to cancel, or the try is an old one.
-                accepted = not cancelled or bool(await self._record_finishes(cancelled))
+                accepted = bool(again or (cancelled and await self._record_finishes(cancelled)))
         if assignment.partition not in self._state.engine.partitions:
             self._signals.wake_owners({assignment.partition})
         self._state.poke()
@@ -177,10 +177,9 @@ class Recorder:
                     finishes.append(finish)
                 case Retry() as retry:
                     retries.append(retry)
-        accepted = {retry.report.assignment.id for retry in retries}
+        accepted: set[UUID] = set()
         if retries:
-            cancelled = await self._record_retries(retries)
-            accepted -= {finish.report.assignment.id for finish in cancelled}
+            accepted, cancelled = await self._record_retries(retries)
             finishes += cancelled
         if finishes:
             accepted |= await self._record_finishes(finishes)
@@ -229,24 +228,23 @@ class Recorder:
         self._metrics.fenced_outcomes.inc(len(finishes) - len(accepted))
         return accepted
 
-    async def _record_retries(self, retries: Sequence[Retry]) -> list[Finish]:
-        """Schedule tasks again; answers those that somebody asked to cancel: they are finished."""
-        rows = await self._retry(retries)
+    async def _record_retries(self, retries: Sequence[Retry]) -> tuple[set[UUID], list[Finish]]:
+        """Schedule tasks again; answers which, and the ends of those that somebody asked to cancel:
+        these are yet to be written, and until then they count as running."""
+        rows, unwritten = await self._retry(retries)
         crash.reach("retry.committed")
         now = self._state.clock.now()
         self._state.engine.saw(rows, now)
         again = {row.id for row in rows}
+        cancelled: list[Finish] = []
         for retry in retries:
             assignment = retry.report.assignment
-            # Of the others the end is yet to be written: until then they count as running.
-            if assignment.id in again:
+            if assignment.id in again or assignment.id in unwritten:
                 self._state.engine.ended(assignment.id, assignment.fence, now)
+            else:
+                cancelled.append(Finish(retry.report, TaskState.CANCELLED))
         self._count(retry.report for retry in retries if retry.report.assignment.id in again)
-        return [
-            Finish(retry.report, TaskState.CANCELLED)
-            for retry in retries
-            if retry.report.assignment.id not in again
-        ]
+        return again, cancelled
 
     async def _finish(self, finishes: Sequence[Finish]) -> set[UUID]:
         """Write until it is written. Writing again what may have been written already is harmless:
@@ -257,11 +255,12 @@ class Recorder:
             except StoreUnavailable:
                 await self._pause()
             except REFUSED as error:
-                if len(finishes) == 1:
-                    finishes = [_unrecordable(finishes[0], error)]
-                else:
+                if len(finishes) > 1:
                     # One bad result must not hold up the others: each alone.
                     return {i for f in finishes for i in await self._finish([f])}
+                if _given_up(finishes[0].report, error):
+                    return set()
+                finishes = [_unrecordable(finishes[0], error)]
 
     async def _finish_steps(self, finishes: Sequence[Finish]) -> set[UUID]:
         """The same for steps, whose runs move on with it: the short way where that will do."""
@@ -311,9 +310,7 @@ class Recorder:
             except REFUSED as error:
                 if len(finishes) > 1:
                     return {i for f in finishes for i in await self._finish_with_care([f])}
-                if _was_refused(finishes[0]):
-                    # Nothing of it can be written. Its lease will run out, and it is tried again.
-                    log.error("an outcome was refused", action="record.refused", exc_info=error)
+                if _given_up(finishes[0].report, error):
                     return set()
                 finishes = [_unrecordable(finishes[0], error)]
 
@@ -331,22 +328,26 @@ class Recorder:
         if elsewhere := ({row.partition for row in moved.rows} | moved.told) - ours:
             self._signals.wake_owners(elsewhere)
 
-    async def _retry(self, retries: Sequence[Retry]) -> list[TaskRow]:
+    async def _retry(self, retries: Sequence[Retry]) -> tuple[list[TaskRow], set[UUID]]:
         """Write until it is written; answers the rows, also those of a write whose answer was
-        lost: nobody else tells the engine of them."""
+        lost: nobody else tells the engine of them. And what cannot be written."""
         unsure = False
         while True:
             try:
                 rows = await self._store.retry(self._state.tenure(), retries)
-                return rows + (await self._rescheduled(retries) if unsure else [])
+                return rows + (await self._rescheduled(retries) if unsure else []), set()
             except StoreUnavailable:
                 unsure = True
                 await self._pause()
             except REFUSED as error:
                 if len(retries) > 1:
-                    return [row for retry in retries for row in await self._retry([retry])]
-                report = _storable(retries[0].report, error)
-                retries = [retries[0]._replace(report=report)]
+                    alone = [await self._retry([retry]) for retry in retries]
+                    rows = [row for written, _ in alone for row in written]
+                    return rows, {one for _, unwritten in alone for one in unwritten}
+                report = retries[0].report
+                if _given_up(report, error):
+                    return [], {report.assignment.id}
+                retries = [retries[0]._replace(report=_storable(report, error))]
 
     async def _rescheduled(self, retries: Sequence[Retry]) -> list[TaskRow]:
         tasks = [(r.report.assignment.tenant_id, r.report.assignment.id) for r in retries]
@@ -385,9 +386,14 @@ def _unrecordable(finish: Finish, error: Exception) -> Finish:
     return Finish(told, TaskState.FAILED, reason, finish.sla_met, finish.blame, None)
 
 
-def _was_refused(finish: Finish) -> bool:
-    error = finish.report.error
-    return error is not None and error.code == _UNSTORABLE
+def _given_up(report: Report, error: Exception) -> bool:
+    """Whether nothing of it can be written: it was refused before, and what could be to blame was
+    taken out of it. Its lease will run out, and the task is tried again."""
+    if report.error is None or report.error.code != _UNSTORABLE:
+        return False
+    task = str(report.assignment.id)
+    log.error("an outcome was refused", action="record.refused", task=task, exc_info=error)
+    return True
 
 
 def _storable(report: Report, error: Exception) -> Report:

@@ -80,6 +80,9 @@ class RunStarter:
         if self._loop is None:
             self._loop = asyncio.create_task(self._keep_looking())
 
+    def has(self, task_id: UUID, fence: int) -> bool:
+        return (task_id, fence) in self._tries
+
     def cancel(self, task_id: UUID, fence: int) -> None:
         found = self._tries.get((task_id, fence))
         if found is not None:

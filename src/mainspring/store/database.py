@@ -10,10 +10,13 @@ from typing import Any, TypeVar, cast
 import asyncpg
 import asyncpg.protocol.protocol as driver
 import msgspec
+import structlog
 from asyncpg.pgproto import pgproto
 
 from mainspring.domain.ids import TaskIds
 from mainspring.errors import StoreUnavailable
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -35,9 +38,18 @@ CONNECTION_LOST = (
     OSError,
     TimeoutError,
 )
-REFUSED = (asyncpg.PostgresError, ValueError)
+REFUSED = (
+    asyncpg.CardinalityViolationError,
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.InvalidObjectDefinitionError,  # a partition that would overlap another
+    asyncpg.PLPGSQLError,  # a trigger of ours says no
+    asyncpg.ProgramLimitExceededError,
+    ValueError,
+)
 """The database, or the encoding on the way to it, does not take the values: asking again is of no
-use. To be caught after StoreUnavailable."""
+use. Only what values can cause is here: with the same error for a lost disk or a missing right,
+outcomes would be given up that can be written as soon as somebody has looked after the database."""
 CLASHES = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 _CLASH_RETRIES = 5
@@ -74,8 +86,8 @@ class DatabaseOptions:
 
 
 class Database:
-    """A pool of connections. A call either succeeds or raises a typed error; no retries hide here
-    except for deadlocks, where PostgreSQL guarantees that nothing happened."""
+    """A pool of connections. A call either succeeds, is REFUSED, or raises StoreUnavailable; no
+    retries hide here except for deadlocks, where PostgreSQL guarantees that nothing happened."""
 
     def __init__(self, options: DatabaseOptions) -> None:
         self._options = options
@@ -130,14 +142,19 @@ class Database:
             try:
                 async with self._pool.acquire(timeout=self._options.acquire_timeout) as connection:
                     return await work(cast(asyncpg.Connection, connection))
+            except REFUSED:
+                raise
             except CLASHES as error:
                 if attempt == _CLASH_RETRIES:
                     raise StoreUnavailable(f"the database is too busy: {error!r}") from error
                 await asyncio.sleep(0.01 * 2**attempt)
             except CONNECTION_LOST as error:
-                if isinstance(error, ValueError):
-                    raise  # asyncpg's word for a value that cannot be encoded
                 raise StoreUnavailable(f"the database was lost: {error!r}") from error
+            except asyncpg.PostgresError as error:
+                # An operator has to see to it, or we have made a mistake: whoever asks again must
+                # not be the only one to know.
+                log.error("the database failed", action="database.failed", exc_info=error)
+                raise StoreUnavailable(f"the database failed: {error!r}") from error
         raise AssertionError("unreachable")
 
 
