@@ -25,6 +25,9 @@ class MemoryCluster:
         self.committed = committed
         self.writer: Tenure | None = None
         """Who wrote last, for those who check that the right ones are told."""
+        self.begun_unheard: set[UUID] = set()
+        """Tasks that were leased as they were created, after their creator had given up: it may
+        have looked for them already, and then nobody runs them until their lease ends."""
         self.tables = Tables(partitions={p: PartitionRow() for p in partitions})
 
     def now(self) -> float:

@@ -228,7 +228,7 @@ class Invariants:
                 "a stale try was accepted",
                 execution,
             )
-            if execution.outcome == "lost":
+            if execution.outcome == "lost" and execution.id not in self._store.begun_unheard:
                 self._require(self.may_lose(execution.worker), "a living try was lost", execution)
         self._executions = len(self._tables.executions)
 

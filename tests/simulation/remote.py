@@ -116,7 +116,18 @@ class RemoteTasks(Tasks):
     async def create(
         self, creations: Sequence[Creation], tenure: Tenure, start: HeadStart = NO_HEAD_START
     ) -> Made:
-        return await self._link.call(lambda: self._store.create(creations, tenure, start))
+        waits = True
+
+        def create() -> Made:
+            made = self._store.create(creations, tenure, start)
+            if not waits:
+                self._store.begun_unheard.update(row.id for row, _ in made.begun)
+            return made
+
+        try:
+            return await self._link.call(create)
+        finally:
+            waits = False
 
     async def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
         return await self._link.call(lambda: self._store.which_exist(tenant_id, ids))

@@ -1,12 +1,13 @@
 """Membership: being alive, owning partitions, taking over from the dead, making room for the new.
 
-Heartbeats have a connection of their own, so that no other work can delay them. Every beat also
-measures the database's clock.
+Heartbeats have a loop and a connection of their own, so that no other work can delay them, not even
+that of moving partitions. Every beat also measures the database's clock.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import lru_cache
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -27,6 +28,8 @@ log = structlog.get_logger()
 
 _RETRY_PAUSE = 0.25
 
+Connect = Callable[[], Awaitable[asyncpg.Connection]]
+
 
 class Membership:
     """Joins the cluster, beats, and moves partitions towards where they belong."""
@@ -35,7 +38,7 @@ class Membership:
         self,
         config: Config,
         state: NodeState,
-        connect: Callable[[], Awaitable[asyncpg.Connection]],
+        connect: Connect,
         database_clock: clock.DatabaseClock,
         loader: Loader,
         signals: Signals,
@@ -44,16 +47,16 @@ class Membership:
     ) -> None:
         self._config = config
         self._state = state
-        self._connect = connect
+        self._heart = _Line(connect)
+        self._mover = _Line(connect)
         self._clock = database_clock
         self._loader = loader
         self._signals = signals
         self._metrics = metrics
         self._version = version
-        self._connection: asyncpg.Connection | None = None
         self._moved = asyncio.Event()
-        self._busy = asyncio.Lock()
-        self._leaving = False
+        self._moving = asyncio.Lock()
+        """Held while partitions move: our identity stays the same meanwhile."""
         self._url: str | None = None
 
     def hint(self) -> None:
@@ -63,68 +66,66 @@ class Membership:
     async def join(self, url: str | None) -> None:
         """Anchor the clock and enter the cluster as a new incarnation."""
         self._url = url
-        cluster = await self._cluster()
-        assert self._connection is not None
+        connection = await self._heart.connection()
         for _ in range(3):
             sent = clock.monotonic()
-            now = await self._connection.fetchval(
-                "SELECT extract(epoch FROM clock_timestamp())::float8"
-            )
+            now = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
             self._clock.sample(now, sent=sent, received=clock.monotonic())
-        self._state.epoch = await cluster.join(
+        self._state.epoch = await Cluster(connection).join(
             self._state.node_id, self._config.node_name, url, self._version
         )
         log.info("joined the cluster", action="node.joined", node=str(self._state.node_id))
 
-    async def run(self) -> None:
-        while not self._leaving:
-            self._moved.clear()
-            try:
-                async with self._busy:
-                    await self._turn()
-            except (StoreUnavailable, *CONNECTION_LOST) as problem:
-                self._metrics.database_errors.inc()
-                log.warning("a heartbeat failed", action="node.beat_failed", problem=repr(problem))
-                self._drop_connection()
-                await asyncio.sleep(_RETRY_PAUSE)
-                continue
-            try:
-                async with asyncio.timeout(self._config.heartbeat):
-                    await self._moved.wait()
-            except TimeoutError:
-                pass
+    def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        return {"membership.beat": self._keep_beating, "membership.balance": self._keep_balance}
 
     async def leave(self) -> None:
-        """Hand everything over at once and stop being a member."""
-        self._leaving = True
+        """Hand everything over at once and stop being a member. The loops have been stopped."""
         try:
-            async with asyncio.timeout(self._config.node_ttl), self._busy:
-                cluster = await self._cluster()
+            async with asyncio.timeout(self._config.node_ttl), self._moving:
+                cluster = await self._mover.cluster()
                 heirs = [m.id for m in await self._alive(cluster) if m.id != self._state.node_id]
                 mine = (await cluster.ownership()).get(self._state.node_id, [])
                 gifts = {p: preferred_owner(p, heirs) if heirs else None for p in mine}
-                await self._hand_over(cluster, gifts, leaving=True)
+                if await self._hand_over(cluster, gifts, leaving=True):
+                    await self._signals.cluster_changed()
         except (StoreUnavailable, TimeoutError, *CONNECTION_LOST) as problem:
             # The others will notice our silence instead.
             log.warning("could not hand over", action="node.leave_failed", problem=repr(problem))
         log.info("left the cluster", action="node.left", node=str(self._state.node_id))
 
     async def close(self) -> None:
-        self._drop_connection()
+        self._heart.drop()
+        self._mover.drop()
 
-    async def _turn(self) -> None:
-        cluster = await self._cluster()
-        sent = clock.monotonic()
-        now = await cluster.beat(self._state.node_id, self._state.epoch)
+    # Being alive -----------------------------------------------------------------------------
+
+    async def _keep_beating(self) -> None:
+        while True:
+            try:
+                await self._beat(await self._heart.cluster())
+            except (StoreUnavailable, *CONNECTION_LOST) as problem:
+                self._metrics.database_errors.inc()
+                log.warning("a heartbeat failed", action="node.beat_failed", problem=repr(problem))
+                self._heart.drop()
+                await asyncio.sleep(_RETRY_PAUSE)
+            else:
+                await asyncio.sleep(self._config.heartbeat)
+
+    async def _beat(self, cluster: Cluster) -> None:
+        epoch, sent = self._state.epoch, clock.monotonic()
+        now = await cluster.beat(self._state.node_id, epoch)
         if now is None:
-            await self._rejoin(cluster)
+            # Unless it was our own handover that raised the epoch: when it is over, we know.
+            async with self._moving:
+                if self._state.epoch == epoch:
+                    await self._rejoin(cluster)
             return
         jump = self._clock.sample(now, sent=sent, received=clock.monotonic())
         if jump:
             log.warning(
                 "the database's clock jumped", action="clock.jumped", seconds=round(jump, 3)
             )
-        await self._balance(cluster)
 
     async def _rejoin(self, cluster: Cluster) -> None:
         """We were declared dead: whatever we owned is another's now. Start again as a new node."""
@@ -137,12 +138,40 @@ class Membership:
         )
         self.hint()
 
-    async def _balance(self, cluster: Cluster) -> None:
+    # Owning partitions -----------------------------------------------------------------------
+
+    async def _keep_balance(self) -> None:
+        while True:
+            self._moved.clear()
+            try:
+                async with self._moving:
+                    handed_over = await self._balance(await self._mover.cluster())
+            except (StoreUnavailable, *CONNECTION_LOST) as problem:
+                self._metrics.database_errors.inc()
+                log.warning(
+                    "moving partitions failed", action="node.move_failed", problem=repr(problem)
+                )
+                self._mover.drop()
+                await asyncio.sleep(_RETRY_PAUSE)
+                continue
+            if handed_over:
+                await self._signals.cluster_changed()
+            await self._rest()
+
+    async def _rest(self) -> None:
+        try:
+            async with asyncio.timeout(self._config.heartbeat):
+                await self._moved.wait()
+        except TimeoutError:
+            pass
+
+    async def _balance(self, cluster: Cluster) -> bool:
+        """One look at who lives and who owns what; answers whether something was given away."""
         me = self._state.node_id
         alive = await self._alive(cluster)
         ids = tuple(member.id for member in alive)
         if me not in ids:
-            return  # declared dead since the beat: the next beat tells
+            return False  # declared dead: the next beat tells
         ownership = await cluster.ownership()
         self._state.owners = {p: owner for owner, found in ownership.items() for p in found}
         mine = set(ownership.get(me, ()))
@@ -157,12 +186,14 @@ class Membership:
         if orphans:
             mine |= await self._take_over(cluster, orphans)
         excess = mine - wanted
+        handed_over = False
         if excess:
             shares = _shares(ids)
             heir = {p: node for node, share in shares.items() for p in share & excess}
-            await self._hand_over(cluster, heir)
+            handed_over = await self._hand_over(cluster, heir)
         self._loader.give_up(self._state.engine.partitions - mine)
         self._loader.load(mine - excess - self._state.engine.partitions)
+        return handed_over
 
     async def _alive(self, cluster: Cluster) -> list[Member]:
         """The living members; those that fell silent are fenced on the way."""
@@ -174,7 +205,8 @@ class Membership:
                 log.warning(
                     "declared a node dead", action="node.declared_dead", node=str(member.id)
                 )
-            # else: it spoke up again, or another node was faster; the next beat tells.
+            # else: it spoke up again, another node was faster, or something of it is in flight;
+            # the next look tells.
         return alive
 
     async def _take_over(self, cluster: Cluster, orphans: set[int]) -> set[int]:
@@ -190,23 +222,35 @@ class Membership:
         gifts: dict[int, UUID | None] | dict[int, UUID],
         *,
         leaving: bool = False,
-    ) -> None:
+    ) -> bool:
         tenure = self._state.tenure()
         self._loader.give_up(gifts.keys())
         epoch = await cluster.hand_over(tenure, gifts, leaving=leaving)
         crash.reach("handover.committed")
-        if epoch is not None:
-            self._state.epoch = epoch
-            self._state.owners = {**self._state.owners, **gifts}
-            log.info("handed partitions over", action="node.handed_over", partitions=len(gifts))
-            await self._signals.cluster_changed()
+        if epoch is None:
+            return False
+        self._state.epoch = epoch
+        self._state.owners = {**self._state.owners, **gifts}
+        log.info("handed partitions over", action="node.handed_over", partitions=len(gifts))
+        return True
 
-    async def _cluster(self) -> Cluster:
+
+class _Line:
+    """A connection that is made when it is needed, and anew after it was lost."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._connection: asyncpg.Connection | None = None
+
+    async def connection(self) -> asyncpg.Connection:
         if self._connection is None or self._connection.is_closed():
             self._connection = await self._connect()
-        return Cluster(self._connection)
+        return self._connection
 
-    def _drop_connection(self) -> None:
+    async def cluster(self) -> Cluster:
+        return Cluster(await self.connection())
+
+    def drop(self) -> None:
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None

@@ -72,7 +72,6 @@ class Node:
         await self._membership.join(url)
         self._joined = True
         loops = {
-            "membership": self._membership.run,
             "signals.listen": self._signals.listen,
             "signals.send": self._signals.send,
             "loader": self._loader.run,
@@ -82,6 +81,7 @@ class Node:
             "materializer": self._materializer.run,
             "deadlines": self._deadlines.run,
         }
+        loops |= self._membership.loops()
         if self._desk is not None:
             loops |= self._desk.loops()
         for name, loop in loops.items():
@@ -94,7 +94,7 @@ class Node:
         if self._desk is not None:
             self._desk.close()
         await self._supervisor.stop(
-            "membership", "loader", "housekeeper", "materializer", "deadlines"
+            *self._membership.loops(), "loader", "housekeeper", "materializer", "deadlines"
         )
         await self._membership.leave()
         await self._housekeeper.leave()

@@ -81,7 +81,7 @@ class Topology:
 
 
 class Cluster:
-    """Membership on a connection of its own: heartbeats must never wait behind other work."""
+    """Membership on connections of its own: heartbeats must never wait behind other work."""
 
     def __init__(self, connection: asyncpg.Connection) -> None:
         self._connection = connection
@@ -107,7 +107,8 @@ class Cluster:
         return {row["owner"]: row["partitions"] for row in rows}
 
     async def declare_dead(self, node_id: UUID, ttl: float) -> bool:
-        """Fence a node that was silent for `ttl` seconds, once its claims in flight are done."""
+        """Fence a node that was silent for `ttl` seconds. False: it was not, or what it has in
+        flight is not over yet."""
         return await self._connection.fetchval(SQL["declare_dead"], node_id, ttl) is not None
 
     async def take_over(self, node_id: UUID, epoch: int, wanted: Collection[int]) -> list[int]:

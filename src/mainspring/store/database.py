@@ -35,6 +35,7 @@ CONNECTION_LOST = (
     asyncpg.InvalidAuthorizationSpecificationError,  # a password that is wrong, or has changed
     asyncpg.InvalidCatalogNameError,  # no such database
     asyncpg.QueryCanceledError,
+    asyncpg.IdleInTransactionSessionTimeoutError,  # we stood still inside of a transaction
     OSError,
     TimeoutError,
 )
@@ -62,6 +63,7 @@ _PLANNER = {
     "enable_seqscan": "off",
     "random_page_cost": "0.1",
 }
+_IDLE = "idle_in_transaction_session_timeout"
 _encoder = msgspec.json.Encoder()
 
 # To tell arrays from scalars the driver asks of every element of every array parameter whether it
@@ -81,6 +83,9 @@ class DatabaseOptions:
     connections: int = 8
     acquire_timeout: float = 5.0
     statement_timeout: float = 20.0
+    idle_timeout: float = 5.0
+    """After so long between two statements of a transaction the server ends it: its client is
+    frozen or cut off, and others wait for its locks."""
     prepared: bool = True
     tls: SSLContext | None = None
 
@@ -91,6 +96,7 @@ class Database:
 
     def __init__(self, options: DatabaseOptions) -> None:
         self._options = options
+        self._end_if_idle = f"SET LOCAL {_IDLE} = {_milliseconds(options.idle_timeout)}"
         self._pool: asyncpg.Pool | None = None
 
     async def open(self) -> None:
@@ -131,6 +137,9 @@ class Database:
 
         async def run(connection: asyncpg.Connection) -> T:
             async with connection.transaction():
+                if not self._options.prepared:
+                    # The pooler's connections do not have it, and belong to others in between.
+                    await connection.execute(self._end_if_idle)
                 return await work(connection)
 
         return await self._with_connection(run)
@@ -186,10 +195,23 @@ def _arguments(options: DatabaseOptions) -> dict[str, Any]:
     }
     if options.prepared:
         # A pooler would refuse these; all works without them, only with plans that can go wrong.
-        arguments["server_settings"] |= _PLANNER
+        arguments["server_settings"] |= _PLANNER | _limits(options)
     if options.tls is not None:
         arguments["ssl"] = options.tls
     return arguments
+
+
+def _limits(options: DatabaseOptions) -> dict[str, str]:
+    """What the server ends by itself: a client that is frozen cannot give up in time, and its locks
+    would last as long as it stands still."""
+    return {
+        "statement_timeout": _milliseconds(options.statement_timeout),
+        _IDLE: _milliseconds(options.idle_timeout),
+    }
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(round(seconds * 1000))
 
 
 async def _prepare_connection(connection: asyncpg.Connection) -> None:

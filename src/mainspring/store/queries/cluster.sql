@@ -30,15 +30,19 @@ FROM nodes n ORDER BY n.state, n.started_at DESC, n.id LIMIT $1;
 SELECT partition, owner, epoch FROM partitions ORDER BY partition;
 
 -- name: declare_dead
--- Fence a silent node. FOR UPDATE waits for its claims in flight; afterwards it can change nothing.
-WITH silent AS MATERIALIZED (
-    SELECT id FROM nodes
-    WHERE id = $1 AND state = 'active'
-      AND heartbeat_at < clock_timestamp() - $2 * interval '1 second'
-    FOR UPDATE
+-- Fence a silent node, and bury it once what it has in flight is done. The new epoch keeps it from
+-- beginning anything; raising it waits for nobody, for it does not clash with the share locks that the
+-- node's transactions hold. While there are such locks the node stays "active", and whoever looks next
+-- tries again: none can have been added, so it comes to an end. FOR UPDATE gets through only when there
+-- are none. Then it can change nothing any more, and its partitions may be taken.
+WITH idle AS MATERIALIZED (
+    SELECT id FROM nodes WHERE id = $1 FOR UPDATE SKIP LOCKED
 )
-UPDATE nodes n SET epoch = n.epoch + 1, state = 'dead' FROM silent WHERE n.id = silent.id
-RETURNING n.id;
+UPDATE nodes n SET epoch = n.epoch + 1,
+    state = CASE WHEN EXISTS (SELECT FROM idle) THEN 'dead' ELSE n.state END
+WHERE n.id = $1 AND n.state = 'active'
+  AND n.heartbeat_at < clock_timestamp() - $2 * interval '1 second'
+RETURNING CASE WHEN n.state = 'dead' THEN n.id END;
 
 -- name: take_over
 -- Take partitions that nobody living owns. The node's own row proves that it is itself alive.
