@@ -120,7 +120,7 @@ class Config:
     )
     heartbeat: float = setting(0.5, "how often a node says that it is alive", least=0.05)
     node_ttl: float = setting(2.0, "silence after which a node is declared dead", least=0.2)
-    look_ahead: float = setting(10.0, "how far ahead of time tasks are loaded", least=1)
+    look_ahead: float = setting(10.0, "how far ahead of time tasks are loaded", least=1, most=600)
     stream_cap: int = setting(256, "tasks of one stream and partition held in memory", least=8)
     tenant_cap: int = setting(1024, "the same for a tenant, divided among its streams", least=8)
     claim_batch: int = setting(1000, "most tasks claimed in one statement", least=1, most=10_000)

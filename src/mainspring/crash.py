@@ -22,7 +22,7 @@ POINTS = {
     "retry.committed": "a task was scheduled again, the engine does not know",
     "schedule.before_commit": "schedules are due, nothing is decided",
     "schedule.committed": "occurrences and their tasks are durable, the engine does not know",
-    "wake.consumed": "wake rows are deleted, the engine has not seen them",
+    "wake.read": "wake rows are read and still there, the engine has not heard of them",
     "lease.before_commit": "tasks were picked for workers, the claim is not written",
     "lease.committed": "tasks are leased to workers, nobody has heard of it",
     "lease.answered": "a worker is about to be told what it leased",

@@ -96,7 +96,7 @@ class MemoryInspector:
         return tenant
 
     async def wakes(self) -> list[tuple[int, UUID]]:
-        return sorted((partition, task) for partition, _, task in self._tables.wakes)
+        return sorted((partition, task) for partition, _, task in self._tables.wakes.values())
 
     async def end_of(self, task_id: UUID) -> End | None:
         found = self._tables.history.get(task_id)

@@ -170,7 +170,7 @@ async def test_expiry_ends_what_did_not_start(lab: Lab) -> None:
     parked = await lab.create(tenant, due=-9.0, expires=-1.0)
     await lab.move(tenant, parked.id, "paused")
     early = await lab.create(tenant, expires=60.0)
-    assert set(await lab.engine.expire(tenure)) == {late.id, parked.id}
+    assert set(await lab.engine.expire(tenure, limit=100)) == {late.id, parked.id}
     assert await lab.is_unfinished(early)
     end = await lab.inspect.end_of(late.id)
     assert end is not None
@@ -181,19 +181,26 @@ async def test_expiry_spares_what_runs(lab: Lab) -> None:
     tenure, tenant = await lab.join(), await lab.tenant()
     running, waiting = [await lab.create(tenant, expires=0.2) for _ in range(2)]
     assert await lab.claim(tenure, running) is not None
-    while not (ended := await lab.engine.expire(tenure)):
+    while not (ended := await lab.engine.expire(tenure, limit=100)):
         continue
     while waiting.id not in ended:
-        ended += await lab.engine.expire(tenure)
+        ended += await lab.engine.expire(tenure, limit=100)
     assert ended == [waiting.id]
     assert await lab.is_unfinished(running)
+
+
+async def test_expiry_comes_some_at_a_time(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    rows = [await lab.create(tenant, due=-9.0, expires=-5.0 + n) for n in range(3)]
+    ended = [await lab.engine.expire(tenure, limit=2) for _ in range(3)]
+    assert [set(ids) for ids in ended] == [{rows[0].id, rows[1].id}, {rows[2].id}, set()]
 
 
 async def test_expiry_is_the_owners_business(lab: Lab) -> None:
     tenure, tenant = await lab.join(), await lab.tenant()
     row = await lab.create(tenant, due=-9.0, expires=-1.0)
     elsewhere = await lab.join(frozenset({(row.partition + 1) % 256}))
-    assert await lab.engine.expire(elsewhere) == []
+    assert await lab.engine.expire(elsewhere, limit=100) == []
     await lab.cluster.hand_over(tenure, {})
-    assert await lab.engine.expire(tenure) == []
+    assert await lab.engine.expire(tenure, limit=100) == []
     assert await lab.is_unfinished(row)

@@ -98,6 +98,26 @@ async def test_a_new_spread_moves_the_tasks_and_tells_both_owners(lab: Lab) -> N
     assert (await lab.keys.limits())[tenant] == TenantLimits(2, 3, 1)
 
 
+async def test_of_moved_tasks_that_are_due_late_nobody_is_told(lab: Lab) -> None:
+    """No owner has them: whoever owns their new place will read them when their time comes."""
+    tenure, tenant = await lab.join(), await lab.tenant(spread=256)
+    rows = [await lab.create(tenant, tenure=tenure, due=due) for due in 4 * [100.0] + 4 * [7200.0]]
+    await lab.keys.set_limits(tenant, TenantLimits(2, 3, 1))
+    place = partition_of(tenant, rows[0].id, None, 1)
+    assert {(await lab.row(tenant, row.id)).partition for row in rows} == {place}
+    near = [row for row in rows[:4] if row.partition != place]
+    assert near
+    told = [(row.partition, row.id) for row in near] + [(place, row.id) for row in near]
+    assert await lab.inspect.wakes() == sorted(told)
+
+
+async def test_limits_are_told_of_those_tenants_who_are_asked_for(lab: Lab) -> None:
+    one, other = await lab.tenant(max_running=3), await lab.tenant(max_running=4)
+    assert await lab.keys.limits([one]) == {one: TenantLimits(1, 3, 1)}
+    assert await lab.keys.limits([]) == {}
+    assert (await lab.keys.limits()).keys() >= {one, other}
+
+
 async def test_the_same_spread_moves_nothing(lab: Lab) -> None:
     tenure, tenant = await lab.join(), await lab.tenant(spread=1)
     row = await lab.create(tenant, tenure=tenure)

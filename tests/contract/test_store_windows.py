@@ -1,6 +1,6 @@
 """Reading: what an owner finds in its partitions, and what it is told of."""
 
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -166,24 +166,55 @@ async def test_wakes_are_taken_once(lab: Lab) -> None:
     row = await lab.create(tenant)
     gone = await lab.create(tenant)
     await lab.move(tenant, gone.id, "cancelled")
-    seen = await lab.engine.take_wakes(tenure)
-    assert (seen.rows, seen.gone) == ([row], [gone.id])
-    seen = await lab.engine.take_wakes(tenure)
-    assert (seen.rows, seen.gone) == ([], [])
+    seen = await lab.engine.take_wakes(tenure, [], limit=100)
+    assert (seen.rows, seen.gone, len(seen.wakes)) == ([row], [gone.id], 3)
+    nothing = await lab.engine.take_wakes(tenure, seen.wakes, limit=100)
+    assert (nothing.rows, nothing.gone, nothing.wakes) == ([], [], [])
+    assert await lab.inspect.wakes() == []
+
+
+async def test_wakes_stay_until_they_are_named(lab: Lab) -> None:
+    """An answer that was lost is asked for again. A statement that comes late takes nothing along
+    that was written since."""
+    tenure, tenant = await lab.join(), await lab.tenant()
+    first = await lab.create(tenant)
+    seen = await lab.engine.take_wakes(tenure, [], limit=100)
+    assert await lab.engine.take_wakes(tenure, [], limit=100) == seen
+    second = await lab.create(tenant)
+    late = await lab.engine.take_wakes(tenure, seen.wakes, limit=100)
+    assert (seen.rows, late.rows) == ([first], [second])
+    assert await lab.engine.take_wakes(tenure, seen.wakes, limit=100) == late
+    assert await lab.inspect.wakes() == [(second.partition, second.id)]
+
+
+async def test_only_some_wakes_are_read_at_once(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    rows = [await lab.create(tenant) for _ in range(5)]
+    found, heard = list[UUID](), list[int]()
+    for expected in (2, 2, 1, 0):
+        seen = await lab.engine.take_wakes(tenure, heard, limit=2)
+        assert len(seen.wakes) == expected
+        found += [row.id for row in seen.rows]
+        heard = seen.wakes
+    assert sorted(found) == sorted(row.id for row in rows)
 
 
 async def test_wakes_of_other_partitions_stay(lab: Lab) -> None:
     row = await lab.create(await lab.tenant())
     tenure = await lab.join(frozenset({(row.partition + 1) % 256}))
-    assert (await lab.engine.take_wakes(tenure)).rows == []
+    assert (await lab.engine.take_wakes(tenure, [], limit=100)).rows == []
     assert await lab.inspect.wakes() == [(row.partition, row.id)]
 
 
 async def test_a_replaced_node_takes_no_wakes(lab: Lab) -> None:
     tenure = await lab.join()
-    row = await lab.create(await lab.tenant())
+    tenant = await lab.tenant()
+    row = await lab.create(tenant)
+    seen = await lab.engine.take_wakes(tenure, [], limit=100)
+    assert seen.rows == [row]
+    other = await lab.create(tenant)
     await lab.cluster.hand_over(tenure, {})
-    assert (await lab.engine.take_wakes(tenure)).rows == []
+    assert (await lab.engine.take_wakes(tenure, seen.wakes, limit=100)).wakes == []
     unknown = Tenure(uuid4(), (await lab.join()).epoch, tenure.partitions)
-    assert (await lab.engine.take_wakes(unknown)).rows == []
-    assert await lab.inspect.wakes() == [(row.partition, row.id)]
+    assert (await lab.engine.take_wakes(unknown, seen.wakes, limit=100)).wakes == []
+    assert await lab.inspect.wakes() == sorted((r.partition, r.id) for r in (row, other))

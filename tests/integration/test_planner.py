@@ -109,10 +109,21 @@ async def rows_read(world: StoreWorld) -> int:
 async def test_wakes_are_looked_up_one_by_one(empty: StoreWorld) -> None:
     """And not each compared with each task, which takes ten seconds and not a tenth of one."""
     owner = empty.tenure
-    assert not (await empty.engine.take_wakes(owner)).rows
+    assert not (await empty.engine.take_wakes(owner, [], limit=1000)).rows
     empty.tenure = Tenure(owner.node_id, owner.epoch, frozenset())  # what is made now is not ours
     for _ in range(20):
         await empty.due_tasks(CROWD // 2)
     before = await rows_read(empty)
-    assert len((await empty.engine.take_wakes(owner)).rows) == 10 * CROWD
+    seen = await empty.engine.take_wakes(owner, [], limit=20 * CROWD)
+    assert len(seen.rows) == 10 * CROWD
     assert await rows_read(empty) - before <= 10 * CROWD
+
+
+async def test_what_expires_is_looked_up_one_by_one(empty: StoreWorld) -> None:
+    assert not await empty.engine.expire(empty.tenure, limit=CROWD)
+    for _ in range(20):
+        await empty.due_tasks(CROWD // 2)
+    await empty.database.fetch("UPDATE tasks SET expires_at = due_at - interval '1 second'")
+    before = await rows_read(empty)
+    assert len(await empty.engine.expire(empty.tenure, limit=CROWD)) == CROWD
+    assert await rows_read(empty) - before <= 3 * CROWD

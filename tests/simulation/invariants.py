@@ -273,7 +273,7 @@ class Invariants:
 
     def _check_wakes(self, statement: str) -> None:
         """A wake row goes only when an owner takes it."""
-        woken = Counter(self._tables.wakes)
+        woken = Counter(self._tables.wakes.values())
         if statement != "take_wakes":
             missing = self._wakes - woken
             self._require(not missing, "a wake was lost", missing)
@@ -286,7 +286,7 @@ class Invariants:
         node = self._tables.nodes.get(writer.node_id)
         valid = node is not None and node.epoch == writer.epoch
         owner = self._tables.partitions[partition].owner
-        told = (partition, tenant_id, task_id) in self._tables.wakes
+        told = (partition, tenant_id, task_id) in self._tables.wakes.values()
         knows = valid and owner == writer.node_id
         self._require(told or knows, "the owner was not told", task_id)
 

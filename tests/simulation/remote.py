@@ -16,7 +16,7 @@ from mainspring.domain.settlement import Finish, Retry
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store import cluster
 from mainspring.store.creation import NO_HEAD_START, Creation, HeadStart, Made
-from mainspring.store.engine import EngineStore, Extended, Seen, TaskRef
+from mainspring.store.engine import EngineStore, Extended, Seen, TaskRef, Woken
 from mainspring.store.keys import Keys
 from mainspring.store.tasks import Change, LockedTask, Tasks
 from simulation.store import MemoryStore
@@ -62,8 +62,9 @@ class RemoteEngineStore(EngineStore):
             )
         )
 
-    async def take_wakes(self, tenure: Tenure) -> Seen:
-        return await self._link.call(lambda: self._store.take_wakes(tenure))
+    async def take_wakes(self, tenure: Tenure, heard: Collection[int], *, limit: int) -> Woken:
+        asked = list(heard)
+        return await self._link.call(lambda: self._store.take_wakes(tenure, asked, limit=limit))
 
     async def look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
         asked = list(tasks)
@@ -94,8 +95,8 @@ class RemoteEngineStore(EngineStore):
         asked = list(held)
         return await self._link.call(lambda: self._store.lose(asked, blamed=blamed))
 
-    async def expire(self, tenure: Tenure) -> list[UUID]:
-        return await self._link.call(lambda: self._store.expire(tenure))
+    async def expire(self, tenure: Tenure, *, limit: int) -> list[UUID]:
+        return await self._link.call(lambda: self._store.expire(tenure, limit=limit))
 
     async def finish(self, tenure: Tenure, finished: Iterable[Finish]) -> set[UUID]:
         asked = list(finished)
@@ -145,8 +146,8 @@ class RemoteKeys(Keys):
         self._store = store
         self._link = link
 
-    async def limits(self) -> dict[int, TenantLimits]:
-        return await self._link.call(self._store.limits)
+    async def limits(self, tenants: Collection[int] | None = None) -> dict[int, TenantLimits]:
+        return await self._link.call(lambda: self._store.limits(tenants))
 
     async def set_limits(self, tenant_id: int, limits: TenantLimits) -> None:
         await self._link.call(lambda: self._store.set_limits(tenant_id, limits))

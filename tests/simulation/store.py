@@ -19,7 +19,7 @@ from mainspring.domain.settlement import Finish, Retry
 from mainspring.domain.task import TaskSpec, TaskState
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store.creation import NO_HEAD_START, Creation, HeadStart, Made, NewTask
-from mainspring.store.engine import Extended, Seen, TaskRef
+from mainspring.store.engine import Extended, Seen, TaskRef, Woken
 from mainspring.store.tasks import Change, LockedTask
 from simulation.cluster import MemoryCluster
 from simulation.tables import (
@@ -33,6 +33,7 @@ from simulation.tables import (
 T = TypeVar("T")
 
 _decode_spec = msgspec.json.Decoder(TaskSpec).decode
+_AN_HOUR = 3600.0
 _FAILURES = ("failed", "timed_out")
 
 
@@ -77,14 +78,16 @@ class MemoryStore(MemoryCluster):
             [task_id for task_id, task in found if task is None],
         )
 
-    def take_wakes(self, tenure: Tenure) -> Seen:
+    def take_wakes(self, tenure: Tenure, heard: Collection[int], *, limit: int) -> Woken:
         if not self.is_valid(tenure):
-            return Seen([], [])
-        mine = [wake for wake in self.tables.wakes if wake[0] in tenure.partitions]
-        self.tables.wakes = [wake for wake in self.tables.wakes if wake[0] not in tenure.partitions]
-        seen = self.look_at(list(dict.fromkeys((tenant, task) for _, tenant, task in mine)))
+            return Woken([], [], [])
+        wakes = self.tables.wakes
+        for wake in heard:
+            wakes.pop(wake, None)
+        mine = [wake for wake in wakes if wakes[wake][0] in tenure.partitions][:limit]
+        seen = self.look_at(list(dict.fromkeys(wakes[wake][1:] for wake in mine)))
         self.committed("take_wakes")
-        return seen
+        return Woken(seen.rows, seen.gone, mine)
 
     # Claims and leases -----------------------------------------------------------------------
 
@@ -168,7 +171,7 @@ class MemoryStore(MemoryCluster):
         ran_out = task.lease_until is not None and task.lease_until <= now
         return ran_out or (task.incarnation is not None and present != task.incarnation)
 
-    def expire(self, tenure: Tenure) -> list[UUID]:
+    def expire(self, tenure: Tenure, *, limit: int) -> list[UUID]:
         if not self.is_valid(tenure):
             return []
         now = self.now()
@@ -177,7 +180,7 @@ class MemoryStore(MemoryCluster):
             for task in self.tables.tasks.values()
             if task.expires is not None and task.expires <= now
             if task.state != "running" and task.partition in tenure.partitions
-        ]
+        ][:limit]
         for task in ended:
             self._end(task, "expired", now)
         self.committed("expire")
@@ -305,8 +308,9 @@ class MemoryStore(MemoryCluster):
 
     # Tenants ---------------------------------------------------------------------------------
 
-    def limits(self) -> dict[int, TenantLimits]:
-        return dict(self.tables.tenants)
+    def limits(self, tenants: Collection[int] | None = None) -> dict[int, TenantLimits]:
+        everyone = self.tables.tenants
+        return {t: everyone[t] for t in everyone if tenants is None or t in tenants}
 
     def set_limits(self, tenant_id: int, limits: TenantLimits) -> None:
         if tenant_id not in self.tables.tenants:
@@ -316,9 +320,10 @@ class MemoryStore(MemoryCluster):
             placed_by = task.made.schedule_id or task.id
             new = partition_of(tenant_id, placed_by, task.key, limits.spread)
             if task.tenant_id == tenant_id and task.partition != new:
-                self._wake(task)
-                task.partition, task.rev = new, task.rev + 1
-                self._wake(task)
+                old, task.partition, task.rev = task.partition, new, task.rev + 1
+                if task.due <= self.now() + _AN_HOUR:
+                    self._wake(task, old)
+                    self._wake(task, new)
         self.committed("set_limits")
 
     # Details ---------------------------------------------------------------------------------
@@ -341,8 +346,9 @@ class MemoryStore(MemoryCluster):
         if task.partition not in tenure.partitions or not self.is_valid(tenure):
             self._wake(task)
 
-    def _wake(self, task: Task) -> None:
-        self.tables.wakes.append((task.partition, task.tenant_id, task.id))
+    def _wake(self, task: Task, partition: int | None = None) -> None:
+        place = task.partition if partition is None else partition
+        self.tables.wakes[next(self.tables.wake_ids)] = (place, task.tenant_id, task.id)
 
     def _end(self, task: Task, state: str, finished: float) -> None:
         del self.tables.tasks[task.id]

@@ -1,7 +1,9 @@
 """What the store in memory keeps: its tables, row by row."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from uuid import UUID
 
 from mainspring.domain.execution import TaskError
@@ -182,7 +184,8 @@ class Tables:
     history: dict[UUID, Finished] = field(default_factory=dict)
     executions: list[Execution] = field(default_factory=list)
     dead_letters: dict[UUID, DeadLetter] = field(default_factory=dict)
-    wakes: list[tuple[int, int, UUID]] = field(default_factory=list)
+    wakes: dict[int, tuple[int, int, UUID]] = field(default_factory=dict)
+    wake_ids: Iterator[int] = field(default_factory=partial(count, 1))
     nodes: dict[UUID, NodeRow] = field(default_factory=dict)
     partitions: dict[int, PartitionRow] = field(default_factory=dict)
     tenants: dict[int, TenantLimits] = field(default_factory=dict)

@@ -91,6 +91,11 @@ class Engine:
         """What we believe to be running in a partition, for comparing with the database."""
         return [(t.tenant_id, t.id) for t in self._running if t.partition == partition]
 
+    def overdue_in(self, partitions: Collection[int], now: float) -> list[tuple[int, UUID]]:
+        """What waits in partitions though its time is over, for the same."""
+        waiting = (entry for entry in self._window if entry.row.partition in partitions)
+        return [(e.row.tenant_id, e.row.id) for e in waiting if expired(e, now)]
+
     def situation(self, row: TaskRow, now: float) -> Situation:
         """What surrounds a task of ours, for `explain`; of others' tasks we know nothing."""
         around = Situation()

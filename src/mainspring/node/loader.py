@@ -7,7 +7,8 @@ net under it all, a slow rotating reload of every partition.
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from itertools import islice
 
 import structlog
 
@@ -20,13 +21,15 @@ from mainspring.errors import StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store.engine import EngineStore
+from mainspring.store.engine import EngineStore, Woken
 from mainspring.store.keys import Keys
 
 log = structlog.get_logger()
 
 _BEGINNING_OF_TIME = float("-inf")
 _STOCK_CHUNK = 16
+_WAKES_AT_ONCE = 2000
+_EXPIRED_AT_ONCE = 1000
 _LIMITS_EVERY = 2.0
 _EXPIRE_EVERY = 1.0
 _RETRY_PAUSE = 0.25
@@ -52,14 +55,19 @@ class Loader:
         self._keys = keys
         self._dispatcher = dispatcher
         self._metrics = metrics
-        self._to_load: set[int] = set()
+        self._to_load: dict[int, None] = {}  # a set that keeps its order
+        self._stock_chunk = _STOCK_CHUNK
+        self._heard: list[int] = []
+        """Wake rows of which the engine has heard: they may go."""
+        self._unsure: set[int] = set()
+        """Partitions in which tasks may have expired without a word to the engine."""
         self._horizon = 0.0
         self._reload_next: list[int] = []
         self._due: dict[str, float] = {}
 
     def load(self, partitions: Collection[int]) -> None:
         """These partitions are ours: find out what is in them, then act for them."""
-        self._to_load.update(partitions)
+        self._to_load.update(dict.fromkeys(sorted(partitions)))
         self._state.load_wanted.set()
 
     def doubt(self, partitions: Collection[int]) -> None:
@@ -68,7 +76,8 @@ class Loader:
 
     def give_up(self, partitions: Collection[int]) -> None:
         """These partitions are no longer ours."""
-        self._to_load.difference_update(partitions)
+        for partition in partitions:
+            self._to_load.pop(partition, None)
         self._state.engine.disown(partitions, self._state.clock.now())
 
     @property
@@ -77,36 +86,43 @@ class Loader:
 
     def hint(self) -> None:
         """Somebody changed something: look at the wake rows now."""
-        self._due["wakes"] = 0.0
-        self._state.load_wanted.set()
+        self._soon_again("wakes")
 
     async def run(self) -> None:
         await self._refresh_limits()
         while True:
-            try:
-                await self._turn()
-            except StoreUnavailable as problem:
-                self._metrics.database_errors.inc()
-                log.warning("loading failed", action="load.failed", problem=str(problem))
+            if not await self._turn():
                 await asyncio.sleep(_RETRY_PAUSE)
             await self._rest()
 
-    async def _turn(self) -> None:
+    async def _turn(self) -> bool:
+        """Every chore whose time has come; answers whether all were done."""
         self._state.load_wanted.clear()
-        self._to_load.update(self._state.doubtful & self._state.engine.partitions)
+        self._to_load.update(dict.fromkeys(self._state.doubtful & self._state.engine.partitions))
         self._state.doubtful.clear()
-        await self._advance()
-        await self._take_stock()
+        done = [await self._try(self._advance), await self._try(self._take_stock)]
         if self._is_time("wakes", self._config.wake_poll):
-            await self._take_wakes()
+            done.append(await self._try(self._take_wakes))
         if self._state.engine.limits_wanted or self._is_time("limits", _LIMITS_EVERY):
-            await self._refresh_limits()
+            done.append(await self._try(self._refresh_limits))
         if self._is_time("expire", _EXPIRE_EVERY):
-            await self._expire()
+            done.append(await self._try(self._expire))
         if self._is_time("reload", self._reload_pace):
-            await self._reload_some()
+            done.append(await self._try(self._reload_some))
             self._rest_from_reloading()
-        await self._refill_streams()
+        done.append(await self._try(self._refill_streams))
+        return all(done)
+
+    async def _try(self, chore: Callable[[], Awaitable[None]]) -> bool:
+        """Do a chore. One that fails, perhaps each time, takes no other's turn."""
+        try:
+            await chore()
+        except StoreUnavailable as problem:
+            self._metrics.database_errors.inc()
+            name = chore.__name__.strip("_")
+            log.warning("loading failed", action="load.failed", chore=name, problem=str(problem))
+            return False
+        return True
 
     async def _rest(self) -> None:
         if self._state.load_wanted.is_set():
@@ -125,6 +141,11 @@ class Loader:
             return False
         self._due[chore] = now + every
         return True
+
+    def _soon_again(self, chore: str) -> None:
+        """There is more to do of it: in the next turn, after the others had theirs."""
+        self._due[chore] = 0.0
+        self._state.load_wanted.set()
 
     # Chores ----------------------------------------------------------------------------------
 
@@ -151,54 +172,71 @@ class Loader:
         """Begin to act for partitions, some at a time: the first can start tasks while the rest
         are read."""
         while self._to_load:
-            chunk = sorted(self._to_load)[:_STOCK_CHUNK]
-            rows = await self._store.take_stock(
-                chunk,
-                after=_BEGINNING_OF_TIME,
-                until=self._horizon,
-                cap=self._config.stream_cap + 1,
-            )
-            still_ours = self._to_load.intersection(chunk)
-            self._to_load.difference_update(chunk)
-            now = self._state.clock.now()
-            self._state.engine.own(
-                still_ours, [row for row in rows if row.partition in still_ours], now
-            )
-            self._state.poke()
+            await self._take_stock_of(list(islice(self._to_load, self._stock_chunk)))
+        self._stock_chunk = _STOCK_CHUNK
         self._metrics.partitions_owned.set(len(self._state.engine.partitions))
+
+    async def _take_stock_of(self, chunk: Sequence[int]) -> None:
+        try:
+            rows = await self._read(chunk, after=_BEGINNING_OF_TIME, until=self._horizon)
+        except StoreUnavailable:
+            # Perhaps there is too much in one of them: the others shall not wait for it, and the
+            # next attempt is at fewer.
+            self._stock_chunk = max(1, self._stock_chunk // 4)
+            for partition in self._to_load.keys() & chunk:
+                self._to_load[partition] = self._to_load.pop(partition)
+            raise
+        still_ours = self._to_load.keys() & chunk
+        for partition in still_ours:
+            del self._to_load[partition]
+        found = [row for row in rows if row.partition in still_ours]
+        self._state.engine.own(still_ours, found, self._state.clock.now())
+        self._state.poke()
 
     async def _take_wakes(self) -> None:
         tenure = self._state.tenure()
         if not tenure.partitions:
             return
-        try:
-            seen = await self._store.take_wakes(tenure)
-            if seen.rows:
-                # A task may have been moved here because its tenant got a limit: know it first.
-                await self._refresh_limits()
-        except StoreUnavailable:
-            # The rows may be deleted all the same, and what they said with them: look at all.
-            self.doubt(tenure.partitions)
-            raise
-        if not (seen.rows or seen.gone):
-            return
-        crash.reach("wake.consumed")
+        woken = await self._store.take_wakes(tenure, self._heard, limit=_WAKES_AT_ONCE)
+        if woken.wakes:
+            crash.reach("wake.read")
+            await self._hear(woken)
+        # Not before: what the engine has not heard of must be there to be read again.
+        self._heard = woken.wakes
+        if len(woken.wakes) == _WAKES_AT_ONCE:
+            self._soon_again("wakes")
+
+    async def _hear(self, woken: Woken) -> None:
+        if woken.rows:
+            # A task may have been moved here because its tenant got a limit: know it first.
+            await self._learn_limits({row.tenant_id for row in woken.rows})
         now = self._state.clock.now()
-        self._dispatcher.cancel(self._state.engine.saw(seen.rows, now))
-        self._dispatcher.cancel(self._state.engine.gone(seen.gone, now))
-        self._dispatcher.nudge_workers(seen.rows)
+        self._dispatcher.cancel(self._state.engine.saw(woken.rows, now))
+        self._dispatcher.cancel(self._state.engine.gone(woken.gone, now))
+        self._dispatcher.nudge_workers(woken.rows)
         self._state.poke()
 
     async def _refresh_limits(self) -> None:
-        self._state.engine.set_limits(await self._keys.limits(), self._state.clock.now())
+        await self._learn_limits(None)
+
+    async def _learn_limits(self, tenants: Collection[int] | None) -> None:
+        limits = await self._keys.limits(tenants)
+        self._state.engine.set_limits(limits, self._state.clock.now())
         self._state.poke()
 
     async def _expire(self) -> None:
         tenure = self._state.tenure()
-        if tenure.partitions:
-            ended = await self._store.expire(tenure)
-            self._state.engine.gone(ended, self._state.clock.now())
-            self._metrics.tasks_finished.labels("expired").inc(len(ended))
+        if not tenure.partitions:
+            return
+        try:
+            ended = await self._store.expire(tenure, limit=_EXPIRED_AT_ONCE)
+        except StoreUnavailable:
+            self._unsure.update(tenure.partitions)
+            raise
+        self._state.engine.gone(ended, self._state.clock.now())
+        self._metrics.tasks_finished.labels("expired").inc(len(ended))
+        if len(ended) == _EXPIRED_AT_ONCE:
+            self._soon_again("expire")
 
     @property
     def _reload_pace(self) -> float:
@@ -221,10 +259,14 @@ class Loader:
             for task in self._state.engine.running_in(partition)
             if task[1] not in found
         ]
+        unsure = self._unsure & partitions
+        if unsure:
+            doubtful += self._state.engine.overdue_in(unsure, self._state.clock.now())
         if doubtful:
             seen = await self._store.look_at(doubtful)
             self._saw(seen.rows)
             self._state.engine.gone(seen.gone, self._state.clock.now())
+        self._unsure -= unsure
 
     def _rest_from_reloading(self) -> None:
         """A large backlog makes a reload dear: the net shall take a hundredth of the time at most,

@@ -119,11 +119,14 @@ class Database:
         except TimeoutError:
             self._pool.terminate()
 
-    async def fetch(self, sql: str, *args: object) -> Sequence[asyncpg.Record]:
-        """Run one statement. A statement is a transaction of its own."""
+    async def fetch(
+        self, sql: str, *args: object, patience: float | None = None
+    ) -> Sequence[asyncpg.Record]:
+        """Run one statement. A statement is a transaction of its own. It is given up after
+        `patience` seconds, or after the statement timeout."""
 
         async def run(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
-            rows: Sequence[asyncpg.Record] = await connection.fetch(sql, *args)
+            rows: Sequence[asyncpg.Record] = await connection.fetch(sql, *args, timeout=patience)
             return rows
 
         return await self._with_connection(run)

@@ -19,6 +19,7 @@ from mainspring.store.database import Database, sparse
 
 SQL = queries.load("engine") | queries.load("outcomes")
 
+_LONE_PARTITION_PATIENCE = 60.0
 _spec_decoder = msgspec.json.Decoder(TaskSpec)
 
 
@@ -53,6 +54,13 @@ class Seen:
     gone: list[UUID]
 
 
+@dataclass(frozen=True, slots=True)
+class Woken(Seen):
+    """The same of tasks that others changed, and the wake rows that told of it."""
+
+    wakes: list[int]
+
+
 class EngineStore:
     """Every call is one transaction; but for one they are one statement and one round trip."""
 
@@ -66,7 +74,15 @@ class EngineStore:
     ) -> list[TaskRow]:
         """What is running in these partitions, and what is due in (after, until]: at most `cap`
         of each stream, earliest first."""
-        rows = await self._database.fetch(SQL["take_stock"], list(partitions), after, until, cap)
+        rows = await self._database.fetch(
+            SQL["take_stock"],
+            list(partitions),
+            after,
+            until,
+            cap,
+            # Of several one can ask for fewer; one alone has to be read, however much is in it.
+            patience=_LONE_PARTITION_PATIENCE if len(partitions) == 1 else None,
+        )
         return [TaskRow(*row) for row in rows]
 
     async def load_more(
@@ -88,12 +104,22 @@ class EngineStore:
         )
         return [TaskRow(*row) for row in rows]
 
-    async def take_wakes(self, tenure: Tenure) -> Seen:
-        """Consume what others changed in our partitions."""
+    async def take_wakes(self, tenure: Tenure, heard: Collection[int], *, limit: int) -> Woken:
+        """What others changed in our partitions, by at most `limit` wake rows. They stay until a
+        later call names them as heard."""
         rows = await self._database.fetch(
-            SQL["take_wakes"], tenure.node_id, tenure.epoch, list(tenure.partitions)
+            SQL["take_wakes"],
+            tenure.node_id,
+            tenure.epoch,
+            list(tenure.partitions),
+            list(heard),
+            limit,
         )
-        return _seen(rows)
+        return Woken(
+            [TaskRow(*row[:-1]) for row in rows if row["rev"] is not None],
+            [row["id"] for row in rows if row["rev"] is None],
+            [wake for row in rows for wake in row["wakes"]],
+        )
 
     async def look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
         """How these tasks are now."""
@@ -147,10 +173,10 @@ class EngineStore:
         by fence. Of those in `blamed` it counts that they were lost with their worker."""
         return _seen(await self._database.fetch(SQL["lose"], *_columns(held), list(blamed)))
 
-    async def expire(self, tenure: Tenure) -> list[UUID]:
-        """End tasks of our partitions that were not started by their expiry."""
+    async def expire(self, tenure: Tenure, *, limit: int) -> list[UUID]:
+        """End tasks of our partitions that were not started by their expiry, some at a time."""
         rows = await self._database.fetch(
-            SQL["expire"], tenure.node_id, tenure.epoch, list(tenure.partitions)
+            SQL["expire"], tenure.node_id, tenure.epoch, list(tenure.partitions), limit
         )
         return [row["id"] for row in rows]
 

@@ -1,7 +1,7 @@
 """API keys and tenants: who may call, kept as hashes only."""
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -99,8 +99,12 @@ class Keys:
 
         await self._database.transact(work)
 
-    async def limits(self) -> dict[int, TenantLimits]:
-        rows = await self._database.fetch(SQL["all_limits"])
+    async def limits(self, tenants: Collection[int] | None = None) -> dict[int, TenantLimits]:
+        """What tenants may use: these, or all."""
+        if tenants is None:
+            rows = await self._database.fetch(SQL["all_limits"])
+        else:
+            rows = await self._database.fetch(SQL["limits_of"], list(tenants))
         return {
             row["id"]: TenantLimits(row["weight"], row["max_running"], row["spread"])
             for row in rows

@@ -69,17 +69,32 @@ ORDER BY due_at
 LIMIT $10;
 
 -- name: take_wakes
--- Consume what others changed. A task that is no longer there comes back without a rev.
+-- What others changed, at most so much of it, and off with those wakes of which the engine has heard
+-- ($4). So a statement that is lost, or comes late, takes nothing away that is not known; what is read
+-- twice does no harm. A task that is no longer there comes back without a rev.
 WITH node AS MATERIALIZED (
     SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+), heard AS (
+    DELETE FROM wakes w USING node WHERE w.id = ANY ($4::bigint[])
 ), woken AS (
-    DELETE FROM wakes w USING node
-    WHERE w.partition = ANY ($3::smallint[])
-    RETURNING w.tenant_id, w.task_id
+    SELECT w.id, w.tenant_id, w.task_id
+    -- In any order, so that no flood of one partition keeps the others waiting.
+    FROM node, (SELECT * FROM unnest($3::smallint[]) AS p (partition) ORDER BY random()) ours
+    CROSS JOIN LATERAL (
+        -- A sub-select is hashed, whatever is planned for. An array in a parameter is searched from its
+        -- beginning, for every row.
+        SELECT * FROM wakes
+        WHERE partition = ours.partition AND id NOT IN (SELECT unnest($4::bigint[]))
+        LIMIT $5
+    ) w
+    LIMIT $5
 )
 SELECT w.tenant_id, w.task_id AS id, rev, partition, state, queue, capability, concurrency_key,
-    concurrency_limit, priority, due, expires, fence, lease_end, cancel_requested, worker, incarnation
-FROM (SELECT DISTINCT tenant_id, task_id FROM woken) w
+    concurrency_limit, priority, due, expires, fence, lease_end, cancel_requested, worker, incarnation,
+    w.wakes
+FROM (
+    SELECT tenant_id, task_id, array_agg(id) AS wakes FROM woken GROUP BY tenant_id, task_id
+) w
 -- OFFSET 0 keeps this a look-up per wake. As a join it may be planned while both tables are empty,
 -- and then compares each task with each wake.
 LEFT JOIN LATERAL (

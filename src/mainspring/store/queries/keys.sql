@@ -84,6 +84,9 @@ SELECT id FROM made UNION ALL SELECT id FROM tenants WHERE name = $1 LIMIT 1;
 -- name: all_limits
 SELECT id, weight, max_running, spread FROM tenants;
 
+-- name: limits_of
+SELECT id, weight, max_running, spread FROM tenants WHERE id = ANY ($1::integer[]);
+
 -- name: hold_tenant
 -- Waits for inserts in flight, which hold the tenant's row. A statement of its own, before
 -- set_limits: that one must see what those inserts wrote, and a statement sees only what was
@@ -92,7 +95,8 @@ SELECT id FROM tenants WHERE id = $1 FOR UPDATE;
 
 -- name: set_limits
 -- To be run with the tenant's row held: then no task lands, or stays, in an old place. Both the old
--- and the new owner of a moved task are told.
+-- and the new owner of a moved task are told, but of none that is due so late that it can be in nobody's
+-- window before this is committed: it will be read in its new place.
 WITH changed AS (
     UPDATE tenants t SET weight = $2, max_running = $3, spread = $4
     WHERE t.id = $1 RETURNING t.id
@@ -105,7 +109,8 @@ WITH changed AS (
     UPDATE tasks t SET partition = m.new, rev = t.rev + 1
     FROM moving m
     WHERE t.tenant_id = m.tenant_id AND t.id = m.id AND m.old <> m.new
-    RETURNING t.tenant_id, t.id, m.old, m.new
+    RETURNING t.tenant_id, t.id, t.due_at, m.old, m.new
 )
 INSERT INTO wakes (partition, tenant_id, task_id)
-SELECT unnest(ARRAY[old, new]), tenant_id, id FROM moved;
+SELECT unnest(ARRAY[old, new]), tenant_id, id FROM moved
+WHERE due_at <= clock_timestamp() + interval '1 hour';

@@ -213,14 +213,20 @@ SELECT tenant_id, id, NULL, partition, NULL, queue, capability, concurrency_key,
 FROM ended;
 
 -- name: expire
--- Tasks that were not started by expires_at, in the partitions of this node. Steps of workflows
--- are left to `overdue_steps`.
+-- Some of the tasks that were not started by expires_at, in the partitions of this node. Steps of
+-- workflows are left to `overdue_steps`. Who is about to change one may: it is looked at again.
 WITH node AS MATERIALIZED (
     SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
-), ended AS (
-    DELETE FROM tasks t USING node
+), overdue AS MATERIALIZED (
+    SELECT t.ctid FROM tasks t, node
     WHERE t.expires_at <= clock_timestamp() AND t.state <> 'running'
       AND t.partition = ANY ($3::smallint[]) AND t.workflow_run_id IS NULL
+    ORDER BY t.expires_at LIMIT $4
+    FOR UPDATE OF t SKIP LOCKED
+), ended AS (
+    -- By their places, which nobody can change meanwhile. As a join it may be planned while the table is
+    -- empty, and then compares each task with each.
+    DELETE FROM tasks t WHERE t.ctid = ANY (ARRAY(SELECT ctid FROM overdue))
     RETURNING t.*
 ), history AS (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,

@@ -1,0 +1,237 @@
+"""The loader's chores: bounded, and none at the expense of another."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import cast
+from uuid import UUID
+
+import pytest
+
+from mainspring.clock import ManualClock
+from mainspring.config import Config
+from mainspring.domain.placement import Tenure
+from mainspring.domain.rows import StreamKey, TaskRow
+from mainspring.domain.tenant import TenantLimits
+from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.leases import Held
+from mainspring.errors import StoreUnavailable
+from mainspring.node import loader as loading
+from mainspring.node.dispatcher import Dispatcher
+from mainspring.node.loader import Loader
+from mainspring.node.state import NodeState
+from mainspring.observe.metrics import Metrics
+from mainspring.store.engine import EngineStore, Seen, Woken
+from mainspring.store.keys import Keys
+
+NOW = 1000.0
+NOTHING = Woken([], [], [])
+
+
+class Store(EngineStore):
+    """Answers as it is told to, notes what it was asked, and can be asked to wait for that."""
+
+    def __init__(self) -> None:
+        self.stock: list[TaskRow] = []
+        self.wakes: list[Woken] = []
+        self.expired: list[list[UUID]] = []
+        self.failing: set[str] = set()
+        self.too_much_in: int | None = None
+        self.asked: list[tuple[str, object]] = []
+        self._news = asyncio.Event()
+
+    def _note(self, chore: str, what: object) -> None:
+        self.asked.append((chore, what))
+        self._news.set()
+        if chore in self.failing:
+            raise StoreUnavailable(f"{chore} took too long")
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Asks anew whenever the loader has asked for something."""
+        async with asyncio.timeout(5):
+            while not holds():
+                self._news.clear()
+                await self._news.wait()
+
+    def asked_for(self, chore: str) -> list[object]:
+        return [what for name, what in self.asked if name == chore]
+
+    async def take_stock(
+        self, partitions: Collection[int], *, after: float, until: float, cap: int
+    ) -> list[TaskRow]:
+        self._note("stock", sorted(partitions))
+        if self.too_much_in in partitions:
+            raise StoreUnavailable("stock took too long")
+        return [row for row in self.stock if row.partition in partitions]
+
+    async def take_wakes(self, tenure: Tenure, heard: Collection[int], *, limit: int) -> Woken:
+        self._note("wakes", list(heard))
+        return self.wakes.pop(0) if self.wakes else NOTHING
+
+    async def expire(self, tenure: Tenure, *, limit: int) -> list[UUID]:
+        self._note("expire", limit)
+        return self.expired.pop(0) if self.expired else []
+
+    async def load_more(
+        self, stream: StreamKey, *, since: float, until: float, known: Collection[UUID], limit: int
+    ) -> list[TaskRow]:
+        self._note("more", stream)
+        return []
+
+    async def look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
+        self._note("look", list(tasks))
+        return Seen([], [task_id for _, task_id in tasks])
+
+
+class Limits(Keys):
+    """Every tenant that is asked for is there; the asking can fail."""
+
+    def __init__(self) -> None:
+        self.asked: list[Collection[int] | None] = []
+        self.problem: Exception | None = None
+
+    async def limits(self, tenants: Collection[int] | None = None) -> dict[int, TenantLimits]:
+        self.asked.append(tenants)
+        if tenants is not None and self.problem is not None:
+            problem, self.problem = self.problem, None
+            raise problem
+        return {tenant: TenantLimits() for tenant in tenants or [1]}
+
+
+class Idle:
+    """As much of a dispatcher as is asked."""
+
+    def cancel(self, held: Iterable[Held]) -> None:
+        pass
+
+    def nudge_workers(self, rows: Iterable[TaskRow]) -> None:
+        pass
+
+
+class Bench:
+    """A loader on a store that we write the answers of."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(NOW)
+        self.state = NodeState(Engine(EngineSettings(stream_cap=4)), self.clock)
+        self.store, self.limits = Store(), Limits()
+        self.loader = Loader(
+            Config(wake_poll=0.01),
+            self.state,
+            self.store,
+            self.limits,
+            cast(Dispatcher, Idle()),
+            Metrics(),
+        )
+
+    @asynccontextmanager
+    async def running(self, *, own: Collection[int] = (1, 2)) -> AsyncIterator[None]:
+        self.state.engine.own(own, [], NOW)
+        running = asyncio.create_task(self.loader.run())
+        try:
+            yield
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def look_for_wakes(self, times: int) -> list[object]:
+        """Let it look so often; answers what it named as heard."""
+        while len(asked := self.store.asked_for("wakes")) < times:
+            self.loader.hint()
+            await self.store.until(partial(self._more_than, len(asked)))
+        return asked
+
+    def _more_than(self, times: int) -> bool:
+        return len(self.store.asked_for("wakes")) > times
+
+
+@pytest.fixture
+async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(loading, "_RETRY_PAUSE", 0.001)
+    return Bench()
+
+
+def task(
+    number: int, *, partition: int = 1, tenant: int = 1, expires: float | None = None
+) -> TaskRow:
+    return TaskRow(
+        tenant, UUID(int=number), 1, partition, "scheduled", "q", "http", None, None, 5, NOW,
+        expires, 0, None, False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("chore", ["stock", "wakes", "expire"])
+async def test_a_chore_that_fails_each_time_takes_no_others_turn(bench: Bench, chore: str) -> None:
+    bench.store.failing.add(chore)
+    bench.loader.load([3])
+    async with bench.running():
+        await bench.store.until(
+            lambda: {"stock", "wakes", "expire"} <= dict(bench.store.asked).keys()
+        )
+
+
+async def test_what_is_too_much_at_once_is_asked_for_in_smaller_parts(bench: Bench) -> None:
+    """And the partition that cannot be read at all keeps no other from being owned."""
+    bench.store.too_much_in = 7
+    bench.loader.load(range(20))
+    async with bench.running(own=()):
+        await bench.store.until(lambda: len(bench.state.engine.partitions) == 19)
+        await bench.store.until(lambda: [7] in bench.store.asked_for("stock"))
+        bench.store.too_much_in = None
+        await bench.store.until(lambda: len(bench.state.engine.partitions) == 20)
+        bench.loader.load(range(20, 36))
+        await bench.store.until(lambda: list(range(20, 36)) in bench.store.asked_for("stock"))
+
+
+async def test_wakes_are_named_as_heard_once_the_engine_has_heard(bench: Bench) -> None:
+    bench.store.wakes = [Woken([task(1)], [], [10, 11])]
+    async with bench.running():
+        assert await bench.look_for_wakes(3) == [[], [10, 11], []]
+    assert bench.state.engine.waiting == 1
+
+
+@pytest.mark.parametrize("problem", [StoreUnavailable("lost"), ValueError("a mistake of ours")])
+async def test_wakes_of_which_the_engine_did_not_hear_stay(
+    bench: Bench, problem: Exception
+) -> None:
+    bench.store.wakes = [Woken([task(1)], [], [10])]
+    bench.limits.problem = problem
+    async with bench.running():
+        await bench.look_for_wakes(1)
+    async with bench.running():
+        assert await bench.look_for_wakes(2) == [[], []]
+
+
+async def test_only_limits_of_woken_tenants_are_asked_for(bench: Bench) -> None:
+    bench.store.wakes = [Woken([task(1), task(2, tenant=9)], [UUID(int=3)], [10, 11, 12])]
+    async with bench.running():
+        await bench.look_for_wakes(2)
+    assert [tenants for tenants in bench.limits.asked if tenants is not None] == [{1, 9}]
+
+
+async def test_a_full_answer_is_followed_by_the_other_chores_and_then_by_the_next(
+    bench: Bench,
+) -> None:
+    """At once, and not when its time comes again: here the clock stands still."""
+    bench.store.wakes = [Woken([], [UUID(int=n)] * 2000, list(range(2000))) for n in range(2)]
+    bench.store.expired = [[UUID(int=n)] * 1000 for n in range(2)]
+    async with bench.running():
+        await bench.store.until(lambda: len(bench.store.asked_for("expire")) == 3)
+    chores = [chore for chore, _ in bench.store.asked if chore != "stock"]
+    assert chores == ["wakes", "expire"] * 3
+
+
+async def test_after_a_lost_answer_what_expired_is_looked_at(bench: Bench) -> None:
+    """Nobody may ever want to run it: nothing else would tell the engine that it is gone."""
+    bench.store.failing.add("expire")
+    bench.store.stock = [task(1, expires=NOW + 1), task(2, expires=NOW + 99)]
+    bench.loader.load([1])
+    async with bench.running(own=()):
+        await bench.store.until(lambda: bench.state.engine.waiting == 2)
+        await bench.store.until(lambda: bool(bench.store.asked_for("expire")))
+        bench.store.stock = []
+        bench.clock.advance(60)
+        await bench.store.until(lambda: bool(bench.store.asked_for("look")))
+    assert bench.store.asked_for("look")[0] == [(1, UUID(int=1))]
+    assert bench.state.engine.waiting == 1
