@@ -21,7 +21,7 @@ import structlog
 from mainspring import crash
 from mainspring.config import Config
 from mainspring.domain.capability import takes_slot
-from mainspring.domain.execution import Assignment, not_started, released
+from mainspring.domain.execution import Assignment, cannot_be_read, not_started, released
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.demand import Holder, taker_of
 from mainspring.engine.entry import Entry
@@ -345,10 +345,13 @@ class Dispatcher:
         """Give leased tasks to executors. What may not begin any more goes back."""
         now = self._state.clock.now()
         back: list[Assignment] = []
+        unreadable: list[Assignment] = []
         by_capability: dict[str, list[Assignment]] = {}
         for capability, assignment in leased:
             if self._closed or assignment.lease_end <= now:
                 back.append(assignment)
+            elif assignment.unreadable is not None:
+                unreadable.append(assignment)
             else:
                 self._metrics.start_delay.observe(now - assignment.due)
                 by_capability.setdefault(capability, []).append(assignment)
@@ -358,8 +361,9 @@ class Dispatcher:
                 back += batch
             else:
                 self._start(executor, batch)
-        if back:
-            self._recorder.report([released(assignment, now) for assignment in back])
+        over = [released(a, now) for a in back] + [cannot_be_read(a, now) for a in unreadable]
+        if over:
+            self._recorder.report(over)
 
     def _start(self, executor: Executor, batch: Sequence[Assignment]) -> None:
         """Also if an executor breaks its word and raises: what it has taken in it reports, and what
