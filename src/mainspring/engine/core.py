@@ -163,17 +163,25 @@ class Engine:
     # Starting --------------------------------------------------------------------------------
 
     def pick(
-        self, now: float, slots: int, accepts: Accepts, *, free: int | None = None
+        self,
+        now: float,
+        slots: int,
+        accepts: Accepts,
+        *,
+        free: int | None = None,
+        slotless: int | None = None,
     ) -> list[Entry]:
         """Tasks to claim now, at most as many as there are slots. Answer with `claimed`.
 
         `free` is how many slots our own executors have left, when these are what is on offer: then
-        no tenant may take them all.
+        no tenant may take them all. `slotless` is how many they take in that need none.
         """
         self._ring(now)
         if slots <= 0:
             return []
-        room = None if free is None else Room(free, self._held.by_tenant, self._claiming)
+        room = None
+        if free is not None:
+            room = Room(free, self._held.by_tenant, self._claiming, slotless=slotless)
         picked = self._queue.pick(now, slots, accepts, room)
         if any(expired(entry, now) for entry in picked):
             for entry in [entry for entry in picked if expired(entry, now)]:

@@ -126,6 +126,18 @@ class Dispatcher:
     def free_slots(self) -> int:
         return self._config.slots - self._state.engine.slots_held - self._own.tasks
 
+    def room_for(self, row: TaskRow) -> int:
+        """How many tasks that need the same could be started here now."""
+        runs = None if takes_slot(row.capability) else self._free_runs
+        return self.free_slots if runs is None else min(runs, self.free_slots)
+
+    @property
+    def _free_runs(self) -> int | None:
+        """How many tasks that need no slot may be claimed. Those of a claim in flight are not yet
+        counted by whoever begins them: a few hundred more do no harm."""
+        rooms = [room for each in self._executors if (room := each.room()) is not None]
+        return min(rooms, default=None)
+
     def can_run(self, row: TaskRow) -> bool:
         """Whether something here can run a task."""
         return self._accepts(row.queue, row.capability)
@@ -273,7 +285,7 @@ class Dispatcher:
         while self._own.free and not self._closed:
             free = self.free_slots
             batch = min(free, self._config.claim_batch)
-            picked = engine.pick(now, batch, self._accepts, free=free)
+            picked = engine.pick(now, batch, self._accepts, free=free, slotless=self._free_runs)
             if not picked:
                 break
             self._start_claim(self._own, picked)
