@@ -4,7 +4,9 @@ from uuid import uuid4
 
 from contract.store_lab import Lab, finish, held, retry
 from mainspring.domain.placement import Tenure
+from mainspring.store.creation import Creation
 from mainspring.store.engine import TaskRef
+from mainspring.store.leases import WorkerPick
 
 
 async def test_a_due_task_is_claimed_once(lab: Lab) -> None:
@@ -204,3 +206,37 @@ async def test_expiry_is_the_owners_business(lab: Lab) -> None:
     await lab.cluster.hand_over(tenure, {})
     assert await lab.engine.expire(tenure, limit=100) == []
     assert await lab.is_unfinished(row)
+
+
+async def test_a_spec_that_cannot_be_read_takes_no_other_task_along(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    odd = lab.new(tenant)._replace(spec=b'{"target":{"type":"handler","name":5}}')
+    plain = lab.new(tenant)
+    await lab.tasks.create([Creation(tenant, [odd, plain])], tenure)
+    refs = [TaskRef(tenant, new.id, 1) for new in (odd, plain)]
+    names = [(tenant, new.id) for new in (odd, plain)]
+    for found in (
+        await lab.engine.claim(tenure, refs, worker=lab.worker, lease=60.0),
+        await lab.engine.claimed_by(refs, worker=lab.worker),
+        await lab.engine.leased_to(names, worker=lab.worker),
+    ):
+        told = {assignment.id: assignment.unreadable for assignment in found}
+        assert told.pop(plain.id) is None
+        assert "$.target.name" in (told[odd.id] or "")
+
+
+async def test_nor_in_a_claim_for_workers(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    odd, plain = lab.new(tenant)._replace(spec=b"\xff"), lab.new(tenant)
+    await lab.tasks.create([Creation(tenant, [odd, plain])], tenure)
+    picks = [WorkerPick(tenant, new.id, 1, "w", "1") for new in (odd, plain)]
+    tries = [(new.id, 1) for new in (odd, plain)]
+    for found in (
+        await lab.leases.claim_for(tenure, picks, lease=60.0),
+        await lab.leases.claimed_for(picks),
+        await lab.leases.leased(tenant, tries),
+        await lab.leases.held(tenant, tries),
+    ):
+        told = {task.assignment.id: task.assignment.unreadable for task in found}
+        assert told.pop(plain.id) is None
+        assert told[odd.id]

@@ -184,6 +184,9 @@ class Chaos:
     def can_run(self, capability: str) -> bool:
         return capability == CAPABILITY
 
+    def room(self) -> int | None:
+        return None
+
     def start(self, assignments: Sequence[Assignment]) -> None:
         for assignment in assignments:
             name = (assignment.id, assignment.fence)

@@ -9,17 +9,15 @@ from datetime import UTC, datetime
 from typing import TypeVar
 from uuid import UUID
 
-import msgspec
-
 from mainspring.domain.capability import ALONE
 from mainspring.domain.execution import Assignment, Report
 from mainspring.domain.placement import Tenure, partition_of
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.settlement import Finish, Retry
-from mainspring.domain.task import TaskSpec, TaskState
+from mainspring.domain.task import TaskState
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store.creation import NO_HEAD_START, Creation, HeadStart, Made, NewTask
-from mainspring.store.engine import Extended, Seen, TaskRef, Woken
+from mainspring.store.engine import Extended, Seen, TaskRef, Woken, read_spec
 from mainspring.store.tasks import Change, LockedTask
 from simulation.cluster import MemoryCluster
 from simulation.tables import (
@@ -32,7 +30,6 @@ from simulation.tables import (
 
 T = TypeVar("T")
 
-_decode_spec = msgspec.json.Decoder(TaskSpec).decode
 _AN_HOUR = 3600.0
 _FAILURES = ("failed", "timed_out")
 
@@ -400,9 +397,10 @@ def _fresh(new: NewTask, spread: int) -> Task:
 def assignment_of(task: Task) -> Assignment:
     assert task.picked is not None
     assert task.lease_until is not None
+    spec, unreadable = read_spec(task.spec)
     return Assignment(
         task.tenant_id, task.id, task.fence, task.partition, task.attempts, task.failures, task.due,
-        task.picked, task.lease_until, _decode_spec(task.spec), task.payload, task.run,
+        task.picked, task.lease_until, spec, task.payload, task.run, unreadable=unreadable,
     )  # fmt: skip
 
 

@@ -445,3 +445,14 @@ def test_the_ledger_survives_a_change_of_limits() -> None:
     engine.ended(third.row.id, 1, 6.0)
     (fourth,) = start(engine, 6.0)
     assert engine.lateness(fourth, 6.0)["concurrency_key"] == pytest.approx(5.0)
+
+
+def test_what_takes_no_slot_waits_for_its_turn_beyond_a_bound_and_says_so() -> None:
+    """A flood of runs that are yet to begin would be claimed at once, past the fair queue."""
+    runs = [row(n, capability="handler:mainspring.workflow") for n in range(1, 7)]
+    engine = make_engine([*runs, row(7, capability="http"), row(8, tenant=2, capability="http")])
+    picked = engine.pick(1.0, 10, anything, free=10, slotless=2)
+    assert sorted(numbers(picked)) == [1, 2, 7, 8]
+    assert engine.pick(1.0, 10, anything, free=8, slotless=0) == []
+    (entry,) = engine.pick(4.0, 10, anything, free=8, slotless=1)
+    assert engine.lateness(entry, 4.0) == {"fair_share": 4.0}

@@ -11,6 +11,7 @@ import pytest
 
 from mainspring.clock import ManualClock
 from mainspring.config import Config
+from mainspring.domain.capability import takes_slot
 from mainspring.domain.execution import Assignment, Outcome, Report
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.tenant import TenantLimits
@@ -34,11 +35,16 @@ class Runs:
 
     def __init__(self) -> None:
         self.started: list[Assignment] = []
+        self.runs = False
+        self.runs_left: int | None = None
         self.breaks_at: UUID | None = None
         """When it comes to this task, it raises."""
 
     def can_run(self, capability: str) -> bool:
-        return capability == "http"
+        return capability == "http" or (self.runs and not takes_slot(capability))
+
+    def room(self) -> int | None:
+        return self.runs_left
 
     def start(self, assignments: Sequence[Assignment]) -> None:
         for given in assignments:
@@ -311,3 +317,34 @@ def claimed(count: int) -> tuple[list[Entry], list[Assignment]]:
     rows = [row(number, capability="http", due=NOW) for number in range(1, count + 1)]
     given = [assignment(each, lease_end=NOW + 15) for each in rows]
     return [Entry(each, StreamKey(0, 1), NOW) for each in rows], given
+
+
+def test_there_is_room_for_runs_only_as_long_as_they_are_begun() -> None:
+    world, run = World(), row(1, capability="handler:mainspring.workflow")
+    assert world.dispatcher.room_for(run) == 10
+    world.executor.runs_left = 0
+    assert world.dispatcher.room_for(run) == 0
+    assert world.dispatcher.room_for(row(2, capability="http")) == 10
+
+
+async def test_no_more_runs_are_claimed_than_there_is_room_for() -> None:
+    world = World()
+    world.engine.look_ahead_to(NOW + 30)
+    world.executor.runs = True
+    world.executor.runs_left = 3
+    run = "handler:mainspring.workflow"
+    world.engine.saw([row(n, capability=run, due=NOW) for n in range(1, 9)], NOW)
+    claims = asyncio.Queue[int]()
+
+    async def claim(_tenure: object, refs: Sequence[object], **_how: object) -> list[Assignment]:
+        world.executor.runs_left = 0
+        claims.put_nowait(len(refs))
+        return []
+
+    world.store.claim = claim  # type: ignore[attr-defined]
+    running = asyncio.create_task(world.dispatcher.run())
+    try:
+        async with asyncio.timeout(5):
+            assert await claims.get() == 3
+    finally:
+        running.cancel()

@@ -14,6 +14,7 @@ from mainspring.domain.execution import Outcome
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import Requirements, Target, TaskSpec, TaskState
 from mainspring.store.creation import NewTask
+from mainspring.store.engine import NO_SPEC, UNREADABLE
 from mainspring.store.tasks import LockedTask, StoredExecution, StoredTask
 
 _decode_spec = msgspec.json.Decoder(TaskSpec).decode
@@ -329,7 +330,10 @@ def _shared_spec(spec: bytes) -> tuple[TaskSpec, TargetOut]:
 
 
 def _decoded_spec(spec: bytes) -> tuple[TaskSpec, TargetOut]:
-    decoded = _decode_spec(spec)
+    try:
+        decoded = _decode_spec(spec)
+    except UNREADABLE:  # a task that has failed for it, or will: it must not spoil whole lists
+        decoded = NO_SPEC
     return decoded, target_out(decoded.target)
 
 

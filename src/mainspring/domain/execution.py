@@ -50,6 +50,8 @@ class Assignment(NamedTuple):
     """When it was meant to run; `due` moves on with every retry."""
     workflow_run_id: UUID | None = None
     step: str | None = None
+    unreadable: str | None = None
+    """Why its spec cannot be read: then `spec` is not the task's, and nobody can run it."""
 
 
 class Report(NamedTuple):
@@ -65,6 +67,13 @@ class Report(NamedTuple):
     retry_after: float | None = None
     status_code: int | None = None
     response: bytes | None = None
+
+
+def cannot_be_read(assignment: Assignment, now: float) -> Report:
+    """A try of a task that does not say what to do: to read it again is of no use."""
+    moment = max(now, assignment.picked)
+    error = TaskError("bad-spec", f"the task's spec cannot be read: {assignment.unreadable}")
+    return Report(assignment, Outcome.FAILED, moment, moment, error=error, retryable=False)
 
 
 def not_started(assignment: Assignment, now: float) -> Report:

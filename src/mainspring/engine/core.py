@@ -185,12 +185,18 @@ class Engine:
     # Starting --------------------------------------------------------------------------------
 
     def pick(
-        self, now: float, slots: int, accepts: Accepts, *, free: int | None = None
+        self,
+        now: float,
+        slots: int,
+        accepts: Accepts,
+        *,
+        free: int | None = None,
+        slotless: int | None = None,
     ) -> list[Entry]:
         """Tasks to claim now, at most as many as there are slots. Answer with `claimed`.
 
         `free` is how many slots our own executors have left, when these are what is on offer: then
-        no tenant may take them all.
+        no tenant may take them all. `slotless` is how many they take in that need none.
         """
         self._ring(now)
         if slots <= 0:
@@ -198,7 +204,9 @@ class Engine:
         picked: list[Entry] = []
         found = True
         while found and not picked:
-            room = None if free is None else Room(free, self._held.by_tenant, self._claiming)
+            room = None
+            if free is not None:
+                room = Room(free, self._held.by_tenant, self._claiming, slotless=slotless)
             picked = self._queue.pick(now, slots, accepts, room)
             found = bool(picked)
             if any(expired(entry, now) for entry in picked):

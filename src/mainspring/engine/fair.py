@@ -150,13 +150,16 @@ class FairQueue:
             tenant_id = order[0][2]
             tenant = self._tenants[tenant_id]
             crowded = room is not None and not room.admits(tenant_id, tenant.limits.weight)
-            entry = None if crowded else self._take(tenant, now, accepts)
+            entry = None if crowded else self._take(tenant, now, accepts, room)
             if entry is None:
                 heappop(order)
                 continue
             picked.append(entry)
-            if room is not None and entry.slot:
-                room.take(tenant_id)
+            if room is not None:
+                if entry.slot:
+                    room.take(tenant_id)
+                else:
+                    room.take_slotless()
             self._served += 1
             tenant.served = self._served
             heapreplace(order, (tenant.share, tenant.served, tenant_id))
@@ -377,9 +380,12 @@ class FairQueue:
             place=None if entry is None else _place(tenant, key, entry),
         )
 
-    def _take(self, tenant: TenantShare, now: float, accepts: Accepts) -> Entry | None:
+    def _take(
+        self, tenant: TenantShare, now: float, accepts: Accepts, room: Room | None
+    ) -> Entry | None:
+        slotless = room is None or room.admits_slotless
         while True:
-            best = self._best_group(tenant, now, accepts)
+            best = self._best_group(tenant, now, accepts, slotless)
             if best is None:
                 return None
             entry = best.take()
@@ -403,7 +409,9 @@ class FairQueue:
         if key is not None:
             tenant.keys[key].passed(entry, lambda e: self._offer(tenant, e, now))
 
-    def _best_group(self, tenant: TenantShare, now: float, accepts: Accepts) -> Group | None:
+    def _best_group(
+        self, tenant: TenantShare, now: float, accepts: Accepts, slotless: bool
+    ) -> Group | None:
         best: Group | None = None
         earliest = float("inf")
         tenant.stuck = True
@@ -418,7 +426,8 @@ class FairQueue:
                 if not accepts(group.capability):
                     closed = Cause.NO_WORKER
             group.bucket.switch(closed or Cause.FAIR_SHARE, now)
-            if closed is None and first.deadline < earliest:
+            turned_away = closed is not None or not (slotless or takes_slot(group.capability))
+            if not turned_away and first.deadline < earliest:
                 best, earliest = group, first.deadline
         return best
 

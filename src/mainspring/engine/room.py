@@ -13,11 +13,13 @@ _GENEROSITY = 4
 
 
 class Room:
-    """A count of free slots for one round of picking, and who holds the others."""
+    """A count of free slots for one round of picking, and who holds the others. `slotless` is how
+    many may be picked that take none; None: as many as there are."""
 
-    def __init__(self, free: int, *held: Mapping[int, int]) -> None:
+    def __init__(self, free: int, *held: Mapping[int, int], slotless: int | None = None) -> None:
         self._free = free
         self._held = held
+        self._slotless = slotless
         self._taken: Counter[int] = Counter()
 
     def admits(self, tenant_id: int, weight: int) -> bool:
@@ -25,6 +27,15 @@ class Room:
         holds = self._taken[tenant_id] + sum(held.get(tenant_id, 0) for held in self._held)
         return holds < _GENEROSITY * weight * self._free
 
+    @property
+    def admits_slotless(self) -> bool:
+        """Whether one more may be picked that takes no slot."""
+        return self._slotless is None or self._slotless > 0
+
     def take(self, tenant_id: int) -> None:
         self._taken[tenant_id] += 1
         self._free -= 1
+
+    def take_slotless(self) -> None:
+        if self._slotless is not None:
+            self._slotless -= 1

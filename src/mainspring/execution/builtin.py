@@ -62,6 +62,9 @@ class BuiltInExecutor:
         # Also names that do not exist: better a clear failure than a task that waits for ever.
         return capability.startswith(f"handler:{BUILT_IN_HANDLERS}")
 
+    def room(self) -> int | None:
+        return None
+
     def start(self, assignments: Sequence[Assignment]) -> None:
         # The clock may lag a little; the claim's own times are the database's and already past.
         now = max(self._clock.now(), *(assignment.picked for assignment in assignments))

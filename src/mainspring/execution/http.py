@@ -121,6 +121,9 @@ class HttpExecutor:
     def can_run(self, capability: str) -> bool:
         return capability == "http"
 
+    def room(self) -> int | None:
+        return None
+
     def start(self, assignments: Sequence[Assignment]) -> None:
         self._loop = self._loop or asyncio.get_running_loop()
         failed = [wrong for a in assignments if (wrong := self._take_in(a)) is not None]

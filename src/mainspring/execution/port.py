@@ -21,6 +21,11 @@ class Executor(Protocol):
         """Whether tasks that need this capability may be given to it."""
         ...
 
+    def room(self) -> int | None:
+        """How many more tasks that need no slot it takes in; None: that is not for it to say. What
+        it is given beyond that it runs all the same."""
+        ...
+
     def start(self, assignments: Sequence[Assignment]) -> None: ...
 
     def has(self, task_id: UUID, fence: int) -> bool:

@@ -21,7 +21,7 @@ import structlog
 from mainspring import crash
 from mainspring.config import Config
 from mainspring.domain.capability import takes_slot
-from mainspring.domain.execution import Assignment, not_started, released
+from mainspring.domain.execution import Assignment, cannot_be_read, not_started, released
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.demand import Holder, taker_of
 from mainspring.engine.entry import Entry
@@ -125,6 +125,18 @@ class Dispatcher:
     @property
     def free_slots(self) -> int:
         return self._config.slots - self._state.engine.slots_held - self._own.tasks
+
+    def room_for(self, row: TaskRow) -> int:
+        """How many tasks that need the same could be started here now."""
+        runs = None if takes_slot(row.capability) else self._free_runs
+        return self.free_slots if runs is None else min(runs, self.free_slots)
+
+    @property
+    def _free_runs(self) -> int | None:
+        """How many tasks that need no slot may be claimed. Those of a claim in flight are not yet
+        counted by whoever begins them: a few hundred more do no harm."""
+        rooms = [room for each in self._executors if (room := each.room()) is not None]
+        return min(rooms, default=None)
 
     def can_run(self, row: TaskRow) -> bool:
         """Whether something here can run a task."""
@@ -271,7 +283,7 @@ class Dispatcher:
         while self._own.free and not self._closed:
             free = self.free_slots
             batch = min(free, self._config.claim_batch)
-            picked = engine.pick(now, batch, self._accepts, free=free)
+            picked = engine.pick(now, batch, self._accepts, free=free, slotless=self._free_runs)
             if not picked:
                 break
             self._start_claim(self._own, picked)
@@ -343,10 +355,13 @@ class Dispatcher:
         """Give leased tasks to executors. What may not begin any more goes back."""
         now = self._state.clock.now()
         back: list[Assignment] = []
+        unreadable: list[Assignment] = []
         by_capability: dict[str, list[Assignment]] = {}
         for capability, assignment in leased:
             if self._closed or assignment.lease_end <= now:
                 back.append(assignment)
+            elif assignment.unreadable is not None:
+                unreadable.append(assignment)
             else:
                 self._metrics.start_delay.observe(now - assignment.due)
                 by_capability.setdefault(capability, []).append(assignment)
@@ -356,8 +371,9 @@ class Dispatcher:
                 back += batch
             else:
                 self._start(executor, batch)
-        if back:
-            self._recorder.report([released(assignment, now) for assignment in back])
+        over = [released(a, now) for a in back] + [cannot_be_read(a, now) for a in unreadable]
+        if over:
+            self._recorder.report(over)
 
     def _start(self, executor: Executor, batch: Sequence[Assignment]) -> None:
         """Also if an executor breaks its word and raises: what it has taken in it reports, and what

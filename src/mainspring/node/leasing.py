@@ -16,7 +16,7 @@ import structlog
 from mainspring import crash
 from mainspring.config import Config
 from mainspring.domain.capability import Offer, there_for
-from mainspring.domain.execution import Assignment, released
+from mainspring.domain.execution import Assignment, cannot_be_read, released
 from mainspring.engine.demand import Holder, Poll
 from mainspring.engine.entry import Entry
 from mainspring.engine.leases import Running
@@ -213,8 +213,7 @@ class LeaseDesk:
         for entry in picked:
             assert entry.poll is not None
             polls[entry.poll] = None
-            if entry.row.id in got:
-                leased = self._leased.pop(entry.row.id)
+            if entry.row.id in got and (leased := self._readable(self._leased.pop(entry.row.id))):
                 waiting = self._waiting[entry.poll]
                 if waiting.ours:
                     lateness = engine.lateness(entry, now)
@@ -223,6 +222,13 @@ class LeaseDesk:
                 waiting.got.append(leased)
         for poll in polls:
             self._arrived(self._waiting[poll])
+
+    def _readable(self, leased: Leased) -> Leased | None:
+        """What no worker could read has failed, and goes to none."""
+        if leased.assignment.unreadable is None:
+            return leased
+        self._recorder.report([cannot_be_read(leased.assignment, self._state.clock.now())])
+        return None
 
     def _arrived(self, waiting: _Waiting) -> None:
         if waiting.poll.in_flight:
@@ -306,9 +312,9 @@ class LeaseDesk:
         if waiting is None:
             self._release(leased)
             return
-        for task in leased:
+        for task in filter(self._readable, leased):
             self._reporting.remember(task.assignment, None, poll.holder)
-        waiting.got.extend(leased)
+            waiting.got.append(task)
         self._arrived(waiting)
 
     # Restarts --------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ class Node:
         around = self._state.engine.situation(row, self._state.clock.now())
         if needs_worker(row.capability):
             return around
-        slots = self._dispatcher.free_slots if around.owned else None
+        slots = self._dispatcher.room_for(row) if around.owned else None
         waits = (executor.holds_back(row.id, row.fence) for executor in self._executors)
         return replace(
             around,

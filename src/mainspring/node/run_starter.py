@@ -7,7 +7,8 @@ a task that is tried again, because its node died, finds the run it began.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 from uuid import UUID
@@ -28,6 +29,10 @@ from mainspring.store.task_runs import TaskRuns
 log = structlog.get_logger()
 
 _EVERY = 0.25
+# Who waits here has left the fair queue: only so many that there is always one to begin.
+_MOST_TO_BEGIN = 256
+_AT_ONCE = 4
+_MOST_ASKED = 1000
 _OUTCOMES = {"completed": Outcome.SUCCEEDED, "cancelled": Outcome.CANCELLED}
 
 
@@ -48,6 +53,32 @@ class _Try:
     cancelling: bool = False
 
 
+class _Turns:
+    """Tries in line, one of each tenant in turn: a flood of one tenant's delays nobody else's."""
+
+    def __init__(self) -> None:
+        self._lines: dict[int, deque[_Try]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, found: _Try) -> None:
+        self._lines.setdefault(found.assignment.tenant_id, deque()).append(found)
+        self._count += 1
+
+    def take(self, most: int) -> list[_Try]:
+        taken: list[_Try] = []
+        while self._lines and len(taken) < most:
+            tenant_id = next(iter(self._lines))
+            line = self._lines.pop(tenant_id)
+            taken.append(line.popleft())
+            if line:
+                self._lines[tenant_id] = line
+        self._count -= len(taken)
+        return taken
+
+
 class RunStarter:
     """An executor: begins runs, and reports their ends."""
 
@@ -65,17 +96,25 @@ class RunStarter:
         self._recorder = recorder
         self._report = report
         self._tries: dict[tuple[UUID, int], _Try] = {}
+        self._to_begin = _Turns()
+        self._begun = _Turns()
+        self._to_cancel: deque[_Try] = deque()
+        self._look_at = 0.0
         self._wanted = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
 
     def can_run(self, capability: str) -> bool:
         return not takes_slot(capability)
 
+    def room(self) -> int:
+        return max(0, _MOST_TO_BEGIN - len(self._to_begin))
+
     def start(self, assignments: Sequence[Assignment]) -> None:
         now = self._clock.now()
         for assignment in assignments:
-            key = (assignment.id, assignment.fence)
-            self._tries[key] = _Try(assignment, max(now, assignment.picked))
+            found = _Try(assignment, max(now, assignment.picked))
+            self._tries[assignment.id, assignment.fence] = found
+            self._to_begin.add(found)
         self._wanted.set()
         if self._loop is None:
             self._loop = asyncio.create_task(self._keep_looking())
@@ -85,12 +124,17 @@ class RunStarter:
 
     def cancel(self, task_id: UUID, fence: int) -> None:
         found = self._tries.get((task_id, fence))
-        if found is not None:
+        if found is not None and not found.cancelling:
             found.cancelling = True
-            self._wanted.set()
+            if found.begun:
+                self._to_cancel.append(found)
+                self._wanted.set()
 
     def holds_back(self, task_id: UUID, fence: int) -> str | None:
-        return None  # what it runs waits for steps, and the run tells for which
+        found = self._tries.get((task_id, fence))
+        if found is None or found.begun:
+            return None  # what it runs waits for steps, and the run tells for which
+        return f"{len(self._to_begin)} runs are about to begin"
 
     async def stop(self, grace: float) -> None:
         """The runs go on without us: whoever claims the tasks next waits for their ends."""
@@ -103,30 +147,74 @@ class RunStarter:
     async def _keep_looking(self) -> None:
         while True:
             self._wanted.clear()
-            try:
-                await self._look()
-            except StoreUnavailable as problem:
-                log.warning("runs wait", action="run.failed", problem=str(problem))
-                self._state.doubt(self._state.engine.partitions)
-            except Exception:
-                # Nobody begins this loop anew, and every tenant's runs wait for it.
-                log.exception("runs wait", action="run.failed")
-            try:
-                async with asyncio.timeout(_EVERY if self._tries else None):
-                    await self._wanted.wait()
-            except TimeoutError:
-                pass
+            more = await self._guarded(self._begin_some)
+            await self._guarded(self._cancel_some)
+            await self._guarded(self._look_for_ends)
+            if not more:
+                await self._rest()
 
-    async def _look(self) -> None:
-        for found in [t for t in self._tries.values() if not t.begun]:
-            await self._begin(found)
-        for found in [t for t in self._tries.values() if t.begun and t.cancelling]:
-            await self._cancel(found)
-        waiting = {t.assignment.id: t for t in self._tries.values() if t.begun}
-        if not waiting:
-            return
-        for run_id, state in await self._runs.ended([t.assignment for t in waiting.values()]):
-            self._end(waiting[run_id], state)
+    async def _guarded(self, part: Callable[[], Awaitable[bool]]) -> bool:
+        """Nobody begins this loop anew, and every tenant's runs wait for it."""
+        try:
+            return await part()
+        except StoreUnavailable as problem:
+            log.warning("runs wait", action="run.failed", problem=str(problem))
+            self._state.doubt(self._state.engine.partitions)
+        except Exception:
+            log.exception("runs wait", action="run.failed")
+        return False
+
+    async def _rest(self) -> None:
+        try:
+            async with asyncio.timeout_at(self._look_at if self._tries else None):
+                await self._wanted.wait()
+        except TimeoutError:
+            pass
+
+    async def _begin_some(self) -> bool:
+        """Begin a few side by side; whether more wait. Only a few, so that the ends of other runs
+        are noticed in between."""
+        taken = self._to_begin.take(_AT_ONCE)
+        came = await asyncio.gather(*map(self._begin, taken), return_exceptions=True)
+        if taken:
+            self._state.poke()  # there is room for others
+        problems = [problem for problem in came if problem is not None]
+        for found, problem in zip(taken, came, strict=True):
+            if problem is not None:
+                self._to_begin.add(found)
+        if problems:
+            raise problems[0]
+        return bool(self._to_begin)
+
+    async def _cancel_some(self) -> bool:
+        for _ in range(len(self._to_cancel)):
+            found = self._to_cancel.popleft()
+            try:
+                await self._cancel(found)
+            except Exception:
+                self._to_cancel.append(found)
+                raise
+        return False
+
+    async def _look_for_ends(self) -> bool:
+        """Ask about so many at a time, in turn: thousands of runs may go on for days."""
+        now = asyncio.get_running_loop().time()
+        if now < self._look_at:
+            return False
+        self._look_at = now + _EVERY
+        asked = list(filter(self._is_open, self._begun.take(_MOST_ASKED)))
+        waiting = {found.assignment.id: found for found in asked}
+        try:
+            if asked:
+                for run_id, state in await self._runs.ended([t.assignment for t in asked]):
+                    self._end(waiting[run_id], state)
+        finally:
+            for found in filter(self._is_open, asked):
+                self._begun.add(found)
+        return False
+
+    def _is_open(self, found: _Try) -> bool:
+        return self.has(found.assignment.id, found.assignment.fence)
 
     async def _begin(self, found: _Try) -> None:
         assignment = found.assignment
@@ -148,20 +236,25 @@ class RunStarter:
             self._conclude(found, Outcome.FAILED, TaskError("no-workflow", text))
             return
         found.begun = True
+        self._begun.add(found)
+        if found.cancelling:
+            self._to_cancel.append(found)
         self._recorder.moved(moved)
 
     async def _cancel(self, found: _Try) -> None:
-        found.cancelling = False
+        if not self._is_open(found):
+            return
         assignment = found.assignment
         try:
             moved = await self._runs.cancel(self._state.tenure(), assignment, self._clock.now())
         except StoreUnavailable:
-            found.cancelling = True
             raise
         except REFUSED:
             # Whoever extends its lease asks again; the others do not wait for that.
             log.exception("a run is not cancelled", action="run.failed", run=str(assignment.id))
+            found.cancelling = False
             return
+        found.cancelling = False
         if moved is None:
             self._conclude(found, Outcome.RELEASED)
         else:

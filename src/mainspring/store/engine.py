@@ -13,7 +13,7 @@ from mainspring.domain.execution import Assignment
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.settlement import Finish, Retry
-from mainspring.domain.task import TaskSpec
+from mainspring.domain.task import Target, TaskSpec
 from mainspring.store import queries
 from mainspring.store.database import Database, sparse
 
@@ -23,10 +23,22 @@ _LONE_PARTITION_PATIENCE = 60.0
 _spec_decoder = msgspec.json.Decoder(TaskSpec)
 
 
+NO_SPEC = TaskSpec(Target("handler"))
+"""In place of one that cannot be read."""
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What reading a spec may raise."""
+
+
 @lru_cache(maxsize=4096)
-def _decode_spec(spec: bytes) -> TaskSpec:
-    # Most tasks are one of few kinds: decoding each kind once saves a tenth of a claim.
-    return _spec_decoder.decode(spec)
+def read_spec(spec: bytes) -> tuple[TaskSpec, str | None]:
+    """The spec, or one that does nothing and why it cannot be read. Nothing is raised: the task is
+    leased already, together with others.
+
+    Most tasks are one of few kinds: decoding each kind once saves a tenth of a claim."""
+    try:
+        return _spec_decoder.decode(spec), None
+    except UNREADABLE as problem:
+        return NO_SPEC, str(problem)[:300]
 
 
 class TaskRef(NamedTuple):
@@ -255,9 +267,10 @@ def assignment_of(row: Iterable[Any]) -> Assignment:
         tenant_id, task_id, fence, partition, attempts, failures, due, picked, end, spec, payload,
         run, run_id, step,
     ) = row  # fmt: skip
+    read, unreadable = read_spec(spec)
     return Assignment(
-        tenant_id, task_id, fence, partition, attempts, failures, due, picked, end,
-        _decode_spec(spec), payload, run, run_id, step,
+        tenant_id, task_id, fence, partition, attempts, failures, due, picked, end, read, payload,
+        run, run_id, step, unreadable,
     )  # fmt: skip
 
 

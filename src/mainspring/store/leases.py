@@ -15,7 +15,8 @@ from mainspring.store.engine import TaskRef, assignment_of
 
 SQL = queries.load("leases") | queries.load("engine")
 
-_ASSIGNMENT = len(Assignment._fields)
+# Whether its spec can be read is no column.
+_ASSIGNMENT = len(Assignment._fields) - 1
 
 
 class WorkerPick(NamedTuple):
