@@ -105,7 +105,8 @@ class Dispatcher:
         self._own = _Lane(self._lease, self._hand_out)
         self._for_workers: _Lane | None = None
         self._desk: WorkerDesk | None = None
-        self._upkeep: asyncio.Task[None] | None = None
+        self._extending: asyncio.Task[None] | None = None
+        self._losing: asyncio.Task[None] | None = None
         self._doubted: dict[str, dict[UUID, NewTask]] = {}
         """New tasks of which nobody knows yet whether they were leased, by the worker they would
         be leased to; their slots are kept."""
@@ -414,19 +415,13 @@ class Dispatcher:
             self._desk.nudge(asked)
 
     def _keep_leases(self, now: float) -> None:
-        if self._upkeep is not None and not self._upkeep.done():
-            return
+        """Two errands that do not wait for each other: to end a lease of a step takes a look at its
+        run, which another may hold for long, and meanwhile our own leases would run out."""
         engine = self._state.engine
-        due, ended = engine.to_extend(now, _EXTEND_BATCH), engine.run_out(now)
-        if due or ended:
-            self._upkeep = self._spawn(self._upkeep_leases(due, ended))
-
-    async def _upkeep_leases(self, due: Sequence[Held], ended: Sequence[Running]) -> None:
-        if due:
-            await self._extend(due)
-        if ended:
-            await self.lose(ended)
-        self._state.poke()
+        if _is_free(self._extending) and (due := engine.to_extend(now, _EXTEND_BATCH)):
+            self._extending = self._spawn(self._extend(due))
+        if _is_free(self._losing) and (ended := engine.run_out(now)):
+            self._losing = self._spawn(self.lose(ended))
 
     async def _extend(self, due: Sequence[Held]) -> None:
         refs = [TaskRef(held.tenant_id, held.id, held.fence) for held in due]
@@ -441,6 +436,7 @@ class Dispatcher:
                 self._state.engine.extended(held.id, held.fence, item.lease_end)
         # A try that is not ours any more would be refused at its end: spare the effort.
         self.cancel([h for h in due if h.id not in kept or kept[h.id].cancel_requested])
+        self._state.poke()
 
     async def lose(self, ended: Sequence[Running]) -> None:
         """End leases that seem to have ended; the database decides."""
@@ -496,3 +492,7 @@ class Dispatcher:
         self._background.discard(task)
         if not task.cancelled() and (problem := task.exception()) is not None:
             log.error("dispatching failed", action="dispatch.failed", exc_info=problem)
+
+
+def _is_free(errand: asyncio.Task[None] | None) -> bool:
+    return errand is None or errand.done()

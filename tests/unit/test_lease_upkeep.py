@@ -1,0 +1,119 @@
+"""How a dispatcher keeps leases: its own go on, whatever becomes of those that others let run out."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from random import Random
+from typing import Any, cast
+from uuid import UUID
+
+from mainspring.clock import ManualClock
+from mainspring.config import Config
+from mainspring.domain.execution import Assignment
+from mainspring.domain.rows import TaskRow
+from mainspring.domain.tenant import TenantLimits
+from mainspring.engine.core import Engine, EngineSettings
+from mainspring.node.dispatcher import Dispatcher
+from mainspring.node.recorder import Recorder
+from mainspring.node.state import NodeState
+from mainspring.observe.metrics import Metrics
+from mainspring.store.engine import Extended, Seen, TaskRef
+from support.rows import assignment, row, task_id
+from support.waiting import eventually
+
+NOW = 1000.0
+LEASE = 15.0
+
+
+class Runs:
+    """An executor whose tries last until they are cancelled."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[tuple[UUID, int]] = []
+
+    def can_run(self, capability: str) -> bool:
+        return capability == "http"
+
+    def start(self, assignments: Sequence[Assignment]) -> None:
+        pass
+
+    def cancel(self, task_id: UUID, fence: int) -> None:
+        self.cancelled.append((task_id, fence))
+
+
+class Leases:
+    """A store in which somebody holds the run of what is to be lost, for ever."""
+
+    def __init__(self) -> None:
+        self.extended: list[UUID] = []
+        self.losing = asyncio.Event()
+
+    async def extend(self, held: Sequence[TaskRef], *, lease: float) -> list[Extended]:
+        self.extended += [ref.id for ref in held]
+        return [Extended(ref.tenant_id, ref.id, NOW + lease, False) for ref in held]
+
+    async def lose(self, _held: Sequence[TaskRef], *, blamed: Sequence[UUID]) -> Seen:
+        self.losing.set()
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+
+class World:
+    def __init__(self) -> None:
+        config, metrics = Config(database_url="postgresql:///x", lease=LEASE), Metrics()
+        self.clock, self.store, self.executor = ManualClock(NOW), Leases(), Runs()
+        self.engine = Engine(EngineSettings(lease=LEASE))
+        self.engine.own([0], [], NOW)
+        self.engine.set_limits({1: TenantLimits()}, NOW)
+        self.state = NodeState(self.engine, self.clock)
+        nothing = cast(Any, None)
+        recorder = Recorder(config, self.state, nothing, nothing, nothing, metrics, Random(1))
+        self.dispatcher = Dispatcher(config, self.state, cast(Any, self.store), recorder, metrics)
+        self.dispatcher.add_executor(cast(Any, self.executor))
+
+    def running_here(self, number: int) -> None:
+        found = self._running(number)
+        begun = (found, assignment(found._replace(fence=0), lease_end=NOW + LEASE))
+        self.dispatcher.end_relay(self.dispatcher.offer_relay(), [begun])
+
+    def running_elsewhere(self, number: int) -> None:
+        self.engine.saw([self._running(number)], NOW)
+
+    def _running(self, number: int) -> TaskRow:
+        fields: dict[str, Any] = {"capability": "http", "due": NOW, "lease_end": NOW + LEASE}
+        return row(number, rev=2, state="running", fence=1, **fields)
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.state.poke()
+
+    @asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        work = asyncio.create_task(self.dispatcher.run())
+        try:
+            yield
+        finally:
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await work
+
+    def was_extended(self, number: int, times: int) -> Callable[[], Awaitable[bool]]:
+        async def enough() -> bool:
+            return self.store.extended.count(task_id(number)) >= times
+
+        return enough
+
+
+async def test_a_lease_is_extended_while_another_cannot_be_ended() -> None:
+    world = World()
+    world.running_here(1)
+    world.running_elsewhere(2)
+    async with world.at_work():
+        for turn in range(1, 4):
+            world.pass_time(LEASE / 3)
+            await eventually(world.was_extended(1, turn), within=5, what="it is extended")
+        world.pass_time(1.0)
+        await asyncio.wait_for(world.store.losing.wait(), 5)
+        world.pass_time(LEASE / 3)
+        await eventually(world.was_extended(1, 4), within=5, what="it is extended all the same")
+    assert task_id(2) not in world.store.extended
