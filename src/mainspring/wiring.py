@@ -95,9 +95,9 @@ def direct_url(config: Config) -> str:
     return config.direct_database_url or database_options(config).url
 
 
-async def migrate(config: Config) -> list[Migration]:
+async def migrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> list[Migration]:
     """Bring the database to this version's schema; answers the steps that were applied."""
-    return await migrations.migrate(direct_url(config), tls.database_context(config))
+    return await migrations.migrate(direct_url(config), tls.database_context(config), tell=tell)
 
 
 async def examine(config: Config) -> list[Finding]:

@@ -1,15 +1,24 @@
 """Keeping house: partitions ahead of time, old ones out, and one housekeeper at a time."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from functools import partial
+from unittest import mock
 from uuid import uuid4
 
 import asyncpg
 import pytest
+from structlog.testing import capture_logs
 
+from mainspring.config import load
+from mainspring.errors import StoreUnavailable
+from mainspring.node.housekeeping import Housekeeper
+from mainspring.node.state import NodeState
+from mainspring.store import housekeeping
 from mainspring.store.cluster import Topology
 from mainspring.store.database import Database, DatabaseOptions
-from mainspring.store.housekeeping import PARTITIONED, Housekeeping
+from mainspring.store.housekeeping import PARTITIONED, Housekeeping, Round
 from support.evidence import Evidence
 from support.store import StoreWorld, success
 from support.waiting import eventually
@@ -33,9 +42,9 @@ async def house(database: Database) -> Housekeeping:
 async def test_partitions_exist_ahead_of_time(house: Housekeeping) -> None:
     made = await house.make_partitions(days_ahead=3)
     today = f"{datetime.now(UTC):%Y%m%d}"
-    assert len(made) == len(PARTITIONED) * 4
-    assert {f"task_history_d{today}", f"executions_d{today}"} <= set(made)
-    assert await house.make_partitions(days_ahead=3) == []
+    assert len(made.done) == len(PARTITIONED) * 4
+    assert {f"task_history_d{today}", f"executions_d{today}"} <= set(made.done)
+    assert await house.make_partitions(days_ahead=3) == Round()
 
 
 async def test_a_partition_is_analyzed_again_when_it_has_doubled_and_not_all_the_time(
@@ -73,8 +82,60 @@ async def test_a_day_whose_rows_lie_in_the_default_partition_stays_there(
     held = await world.claim(await world.due_tasks(1), lease=60)
     await world.engine.finish(world.tenure, map(success, held))
     made = await house.make_partitions(days_ahead=1)
-    assert f"task_history_d{datetime.now(UTC):%Y%m%d}" not in made
+    assert f"task_history_d{datetime.now(UTC):%Y%m%d}" not in made.done
     assert await Evidence(database).value("SELECT count(*) FROM task_history") == 1
+
+
+async def test_nobody_waits_while_a_large_default_partition_is_looked_through(
+    house: Housekeeping, database: Database
+) -> None:
+    await add_old_occurrences(database, 1)
+    made = await house.make_partitions(days_ahead=1, largest_default=0)
+    assert set(made.postponed) == {"occurrences"}
+    assert len(made.done) == 2 * (len(PARTITIONED) - 1), "the others are made"
+    assert len((await house.make_partitions(days_ahead=1)).done) == 2, "it is small, in truth"
+
+
+async def test_old_rows_in_a_default_partition_go_in_small_steps(
+    house: Housekeeping, database: Database
+) -> None:
+    await add_old_occurrences(database, 5)
+    assert await house.clear_defaults(30, batch=2) == 5
+    assert await Evidence(database).value("SELECT count(*) FROM occurrences") == 0
+
+
+async def test_nobody_waits_long_for_a_partition_while_a_backup_runs(
+    house: Housekeeping, database: Database, database_url: str
+) -> None:
+    world = StoreWorld(database)
+    await world.open()
+    held = await world.claim(await world.due_tasks(1), lease=60)
+    backup = await asyncpg.connect(database_url)
+    async with backup.transaction():
+        await backup.execute("LOCK TABLE task_history, executions IN ACCESS SHARE MODE")
+        making = asyncio.create_task(house.make_partitions(days_ahead=1))
+        await eventually(partial(waits_for_a_lock, database), within=5, what="it waits")
+        async with asyncio.timeout(5):  # and not the 20 s after which a statement is given up
+            await world.engine.finish(world.tenure, map(success, held))
+            made = await making
+    await backup.close()
+    assert set(made.postponed) == {"task_history", "executions"}
+    assert {name.partition("_d")[0] for name in made.done} == {"occurrences", "task_logs"}
+    later = await house.make_partitions(days_ahead=1)
+    assert {name.partition("_d")[0] for name in later.done} == {"task_history", "executions"}
+
+
+async def test_old_history_stays_while_a_backup_runs(
+    house: Housekeeping, database: Database, database_url: str
+) -> None:
+    await make_old_partitions(database)
+    backup = await asyncpg.connect(database_url)
+    async with asyncio.timeout(5), backup.transaction():
+        await backup.execute("LOCK TABLE task_history IN ACCESS SHARE MODE")
+        retired = await house.retire_partitions(30)
+        assert retired == Round([OLD[0]], {"task_history": "somebody else uses it"})
+    await backup.close()
+    assert (await house.retire_partitions(30)).done == OLD[1:]
 
 
 async def test_old_partitions_are_archived_and_dropped(
@@ -83,13 +144,14 @@ async def test_old_partitions_are_archived_and_dropped(
     await make_old_partitions(database)
     archived: list[str] = []
 
-    async def archive(table: str) -> None:
+    async def archive(table: str) -> bool:
         archived.append(table)
+        return True
 
-    assert sorted(await house.retire_partitions(30, archive)) == OLD
-    assert sorted(archived) == OLD
+    assert sorted((await house.retire_partitions(30, archive)).done) == OLD
+    assert sorted(archived) == [f"public.{name}" for name in OLD]
     assert await tables(database) == []
-    assert await house.retire_partitions(30, archive) == []
+    assert await house.retire_partitions(30, archive) == Round()
 
 
 async def test_what_could_not_be_archived_is_kept_and_offered_again(
@@ -97,23 +159,86 @@ async def test_what_could_not_be_archived_is_kept_and_offered_again(
 ) -> None:
     await make_old_partitions(database)
 
-    async def archive_is_down(_table: str) -> None:
-        raise ConnectionError("no archive today")
+    async def archive(table: str) -> bool:
+        return "executions" in table
 
-    with pytest.raises(ConnectionError):
-        await house.retire_partitions(30, archive_is_down)
-    assert await tables(database) == OLD
-    assert sorted(await house.retire_partitions(30)) == OLD
+    retired = await house.retire_partitions(30, archive)
+    assert retired == Round([OLD[0]], {OLD[1]: "it is not archived"})
+    assert await tables(database) == [OLD[1]]
+    assert (await house.retire_partitions(30)).done == [OLD[1]]
+
+
+async def test_what_somebody_detached_by_hand_is_kept_until_its_time(
+    house: Housekeeping, database: Database
+) -> None:
+    await house.make_partitions(days_ahead=0)
+    today = f"executions_d{datetime.now(UTC):%Y%m%d}"
+    await database.fetch(f"ALTER TABLE executions DETACH PARTITION {today}")
+    assert await house.retire_partitions(1) == Round()
+    assert today in (await house.retire_partitions(-2)).done
+
+
+async def test_a_chore_that_fails_keeps_no_other_from_being_done(database: Database) -> None:
+    class Unlucky(Housekeeping):
+        async def make_partitions(self, *_: int) -> Round:
+            raise asyncpg.UndefinedTableError("no such table")
+
+        async def clear_defaults(self, *_: int) -> int:
+            raise StoreUnavailable("it took too long")
+
+        async def retire_partitions(self, *_: object) -> Round:
+            raise RuntimeError("no archive today")
+
+    await add_key(database, "old", "-1 second")
+    keeper = Housekeeper(load({}), NodeState(mock.Mock(), mock.Mock()), Unlucky(database))
+    with capture_logs() as lines:
+        running = asyncio.create_task(keeper.run())
+        await eventually(partial(no_keys, database), within=5, what="keys are forgotten")
+        running.cancel()
+        await asyncio.wait([running])
+    failed = {line["chore"] for line in lines if line["action"] == "house.failed"}
+    assert failed == {"make_partitions", "clear_defaults", "retire"}
+
+
+async def test_all_that_is_expired_goes_however_much_it_is(
+    house: Housekeeping, database: Database
+) -> None:
+    await add_key(database, "new", "1 hour")
+    for number in range(5):
+        await add_key(database, f"old {number}", "-1 second")
+    await database.fetch(
+        "INSERT INTO effects (tenant_id, key, answer, expires_at)"
+        " VALUES (1, 'new', '', now() + interval '1 hour')"
+    )
+    await database.fetch(
+        "INSERT INTO effects (tenant_id, key, answer, expires_at) SELECT"
+        " 1, 'old' || number, '', now() - interval '1 second' FROM generate_series(1, 3) number"
+    )
+    with mock.patch.object(housekeeping, "_BATCHES", 1):
+        assert await house.forget_expired(batch=1) == 2, "never too many at once"
+    assert await house.forget_expired(batch=1) == 6
+    assert await names(database, "SELECT key AS name FROM idempotency_keys") == ["new"]
+
+
+async def test_a_key_that_is_renewed_at_that_moment_stays(
+    house: Housekeeping, database: Database, database_url: str
+) -> None:
+    await add_key(database, "renewed", "-1 second")
+    other = await asyncpg.connect(database_url)
+    async with other.transaction():
+        await other.execute("UPDATE idempotency_keys SET expires_at = now() + interval '1 day'")
+        forgetting = asyncio.create_task(house.forget_expired())
+        await eventually(partial(waits_for_a_lock, database), within=5, what="it waits")
+    await other.close()
+    assert await forgetting == 0
+    assert await names(database, "SELECT key AS name FROM idempotency_keys") == ["renewed"]
 
 
 async def test_expired_keys_and_dead_nodes_are_forgotten(
     house: Housekeeping, database: Database
 ) -> None:
-    await database.fetch(
-        "INSERT INTO idempotency_keys (tenant_id, key, body_hash, status, answer, expires_at)"
-        " VALUES (1, 'old', '', 201, '', now() - interval '1 second'),"
-        " (1, 'new', '', 201, '', now() + interval '1 hour')"
-    )
+    await add_key(database, "old", "-1 second")
+    await add_key(database, "new", "1 hour")
     await database.fetch(
         "INSERT INTO nodes (id, name, version, state, heartbeat_at)"
         " VALUES (gen_random_uuid(), 'long gone', '0', 'dead', now() - interval '2 hours'),"
@@ -125,12 +250,26 @@ async def test_expired_keys_and_dead_nodes_are_forgotten(
         " VALUES (1, 'old', '{}', now() - interval '8 days'), (1, 'new', '{}', now())"
     )
     await house.forget_expired()
-    assert [row["kind"] for row in await database.fetch("SELECT kind FROM outbox")] == ["new"]
-    assert [row["key"] for row in await database.fetch("SELECT key FROM idempotency_keys")] == [
-        "new"
-    ]
-    names = await database.fetch("SELECT name FROM nodes ORDER BY name")
-    assert [row["name"] for row in names] == ["just left", "not given up"]
+    await house.forget_gone()
+    assert await names(database, "SELECT kind AS name FROM outbox") == ["new"]
+    assert await names(database, "SELECT key AS name FROM idempotency_keys") == ["new"]
+    left = await names(database, "SELECT name FROM nodes ORDER BY name")
+    assert left == ["just left", "not given up"]
+
+
+async def test_api_keys_that_ended_long_ago_are_forgotten(
+    house: Housekeeping, database: Database
+) -> None:
+    await database.fetch(
+        "INSERT INTO api_keys (id, secret_hash, scopes, operator, revoked_at, expires_at)"
+        " VALUES ('revoked', '1', '{}', true, now() - interval '31 days', NULL),"
+        " ('run out', '2', '{}', true, NULL, now() - interval '31 days'),"
+        " ('just ended', '3', '{}', true, now(), now() - interval '1 day'),"
+        " ('in use', '4', '{}', true, NULL, NULL)"
+    )
+    await house.forget_old_keys(30)
+    left = await names(database, "SELECT id AS name FROM api_keys ORDER BY id")
+    assert left == ["in use", "just ended"]
 
 
 async def test_a_dead_node_is_remembered_while_it_owns_something_and_people_see_how_much(
@@ -143,7 +282,7 @@ async def test_a_dead_node_is_remembered_while_it_owns_something_and_people_see_
         " UPDATE partitions p SET owner = n.id, epoch = p.epoch + 1"
         " FROM n WHERE n.name = 'owner' AND p.partition < 3"
     )
-    await house.forget_expired()
+    await house.forget_gone()
     found = {node.name: node.owned for node in await Topology(database).nodes()}
     assert found == {"owner": 3, "another": 0}
 
@@ -167,7 +306,7 @@ async def test_what_workers_held_is_forgotten_with_them_and_with_their_nodes(
         here,
         gone,
     )
-    await house.forget_expired()
+    await house.forget_gone()
     left = await database.fetch("SELECT name, node_id FROM worker_leases")
     assert [tuple(row) for row in left] == [("w", here)]
 
@@ -204,8 +343,44 @@ async def make_old_partitions(database: Database) -> None:
         )
 
 
-async def tables(database: Database) -> list[str]:
-    rows = await database.fetch(
-        "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '_d2020' ORDER BY relname"
+async def add_old_occurrences(database: Database, count: int) -> None:
+    await database.fetch(
+        "INSERT INTO occurrences (schedule_id, tenant_id, nominal_at, to_at, decision, reason)"
+        " SELECT gen_random_uuid(), 1, '2020-01-02T12:00:00Z', '2020-01-02T12:00:00Z',"
+        " 'skipped_paused', '' FROM generate_series(1, $1)",
+        count,
     )
-    return [row["relname"] for row in rows]
+
+
+async def tables(database: Database) -> list[str]:
+    return await names(
+        database,
+        "SELECT relname AS name FROM pg_class WHERE relkind = 'r' AND relname ~ '_d2020'"
+        " ORDER BY relname",
+    )
+
+
+async def names(database: Database, sql: str) -> list[str]:
+    return [row["name"] for row in await database.fetch(sql)]
+
+
+async def add_key(database: Database, key: str, expires_in: str) -> None:
+    await database.fetch(
+        "INSERT INTO idempotency_keys (tenant_id, key, body_hash, status, answer, expires_at)"
+        " VALUES (1, $1, '', 201, '', now() + $2::text::interval)",
+        key,
+        expires_in,
+    )
+
+
+async def no_keys(database: Database) -> bool:
+    return not await names(database, "SELECT key AS name FROM idempotency_keys")
+
+
+async def waits_for_a_lock(database: Database) -> bool:
+    return bool(
+        await database.fetch(
+            "SELECT FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+    )

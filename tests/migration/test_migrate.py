@@ -132,8 +132,41 @@ async def test_a_newer_schema_is_tolerated(empty_url: str) -> None:
 
 async def test_a_step_that_fails_leaves_nothing_behind(empty_url: str) -> None:
     bad = Migration(1, "bad", "CREATE TABLE half (id integer); SELECT 1 / 0")
-    with known(bad), pytest.raises(asyncpg.DivisionByZeroError):
+    with (
+        known(bad),
+        pytest.raises(MigrationError, match="refused while migrating: division by zero"),
+    ):
         await migrate(empty_url)
     assert await fetch(empty_url, "SELECT to_regclass('half'), to_regclass('tasks')") == [
         (None, None)
     ]
+
+
+async def test_who_may_not_make_tables_is_told_so(empty_url: str) -> None:
+    await fetch(empty_url, "CREATE ROLE guest LOGIN PASSWORD 'guest'")
+    place = urlsplit(empty_url)
+    guest = place._replace(netloc=f"guest:guest@{place.netloc.rpartition('@')[2]}").geturl()
+    try:
+        with pytest.raises(MigrationError, match="permission denied for schema public"):
+            await migrate(guest)
+    finally:
+        await fetch(empty_url, "DROP ROLE guest")
+
+
+async def test_nobody_waits_long_behind_a_step_that_waits_for_a_backup(empty_url: str) -> None:
+    await migrate(empty_url)
+    step = Migration(9999, "later", "ALTER TABLE tasks ADD COLUMN later integer")
+    told: asyncio.Queue[str] = asyncio.Queue()
+    names = {"application_name": "pg_dump"}
+    backup = await asyncpg.connect(empty_url, server_settings=names)
+    with known(*available(), step):
+        async with backup.transaction():
+            await backup.execute("LOCK TABLE tasks IN ACCESS SHARE MODE")
+            migrating = asyncio.create_task(migrate(empty_url, tell=told.put_nowait))
+            async with asyncio.timeout(10):
+                assert (await told.get()).startswith("waiting for pg_dump (process ")
+                assert await fetch(empty_url, "SELECT count(*) FROM tasks") == [(0,)]
+            with pytest.raises(MigrationError, match="in use for 0 s.* by pg_dump"):
+                await migrate(empty_url, patience=0)
+        assert await migrating == [step]
+    await backup.close()

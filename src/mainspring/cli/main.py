@@ -3,6 +3,7 @@
 import atexit
 import gc
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -144,7 +145,7 @@ def migrate() -> None:
     from mainspring import wiring
 
     async def work() -> None:
-        applied = await wiring.migrate(config)
+        applied = await wiring.migrate(config, partial(typer.echo, err=True))
         for migration in applied:
             typer.echo(f"applied {migration.version:04} {migration.name}")
         if not applied:

@@ -1,24 +1,33 @@
-"""Housekeeping: a duty that one node of the cluster has at a time."""
+"""Housekeeping: duties that one node of the cluster has at a time."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 
 import structlog
 
 from mainspring.config import Config
 from mainspring.errors import StoreUnavailable
 from mainspring.node.state import NodeState
-from mainspring.store.housekeeping import ArchiveHook, Housekeeping
+from mainspring.store.housekeeping import ArchiveHook, Housekeeping, Round
 
 log = structlog.get_logger()
 
 _TIDY_EVERY = 60.0
 _LOOK_EVERY = 1.0
 _LEASE = 150.0
+_TIDYING, _RETIRING = "housekeeping", "retirement"
 _OLD_TRANSACTION = 60.0
+
+Chore = Callable[[], Awaitable[object]]
 
 
 class Housekeeper:
-    """Tidies up every minute if the duty is ours, and always keeps an eye on the planner."""
+    """Tidies up every minute if the duty is ours, and always keeps an eye on the planner.
+
+    To retire old history is a duty of its own: to archive it may take long, and all else goes on.
+    """
 
     def __init__(
         self,
@@ -33,14 +42,10 @@ class Housekeeper:
         self._archive = archive
 
     async def run(self) -> None:
-        while True:
-            try:
-                if await self._house.hold_duty(self._state.node_id, _LEASE):
-                    await self._tidy()
-                await self._watch(_TIDY_EVERY)
-            except StoreUnavailable as problem:
-                log.warning("housekeeping failed", action="house.failed", problem=str(problem))
-                await asyncio.sleep(_TIDY_EVERY)
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(_repeat("tidy", self.tidy, _TIDY_EVERY))
+            loops.create_task(_repeat("retire", self.retire, _TIDY_EVERY))
+            loops.create_task(_repeat("watch", self._watch, _LOOK_EVERY))
 
     async def leave(self) -> None:
         try:
@@ -48,26 +53,59 @@ class Housekeeper:
         except StoreUnavailable:
             log.info("the duty will pass on by itself", action="house.kept_duty")
 
-    async def _watch(self, seconds: float) -> None:
+    async def tidy(self) -> None:
+        """A round of chores, if they are ours; one that fails keeps no other from being done."""
+        if not await self._holds(_TIDYING):
+            return
+        days = self._config.retention_days
+        chores: dict[str, Chore] = {
+            "make_partitions": self._make_partitions,
+            "clear_defaults": partial(self._house.clear_defaults, days),
+            "forget_expired": self._house.forget_expired,
+            "forget_gone": self._house.forget_gone,
+            "forget_old_keys": partial(self._house.forget_old_keys, days),
+            "forget_runs": partial(self._house.forget_runs, days),
+            "clear_departed": self._clear_departed,
+            "look_for_old_transactions": self._look_for_old_transactions,
+        }
+        for name, chore in chores.items():
+            await _attempt(name, chore)
+
+    async def retire(self) -> None:
+        """Take old history out, if that is ours to do, and for as long as it is: two nodes must not
+        archive the same."""
+        if not await self._holds(_RETIRING):
+            return
+        days = self._config.retention_days
+        retiring = asyncio.create_task(self._house.retire_partitions(days, self._archive))
+        try:
+            while not (await asyncio.wait([retiring], timeout=_LEASE / 3))[0]:
+                if not await self._holds(_RETIRING):
+                    return
+            _tell("retired old history", await retiring)
+        finally:
+            retiring.cancel()
+            await asyncio.wait([retiring])
+
+    async def _holds(self, duty: str) -> bool:
+        return await self._house.hold_duty(self._state.node_id, _LEASE, duty)
+
+    async def _watch(self) -> None:
         """The database looks at its tables once a minute; a burst is over by then."""
-        until = self._state.clock.now() + seconds
-        while self._state.clock.now() < until:
+        with suppress(StoreUnavailable):  # others tell of it, and less often
             if await self._house.tell_the_planner():
                 log.info("told the planner of many new tasks", action="house.planner_told")
-            await asyncio.sleep(_LOOK_EVERY)
 
-    async def _tidy(self) -> None:
+    async def _make_partitions(self) -> None:
         made = await self._house.make_partitions(self._config.partitions_ahead)
-        retired = await self._house.retire_partitions(self._config.retention_days, self._archive)
-        await self._house.clear_defaults(self._config.retention_days)
-        await self._house.forget_expired()
-        await self._house.forget_old_keys(self._config.retention_days)
-        await self._house.forget_runs(self._config.retention_days)
+        _tell("made partitions for history", made)
+
+    async def _clear_departed(self) -> None:
         cleared = await self._house.clear_departed()
         if cleared:
             log.info("cleared departed tenants", action="house.cleared", rows=cleared)
-        if made or retired:
-            log.info("kept house", action="house.tidied", made=len(made), retired=len(retired))
+
+    async def _look_for_old_transactions(self) -> None:
         oldest = await self._house.oldest_transaction()
         if oldest is not None and oldest[1] > _OLD_TRANSACTION:
             log.warning(
@@ -77,3 +115,31 @@ class Housekeeper:
                 seconds=round(oldest[1]),
                 application=oldest[2],
             )
+
+
+async def _repeat(name: str, chore: Chore, pause: float) -> None:
+    while True:
+        await _attempt(name, chore)
+        await asyncio.sleep(pause)
+
+
+async def _attempt(name: str, chore: Chore) -> None:
+    """Whatever goes wrong is told, and tried again in the next round."""
+    try:
+        await chore()
+    except StoreUnavailable as problem:
+        log.warning("a chore failed", action="house.failed", chore=name, problem=str(problem))
+    except Exception:
+        log.exception("a chore failed", action="house.failed", chore=name)
+
+
+def _tell(what: str, tables: Round) -> None:
+    if tables.done:
+        log.info(what, action="house.tidied", tables=len(tables.done))
+    for table, reason in tables.postponed.items():
+        log.warning(
+            "a table has to wait for the next round",
+            action="house.postponed",
+            table=table,
+            reason=reason,
+        )

@@ -4,7 +4,9 @@ Every file names its own way back. A file that was applied may not change afterw
 kept and compared.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import resources
@@ -16,6 +18,9 @@ from mainspring.errors import MigrationError
 from mainspring.store.database import CONNECTION_LOST, DatabaseOptions, connect
 
 _ADVISORY_LOCK = 0x6D61696E  # "main": any number will do that nobody else in the database uses
+
+_LONGEST_WAIT = "1s"
+_PAUSE = 1.0
 
 # A schema by the name of our role, which one of the steps makes, would draw all later tables.
 _STAY = """
@@ -30,6 +35,15 @@ CREATE TABLE IF NOT EXISTS schema_migrations (
     checksum   text NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
 )
+"""
+# A guess, but a good one: locks are held until a transaction ends.
+_OLDEST_USER = """
+SELECT format('%s (process %s), whose transaction is open for %s s',
+    coalesce(nullif(application_name, ''), 'a program without a name'), pid,
+    round(extract(epoch FROM clock_timestamp() - xact_start)))
+FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
+ORDER BY xact_start LIMIT 1
 """
 
 
@@ -56,38 +70,80 @@ def available() -> list[Migration]:
     return sorted(found, key=lambda migration: migration.version)
 
 
-async def migrate(url: str, tls: SSLContext | None = None) -> list[Migration]:
-    """Bring the database to this version's schema; answers the steps that were applied."""
-    connection = await connect(
-        DatabaseOptions(url, statement_timeout=3600, prepared=False, tls=tls)
-    )
-    try:
-        if connection.get_server_version() < (15,):
-            raise MigrationError("PostgreSQL 15 or newer is needed")
-        async with connection.transaction():
-            await connection.execute("SELECT pg_advisory_xact_lock($1)", _ADVISORY_LOCK)
-            await connection.execute(_STAY)
-            await connection.execute(_LEDGER)
-            applied = await _apply_missing(connection)
-        if applied:
-            # A fresh table without statistics can get a bad plan.
-            await connection.execute("ANALYZE")
-    except CONNECTION_LOST as error:
-        raise MigrationError(f"the database was lost while migrating: {error}") from error
-    finally:
-        await connection.close()
+async def migrate(
+    url: str,
+    tls: SSLContext | None = None,
+    *,
+    tell: Callable[[str], None] = lambda _: None,
+    patience: float = 600.0,
+) -> list[Migration]:
+    """Bring the database to this version's schema; answers the steps that were applied.
+
+    While somebody else uses the tables, `tell` hears whom it waits for, `patience` seconds at most.
+    """
+    with _explained("migrating"):
+        connection = await connect(
+            DatabaseOptions(url, statement_timeout=3600, prepared=False, tls=tls)
+        )
+        try:
+            if connection.get_server_version() < (15,):
+                raise MigrationError("PostgreSQL 15 or newer is needed")
+            applied = await _apply_when_free(connection, tell, patience)
+            if applied:
+                # A fresh table without statistics can get a bad plan.
+                await connection.execute("ANALYZE")
+        finally:
+            await connection.close()
     return applied
 
 
 async def pending(url: str, tls: SSLContext | None = None) -> list[Migration]:
     """The steps that `migrate` would apply."""
-    connection = await connect(DatabaseOptions(url, prepared=False, tls=tls))
+    with _explained("reading its schema"):
+        connection = await connect(DatabaseOptions(url, prepared=False, tls=tls))
+        try:
+            if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
+                return available()
+            return _missing(await _done(connection))
+        finally:
+            await connection.close()
+
+
+@contextmanager
+def _explained(doing: str) -> Iterator[None]:
+    """Whoever migrates is told in a sentence what the database has to say."""
     try:
-        if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
-            return available()
-        return _missing(await _done(connection))
-    finally:
-        await connection.close()
+        yield
+    except CONNECTION_LOST as error:
+        raise MigrationError(f"the database was lost while {doing}: {error}") from error
+    except asyncpg.PostgresError as error:
+        raise MigrationError(f"the database refused while {doing}: {error}") from error
+
+
+async def _apply_when_free(
+    connection: asyncpg.Connection, tell: Callable[[str], None], patience: float
+) -> list[Migration]:
+    """Who waits for a table makes all others wait who come later: so never for long, and again and
+    again, until nobody else uses it."""
+    now = asyncio.get_running_loop().time
+    deadline = now() + patience
+    while True:
+        try:
+            async with connection.transaction():
+                await connection.execute(f"SET LOCAL lock_timeout = '{_LONGEST_WAIT}'")
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", _ADVISORY_LOCK)
+                await connection.execute(_STAY)
+                await connection.execute(_LEDGER)
+                return await _apply_missing(connection)
+        except asyncpg.LockNotAvailableError:
+            user = await connection.fetchval(_OLDEST_USER) or "another transaction"
+        if now() >= deadline:
+            raise MigrationError(
+                f"the tables were in use for {patience:g} s, and nothing was changed: by {user}; "
+                "end that, or migrate later"
+            )
+        tell(f"waiting for {user}")
+        await asyncio.sleep(_PAUSE)
 
 
 async def _apply_missing(connection: asyncpg.Connection) -> list[Migration]:

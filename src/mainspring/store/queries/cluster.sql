@@ -72,34 +72,6 @@ WITH node AS MATERIALIZED (
 UPDATE nodes n SET epoch = n.epoch + 1, state = $5 FROM node WHERE n.id = node.id
 RETURNING n.epoch;
 
--- name: hold_duty
--- Become, or stay, the one who does a cluster-wide duty.
-INSERT INTO duties AS d (name, holder, lease_until)
-VALUES ($1, $2, clock_timestamp() + $3 * interval '1 second')
-ON CONFLICT (name) DO UPDATE SET holder = $2, lease_until = excluded.lease_until
-WHERE d.holder = $2 OR d.lease_until < clock_timestamp()
-RETURNING name;
-
--- name: drop_duties
-DELETE FROM duties WHERE holder = $1;
-
--- name: forget_dead_nodes
-DELETE FROM nodes n WHERE n.state <> 'active'
-  AND n.heartbeat_at < clock_timestamp() - interval '1 hour'
-  AND NOT EXISTS (SELECT FROM partitions p WHERE p.owner = n.id);
-
--- name: forget_gone_workers
-DELETE FROM workers WHERE seen_at < clock_timestamp() - interval '1 day';
-
--- name: forget_gone_leases
--- What workers held that are gone, or in the partitions of nodes that are.
-DELETE FROM worker_leases l
-WHERE NOT EXISTS (SELECT FROM workers w WHERE w.tenant_id = l.tenant_id AND w.name = l.name)
-   OR NOT EXISTS (SELECT FROM nodes n WHERE n.id = l.node_id);
-
--- name: forget_old_messages
-DELETE FROM messages WHERE sent_at < clock_timestamp() - interval '1 minute';
-
 -- name: standing
 -- How schedules fare, for operators. It is enough to know that there are many.
 SELECT count(*) FILTER (WHERE kind = 'overdue') AS overdue,
@@ -113,28 +85,3 @@ FROM (
     (SELECT 'outdated', wake_at FROM schedules
      WHERE tzdata < $2 AND state <> 'ended' LIMIT 10000)
 ) found;
-
--- name: forget_expired_effects
-DELETE FROM effects
-WHERE ctid = ANY (ARRAY(SELECT ctid FROM effects WHERE expires_at < clock_timestamp() LIMIT $1));
-
--- name: forget_old_events
--- What nobody took out of the outbox for a week, nobody waits for.
-DELETE FROM outbox
-WHERE id = ANY (ARRAY(
-    SELECT id FROM outbox WHERE created_at < clock_timestamp() - interval '7 days'
-    ORDER BY id LIMIT $1));
-
--- name: forget_expired_keys
-DELETE FROM idempotency_keys
-WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM idempotency_keys WHERE expires_at < clock_timestamp() LIMIT $1));
-
--- name: oldest_transaction
--- Old snapshots keep dead rows alive and slow every claim down: worth a warning.
-SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age,
-    coalesce(application_name, '') AS application
-FROM pg_stat_activity
-WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND datname = current_database()
-  AND backend_type = 'client backend'
-ORDER BY xact_start NULLS LAST LIMIT 1;

@@ -1,13 +1,28 @@
--- Keeping house: partitions of history ahead of time, and old ones out.
+-- Keeping house: whose duty it is, partitions of history ahead of time, and what is old out.
+
+-- name: hold_duty
+-- Become, or stay, the one who does a cluster-wide duty.
+INSERT INTO duties AS d (name, holder, lease_until)
+VALUES ($1, $2, clock_timestamp() + $3 * interval '1 second')
+ON CONFLICT (name) DO UPDATE SET holder = $2, lease_until = excluded.lease_until
+WHERE d.holder = $2 OR d.lease_until < clock_timestamp()
+RETURNING name;
+
+-- name: drop_duties
+DELETE FROM duties WHERE holder = $1;
 
 -- name: list_partitions
-SELECT child.relname AS name, pg_get_expr(child.relpartbound, child.oid) AS bound
+SELECT child.relname AS name
 FROM pg_inherits i
 JOIN pg_class child ON child.oid = i.inhrelid
 JOIN pg_class parent ON parent.oid = i.inhparent
 WHERE parent.relname = $1 AND parent.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'tasks'::regclass)
   AND child.relname ~ '_d[0-9]{8}$'
 ORDER BY child.relname;
+
+-- name: default_size
+-- How many bytes somebody has to look through to make a partition.
+SELECT pg_relation_size(($1 || '_default')::regclass) AS bytes;
 
 -- name: detached_partitions
 -- Tables that were detached and are neither dropped nor handed over yet.
@@ -27,3 +42,66 @@ SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date AS today;
 -- name: allow_clearing
 -- Lets the append-only trigger pass, for this transaction.
 SELECT set_config('mainspring.purge', 'on', true);
+
+-- name: forget_expired_keys
+-- The time is asked for again: a row that was renewed meanwhile must not go with its old place. Only
+-- now() can be answered by the index; clock_timestamp() keeps the planner to the places found.
+WITH gone AS (
+    DELETE FROM idempotency_keys
+    WHERE expires_at < clock_timestamp() AND ctid = ANY (ARRAY(
+        SELECT ctid FROM idempotency_keys WHERE expires_at < now() LIMIT $1))
+    RETURNING 1
+)
+SELECT count(*) AS gone FROM gone;
+
+-- name: forget_expired_effects
+-- Like forget_expired_keys.
+WITH gone AS (
+    DELETE FROM effects
+    WHERE expires_at < clock_timestamp() AND ctid = ANY (ARRAY(
+        SELECT ctid FROM effects WHERE expires_at < now() LIMIT $1))
+    RETURNING 1
+)
+SELECT count(*) AS gone FROM gone;
+
+-- name: forget_old_events
+-- What nobody took out of the outbox for a week, nobody waits for. The oldest come first, so no more
+-- than a batch of them is looked at.
+WITH gone AS (
+    DELETE FROM outbox WHERE id = ANY (ARRAY(
+        SELECT id FROM (SELECT id, created_at FROM outbox ORDER BY id LIMIT $1) oldest
+        WHERE created_at < clock_timestamp() - interval '7 days'))
+    RETURNING 1
+)
+SELECT count(*) AS gone FROM gone;
+
+-- name: forget_dead_nodes
+DELETE FROM nodes n WHERE n.state <> 'active'
+  AND n.heartbeat_at < clock_timestamp() - interval '1 hour'
+  AND NOT EXISTS (SELECT FROM partitions p WHERE p.owner = n.id);
+
+-- name: forget_gone_workers
+DELETE FROM workers WHERE seen_at < clock_timestamp() - interval '1 day';
+
+-- name: forget_gone_leases
+-- What workers held that are gone, or in the partitions of nodes that are.
+DELETE FROM worker_leases l
+WHERE NOT EXISTS (SELECT FROM workers w WHERE w.tenant_id = l.tenant_id AND w.name = l.name)
+   OR NOT EXISTS (SELECT FROM nodes n WHERE n.id = l.node_id);
+
+-- name: forget_old_messages
+DELETE FROM messages WHERE sent_at < clock_timestamp() - interval '1 minute';
+
+-- name: forget_old_keys
+-- Keys that ended long ago; the audit log still tells of them.
+DELETE FROM api_keys
+WHERE least(revoked_at, expires_at) < clock_timestamp() - $1 * interval '1 day';
+
+-- name: oldest_transaction
+-- Old snapshots keep dead rows alive and slow every claim down: worth a warning.
+SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age,
+    coalesce(application_name, '') AS application
+FROM pg_stat_activity
+WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND datname = current_database()
+  AND backend_type = 'client backend'
+ORDER BY xact_start NULLS LAST LIMIT 1;

@@ -70,11 +70,6 @@ UPDATE api_keys
 SET expires_at = least(expires_at, clock_timestamp() + $3 * interval '1 second')
 WHERE tenant_id = $1 AND id = $2;
 
--- name: forget_old_keys
--- Keys that ended long ago; the audit log still tells of them.
-DELETE FROM api_keys
-WHERE least(revoked_at, expires_at) < clock_timestamp() - $1 * interval '1 day';
-
 -- name: ensure_tenant
 WITH made AS (
     INSERT INTO tenants (name) VALUES ($1) ON CONFLICT (name) DO NOTHING RETURNING id

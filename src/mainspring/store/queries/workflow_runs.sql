@@ -79,7 +79,7 @@ WHERE tenant_id = $1 AND run_id = $2 AND step = $3 AND item = -1;
 -- Runs that ended so many days ago, with their steps, a few at a time.
 WITH old AS (
     SELECT tenant_id, id FROM workflow_runs
-    WHERE finished_at < clock_timestamp() - $1 * interval '1 day'
+    WHERE finished_at < now() - $1 * interval '1 day'
     ORDER BY finished_at LIMIT $2 FOR UPDATE SKIP LOCKED
 ), steps AS (
     DELETE FROM workflow_steps s USING old WHERE s.tenant_id = old.tenant_id AND s.run_id = old.id
