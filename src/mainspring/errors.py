@@ -2,7 +2,7 @@
 
     MainspringError
     ├── ConfigError          the settings do not make sense; lists all problems together
-    ├── ServerError          the private PostgreSQL could not be started or kept
+    ├── ServerError          the private PostgreSQL, or the API, could not be started or kept
     ├── StoreError
     │   ├── StoreUnavailable the database cannot be reached, or was lost in mid-call
     │   └── MigrationError   the schema is not the one this version works with
@@ -59,7 +59,7 @@ class ConfigError(MainspringError):
 
 
 class ServerError(MainspringError):
-    """The private PostgreSQL could not be started or kept."""
+    """The private PostgreSQL, or the API, could not be started or kept."""
 
     code = "server"
 

@@ -1,6 +1,5 @@
 """The only place that builds concrete objects from a Config."""
 
-import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -8,13 +7,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random, SystemRandom
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 import asyncpg
 
 from mainspring import __version__, crash, tls
 from mainspring.api.app import ApiDependencies, build_app
-from mainspring.api.door import DoorConfig, DoorLimits, DoorServer
+from mainspring.api.door import DoorConfig, DoorLimits, DoorServer, listen
 from mainspring.api.key_activity import KeyActivity
 from mainspring.api.middleware import Envelope
 from mainspring.clock import DatabaseClock
@@ -51,6 +51,7 @@ from mainspring.store.database import Database, DatabaseOptions, connect, new_id
 from mainspring.store.definitions import Definitions
 from mainspring.store.doctor import Finding
 from mainspring.store.embedded import EmbeddedServer
+from mainspring.store.embedded_keeper import Keeper
 from mainspring.store.engine import EngineStore
 from mainspring.store.firing import Firing
 from mainspring.store.housekeeping import Housekeeping
@@ -88,6 +89,26 @@ def database_options(config: Config) -> DatabaseOptions:
         prepared=not config.database_pooler,
         tls=tls.database_context(config),
     )
+
+
+def check(config: Config) -> None:
+    """Make once all that a node makes of its settings, so that it is told at once, and before
+    anything is started, what is wrong with any of them."""
+    makers: tuple[Callable[[Config], object], ...] = (
+        database_options,
+        tls.server_context,
+        vault_of,
+        egress_of,
+        crash_point,
+    )
+    problems: list[str] = []
+    for make in makers:
+        try:
+            make(config)
+        except ConfigError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise ConfigError(problems)
 
 
 def direct_url(config: Config) -> str:
@@ -157,16 +178,16 @@ async def reseal(config: Config) -> tuple[int, int]:
         await database.close()
 
 
-def embedded_server(data: Path) -> EmbeddedServer:
+def embedded_server(data: Path) -> Keeper:
     """The private PostgreSQL of `mainspring dev`."""
-    return EmbeddedServer(data)
+    return Keeper(EmbeddedServer(data))
 
 
 class Server:
     """One node with its API: everything that runs in a server process."""
 
     def __init__(self, config: Config) -> None:
-        _arm(config.crash_at)
+        crash.arm(*crash_point(config))
         timezones.use_pinned()
         self.config = config
         self.metrics = Metrics()
@@ -178,7 +199,6 @@ class Server:
         self._clock = DatabaseClock()
         self._socket: socket.socket | None = None
         self._http: DoorServer | None = None
-        self._serving: asyncio.Task[None] | None = None
         self._tls = tls.server_context(config)
         self._activity = KeyActivity()
         self._background = Supervisor()
@@ -204,13 +224,22 @@ class Server:
     async def start(self) -> None:
         """Open the database, join the cluster, listen. Raises when any of it cannot be done."""
         await self._check_schema()
-        self._socket = _listen(self.config.host, self.config.port)
+        self._socket = listen(self.config.host, self.config.port)
         await self._api_database.open()
         await self._engine_database.open()
         await self.node.start(self.advertised_url)
         self._background.start("keys.touch", lambda: self._activity.keep_writing(self.keys))
         self._http = DoorServer(self._door())
-        self._serving = asyncio.create_task(self._http.serve(sockets=[self._socket]))
+        try:
+            await self._http.open(self._socket)
+        except BaseException:
+            await self.stop()  # others need not wait until they notice our silence
+            raise
+
+    async def ended(self) -> NoReturn:
+        """Wait for what should not happen before `stop`, and raise: the API is served no more."""
+        assert self._http is not None, "the server has not been started"
+        await self._http.ended()
 
     def _door(self) -> DoorConfig:
         config = self.config
@@ -229,9 +258,8 @@ class Server:
     async def stop(self) -> None:
         """Stop taking work, hand over, finish or release, then close the doors."""
         await self.node.stop()
-        if self._http is not None and self._serving is not None:
-            self._http.should_exit = True
-            await self._serving
+        if self._http is not None:
+            await self._http.close()
         await self._background.stop()
         await self._activity.write(self.keys)
         await self._engine_database.close()
@@ -380,28 +408,14 @@ class Server:
         return lambda: connect(options)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-    except OSError as problem:
-        listening.close()
-        raise ConfigError([f"cannot listen on {host} port {port}: {problem.strerror}"]) from problem
-    listening.set_inheritable(False)
-    return listening
-
-
-def _arm(setting: str | None) -> None:
-    """Arm the crash point that a test asked for."""
-    if setting is None:
-        return
-    name, _, nth = setting.partition(":")
-    try:
-        crash.arm(name, int(nth or 1))
-    except ValueError as problem:
-        raise ConfigError([f"crash_at: {problem}"]) from problem
+def crash_point(config: Config) -> tuple[str | None, int]:
+    """The crash point that a test asked for, and at which passing; None: at none."""
+    name, _, nth = (config.crash_at or "").partition(":")
+    if not name:
+        return None, 1
+    if name not in crash.POINTS or not (nth or "1").isdecimal():
+        raise ConfigError([f"crash_at: there is no crash point {config.crash_at!r}"])
+    return name, int(nth or 1)
 
 
 def new_key(config: Config) -> KeyText:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,69 @@ async def test_it_starts_again_after_kill_9(start_dev: StartDev, *, whole_group:
     assert [task["id"] for task in (await shell(second.curl_commands[1]))["items"]] == [made["id"]]
 
 
+async def test_its_database_is_started_again(start_dev: StartDev) -> None:
+    dev = await start_dev().greeted()
+    made = await shell(dev.curl_commands[0])
+    server = dev.database_pid
+    os.kill(server, signal.SIGKILL)
+
+    async def answers() -> bool:
+        with suppress(KeyError, FileNotFoundError):  # 503 meanwhile
+            return [t["id"] for t in (await shell(dev.curl_commands[1]))["items"]] == [made["id"]]
+        return False
+
+    await eventually(answers, within=30, what="the data is there again")
+    assert dev.database_pid != server
+    dev.process.signal(signal.SIGTERM)
+    assert await dev.process.ended(within=20) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_the_start(
+    start_dev: StartDev, data: Path, number: signal.Signals
+) -> None:
+    dev = start_dev()
+
+    async def has_begun() -> bool:
+        return (data / "mainspring.lock").exists()
+
+    await eventually(has_begun, within=START_WITHIN, what="it takes the directory")
+    dev.process.signal(number)
+    assert await dev.process.ended(within=20) == 0
+    assert dev.process.said() == ""
+    assert not found(data, "postgres/postmaster.pid")
+
+
+async def test_an_empty_key_is_none(start_dev: StartDev, data: Path) -> None:
+    touch(data / "api-key", data / "secrets-key")
+    dev = await start_dev().greeted()
+    assert dev.key.startswith("ms_dev_")
+    assert (data / "api-key").read_text() == dev.key
+    assert len((data / "secrets-key").read_text()) == 64
+    assert {(data / name).stat().st_mode & 0o777 for name in ("api-key", "secrets-key")} == {0o600}
+
+
+async def test_what_is_wrong_is_told_before_anything_is_started(
+    start_dev: StartDev, data: Path
+) -> None:
+    wrong = {"SECRETS_KEY": "short", "EGRESS_PORTS": "many", "TLS_CERTIFICATE": "/no/such.pem"}
+    settings = {f"MAINSPRING_{name}": value for name, value in wrong.items()}
+    dev = start_dev(MAINSPRING_CRASH_AT="nowhere", **settings)
+    assert await dev.process.ended(within=20) == 2
+    for name in ("secrets_key", "egress_ports", "tls_certificate", "crash_at"):
+        assert name in dev.process.said()
+    assert not found(data.parent, "*")
+
+
+async def test_a_file_holds_no_data(start_dev: StartDev, data: Path) -> None:
+    touch(data)
+    dev = start_dev()
+    assert await dev.process.ended(within=20) == 1
+    assert dev.process.said() == (
+        f"mainspring: {data} is not a directory: name another for the data.\n"
+    )
+
+
 async def test_a_directory_has_one_owner_at_a_time(start_dev: StartDev) -> None:
     first = await start_dev().greeted()
     second = start_dev()
@@ -161,6 +225,16 @@ async def shell(command: str) -> Any:
         subprocess.run, ["bash", "-c", command], capture_output=True, timeout=20, check=True
     )
     return msgspec.json.decode(done.stdout)
+
+
+def touch(*files: Path) -> None:
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+
+
+def found(directory: Path, pattern: str) -> list[Path]:
+    return list(directory.glob(pattern))
 
 
 def is_running(pid: int) -> bool:

@@ -1,6 +1,7 @@
 """The door: what becomes of connections that ask too much, take too long, or come in crowds."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -9,8 +10,9 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mainspring.api.door import DoorLimits
+from mainspring.api.door import DoorConfig, DoorLimits, DoorServer
 from mainspring.api.middleware import CYCLE
+from mainspring.errors import ServerError
 from mainspring.observe.metrics import Metrics
 from support.door import LIMITS as PATIENT
 from support.door import SOON, Doorway, Visitor, opened_door
@@ -114,6 +116,21 @@ class Whole(Inside):
 
     async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
         await scope[CYCLE].answer(self.answers.pop(0))
+
+
+async def test_an_end_that_nobody_asked_for_is_told() -> None:
+    async with opened_house() as house:
+        house.doorway.server.should_exit = True
+        with pytest.raises(ServerError, match="the API is served no more"):
+            await house.doorway.server.ended()
+
+
+async def test_a_door_that_does_not_open_is_told_of() -> None:
+    shut = socket.socket()
+    shut.close()
+    server = DoorServer(DoorConfig(Inside(), PATIENT, Metrics(), keep_alive=5))
+    with pytest.raises(ServerError, match="the API is served no more"):
+        await server.open(shut)
 
 
 async def test_whole_answers_leave_as_they_are() -> None:

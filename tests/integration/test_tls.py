@@ -66,12 +66,11 @@ async def https_server(config: Config) -> AsyncIterator[int]:
     assert tls is not None
     door = DoorConfig(answer, LIMITS, Metrics(), keep_alive=5, tls=tls)
     server = DoorServer(door)
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    await server.open(listening)
     try:
         yield listening.getsockname()[1]
     finally:
-        server.should_exit = True
-        await serving
+        await server.close()
 
 
 async def call(port: int, trusted: Path, own: Certificate | None = None) -> int:

@@ -96,12 +96,11 @@ async def opened_door(
     listening = socket.create_server(("127.0.0.1", 0))
     config = DoorConfig(app, limits, metrics or Metrics(), keep_alive=keep_alive, learner=learner)
     server = DoorServer(config)
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    await server.open(listening)
     doorway = Doorway(server, listening.getsockname()[1])
     try:
         yield doorway
     finally:
         for visitor in doorway.visitors:
             await visitor.leave()
-        server.should_exit = True
-        await serving
+        await server.close()

@@ -7,11 +7,12 @@ in one piece, as nearly all do.
 
 import asyncio
 import re
+import socket
 import ssl
 from asyncio import TimerHandle, Transport
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 from urllib.parse import unquote
 
 import httptools
@@ -28,11 +29,22 @@ from uvicorn.server import ServerState
 from mainspring.api.middleware import CYCLE
 from mainspring.api.problems import answer_to
 from mainspring.api.prompt import KnownHeads, Learner
-from mainspring.errors import Crowded, HeadTooLarge, MalformedRequest, RequestError, TooSlow
+from mainspring.errors import (
+    ConfigError,
+    Crowded,
+    HeadTooLarge,
+    MalformedRequest,
+    RequestError,
+    ServerError,
+    TooSlow,
+)
 from mainspring.observe.metrics import Metrics
 
 _OFFER = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _MAYBE_OFFER = b"pgrade"
+
+_BACKLOG = 2048
+"""So many connections wait to be accepted."""
 
 _STANDING_ROOM = 256
 """So many connections beyond the limit are told so; more are closed without a word."""
@@ -83,8 +95,56 @@ class DoorConfig(uvicorn.Config):
 class DoorServer(uvicorn.Server):
     """The server without its own handling of signals: the process stops in our order."""
 
+    def __init__(self, config: DoorConfig) -> None:
+        super().__init__(config)
+        self._opened = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
+
+    async def open(self, listening: socket.socket) -> None:
+        """Serve, from now on, what comes in here."""
+        self._serving = asyncio.create_task(self.serve(sockets=[listening]))
+        opened = asyncio.create_task(self._opened.wait())
+        await asyncio.wait({self._serving, opened}, return_when=asyncio.FIRST_COMPLETED)
+        opened.cancel()
+        if self._serving.done():
+            await self.ended()
+
+    async def ended(self) -> NoReturn:
+        """Wait for an end that nobody asked for, and raise."""
+        assert self._serving is not None, "the door has not been opened"
+        await asyncio.wait({self._serving})
+        problem = self._serving.exception()
+        reason = f": {problem!r}" if problem else ""
+        raise ServerError(f"the API is served no more{reason}") from problem
+
+    async def close(self) -> None:
+        """Let requests finish, and serve no more of them."""
+        self.should_exit = True
+        if self._serving is not None:
+            await asyncio.wait({self._serving})
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._opened.set()
+
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at which the door can open, or a word about why there can be none."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        # Several may bind to a port at which nobody listens: one of them can listen.
+        listening.listen(_BACKLOG)
+    except OSError as problem:
+        listening.close()
+        raise ConfigError([f"cannot listen on {host} port {port}: {problem.strerror}"]) from problem
+    listening.set_inheritable(False)
+    return listening
 
 
 class Door(HttpToolsProtocol):

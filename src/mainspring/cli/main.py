@@ -56,11 +56,16 @@ def dev(
     ] = None,
 ) -> None:
     """Run everything on this machine, with a private PostgreSQL: for development."""
-    config = load_config(port=port)
-    directory = data or Path.home() / ".mainspring" / "dev"
-    from mainspring.cli import serving  # here, so that a worker loads nothing of the server
+    loaded = load_config(port=port)
+    # Here, so that a worker loads nothing of the server.
+    from mainspring import wiring
+    from mainspring.cli import developing
 
-    run(lambda: serving.develop(config, directory))
+    with explaining():
+        config = developing.for_development(loaded)
+        wiring.check(config)
+        directory = data or developing.default_data()
+    run(lambda: developing.develop(config, directory))
 
 
 @app.command()
@@ -70,8 +75,11 @@ def server(
 ) -> None:
     """Run one node on the PostgreSQL that DATABASE_URL names."""
     config = load_config(host=host, port=port)
+    from mainspring import wiring
     from mainspring.cli import serving
 
+    with explaining():
+        wiring.check(config)
     run(lambda: serving.serve(config))
 
 

@@ -3,11 +3,10 @@
 import asyncio
 import gc
 import resource
-import secrets
 import signal
+from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
+from typing import Any, TypeVar
 
 import typer
 
@@ -15,64 +14,52 @@ from mainspring import wiring
 from mainspring.config import Config
 from mainspring.observe.logging import set_up_logging
 
-_DEV_SCOPES = frozenset({"read", "write", "work", "admin"})
-_DEV_GRACE = 2.0
-# In development the receivers are on this very machine.
-_DEV_EGRESS = "127.0.0.0/8,::1/128"
+T = TypeVar("T")
 
 
 async def serve(config: Config) -> None:
     """One node, until SIGTERM or Ctrl-C."""
+    stop = begin(config)
+    server = await before(stop, start(config))
+    if server is None:
+        return
+    typer.echo(f"mainspring listens on {server.url}")
+    try:
+        await before(stop, server.ended())
+    finally:
+        await server.stop()
+
+
+def begin(config: Config) -> asyncio.Event:
+    """What every server does first; answers what SIGTERM and Ctrl-C set from now on."""
     set_up_logging(config.log_level, config.log_format)
     _allow_many_connections()
+    return _stop_signal()
+
+
+async def start(config: Config) -> wiring.Server:
+    """A node that serves."""
     server = wiring.Server(config)
-    stop = _stop_signal()
     await server.start()
     _calm_collector()
-    typer.echo(f"mainspring listens on {server.url}")
-    await stop.wait()
-    await server.stop()
+    return server
 
 
-async def develop(config: Config, data: Path) -> None:
-    """One node on a private PostgreSQL that lives and dies with it."""
-    set_up_logging(config.log_level, config.log_format)
-    _allow_many_connections()
-    stop = _stop_signal()
-    database = wiring.embedded_server(data)
+async def before(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Do this unless a stop is asked for first: then it is cancelled, and the answer is None."""
+    doing = asyncio.create_task(work)
+    await first(doing, asyncio.create_task(stop.wait()))
+    return None if doing.cancelled() else doing.result()
+
+
+async def first(*tasks: asyncio.Task[Any]) -> None:
+    """Wait until one of these has ended, and end the others with it."""
     try:
-        url = await asyncio.to_thread(database.start)
-        config = replace(
-            for_development(config),
-            database_url=url,
-            secrets_key=config.secrets_key or _dev_secrets_key(data),
-        )
-        await wiring.migrate(config)
-        server = wiring.Server(config)
-        await server.start()
-        _calm_collector()
-        key = await _dev_key(server, config, data)
-        typer.echo(_welcome(server.url, key, data))
-        await stop.wait()
-        typer.echo("stopping …")
-        await server.stop()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await asyncio.to_thread(database.stop)
-
-
-def for_development(config: Config) -> Config:
-    """The settings without what they say of other databases: the private one alone is migrated and
-    used, whatever this shell was told about the one in production."""
-    return replace(
-        config,
-        database_url=None,
-        direct_database_url=None,
-        database_pooler=False,
-        database_ca=None,
-        grace=min(config.grace, _DEV_GRACE),
-        egress_allow=config.egress_allow or _DEV_EGRESS,
-        key_environment="dev",
-    )
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _calm_collector() -> None:
@@ -98,49 +85,3 @@ def _stop_signal() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return stop
-
-
-async def _dev_key(server: wiring.Server, config: Config, data: Path) -> str:
-    """The key of tenant `default` with all scopes that is also an operator: in development only.
-
-    It is the one the user chose, or else one that is made once and kept beside the data.
-    """
-    kept = data / "api-key"
-    secret = config.api_key or (kept.read_text().strip() if kept.exists() else None)
-    if secret is None:
-        secret = wiring.new_key(server.config).secret
-        kept.touch(mode=0o600)
-        kept.write_text(secret)
-    await wiring.add_development_key(server, secret, _DEV_SCOPES)
-    return secret
-
-
-def _dev_secrets_key(data: Path) -> str:
-    """A key for sealing secrets that is made once and kept beside the data: in development only."""
-    kept = data / "secrets-key"
-    if not kept.exists():
-        kept.touch(mode=0o600)
-        kept.write_text(secrets.token_hex(32))
-    return kept.read_text().strip()
-
-
-def _welcome(url: str, key: str, data: Path) -> str:
-    return f"""
-Mainspring is running.
-
-  API       {url}
-  API key   {key}
-  data      {data}
-
-Schedule something for ten seconds from now:
-
-  curl -s {url}/v1/tasks -H 'Authorization: Bearer {key}' \\
-    -H 'Content-Type: application/json' \\
-    -d '{{"target": {{"type": "handler", "name": "mainspring.noop"}}, "delay": 10}}'
-
-Read what is there:
-
-  curl -s {url}/v1/tasks -H 'Authorization: Bearer {key}'
-
-Ctrl-C stops it; the data stays.
-"""

@@ -1,0 +1,155 @@
+"""`mainspring dev`: one node on a private PostgreSQL that lives and dies with it."""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import typer
+
+from mainspring import wiring
+from mainspring.cli import serving
+from mainspring.config import Config
+from mainspring.errors import ConfigError, ServerError
+
+_SCOPES = frozenset({"read", "write", "work", "admin"})
+_GRACE = 2.0
+# The receivers are on this very machine.
+_EGRESS = "127.0.0.0/8,::1/128"
+
+
+def default_data() -> Path:
+    """Where the data lives unless somebody says so."""
+    try:
+        return Path.home() / ".mainspring" / "dev"
+    except RuntimeError:
+        raise ConfigError(["there is no home directory: name one with --data"]) from None
+
+
+def for_development(config: Config) -> Config:
+    """The settings without what they say of other databases: the private one alone is migrated and
+    used, whatever this shell was told about the one in production."""
+    return replace(
+        config,
+        database_url="",  # known once it runs
+        direct_database_url=None,
+        database_pooler=False,
+        database_ca=None,
+        grace=min(config.grace, _GRACE),
+        egress_allow=config.egress_allow or _EGRESS,
+        key_environment="dev",
+    )
+
+
+async def develop(config: Config, data: Path) -> None:
+    """Run until SIGTERM or Ctrl-C, which end a start that takes long as well."""
+    stop = serving.begin(config)
+    development = _Development(config, data)
+    try:
+        server = await serving.before(stop, development.start())
+        if server is None:
+            return
+        try:
+            await serving.before(stop, development.watch(server))
+        finally:
+            typer.echo("stopping …")
+            await server.stop()
+    finally:
+        await development.stop()
+
+
+class _Development:
+    """A node, its database and the files beside it."""
+
+    def __init__(self, config: Config, data: Path) -> None:
+        self._config = config
+        self._data = data
+        self._database = wiring.embedded_server(data)
+
+    async def start(self) -> wiring.Server:
+        url = await self._database.start()
+        sealing = self._config.secrets_key or self._kept("secrets-key", _new_secrets_key)
+        config = replace(self._config, database_url=url, secrets_key=sealing)
+        await wiring.migrate(config)
+        server = await serving.start(config)
+        try:
+            key = await self._add_key(server)
+            typer.echo(_welcome(server.url, key, self._data))
+        except BaseException:
+            await server.stop()
+            raise
+        return server
+
+    async def watch(self, server: wiring.Server) -> None:
+        """Keep the database running; raises when it, or the node, cannot go on."""
+        tasks = [asyncio.create_task(work) for work in (self._database.keep(), server.ended())]
+        await serving.first(*tasks)
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
+
+    async def stop(self) -> None:
+        await self._database.stop()
+
+    async def _add_key(self, server: wiring.Server) -> str:
+        """The key of tenant `default` with all scopes that is also an operator.
+
+        It is the one the user chose, or else one that is made once and kept beside the data.
+        """
+        secret = self._config.api_key or self._kept(
+            "api-key", lambda: wiring.new_key(server.config).secret
+        )
+        await wiring.add_development_key(server, secret, _SCOPES)
+        return secret
+
+    def _kept(self, name: str, make: Callable[[], str]) -> str:
+        try:
+            return kept(self._data / name, make)
+        except OSError as problem:
+            raise ServerError(f"{self._data} cannot be used: {problem}") from problem
+
+
+def kept(file: Path, make: Callable[[], str]) -> str:
+    """A secret that is made once. It appears whole or not at all, and an empty one, as a full disk
+    may have left it, is none."""
+    found = file.read_text().strip() if file.exists() else ""
+    return found or _keep(file, make())
+
+
+def _keep(file: Path, secret: str) -> str:
+    aside = file.with_name(f"{file.name}.new")
+    aside.unlink(missing_ok=True)
+    with open(os.open(aside, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as out:
+        out.write(secret)
+        out.flush()
+        os.fsync(out.fileno())
+    aside.replace(file)
+    return secret
+
+
+def _new_secrets_key() -> str:
+    return secrets.token_hex(32)
+
+
+def _welcome(url: str, key: str, data: Path) -> str:
+    return f"""
+Mainspring is running.
+
+  API       {url}
+  API key   {key}
+  data      {data}
+
+Schedule something for ten seconds from now:
+
+  curl -s {url}/v1/tasks -H 'Authorization: Bearer {key}' \\
+    -H 'Content-Type: application/json' \\
+    -d '{{"target": {{"type": "handler", "name": "mainspring.noop"}}, "delay": 10}}'
+
+Read what is there:
+
+  curl -s {url}/v1/tasks -H 'Authorization: Bearer {key}'
+
+Ctrl-C stops it; the data stays.
+"""
