@@ -423,6 +423,16 @@ def test_what_ended_while_rows_were_read_does_not_run_again() -> None:
     assert numbers(pick(engine, 2.0)) == [2]
 
 
+def test_what_runs_in_a_partition_that_came_back_meanwhile_counts() -> None:
+    engine = make_engine([row(1, key="k"), row(2, due=0.5, key="k")])
+    start(engine)
+    with engine.reading():
+        engine.disown([0], 2.0)
+        found = row(1, rev=2, key="k", state="running", fence=1, lease_end=15.0)
+        engine.own([0], [found, row(2, due=0.5, key="k")], 2.0)
+    assert pick(engine, 2.0) == []
+
+
 def test_a_later_try_that_was_read_meanwhile_counts() -> None:
     engine = make_engine([row(1)])
     (first,) = start(engine)

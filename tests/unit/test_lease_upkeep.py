@@ -34,6 +34,9 @@ class Runs:
     def can_run(self, capability: str) -> bool:
         return capability == "http"
 
+    def room(self) -> int | None:
+        return None
+
     def start(self, assignments: Sequence[Assignment]) -> None:
         pass
 

@@ -8,8 +8,8 @@ What slips through does no harm, because a claim is checked against the database
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -60,9 +60,6 @@ class Engine:
         self._claiming: Counter[int] = Counter()
         """Tasks of each tenant that were picked and not yet leased: they will need slots, too."""
         self._horizon = 0.0
-        self._reads = 0
-        self._ended_meanwhile: dict[UUID, int] = {}
-        """The fences of tries that ended while rows were being read."""
 
     # What is there ---------------------------------------------------------------------------
 
@@ -150,17 +147,9 @@ class Engine:
         comes nearer. To be called before they are read, so that none slips in between."""
         self._horizon = horizon
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """To be entered before rows are read and left when they were told: a task that ends
-        meanwhile may still be running in them, and must not count until its lease is over."""
-        self._reads += 1
-        try:
-            yield
-        finally:
-            self._reads -= 1
-            if not self._reads:
-                self._ended_meanwhile.clear()
+    def reading(self) -> AbstractContextManager[None]:
+        """To be entered before rows are read, and left when we were told of them."""
+        return self._running.reading()
 
     def saw(self, rows: Sequence[TaskRow], now: float, *, not_before: float = 0.0) -> list[Held]:
         """Take note of tasks as they are in the database. Answers which of the tries our executors
@@ -179,6 +168,8 @@ class Engine:
     def gone(self, ids: Sequence[UUID], now: float) -> list[Held]:
         """These tasks are no longer unfinished. Answers which of them our executors still run."""
         for task_id in ids:
+            if (running := self._running.get(task_id)) is not None:
+                self.ended(task_id, running.fence, now)
             self._forget(task_id, now)
         return self._held.find(ids)
 
@@ -343,7 +334,8 @@ class Engine:
         """An outcome was recorded, or refused because the try was no longer the current one."""
         running = self._running.get(task_id)
         if running is not None and running.fence == fence:
-            self._stop(running, now)
+            self._running.end(running)
+            self._queue.ended(running, now)
 
     def to_extend(self, now: float, limit: int) -> list[Held]:
         return self._held.to_extend(now, limit)
@@ -404,7 +396,7 @@ class Engine:
                 running.rev, running.lease_end = row.rev, max(running.lease_end, lease_end)
                 return
             self._stop(running, now)
-        if self._ended_meanwhile.get(row.id, -1) >= row.fence:
+        if self._running.has_ended(row.id, row.fence):
             return
         task = Running(
             row.tenant_id, row.id, row.partition, row.concurrency_key, row.rev, row.fence,
@@ -480,8 +472,6 @@ class Engine:
 
     def _stop(self, running: Running, now: float) -> None:
         self._running.remove(running.id)
-        if self._reads:
-            self._ended_meanwhile[running.id] = running.fence
         self._queue.ended(running, now)
 
     def _ring(self, now: float) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -44,6 +45,8 @@ class RunningTasks:
         self._tasks: dict[UUID, Running] = {}
         self._ends: Timer[Running] = Timer()
         self._of_worker: dict[tuple[int, str], dict[UUID, Running]] = {}
+        self._reads = 0
+        self._ended_meanwhile: dict[UUID, int] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -53,6 +56,28 @@ class RunningTasks:
 
     def get(self, task_id: UUID) -> Running | None:
         return self._tasks.get(task_id)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While rows are read, tasks may end that are still running in them: for the reader they
+        must not begin again, and count until their lease is over."""
+        self._reads += 1
+        try:
+            yield
+        finally:
+            self._reads -= 1
+            if not self._reads:
+                self._ended_meanwhile.clear()
+
+    def end(self, task: Running) -> None:
+        """Its try is over for good; it is not that somebody else looks after it now."""
+        if self._reads:
+            self._ended_meanwhile[task.id] = task.fence
+        self.remove(task.id)
+
+    def has_ended(self, task_id: UUID, fence: int) -> bool:
+        """Whether this try, or a later one, ended while rows were being read."""
+        return self._ended_meanwhile.get(task_id, -1) >= fence
 
     def add(self, task: Running, *, ours: bool) -> None:
         """Ours we keep alive, and they end with a report; of others' we watch the end."""

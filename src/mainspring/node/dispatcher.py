@@ -440,6 +440,10 @@ class Dispatcher:
 
     async def lose(self, ended: Sequence[Running]) -> None:
         """End leases that seem to have ended; the database decides."""
+        with self._state.engine.reading():
+            await self._lose(ended)
+
+    async def _lose(self, ended: Sequence[Running]) -> None:
         refs = [TaskRef(task.tenant_id, task.id, task.fence) for task in ended]
         # If a node died between the claim and the worker, that is not the worker's doing.
         blamed = [task.id for task in ended if task.taker is not None and task.confirmed]

@@ -116,7 +116,8 @@ class Loader:
     async def _try(self, chore: Callable[[], Awaitable[None]]) -> bool:
         """Do a chore. One that fails, perhaps each time, takes no other's turn."""
         try:
-            await chore()
+            with self._state.engine.reading():
+                await chore()
         except StoreUnavailable as problem:
             self._metrics.database_errors.inc()
             name = chore.__name__.strip("_")
