@@ -2,14 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from msgspec import Raw
 
-from mainspring.domain.execution import TaskError
-from mainspring.store.database import DatabaseOptions, connect
+from mainspring.domain.execution import Outcome, Report, TaskError
+from mainspring.errors import StoreUnavailable
+from mainspring.node import node
+from mainspring.store.database import Database, DatabaseOptions, connect
+from mainspring.store.tasks import Tasks
 from support.client import Client
 from support.waiting import eventually
 from support.workers import Shop, opened_shop
@@ -18,6 +23,13 @@ from support.workers import Shop, opened_shop
 @pytest.fixture
 async def shop(database_url: str) -> AsyncIterator[Shop]:
     async with opened_shop(database_url, worker_lease=1.0) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def patient(database_url: str) -> AsyncIterator[Shop]:
+    """Leases there outlast a fault of the database."""
+    async with opened_shop(database_url) as opened:
         yield opened
 
 
@@ -97,27 +109,53 @@ async def test_an_error_that_cannot_be_stored_holds_nobody_up(
 
 
 async def test_a_fault_of_the_database_that_passes_costs_no_success(
-    shop: Shop, database_url: str
+    patient: Shop, database_url: str
 ) -> None:
     """Rights, tables and disks come back; a success that was given up would not."""
-    there, worker = await shop.create(), shop.worker()
+    there, worker = await patient.create(), patient.worker()
     (task,) = await worker.lease()
-    operator = await connect(DatabaseOptions(database_url))
 
     async def failed() -> bool:
-        sample = shop.server.metrics.registry.get_sample_value
+        sample = patient.server.metrics.registry.get_sample_value
         return bool(sample("mainspring_database_errors_total"))
 
-    try:
-        await operator.execute("ALTER TABLE executions RENAME TO mislaid")
+    async with executions_mislaid(database_url):
         telling = asyncio.create_task(worker.report(task, result=7))
         await eventually(failed, within=5, what="the outcome cannot be written")
-        await operator.execute("ALTER TABLE mislaid RENAME TO executions")
-        assert await telling == ["accepted"]
-    finally:
-        await operator.close()
-    read = await shop.task(there)
+    assert await telling == ["accepted"]
+    read = await patient.task(there)
     assert (read["state"], read["result"]) == ("completed", 7)
+
+
+async def test_who_completes_a_task_does_not_hang_while_that_cannot_be_written(
+    patient: Shop, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "_CONCLUDED_WITHIN", 0.2)
+    there = await patient.create()
+    await patient.worker().lease()
+    database = Database(DatabaseOptions(database_url, connections=1))
+    await database.open()
+    tenant = await patient.server.keys.ensure_tenant("workshop")
+    running = await Tasks(database, near=30).running(tenant, UUID(there))
+    await database.close()
+    assert running is not None
+    report = Report(running, Outcome.SUCCEEDED, running.picked, running.picked)
+    async with executions_mislaid(database_url), asyncio.timeout(5):
+        with pytest.raises(StoreUnavailable):
+            await patient.server.node.conclude(report)
+    assert (await patient.until(there, "completed"))["attempts"] == 1, "it was not thrown away"
+
+
+@asynccontextmanager
+async def executions_mislaid(database_url: str) -> AsyncIterator[None]:
+    """For a while no outcome can be written."""
+    operator = await connect(DatabaseOptions(database_url))
+    await operator.execute("ALTER TABLE executions RENAME TO mislaid")
+    try:
+        yield
+    finally:
+        await operator.execute("ALTER TABLE mislaid RENAME TO executions")
+        await operator.close()
 
 
 async def test_the_same_report_again_is_accepted_again_and_changes_nothing(shop: Shop) -> None:

@@ -13,6 +13,7 @@ from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.explain import Situation
 from mainspring.engine.leases import Held
+from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import Supervisor
 from mainspring.node.deadlines import Deadlines
@@ -29,6 +30,8 @@ from mainspring.store.creation import HeadStart, NewTask
 from mainspring.store.step_rows import Moved
 
 log = structlog.get_logger()
+
+_CONCLUDED_WITHIN = 5.0
 
 
 class Node:
@@ -142,7 +145,12 @@ class Node:
         self._signals.wake_owners(partitions)
 
     async def conclude(self, report: Report) -> bool:
-        accepted = await self._recorder.record_now(report)
+        try:
+            async with asyncio.timeout(_CONCLUDED_WITHIN):
+                [accepted] = await self._recorder.record([report])
+        except TimeoutError:
+            # It is written as soon as that can be done; nobody shall hang until then.
+            raise StoreUnavailable("the outcome was not written in time") from None
         if accepted:
             # If the try is ours, its executor waits for nothing any more; if not, its node finds
             # out when it extends the lease.

@@ -36,8 +36,10 @@ _UNSTORABLE = "unstorable-result"
 
 @dataclass(slots=True)
 class _Asked:
-    """Somebody waits until so many reports are written."""
+    """Somebody waits until so many tries are written."""
 
+    theirs: Collection[int]
+    """Which reports are, by identity: others may say something else about the same tries."""
     open: int
     answered: asyncio.Future[None]
     accepted: set[tuple[UUID, int]] = field(default_factory=set)
@@ -100,32 +102,17 @@ class Recorder:
 
     async def record(self, reports: Sequence[Report]) -> list[bool]:
         """Take reports from outside the node and wait until they are written, together with
-        whatever else is; whether each was accepted."""
+        whatever else is; whether each was accepted. Of one try the first report is."""
         if not reports:
             return []
         names = [(report.assignment.id, report.assignment.fence) for report in reports]
-        asked = _Asked(len(set(names)), asyncio.get_running_loop().create_future())
+        theirs = {id(report) for report in reports}
+        asked = _Asked(theirs, len(set(names)), asyncio.get_running_loop().create_future())
         for name in set(names):
             self._asked.setdefault(name, []).append(asked)
         self.report(reports)
         await asked.answered
         return [name in asked.accepted for name in names]
-
-    async def record_now(self, report: Report) -> bool:
-        """Record one report that did not come from an executor; whether it was accepted."""
-        assignment = report.assignment
-        waited = self._lateness.get((assignment.id, assignment.fence))
-        match self._settle(report, waited):
-            case Finish() as finish:
-                accepted = bool(await self._record_finishes([finish]))
-            case Retry() as retry:
-                again, cancelled = await self._record_retries([retry])
-                # Not scheduled again: somebody asked to cancel, or the try is an old one.
-                accepted = bool(again or (cancelled and await self._record_finishes(cancelled)))
-        if assignment.partition not in self._state.engine.partitions:
-            self._signals.wake_owners({assignment.partition})
-        self._state.poke()
-        return accepted
 
     async def lose_steps(self, held: Sequence[TaskRef], blamed: Collection[UUID]) -> None:
         """Steps that end by being lost, because they were asked to cancel or kill every worker:
@@ -195,7 +182,7 @@ class Recorder:
         for report in batch:
             name = (report.assignment.id, report.assignment.fence)
             for asked in self._asked.pop(name, ()):
-                if report.assignment.id in accepted:
+                if report.assignment.id in accepted and id(report) in asked.theirs:
                     asked.accepted.add(name)
                 asked.open -= 1
                 if asked.open == 0 and not asked.answered.done():
