@@ -167,6 +167,7 @@ def test_what_runs_in_a_partition_given_away_stays_held() -> None:
     start(engine)
     engine.disown([0], 1.0)
     assert (engine.running, engine.held) == (0, 1)
+    assert engine.to_extend(1.0, 10) == []
     assert [held.id for held in engine.to_extend(6.0, 10)] == [task_id(1)]
 
 
@@ -377,6 +378,7 @@ def test_a_task_that_was_relayed_counts_like_any_other() -> None:
     engine.relayed(child, 1.0)
     engine.saw([child._replace(rev=1, state="scheduled", fence=0, lease_end=None)], 1.0)
     assert (engine.slots_held, pick(engine)) == (1, []), "an older row does not start it again"
+    assert engine.to_extend(1.0, 10) == []
     assert [held.id for held in engine.to_extend(20.0, 10)] == [child.id]
     engine.reported(child.id, 1)
     engine.ended(child.id, 1, 2.0)

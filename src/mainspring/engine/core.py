@@ -208,7 +208,7 @@ class Engine:
     def relayed(self, row: TaskRow, now: float) -> None:
         """A task was leased to our executors as it was released or created, without queueing."""
         slot = takes_slot(row.capability)
-        self._held.take(Held(row.tenant_id, row.id, row.fence, slot=slot), now)
+        self._held.take(Held(row.tenant_id, row.id, row.fence, slot=slot))
         if row.partition in self._owned:
             self._saw_running(row, now)
 
@@ -312,8 +312,14 @@ class Engine:
         if running is not None and running.fence == fence:
             self._stop(running, now)
 
-    def to_extend(self, now: float, limit: int) -> list[Held]:
-        return self._held.to_extend(now, limit)
+    def to_extend(self, steady: float, limit: int) -> list[Held]:
+        """Leases of ours whose turn it is, by the node's steady clock; to be asked at every look,
+        for turns count from the first."""
+        return self._held.to_extend(steady, limit)
+
+    def next_extension(self) -> float | None:
+        """When the next of them has its turn, by the steady clock."""
+        return self._held.next_turn()
 
     def extended(self, task_id: UUID, fence: int, lease_end: float) -> None:
         running = self._running.get(task_id)
@@ -351,8 +357,8 @@ class Engine:
         self._window.not_refilled(refill)
 
     def next_wake(self) -> float | None:
-        """When something happens by itself: a task becomes due, a lease ends or needs extending."""
-        moments = (self._timer.next_at(), self._running.next_end(), self._held.next_turn())
+        """When something happens by itself: a task becomes due, or a lease ends."""
+        moments = (self._timer.next_at(), self._running.next_end())
         known = [moment for moment in moments if moment is not None]
         return min(known) if known else None
 
@@ -412,7 +418,7 @@ class Engine:
         if entry.poll is not None:
             entry.poll.in_flight -= 1
         if taker is None:
-            self._held.take(Held(row.tenant_id, row.id, assignment.fence, slot=slot), now)
+            self._held.take(Held(row.tenant_id, row.id, assignment.fence, slot=slot))
         if self._window.get(row.id) is not entry:
             # The partition was given away while the claim was in flight; its new owner counts it.
             key = row.concurrency_key

@@ -120,12 +120,15 @@ class Held:
 class HeldLeases:
     """The leases this node must extend: a queue, because every lease is equally long.
 
-    A short task is over before its turn comes, so it is never extended.
+    Turns are counted by the node's steady clock, and from the first look after a lease was taken:
+    they come also while the database's clock has jumped back and its time stands still for us. A
+    short task is over before its turn comes, so it is never extended.
     """
 
     def __init__(self, lease: float) -> None:
         self._interval = lease / 3
         self._held: dict[UUID, Held] = {}
+        self._fresh: list[Held] = []
         self._turns: deque[tuple[float, Held]] = deque()
         self.by_tenant: Counter[int] = Counter()
         """How many slots each tenant has; tenants without any are left out."""
@@ -144,13 +147,13 @@ class HeldLeases:
     def find(self, ids: Iterable[UUID]) -> list[Held]:
         return [held for task_id in ids if (held := self._held.get(task_id)) is not None]
 
-    def take(self, held: Held, now: float) -> None:
+    def take(self, held: Held) -> None:
         before = self._held.get(held.id)
         if before is not None:
             self.drop(before.id, before.fence)
         self._held[held.id] = held
         self._count(held, 1)
-        self._turns.append((now + self._interval, held))
+        self._fresh.append(held)
 
     def drop(self, task_id: UUID, fence: int) -> None:
         held = self._held.get(task_id)
@@ -159,14 +162,17 @@ class HeldLeases:
             del self._held[task_id]
             self._count(held, -1)
 
-    def to_extend(self, now: float, limit: int) -> list[Held]:
+    def to_extend(self, steady: float, limit: int) -> list[Held]:
         """Whose turn it is; each gets its next turn a third of a lease later."""
+        turn = steady + self._interval
+        self._turns.extend((turn, held) for held in self._fresh if not held.over)
+        self._fresh.clear()
         due: list[Held] = []
-        while self._turns and self._turns[0][0] <= now and len(due) < limit:
+        while self._turns and self._turns[0][0] <= steady and len(due) < limit:
             _, held = self._turns.popleft()
             if not held.over:
                 due.append(held)
-                self._turns.append((now + self._interval, held))
+                self._turns.append((turn, held))
         return due
 
     def _count(self, held: Held, change: int) -> None:

@@ -50,8 +50,8 @@ class Housekeeper:
 
     async def _watch(self, seconds: float) -> None:
         """The database looks at its tables once a minute; a burst is over by then."""
-        until = self._state.clock.now() + seconds
-        while self._state.clock.now() < until:
+        until = self._state.clock.steady() + seconds
+        while self._state.clock.steady() < until:
             if await self._house.tell_the_planner():
                 log.info("told the planner of many new tasks", action="house.planner_told")
             await asyncio.sleep(_LOOK_EVERY)
