@@ -389,3 +389,14 @@ def test_a_task_of_a_partition_that_was_given_away_is_held_and_not_counted() -> 
     engine = make_engine()
     engine.relayed(row(7, partition=9, rev=2, state="running", fence=1, lease_end=16.0), 1.0)
     assert (engine.slots_held, list(engine.running_in(9))) == (1, [])
+
+
+def test_a_cancel_that_overtakes_the_answer_to_the_claim_is_remembered() -> None:
+    engine = make_engine([row(1), row(2), row(3)])
+    picked = pick(engine)
+    asked = row(1, rev=3, state="running", fence=1, lease_end=16.0, cancel_requested=True)
+    another = asked._replace(id=task_id(2), fence=9)
+    assert engine.saw([asked, another], 1.0) == []
+    engine.claimed(picked, [assignment(entry.row) for entry in picked], 1.0)
+    assert [held.id for held in engine.cancelled_meanwhile(picked)] == [task_id(1)]
+    assert engine.cancelled_meanwhile(picked) == [], "once is enough"

@@ -148,3 +148,18 @@ async def test_leases_are_extended_while_the_databases_clock_is_back() -> None:
             world.clock.stand_still(LEASE / 3)
             world.state.poke()
             await eventually(world.was_extended(1, turn), within=5, what="it is extended")
+
+
+async def test_a_cancel_that_overtakes_the_answer_to_the_claim_is_heeded_at_once() -> None:
+    world = World()
+    world.engine.look_ahead_to(NOW + 10)
+    world.engine.saw([row(1, capability="http", due=NOW)], NOW)
+    async with world.at_work():
+        await asyncio.wait_for(world.store.claiming.wait(), 5)
+        asked = world.running(1, rev=3)._replace(cancel_requested=True)
+        world.dispatcher.cancel(world.engine.saw([asked], NOW))
+        assert world.executor.cancelled == []
+        world.store.claimed.set()
+        await asyncio.wait_for(world.executor.was_cancelled.wait(), 5)
+    assert world.executor.cancelled == [(task_id(1), 1)]
+    assert world.store.extended == []

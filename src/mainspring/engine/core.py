@@ -149,6 +149,8 @@ class Engine:
             if row.partition not in self._owned:
                 self._forget(row.id, now)
             elif row.state == "running":
+                if row.cancel_requested and self.is_claiming(row.id):
+                    self._held.cancel_when_taken(row.id, row.fence)
                 self._saw_running(row, now)
             else:
                 self._saw_waiting(row, now, not_before)
@@ -240,6 +242,10 @@ class Engine:
             else:
                 self._start(entry, assignment, now)
         return refused
+
+    def cancelled_meanwhile(self, picked: Iterable[Entry]) -> list[Held]:
+        """Which tries that came of a claim were asked to cancel before its answer came."""
+        return self._held.cancelled_meanwhile(entry.row.id for entry in picked)
 
     def lateness(self, entry: Entry, started: float) -> dict[str, float]:
         """Where the seconds between due and start went."""

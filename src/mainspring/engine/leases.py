@@ -130,6 +130,8 @@ class HeldLeases:
         self._held: dict[UUID, Held] = {}
         self._fresh: list[Held] = []
         self._turns: deque[tuple[float, Held]] = deque()
+        self._to_cancel: dict[UUID, int] = {}
+        """Tries, by task, that were asked to cancel while their claim is being answered."""
         self.by_tenant: Counter[int] = Counter()
         """How many slots each tenant has; tenants without any are left out."""
         self.slots = 0
@@ -146,6 +148,17 @@ class HeldLeases:
 
     def find(self, ids: Iterable[UUID]) -> list[Held]:
         return [held for task_id in ids if (held := self._held.get(task_id)) is not None]
+
+    def cancel_when_taken(self, task_id: UUID, fence: int) -> None:
+        self._to_cancel[task_id] = fence
+
+    def cancelled_meanwhile(self, claimed: Iterable[UUID]) -> list[Held]:
+        """To be asked once a claim was answered, with all that it was about: which were taken, and
+        should be cancelled."""
+        if not self._to_cancel:
+            return []
+        asked = {task_id: self._to_cancel.pop(task_id, None) for task_id in claimed}
+        return [held for held in self.find(asked) if held.fence == asked[held.id]]
 
     def take(self, held: Held) -> None:
         before = self._held.get(held.id)

@@ -312,6 +312,7 @@ class Dispatcher:
         except BaseException:
             # Nothing is being claimed any more; the rotating reload finds these tasks again.
             self._state.engine.claimed(picked, (), self._state.clock.now())
+            self._state.engine.cancelled_meanwhile(picked)
             lane.hand_out(picked, ())
             raise
         finally:
@@ -320,6 +321,7 @@ class Dispatcher:
             self._state.poke()
         refused = self._state.engine.claimed(picked, assignments, self._state.clock.now())
         lane.hand_out(picked, assignments)
+        self.cancel(self._state.engine.cancelled_meanwhile(picked))
         if refused:
             seen = await until_answered(lambda: self._store.look_at(refused), self._metrics)
             now = self._state.clock.now()
