@@ -3,22 +3,33 @@
 A node runs on its monotonic clock plus a measured offset, so a jump of the machine's wall clock
 changes nothing. The estimate is never ahead of the database: a sample says what the database's
 clock showed at some moment before the answer arrived, so adding what passed since is a lower bound.
+What has to go on while the database's clock is away (leases, chores) is timed by the steady clock.
 """
 
 import time
 from collections import deque
 from typing import Protocol
 
+_SLEEPLESS: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
 
 class Clock(Protocol):
-    """Seconds since the epoch, by the database's clock."""
+    """What time it is, and how time passes."""
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Seconds since the epoch, by the database's clock. It may stand still, or leap forward,
+        as that one does."""
+        ...
+
+    def steady(self) -> float:
+        """Seconds since some moment, by this machine's steady clock."""
+        ...
 
 
 def monotonic() -> float:
-    """This machine's steady clock, for measuring how long things take."""
-    return time.monotonic()
+    """This machine's steady clock, for measuring how long things take. Where it can, it counts the
+    time that the machine sleeps, as all other clocks do."""
+    return time.monotonic() if _SLEEPLESS is None else time.clock_gettime(_SLEEPLESS)
 
 
 def wall_clock() -> float:
@@ -31,20 +42,30 @@ class ManualClock:
 
     def __init__(self, start: float = 1_800_000_000.0) -> None:
         self._now = start
+        self._steady = 0.0
 
     def now(self) -> float:
         return self._now
 
+    def steady(self) -> float:
+        return self._steady
+
     def advance(self, seconds: float) -> None:
         self._now += seconds
+        self._steady += seconds
+
+    def stand_still(self, seconds: float) -> None:
+        """Time passes, but the database's clock jumped back, and has to get here again."""
+        self._steady += seconds
 
 
 class DatabaseClock:
     """The monotonic clock, anchored to the database by samples.
 
     Of the recent samples the largest offset counts: it is the one with the least delay on the way
-    back. A jump (the database failed over to a machine with another clock) is not followed at once
-    but slewed within minutes, so that the time the engine sees neither leaps nor runs back.
+    back. Forward it is followed at once, however far: it is a lower bound of the database's clock,
+    so nothing can be early by it. Back (the database failed over to a machine with another clock)
+    it is slewed, so that the time the engine sees never runs back: it stands still if need be.
     """
 
     _WINDOW = 8
@@ -55,8 +76,7 @@ class DatabaseClock:
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=self._WINDOW)
-        self._offset = 0.0
-        self._target = 0.0
+        self._offset = self._target = float("-inf")
         self._moved_at = 0.0
         self._last = 0.0
 
@@ -69,10 +89,13 @@ class DatabaseClock:
             raise RuntimeError("the clock has not been anchored to the database yet")
         moment = monotonic()
         if self._offset != self._target:
-            self._slew(moment)
+            self._slew_back(moment)
         # Slewing back may outrun the passing of time: stand still rather than run backwards.
         self._last = max(self._last, moment + self._offset)
         return self._last
+
+    def steady(self) -> float:
+        return monotonic()
 
     def sample(self, database_time: float, *, sent: float, received: float) -> float:
         """Take a measurement: what the database said to a question sent and answered at these
@@ -82,21 +105,17 @@ class DatabaseClock:
         offset, jump = database_time - received, 0.0
         if self._offset == self._target:
             self._moved_at = received
-        if not self._recent:
-            self._offset = offset
-        elif abs(offset - max(self._recent)) > self._JUMP:
+        if self._recent and abs(offset - max(self._recent)) > self._JUMP:
             jump = offset - max(self._recent)
             self._recent.clear()
         self._recent.append(offset)
         self._target = max(self._recent)
+        self._offset = max(self._offset, self._target)
         return jump
 
-    def _slew(self, moment: float) -> None:
-        gap = self._target - self._offset
-        rate = max(self._SLEW_RATE, abs(gap) / self._SLEW_WITHIN)
-        step = min(abs(gap), (moment - self._moved_at) * rate)
-        if step == abs(gap):
-            self._offset = self._target
-        else:
-            self._offset += step if gap > 0 else -step
+    def _slew_back(self, moment: float) -> None:
+        ahead = self._offset - self._target
+        rate = max(self._SLEW_RATE, ahead / self._SLEW_WITHIN)
+        step = (moment - self._moved_at) * rate
+        self._offset = self._target if step >= ahead else self._offset - step
         self._moved_at = moment

@@ -18,6 +18,9 @@ from mainspring.domain.apikey import ENVIRONMENTS
 from mainspring.errors import ConfigError
 
 PREFIX = "MAINSPRING_"
+STATEMENT_TIMEOUT = 20.0
+"""After so many seconds a statement is given up."""
+_MARGIN = 5.0
 
 
 def setting(
@@ -178,8 +181,8 @@ class Config:
     @property
     def near(self) -> float:
         """A write that concerns this many seconds from now wakes the owner: well beyond what the
-        owner has loaded, so that a slow transaction cannot slip between the two."""
-        return 3 * self.look_ahead
+        owner has loaded, so that a slow statement cannot slip between the two."""
+        return max(3 * self.look_ahead, self.look_ahead + STATEMENT_TIMEOUT + _MARGIN)
 
 
 def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:

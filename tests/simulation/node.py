@@ -322,7 +322,7 @@ class SimNode:
             self.desk,
         )
         self.tasks = RemoteTasks(store, self.network)
-        self.ingest = Ingest(self.tasks, self.node, self.clock, METRICS, config.near)
+        self.ingest = Ingest(self.tasks, self.node, self.clock, METRICS, store.near)
         self.process.spawn(self._start)
 
     def _messages(self, store: MemoryStore, signals: LossySignals) -> RemoteMessages:
@@ -330,7 +330,7 @@ class SimNode:
 
     def _materializer(self, config: Config, store: MemoryStore, signals: Signals) -> Materializer:
         chance = Random(self.world.rng.getrandbits(64))
-        firing = Firing(TaskIds(chance), chance, near=config.near)
+        firing = Firing(TaskIds(chance), chance, near=store.near)
         schedules = RemoteSchedules(MemorySchedules(store), self.network, firing)
         return Materializer(config, self.state, schedules, self.loader, signals, METRICS)
 

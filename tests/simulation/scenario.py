@@ -63,7 +63,10 @@ class Scenario:
             self.world.weather = replace(self.world.weather, late=0.0)
         limits = {tenant: _draw_limits(rng) for tenant in range(1, rng.randint(1, 3) + 1)}
         self.store = MemoryStore(
-            self.world.database_clock, _partitions(limits), near=self.config.near
+            self.world.database_clock,
+            _partitions(limits),
+            # Statements are late by seconds here: so much is far enough, and leaves some far away.
+            near=3 * self.config.look_ahead,
         )
         self.store.tables.tenants.update(limits)
         self.invariants = Invariants(self.store)

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 from uuid import UUID
 
-from mainspring.clock import wall_clock
+from mainspring.clock import monotonic, wall_clock
 from mainspring.domain.execution import Assignment, Report
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import SealedHeaders, Target, TaskSpec
@@ -30,6 +30,9 @@ class WallClock:
 
     def now(self) -> float:
         return wall_clock()
+
+    def steady(self) -> float:
+        return monotonic()
 
 
 class Profiles:

@@ -6,6 +6,7 @@ import pytest
 
 from mainspring.config import Config, load
 from mainspring.errors import ConfigError
+from mainspring.store.database import DatabaseOptions
 
 
 def problems(environ: dict[str, str]) -> tuple[str, ...]:
@@ -117,5 +118,8 @@ def test_settings_that_contradict_each_other(environ: dict[str, str], subject: s
     assert any(subject in problem for problem in problems(environ))
 
 
-def test_a_wake_reaches_well_beyond_what_is_loaded() -> None:
-    assert Config(look_ahead=10.0).near == 30.0
+@pytest.mark.parametrize(("look_ahead", "near"), [(1.0, 26.0), (10.0, 35.0), (60.0, 180.0)])
+def test_a_wake_reaches_well_beyond_what_is_loaded(look_ahead: float, near: float) -> None:
+    """By more than the time after which a statement is given up, however little is loaded."""
+    assert Config(look_ahead=look_ahead).near == near
+    assert near - look_ahead > DatabaseOptions("postgresql:///x").statement_timeout

@@ -166,6 +166,7 @@ def test_what_runs_in_a_partition_given_away_stays_held() -> None:
     start(engine)
     engine.disown([0], 1.0)
     assert (engine.running, engine.held) == (0, 1)
+    assert engine.to_extend(1.0, 10) == []
     assert [held.id for held in engine.to_extend(6.0, 10)] == [task_id(1)]
 
 
@@ -376,6 +377,7 @@ def test_a_task_that_was_relayed_counts_like_any_other() -> None:
     engine.relayed(child, 1.0)
     engine.saw([child._replace(rev=1, state="scheduled", fence=0, lease_end=None)], 1.0)
     assert (engine.slots_held, pick(engine)) == (1, []), "an older row does not start it again"
+    assert engine.to_extend(1.0, 10) == []
     assert [held.id for held in engine.to_extend(20.0, 10)] == [child.id]
     engine.reported(child.id, 1)
     engine.ended(child.id, 1, 2.0)
@@ -466,3 +468,14 @@ def test_what_takes_no_slot_waits_for_its_turn_beyond_a_bound_and_says_so() -> N
     assert engine.pick(1.0, 10, anything, free=8, slotless=0) == []
     (entry,) = engine.pick(4.0, 10, anything, free=8, slotless=1)
     assert engine.lateness(entry, 4.0) == {"fair_share": 4.0}
+
+
+def test_a_cancel_that_overtakes_the_answer_to_the_claim_is_remembered() -> None:
+    engine = make_engine([row(1), row(2), row(3)])
+    picked = pick(engine)
+    asked = row(1, rev=3, state="running", fence=1, lease_end=16.0, cancel_requested=True)
+    another = asked._replace(id=task_id(2), fence=9)
+    assert engine.saw([asked, another], 1.0) == []
+    engine.claimed(picked, [assignment(entry.row) for entry in picked], 1.0)
+    assert [held.id for held in engine.cancelled_meanwhile(picked)] == [task_id(1)]
+    assert engine.cancelled_meanwhile(picked) == [], "once is enough"

@@ -87,7 +87,8 @@ def held(number: int, fence: int = 1) -> Held:
 
 def test_a_lease_is_extended_at_a_third() -> None:
     leases = HeldLeases(15.0)
-    leases.take(held(1), 0.0)
+    leases.take(held(1))
+    assert leases.to_extend(0.0, 10) == []
     assert leases.next_turn() == 5.0
     assert leases.to_extend(4.9, 10) == []
     assert [lease.id for lease in leases.to_extend(5.0, 10)] == [task_id(1)]
@@ -97,15 +98,19 @@ def test_a_lease_is_extended_at_a_third() -> None:
 
 def test_a_short_task_is_never_extended() -> None:
     leases = HeldLeases(15.0)
-    leases.take(held(1), 0.0)
-    leases.drop(task_id(1), 1)
+    for number in (1, 2):
+        leases.take(held(number))
+        leases.to_extend(0.0, 10)
+        leases.drop(task_id(number), 1)
+    leases.take(held(3))
+    leases.drop(task_id(3), 1)
     assert leases.to_extend(5.0, 10) == []
     assert (len(leases), leases.next_turn()) == (0, None)
 
 
 def test_a_stale_fence_drops_nothing() -> None:
     leases = HeldLeases(15.0)
-    leases.take(held(1, fence=2), 0.0)
+    leases.take(held(1, fence=2))
     leases.drop(task_id(1), 1)
     assert leases.has(task_id(1), 2)
     assert not leases.has(task_id(1), 1)
@@ -115,7 +120,9 @@ def test_a_stale_fence_drops_nothing() -> None:
 def test_leases_are_extended_in_batches() -> None:
     leases = HeldLeases(15.0)
     for number in range(5):
-        leases.take(held(number), 0.0)
+        leases.take(held(number))
+    assert leases.to_extend(0.0, 0) == []
+    assert leases.to_extend(6.0, 0) == []
     assert len(leases.to_extend(6.0, 3)) == 3
     assert len(leases.to_extend(6.0, 3)) == 2
 
@@ -128,7 +135,8 @@ def test_every_held_lease_gets_its_turn_in_time(steps: list[tuple[int, bool]]) -
         now += seconds
         for lease in leases.to_extend(now, 100):
             turns[lease.id.int].append(now)
-        leases.take(held(number), now)
+        leases.take(held(number))
+        leases.to_extend(now, 0)
         turns[number] = [now]
         if drop:
             leases.drop(task_id(number), 1)

@@ -1,4 +1,5 @@
-"""How a dispatcher keeps leases: its own go on, whatever becomes of those that others let run out."""
+"""How a dispatcher keeps leases: its own go on, whatever becomes of those that others let run out,
+and whatever the database's clock does."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -10,6 +11,7 @@ from uuid import UUID
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.execution import Assignment
+from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine, EngineSettings
@@ -30,6 +32,7 @@ class Runs:
 
     def __init__(self) -> None:
         self.cancelled: list[tuple[UUID, int]] = []
+        self.was_cancelled = asyncio.Event()
 
     def can_run(self, capability: str) -> bool:
         return capability == "http"
@@ -42,6 +45,7 @@ class Runs:
 
     def cancel(self, task_id: UUID, fence: int) -> None:
         self.cancelled.append((task_id, fence))
+        self.was_cancelled.set()
 
 
 class Leases:
@@ -50,6 +54,17 @@ class Leases:
     def __init__(self) -> None:
         self.extended: list[UUID] = []
         self.losing = asyncio.Event()
+        self.claiming = asyncio.Event()
+        self.claimed = asyncio.Event()
+
+    async def claim(
+        self, _tenure: Tenure, picks: Sequence[TaskRef], **_lease: object
+    ) -> list[Assignment]:
+        """Answered only when the test says so."""
+        self.claiming.set()
+        await self.claimed.wait()
+        rows = [row(pick.id.int, capability="http", due=NOW) for pick in picks]
+        return [assignment(found, lease_end=NOW + LEASE) for found in rows]
 
     async def extend(self, held: Sequence[TaskRef], *, lease: float) -> list[Extended]:
         self.extended += [ref.id for ref in held]
@@ -75,16 +90,16 @@ class World:
         self.dispatcher.add_executor(cast(Any, self.executor))
 
     def running_here(self, number: int) -> None:
-        found = self._running(number)
+        found = self.running(number)
         begun = (found, assignment(found._replace(fence=0), lease_end=NOW + LEASE))
         self.dispatcher.end_relay(self.dispatcher.offer_relay(), [begun])
 
     def running_elsewhere(self, number: int) -> None:
-        self.engine.saw([self._running(number)], NOW)
+        self.engine.saw([self.running(number)], NOW)
 
-    def _running(self, number: int) -> TaskRow:
+    def running(self, number: int, rev: int = 2) -> TaskRow:
         fields: dict[str, Any] = {"capability": "http", "due": NOW, "lease_end": NOW + LEASE}
-        return row(number, rev=2, state="running", fence=1, **fields)
+        return row(number, rev=rev, state="running", fence=1, **fields)
 
     def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -100,6 +115,9 @@ class World:
             with suppress(asyncio.CancelledError):
                 await work
 
+    async def is_watched(self) -> bool:
+        return self.engine.next_extension() is not None
+
     def was_extended(self, number: int, times: int) -> Callable[[], Awaitable[bool]]:
         async def enough() -> bool:
             return self.store.extended.count(task_id(number)) >= times
@@ -112,6 +130,7 @@ async def test_a_lease_is_extended_while_another_cannot_be_ended() -> None:
     world.running_here(1)
     world.running_elsewhere(2)
     async with world.at_work():
+        await eventually(world.is_watched, within=5, what="the dispatcher has looked at it")
         for turn in range(1, 4):
             world.pass_time(LEASE / 3)
             await eventually(world.was_extended(1, turn), within=5, what="it is extended")
@@ -120,3 +139,30 @@ async def test_a_lease_is_extended_while_another_cannot_be_ended() -> None:
         world.pass_time(LEASE / 3)
         await eventually(world.was_extended(1, 4), within=5, what="it is extended all the same")
     assert task_id(2) not in world.store.extended
+
+
+async def test_leases_are_extended_while_the_databases_clock_is_back() -> None:
+    """It jumped back: what it showed before it shows again only much later."""
+    world = World()
+    world.running_here(1)
+    async with world.at_work():
+        await eventually(world.is_watched, within=5, what="the dispatcher has looked at it")
+        for turn in range(1, 4):
+            world.clock.stand_still(LEASE / 3)
+            world.state.poke()
+            await eventually(world.was_extended(1, turn), within=5, what="it is extended")
+
+
+async def test_a_cancel_that_overtakes_the_answer_to_the_claim_is_heeded_at_once() -> None:
+    world = World()
+    world.engine.look_ahead_to(NOW + 10)
+    world.engine.saw([row(1, capability="http", due=NOW)], NOW)
+    async with world.at_work():
+        await asyncio.wait_for(world.store.claiming.wait(), 5)
+        asked = world.running(1, rev=3)._replace(cancel_requested=True)
+        world.dispatcher.cancel(world.engine.saw([asked], NOW))
+        assert world.executor.cancelled == []
+        world.store.claimed.set()
+        await asyncio.wait_for(world.executor.was_cancelled.wait(), 5)
+    assert world.executor.cancelled == [(task_id(1), 1)]
+    assert world.store.extended == []

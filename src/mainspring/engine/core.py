@@ -158,6 +158,8 @@ class Engine:
             if row.partition not in self._owned:
                 self._forget(row.id, now)
             elif row.state == "running":
+                if row.cancel_requested and self.is_claiming(row.id):
+                    self._held.cancel_when_taken(row.id, row.fence)
                 self._saw_running(row, now)
             else:
                 self._saw_waiting(row, now, not_before)
@@ -233,7 +235,7 @@ class Engine:
     def relayed(self, row: TaskRow, now: float) -> None:
         """A task was leased to our executors as it was released or created, without queueing."""
         slot = takes_slot(row.capability)
-        self._held.take(Held(row.tenant_id, row.id, row.fence, slot=slot), now)
+        self._held.take(Held(row.tenant_id, row.id, row.fence, slot=slot))
         if row.partition in self._owned:
             self._saw_running(row, now)
 
@@ -260,6 +262,10 @@ class Engine:
             else:
                 self._start(entry, assignment, now)
         return refused
+
+    def cancelled_meanwhile(self, picked: Iterable[Entry]) -> list[Held]:
+        """Which tries that came of a claim were asked to cancel before its answer came."""
+        return self._held.cancelled_meanwhile(entry.row.id for entry in picked)
 
     def lateness(self, entry: Entry, started: float) -> dict[str, float]:
         """Where the seconds between due and start went."""
@@ -337,8 +343,14 @@ class Engine:
             self._running.end(running)
             self._queue.ended(running, now)
 
-    def to_extend(self, now: float, limit: int) -> list[Held]:
-        return self._held.to_extend(now, limit)
+    def to_extend(self, steady: float, limit: int) -> list[Held]:
+        """Leases of ours whose turn it is, by the node's steady clock; to be asked at every look,
+        for turns count from the first."""
+        return self._held.to_extend(steady, limit)
+
+    def next_extension(self) -> float | None:
+        """When the next of them has its turn, by the steady clock."""
+        return self._held.next_turn()
 
     def extended(self, task_id: UUID, fence: int, lease_end: float) -> None:
         running = self._running.get(task_id)
@@ -373,8 +385,8 @@ class Engine:
         self._window.not_refilled(refill)
 
     def next_wake(self) -> float | None:
-        """When something happens by itself: a task becomes due, a lease ends or needs extending."""
-        moments = (self._timer.next_at(), self._running.next_end(), self._held.next_turn())
+        """When something happens by itself: a task becomes due, or a lease ends."""
+        moments = (self._timer.next_at(), self._running.next_end())
         known = [moment for moment in moments if moment is not None]
         return min(known) if known else None
 
@@ -435,7 +447,7 @@ class Engine:
         if entry.poll is not None:
             entry.poll.in_flight -= 1
         if taker is None:
-            self._held.take(Held(row.tenant_id, row.id, assignment.fence, slot=slot), now)
+            self._held.take(Held(row.tenant_id, row.id, assignment.fence, slot=slot))
         if self._window.get(row.id) is not entry:
             # The partition was given away while the claim was in flight; its new owner counts it.
             self._queue.ended(entry, now)

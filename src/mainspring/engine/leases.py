@@ -145,13 +145,18 @@ class Held:
 class HeldLeases:
     """The leases this node must extend: a queue, because every lease is equally long.
 
-    A short task is over before its turn comes, so it is never extended.
+    Turns are counted by the node's steady clock, and from the first look after a lease was taken:
+    they come also while the database's clock has jumped back and its time stands still for us. A
+    short task is over before its turn comes, so it is never extended.
     """
 
     def __init__(self, lease: float) -> None:
         self._interval = lease / 3
         self._held: dict[UUID, Held] = {}
+        self._fresh: list[Held] = []
         self._turns: deque[tuple[float, Held]] = deque()
+        self._to_cancel: dict[UUID, int] = {}
+        """Tries, by task, that were asked to cancel while their claim is being answered."""
         self.by_tenant: Counter[int] = Counter()
         """How many slots each tenant has; tenants without any are left out."""
         self.slots = 0
@@ -169,13 +174,24 @@ class HeldLeases:
     def find(self, ids: Iterable[UUID]) -> list[Held]:
         return [held for task_id in ids if (held := self._held.get(task_id)) is not None]
 
-    def take(self, held: Held, now: float) -> None:
+    def cancel_when_taken(self, task_id: UUID, fence: int) -> None:
+        self._to_cancel[task_id] = fence
+
+    def cancelled_meanwhile(self, claimed: Iterable[UUID]) -> list[Held]:
+        """To be asked once a claim was answered, with all that it was about: which were taken, and
+        should be cancelled."""
+        if not self._to_cancel:
+            return []
+        asked = {task_id: self._to_cancel.pop(task_id, None) for task_id in claimed}
+        return [held for held in self.find(asked) if held.fence == asked[held.id]]
+
+    def take(self, held: Held) -> None:
         before = self._held.get(held.id)
         if before is not None:
             self.drop(before.id, before.fence)
         self._held[held.id] = held
         self._count(held, 1)
-        self._turns.append((now + self._interval, held))
+        self._fresh.append(held)
 
     def drop(self, task_id: UUID, fence: int) -> None:
         held = self._held.get(task_id)
@@ -184,14 +200,17 @@ class HeldLeases:
             del self._held[task_id]
             self._count(held, -1)
 
-    def to_extend(self, now: float, limit: int) -> list[Held]:
+    def to_extend(self, steady: float, limit: int) -> list[Held]:
         """Whose turn it is; each gets its next turn a third of a lease later."""
+        turn = steady + self._interval
+        self._turns.extend((turn, held) for held in self._fresh if not held.over)
+        self._fresh.clear()
         due: list[Held] = []
-        while self._turns and self._turns[0][0] <= now and len(due) < limit:
+        while self._turns and self._turns[0][0] <= steady and len(due) < limit:
             _, held = self._turns.popleft()
             if not held.over:
                 due.append(held)
-                self._turns.append((now + self._interval, held))
+                self._turns.append((turn, held))
         return due
 
     def _count(self, held: Held, change: int) -> None:

@@ -262,13 +262,14 @@ class Dispatcher:
             self._keep_leases(now)
             if engine.hungry:
                 self._state.load_wanted.set()
-            next_wake = engine.next_wake()
-            if next_wake is None or next_wake <= now:
-                # What is due and could not be dealt with waits for a statement that is in flight:
-                # its end pokes. Looking again at once would only keep the event loop busy.
-                await self._rest(_LONGEST_SLEEP)
-            else:
-                await self._rest(min(next_wake - clock.now(), _LONGEST_SLEEP))
+            # What is due and could not be dealt with waits for a statement that is in flight: its
+            # end pokes. Looking again at once would only keep the event loop busy.
+            rest = _LONGEST_SLEEP
+            if (next_wake := engine.next_wake()) is not None and next_wake > now:
+                rest = min(rest, next_wake - clock.now())
+            if _is_free(self._extending) and (turn := engine.next_extension()) is not None:
+                rest = min(rest, turn - clock.steady())
+            await self._rest(rest)
 
     async def _rest(self, seconds: float) -> None:
         try:
@@ -309,6 +310,7 @@ class Dispatcher:
         except BaseException:
             # Nothing is being claimed any more; the rotating reload finds these tasks again.
             self._state.engine.claimed(picked, (), self._state.clock.now())
+            self._state.engine.cancelled_meanwhile(picked)
             lane.hand_out(picked, ())
             raise
         finally:
@@ -317,6 +319,7 @@ class Dispatcher:
             self._state.poke()
         refused = self._state.engine.claimed(picked, assignments, self._state.clock.now())
         lane.hand_out(picked, assignments)
+        self.cancel(self._state.engine.cancelled_meanwhile(picked))
         if refused:
             seen = await until_answered(lambda: self._store.look_at(refused), self._metrics)
             now = self._state.clock.now()
@@ -418,7 +421,8 @@ class Dispatcher:
         """Two errands that do not wait for each other: to end a lease of a step takes a look at its
         run, which another may hold for long, and meanwhile our own leases would run out."""
         engine = self._state.engine
-        if _is_free(self._extending) and (due := engine.to_extend(now, _EXTEND_BATCH)):
+        batch = _EXTEND_BATCH if _is_free(self._extending) else 0
+        if due := engine.to_extend(self._state.clock.steady(), batch):
             self._extending = self._spawn(self._extend(due))
         if _is_free(self._losing) and (ended := engine.run_out(now)):
             self._losing = self._spawn(self.lose(ended))

@@ -128,7 +128,7 @@ class Loader:
     async def _rest(self) -> None:
         if self._state.load_wanted.is_set():
             return
-        now = self._state.clock.now()
+        now = self._state.clock.steady()
         wait = max(0.0, min(self._due.values(), default=now) - now)
         try:
             async with asyncio.timeout(min(wait, self._config.wake_poll)):
@@ -137,7 +137,8 @@ class Loader:
             pass
 
     def _is_time(self, chore: str, every: float) -> bool:
-        now = self._state.clock.now()
+        # By the steady clock: the database's may stand still for us, after it jumped back.
+        now = self._state.clock.steady()
         if now < self._due.get(chore, 0.0):
             return False
         self._due[chore] = now + every
@@ -273,7 +274,7 @@ class Loader:
         """A large backlog makes a reload dear: the net shall take a hundredth of the time at most,
         so that it does not slow what it is there to catch."""
         every = self._reload_pace
-        spent = self._state.clock.now() - (self._due["reload"] - every)
+        spent = self._state.clock.steady() - (self._due["reload"] - every)
         self._due["reload"] += min(max(0.0, 100 * spent - every), _SLOWEST_RELOAD * every)
 
     async def _refill_streams(self) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 from asyncpg.pgproto import pgproto
 
+from mainspring.config import STATEMENT_TIMEOUT
 from mainspring.domain.ids import TaskIds
 from mainspring.errors import StoreUnavailable
 
@@ -82,7 +83,7 @@ class DatabaseOptions:
     url: str
     connections: int = 8
     acquire_timeout: float = 5.0
-    statement_timeout: float = 20.0
+    statement_timeout: float = STATEMENT_TIMEOUT
     idle_timeout: float = 5.0
     """After so long between two statements of a transaction the server ends it: its client is
     frozen or cut off, and others wait for its locks."""

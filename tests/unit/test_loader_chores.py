@@ -1,0 +1,62 @@
+"""What a loader does again and again goes on while the database's clock stands still for a node."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+from mainspring.clock import ManualClock
+from mainspring.config import Config
+from mainspring.domain.placement import Tenure
+from mainspring.domain.tenant import TenantLimits
+from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.leases import Held
+from mainspring.node.loader import Loader
+from mainspring.node.state import NodeState
+from mainspring.observe.metrics import Metrics
+from mainspring.store.engine import Seen
+from support.waiting import eventually
+
+
+class Chores:
+    """A store in which there is nothing, and that counts how often it is asked; a dispatcher, too,
+    that has nothing to do."""
+
+    def __init__(self) -> None:
+        self.wakes = self.expiries = 0
+
+    async def take_stock(self, *_which: object, **_when: object) -> list[object]:
+        return []
+
+    async def take_wakes(self, _tenure: Tenure) -> Seen:
+        self.wakes += 1
+        return Seen([], [])
+
+    async def expire(self, _tenure: Tenure) -> list[object]:
+        self.expiries += 1
+        return []
+
+    def cancel(self, tries: Sequence[Held]) -> None:
+        assert not tries
+
+    async def limits(self) -> dict[int, TenantLimits]:
+        return {}
+
+
+async def test_chores_go_on_while_the_databases_clock_is_back() -> None:
+    clock, chores, engine = ManualClock(), Chores(), Engine(EngineSettings())
+    engine.own([0], [], clock.now())
+    state = NodeState(engine, clock)
+    store = cast(Any, chores)
+    loader = Loader(Config(wake_poll=0.25), state, store, store, store, Metrics())
+    work = asyncio.create_task(loader.run())
+    for times in (1, 2, 3):
+
+        async def done(times: int = times) -> bool:
+            return min(chores.wakes, chores.expiries) == times
+
+        await eventually(done, within=5, what="everything was looked at again")
+        clock.stand_still(1.0)
+    work.cancel()
+    with suppress(asyncio.CancelledError):
+        await work
