@@ -9,6 +9,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from mainspring.api.http_targets import url_problem
 from support.workers import Shop, opened_shop
 
 ENQUEUE = "SELECT mainspring.enqueue('work', '{\"n\": 1}')"
@@ -109,6 +110,12 @@ async def test_what_comes_after_its_time_is_due_when_it_is_created(
         "'work', tags => '{\"a;alone\"}'",
         "'work', concurrency_key => ''",
         'target => \'{"type": "http", "url": "file:///etc/passwd"}\'',
+        'target => \'{"type": "http", "url": "http://a:99999/"}\'',
+        'target => \'{"type": "http", "url": ["http://a/"]}\'',
+        'target => \'{"type": "http", "url": "http://a/", "method": 5}\'',
+        'target => \'{"type": "handler", "name": 5}\'',
+        'target => \'{"type": "handler", "name": null}\'',
+        'target => \'{"type": "handler"}\'',
         'target => \'{"type": "command", "argv": []}\'',
         'target => \'{"type": "command", "argv": [1]}\'',
         'target => \'{"type": "shell"}\'',
@@ -118,6 +125,36 @@ async def test_what_comes_after_its_time_is_due_when_it_is_created(
 async def test_what_makes_no_sense_is_refused(app: asyncpg.Connection, arguments: str) -> None:
     with pytest.raises(asyncpg.InvalidParameterValueError):
         await app.fetchval(f"SELECT mainspring.enqueue({arguments})")
+
+
+PLAIN_URLS = """
+http://a:99999/ http://a:0/ http://a:/ http://a:65535/ http://a:080/x http://a:b/ https://a:-1/
+http://a:1:2/ http://[::1/x http://[::1]/x http://[::1]:80 http://[::ffff:1.2.3.4]/
+http://[1.2.3.4]/ http://[::g]/ http://[fe80::1%25lo]/ http://::1/ http://a]/ http://\u2100.com/
+http://bücher.example/ http://xn--bcher-kva.example/ http://1.2.3.4/ http://1.2.3.4./
+http://1.2.3/ http://256.1.1.1/ http://01.2.3.4/ http://0x7f.1/ http://0x/ http://a.0x7f/
+http://2130706433/ http://1.example/ http://a.1/ http://a_b~c-d.example./x http://a..b/
+http://.a/ http://a./ http://. http:// http:///x http:a https:/a HTTPS://A.example?x=1#y
+http://a?b@c http://u@a/ http://u:p@a/ http://a/@b http://a\\b/ http://a/\\b ftp://a/ //a/
+http://a/ü http://a%41/ http://-a-/
+"""
+URLS = PLAIN_URLS.split()
+URLS += [
+    f"http://{'a' * 63}.b/",
+    f"http://{'a' * 64}.b/",
+    f"http://{'a.' * 126}b/",
+    f"http://{'a.' * 127}b/",
+]
+URLS += ["http://a /", "http://a/ b", "http://a/\x7f", "http://a/\n", " http://a/"]
+
+
+async def test_urls_are_judged_as_by_the_api(database_url: str) -> None:
+    owner = await asyncpg.connect(database_url)
+    taken = await owner.fetch(
+        "SELECT url FROM unnest($1::text[]) AS url WHERE mainspring.is_callable(url)", URLS
+    )
+    await owner.close()
+    assert [row["url"] for row in taken] == [url for url in URLS if url_problem(url) is None]
 
 
 async def test_a_role_enqueues_for_its_own_tenant_and_touches_nothing_else(
