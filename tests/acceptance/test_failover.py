@@ -75,7 +75,8 @@ async def test_a_tenants_limit_holds_while_its_owner_is_frozen_and_replaced(
     cluster: Cluster,
 ) -> None:
     tenant = await cluster.tenant()
-    await cluster.keys.set_limits(tenant.id, TenantLimits(max_running=3, spread=1))
+    limits = TenantLimits(max_running=3, spread=1)
+    await cluster.tenants.change(tenant.id, lambda _: limits, "test")
     ids = await freeze_the_owner(cluster, tenant, [sleep(0.2)] * 40)
     await cluster.evidence.sound(ids)
     assert await cluster.evidence.most_at_once(tenant.id) == 3

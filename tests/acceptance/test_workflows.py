@@ -189,7 +189,8 @@ async def test_tasks_that_run_workflows_do_not_stand_in_the_way_of_the_steps(
     """Of a tenant that may run one task at a time; and what cannot be begun holds up nobody."""
     node = await cluster.start(slots=4)
     tenant = await cluster.tenant()
-    await cluster.keys.set_limits(tenant.id, TenantLimits(max_running=1, spread=1))
+    limits = TenantLimits(max_running=1, spread=1)
+    await cluster.tenants.change(tenant.id, lambda _: limits, "test")
     client = node.client(tenant)
     await define(client, "flow", step("a"), step("b", "a", payload={"x": "{{input.x}}"}))
     target = {"type": "handler", "name": "mainspring.workflow"}

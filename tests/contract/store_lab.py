@@ -29,6 +29,7 @@ from mainspring.store.leases import LeaseStore, WorkerPick
 from mainspring.store.schedule_rows import Template
 from mainspring.store.schedules import Schedules
 from mainspring.store.tasks import Change, LockedTask, Tasks
+from mainspring.store.tenants import Tenants
 from mainspring.store.workers import Workers
 from simulation.leases import MemoryLeases, RemoteLeases, RemoteWorkers
 from simulation.remote import (
@@ -37,6 +38,7 @@ from simulation.remote import (
     RemoteEngineStore,
     RemoteKeys,
     RemoteTasks,
+    RemoteTenants,
 )
 from simulation.schedules import MemorySchedules, RemoteSchedules, new_schedule
 from simulation.store import MemoryStore
@@ -227,6 +229,7 @@ class Lab:
     engine: EngineStore
     tasks: Tasks
     keys: Keys
+    tenants: Tenants
     cluster: Cluster
     inspect: Inspector
     schedules: Schedules
@@ -237,6 +240,9 @@ class Lab:
 
     async def tenant(self, *, max_running: int | None = None, spread: int = 1) -> int:
         return await self.inspect.add_tenant(TenantLimits(1, max_running, spread))
+
+    async def limit(self, tenant: int, limits: TenantLimits) -> None:
+        await self.tenants.change(tenant, lambda _: limits, "test")
 
     async def join(self, partitions: frozenset[int] = EVERYWHERE) -> Tenure:
         """A living node with a right to act."""
@@ -394,6 +400,7 @@ def memory_lab() -> Lab:
         RemoteEngineStore(store, link),
         RemoteTasks(store, link),
         RemoteKeys(store, link),
+        RemoteTenants(store, link),
         Cluster(connection),
         MemoryInspector(store),
         RemoteSchedules(MemorySchedules(store), link, _firing()),
@@ -407,6 +414,7 @@ def postgres_lab(database: Database, connection: asyncpg.Connection) -> Lab:
         EngineStore(database),
         Tasks(database, near=NEAR),
         Keys(database),
+        Tenants(database),
         Cluster(connection),
         PostgresInspector(connection),
         Schedules(database, _firing()),

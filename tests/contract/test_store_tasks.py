@@ -85,7 +85,7 @@ async def test_a_new_spread_moves_the_tasks_and_tells_both_owners(lab: Lab) -> N
     tenure, tenant = await lab.join(), await lab.tenant(spread=256)
     stranger = await lab.create(await lab.tenant(spread=256), tenure=tenure)
     rows = [await lab.create(tenant, tenure=tenure) for _ in range(4)]
-    await lab.keys.set_limits(tenant, TenantLimits(2, 3, 1))
+    await lab.limit(tenant, TenantLimits(2, 3, 1))
     place = partition_of(tenant, rows[0].id, None, 1)
     moved = [row for row in rows if row.partition != place]
     assert moved
@@ -121,7 +121,7 @@ async def test_limits_are_told_of_those_tenants_who_are_asked_for(lab: Lab) -> N
 async def test_the_same_spread_moves_nothing(lab: Lab) -> None:
     tenure, tenant = await lab.join(), await lab.tenant(spread=1)
     row = await lab.create(tenant, tenure=tenure)
-    await lab.keys.set_limits(tenant, TenantLimits(5, 3, 1))
+    await lab.limit(tenant, TenantLimits(5, 3, 1))
     assert await lab.row(tenant, row.id) == row
     assert await lab.inspect.wakes() == []
 
@@ -131,7 +131,7 @@ async def test_a_moved_task_escapes_its_old_owner(lab: Lab) -> None:
     rows = [await lab.create(tenant, tenure=tenure) for _ in range(4)]
     running = await lab.claim(tenure, rows[0])
     assert running is not None
-    await lab.keys.set_limits(tenant, TenantLimits(1, 1, 1))
+    await lab.limit(tenant, TenantLimits(1, 1, 1))
     place = partition_of(tenant, rows[0].id, None, 1)
     for row in rows[1:]:
         assert (await lab.claim(tenure, row) is None) == (row.partition != place)

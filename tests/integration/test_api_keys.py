@@ -11,6 +11,7 @@ from mainspring.api import auth, key_activity
 from mainspring.config import Config
 from mainspring.domain import apikey
 from mainspring.domain.tenant import ApiKey
+from mainspring.store.audit import AuditFilter, AuditLog
 from mainspring.store.keys import Keys, NewKey
 from support.api import SCOPES, Office, opened_office
 from support.asgi import Answer
@@ -353,6 +354,22 @@ async def test_the_audit_log_has_pages_newest_first(office: Office) -> None:
     assert rest["next_cursor"] is None
     assert {entry["actor"] for entry in entries} == {"key:a-all"}
     assert (await office.rival.get("/v1/audit")).json()["items"] == []
+
+
+@pytest.mark.parametrize("of_tenant", [True, False])
+async def test_a_filter_that_matches_little_looks_at_few_entries_of_the_audit_log(
+    office: Office, of_tenant: bool
+) -> None:
+    made = [(await make_key(office))["id"] for _ in range(5)]
+    audit = AuditLog(office.database, scan=2)
+    where = AuditFilter(office.tenants["a"] if of_tenant else None, subject=made[0])
+    pages: list[list[str]] = []
+    before = None
+    while not pages or before is not None:
+        page = await audit.list(where, before=before, limit=2)
+        before = page.next_before
+        pages.append([entry.subject for entry in page.entries])
+    assert pages == [[], [], [made[0]]]
 
 
 async def test_operators_read_the_audit_log_of_the_whole_installation(office: Office) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from mainspring.config import Config
 from mainspring.store.housekeeping import Housekeeping
+from mainspring.store.tenants import Tenants
 from support.api import Office, opened_office
 
 NOOP = {"target": {"type": "handler", "name": "mainspring.noop"}, "delay": 3600}
@@ -120,6 +121,23 @@ async def test_a_limit_gathers_a_tenant_in_one_partition(office: Office) -> None
     assert audit[0]["detail"] == {"weight": 7, "max_running": None, "spread": 256}
 
 
+async def test_what_runs_is_counted_among_the_oldest_tasks(office: Office) -> None:
+    tenant = office.tenants["a"]
+    await office.database.fetch(
+        "INSERT INTO tasks (id, created_at, run_at, due_at, tenant_id, partition, priority, queue,"
+        " capability, spec, payload, state, lease_until, worker, picked_at)"
+        " SELECT gen_random_uuid(), now(), now(), now(), $1, 0, 5, 'default', 'http', '', '',"
+        " 'running', now(), 'node:one', now() FROM generate_series(1, 5)",
+        tenant,
+    )
+    usage = await Tenants(office.database).usage(tenant)
+    assert usage is not None
+    assert (usage.running, usage.running_at_least) == (5, False)
+    usage = await Tenants(office.database, scan=3).usage(tenant)
+    assert usage is not None
+    assert (usage.running, usage.running_at_least) == (3, True)
+
+
 async def test_a_tenant_sees_its_own_limits(office: Office) -> None:
     tenant = await make_tenant(office, weight=3, max_running=9)
     client = office.client(tenant["api_key"])
@@ -128,6 +146,7 @@ async def test_a_tenant_sees_its_own_limits(office: Office) -> None:
         "max_running": 9,
         "spread": 1,
         "running": 0,
+        "running_at_least": False,
         "keys": 1,
         "max_keys": 1000,
         "requests_per_second": None,

@@ -14,9 +14,9 @@ from mainspring.domain.tenant import TenantLimits
 from mainspring.store.cluster import Cluster
 from mainspring.store.database import Database, DatabaseOptions, connect
 from mainspring.store.engine import TaskRef
-from mainspring.store.keys import Keys
 from mainspring.store.leases import Beat, LeaseStore, WorkerPick
 from mainspring.store.tasks import Change, LockedTask, Tasks
+from mainspring.store.tenants import Tenants
 from support.evidence import Evidence
 from support.store import StoreWorld, success
 from support.waiting import eventually
@@ -118,7 +118,7 @@ async def test_a_task_inserted_during_a_change_of_limits_moves_too(
     world: StoreWorld, database_url: str
 ) -> None:
     """An insert in flight while the tenant's spread changes must not lie in an old place."""
-    keys = Keys(world.database)
+    tenants = Tenants(world.database)
     writer = await connect(DatabaseOptions(database_url))
     async with writer.transaction():
         await writer.execute("SELECT FROM tenants FOR KEY SHARE")
@@ -129,12 +129,25 @@ async def test_a_task_inserted_during_a_change_of_limits_moves_too(
             world.tenant_id,
         )
         limits = TenantLimits(max_running=1, spread=1)
-        change = asyncio.create_task(keys.set_limits(world.tenant_id, limits))
+        change = asyncio.create_task(tenants.change(world.tenant_id, lambda _: limits, "test"))
         await eventually(lambda: somebody_waits(world), within=5, what="the change waits")
     await change
     await writer.close()
     evidence = Evidence(world.database)
     assert await evidence.value("SELECT count(DISTINCT partition) FROM tasks") == 1
+
+
+async def test_a_new_weight_waits_for_no_task(world: StoreWorld, database_url: str) -> None:
+    await world.due_tasks(1)
+    writer = await connect(DatabaseOptions(database_url))
+    async with asyncio.timeout(5), writer.transaction():
+        await writer.execute("SELECT FROM tasks FOR UPDATE")
+        changed = await Tenants(world.database).change(
+            world.tenant_id, lambda old: replace(old, weight=7), "test"
+        )
+    await writer.close()
+    assert changed is not None
+    assert changed.weight == 7
 
 
 async def test_only_a_running_task_has_a_present_try(world: StoreWorld) -> None:

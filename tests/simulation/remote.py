@@ -19,6 +19,7 @@ from mainspring.store.creation import NO_HEAD_START, Creation, HeadStart, Made
 from mainspring.store.engine import EngineStore, Extended, Seen, TaskRef, Woken
 from mainspring.store.keys import Keys
 from mainspring.store.tasks import Change, LockedTask, Tasks
+from mainspring.store.tenants import StoredTenant, Tenants
 from simulation.store import MemoryStore
 
 T = TypeVar("T")
@@ -149,8 +150,23 @@ class RemoteKeys(Keys):
     async def limits(self, tenants: Collection[int] | None = None) -> dict[int, TenantLimits]:
         return await self._link.call(lambda: self._store.limits(tenants))
 
-    async def set_limits(self, tenant_id: int, limits: TenantLimits) -> None:
-        await self._link.call(lambda: self._store.set_limits(tenant_id, limits))
+
+class RemoteTenants(Tenants):
+    """Changes of limits over a link."""
+
+    def __init__(self, store: MemoryStore, link: Link) -> None:
+        self._store = store
+        self._link = link
+
+    async def change(
+        self, tenant_id: int, decide: Callable[[TenantLimits], TenantLimits], actor: str
+    ) -> StoredTenant | None:
+        def work() -> None:
+            before = self._store.limits().get(tenant_id)
+            if before is not None:
+                self._store.set_limits(tenant_id, decide(before))
+
+        return await self._link.call(work)
 
 
 class RemoteConnection:

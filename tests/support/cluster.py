@@ -14,6 +14,7 @@ import aiohttp
 from mainspring.domain.placement import PARTITIONS
 from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.keys import Keys, NewKey
+from mainspring.store.tenants import Tenants
 from support.client import Client
 from support.evidence import Evidence
 from support.process import START_WITHIN, MainspringProcess
@@ -124,6 +125,7 @@ class Cluster:
         self._processes: dict[str, MainspringProcess] = {}
         self._database = Database(DatabaseOptions(database_url, connections=2))
         self.keys = Keys(self._database)
+        self.tenants = Tenants(self._database)
         self.evidence = Evidence(self._database)
 
     async def __aenter__(self) -> Self:

@@ -183,7 +183,9 @@ LIMITS = Doc(
     id="getLimits",
     tag=TENANTS,
     summary="Read the tenant's own limits",
-    description="And how much of them is used now. Operators change them, through the tenant.",
+    description="And how much of them is used now. Operators change them, through the tenant. Of a "
+    "tenant with more than 50,000 unfinished tasks the oldest are looked at: `running_at_least` "
+    "says that more may be running.",
     replies=[Reply(200, "The limits.", LimitsOut)],
 )
 
@@ -201,7 +203,8 @@ AUDIT = Doc(
     tag=INSTALLATION,
     summary="Read the audit log",
     description="Who changed what, newest first: keys, limits, purges. A tenant's key reads the "
-    "tenant's entries; an operator's key that belongs to no tenant reads all there are.",
+    "tenant's entries; an operator's key that belongs to no tenant reads all there are. A page may "
+    "be short, or even empty, and still have a `next_cursor`.",
     params=[
         Param("action", AnyText, "Only entries of this action, like `key.revoked`."),
         Param("actor", AnyText, "Only entries by this actor, like `key:1b7R…`."),

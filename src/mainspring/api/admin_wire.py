@@ -106,6 +106,7 @@ class LimitsOut(Struct):
     max_running: int | None
     spread: int
     running: int
+    running_at_least: bool
     keys: int
     max_keys: int
     requests_per_second: float | None

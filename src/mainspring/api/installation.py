@@ -1,6 +1,7 @@
 """The cluster, for operators, and the audit log, also for a tenant's admins: both only to read."""
 
 from collections.abc import Sequence
+from uuid import UUID
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,7 +14,7 @@ from mainspring.api.admin_wire import (
     PartitionOut,
     SchedulesOut,
 )
-from mainspring.api.parameters import number_cursor, page_query
+from mainspring.api.parameters import encode_cursor, page_query
 from mainspring.api.routing import Call, OperatorCall, json_response
 from mainspring.domain.placement import PARTITIONS
 from mainspring.store import timezones
@@ -62,8 +63,9 @@ class AuditResource:
         query = page_query(request.query_params, AUDIT_FILTERS)
         where = AuditFilter(tenant_id, **query.where)
         found = await self._audit.list(where, before=query.before, limit=query.limit)
-        cursor = number_cursor(found, query.limit, found[-1].id if found else None)
-        return json_response(AuditPage([_entry_out(entry) for entry in found], cursor))
+        last = found.next_before
+        cursor = None if last is None else encode_cursor(UUID(int=last))
+        return json_response(AuditPage([_entry_out(entry) for entry in found.entries], cursor))
 
 
 def _entry_out(entry: AuditEntry) -> AuditEntryOut:

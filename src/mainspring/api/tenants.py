@@ -96,6 +96,7 @@ class TenantResource:
                 usage.max_running,
                 usage.spread,
                 usage.running,
+                usage.running_at_least,
                 usage.keys,
                 MOST_LIVE_KEYS,
                 self._config.requests_per_second or None,

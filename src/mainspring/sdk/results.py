@@ -371,6 +371,8 @@ class Limits(Struct, kw_only=True):
     max_keys: int
     max_running: int | None = None
     requests_per_second: float | None = None
+    running_at_least: bool = False
+    """There are so many tasks that not all were looked at: more may be running."""
 
 
 class AuditEntry(Struct, kw_only=True):

@@ -40,22 +40,37 @@ class AuditFilter:
     subject: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class AuditPage:
+    """Some entries, and where the list goes on; None when it does not."""
+
+    entries: list[AuditEntry]
+    next_before: int | None
+
+
 class AuditLog:
     """The entries of one tenant, or of the whole installation, newest first."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, scan: int = 10_000) -> None:
         self._database = database
+        self._scan = scan
 
-    async def list(self, where: AuditFilter, *, before: int | None, limit: int) -> list[AuditEntry]:
+    async def list(self, where: AuditFilter, *, before: int | None, limit: int) -> AuditPage:
+        """A page of entries older than `before`; it may be short and still have a next one."""
         texts = (where.action, where.actor, where.subject)
+        scan = limit if texts == (None, None, None) else self._scan
         start = END_OF_IDS if before is None else before
         if where.tenant_id is None:
-            rows = await self._database.fetch(SQL["list_all"], start, limit, *texts)
+            rows = await self._database.fetch(SQL["list_all"], start, limit, *texts, scan)
         else:
             rows = await self._database.fetch(
-                SQL["list_of_tenant"], start, limit, *texts, where.tenant_id
+                SQL["list_of_tenant"], start, limit, *texts, scan, where.tenant_id
             )
-        return [AuditEntry(*row) for row in rows]
+        *_, scanned, edge = rows[0]
+        entries = [AuditEntry(*tuple(row)[:-2]) for row in rows if row["id"] is not None]
+        if len(entries) == limit:
+            return AuditPage(entries, entries[-1].id)
+        return AuditPage(entries, edge if scanned == scan else None)
 
 
 async def write_entry(

@@ -125,8 +125,8 @@ class Housekeeping:
         return cleared
 
     async def forget_expired(self, batch: int = 10_000) -> int:
-        """Idempotency keys and effects past their time, and events that nobody took: in turns, until
-        there are none; answers how many rows went."""
+        """Idempotency keys and effects past their time, and events that nobody took: in turns,
+        until there are none; answers how many rows went."""
         kinds = ["forget_expired_keys", "forget_expired_effects", "forget_old_events"]
         forgotten = 0
         for _ in range(_BATCHES):

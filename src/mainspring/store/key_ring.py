@@ -66,7 +66,7 @@ class KeyRing:
         """A new key; None when the tenant is gone."""
 
         async def work(connection: asyncpg.Connection) -> StoredKey | None:
-            if not await _lock_tenant(connection, tenant_id):
+            if not await _take_turn(connection, tenant_id):
                 return None
             made = await insert_key(connection, tenant_id, text, name, scopes, expiry)
             await write_entry(
@@ -115,7 +115,7 @@ class KeyRing:
         """
 
         async def work(connection: asyncpg.Connection) -> StoredKey | None:
-            if not await _lock_tenant(connection, tenant_id):
+            if not await _take_turn(connection, tenant_id):
                 return None
             old = await connection.fetchrow(SQL["lock_live_key"], tenant_id, key_id)
             if old is None:
@@ -162,5 +162,5 @@ async def insert_key(
     return StoredKey(*row)
 
 
-async def _lock_tenant(connection: asyncpg.Connection, tenant_id: int) -> bool:
-    return await connection.fetchval(SQL["lock_tenant"], tenant_id) is not None
+async def _take_turn(connection: asyncpg.Connection, tenant_id: int) -> bool:
+    return await connection.fetchval(SQL["take_turn"], tenant_id) is not None

@@ -89,16 +89,6 @@ class Keys:
         assert row is not None
         return int(row["id"])
 
-    async def set_limits(self, tenant_id: int, limits: TenantLimits) -> None:
-        """Change a tenant's weight and limits and move its tasks to the partitions that follow."""
-
-        async def work(connection: asyncpg.Connection) -> None:
-            await connection.execute(SQL["hold_tenant"], tenant_id)
-            values = (limits.weight, limits.max_running, limits.spread)
-            await connection.execute(SQL["set_limits"], tenant_id, *values)
-
-        await self._database.transact(work)
-
     async def limits(self, tenants: Collection[int] | None = None) -> dict[int, TenantLimits]:
         """What tenants may use: these, or all."""
         if tenants is None:

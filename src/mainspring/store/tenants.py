@@ -16,7 +16,6 @@ from mainspring.store.database import Database
 from mainspring.store.key_ring import NEVER, insert_key
 
 SQL = queries.load("tenants")
-_SET_LIMITS = queries.load("keys")["set_limits"]
 
 END_OF_TENANTS = 2**31 - 1
 
@@ -46,13 +45,16 @@ class Usage:
     spread: int
     running: int
     keys: int
+    running_at_least: bool
+    """Not all tasks were looked at: more of them may be running."""
 
 
 class Tenants:
     """The store's face for operators."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, scan: int = 50_000) -> None:
         self._database = database
+        self._scan = scan
 
     async def create(
         self,
@@ -108,7 +110,9 @@ class Tenants:
             limits = decide(tenant.limits)
             if limits != tenant.limits:
                 values = (limits.weight, limits.max_running, limits.spread)
-                await connection.execute(_SET_LIMITS, tenant_id, *values)
+                await connection.execute(SQL["set_limits"], tenant_id, *values)
+                if limits.spread != tenant.spread:
+                    await connection.execute(SQL["move_tasks"], tenant_id, limits.spread)
                 await write_entry(
                     connection,
                     tenant_id,
@@ -150,7 +154,7 @@ class Tenants:
         return await self._database.transact(work)
 
     async def usage(self, tenant_id: int) -> Usage | None:
-        row = await self._database.fetch_row(SQL["usage"], tenant_id)
+        row = await self._database.fetch_row(SQL["usage"], tenant_id, self._scan)
         return None if row is None else Usage(*row)
 
     async def clear(self, batch: int = 10_000) -> int:

@@ -25,7 +25,7 @@ UPDATE api_keys k SET last_used_at = used.at
 FROM used WHERE k.id = used.id
   AND (k.last_used_at IS NULL OR k.last_used_at < used.at - interval '1 minute');
 
--- name: lock_tenant
+-- name: take_turn
 -- Changes of one tenant's keys come one after the other, and none outlives the tenant.
 SELECT id FROM tenants WHERE id = $1 FOR NO KEY UPDATE;
 
@@ -81,31 +81,3 @@ SELECT id, weight, max_running, spread FROM tenants;
 
 -- name: limits_of
 SELECT id, weight, max_running, spread FROM tenants WHERE id = ANY ($1::integer[]);
-
--- name: hold_tenant
--- Waits for inserts in flight, which hold the tenant's row. A statement of its own, before
--- set_limits: that one must see what those inserts wrote, and a statement sees only what was
--- committed when it began.
-SELECT id FROM tenants WHERE id = $1 FOR UPDATE;
-
--- name: set_limits
--- To be run with the tenant's row held: then no task lands, or stays, in an old place. Both the old
--- and the new owner of a moved task are told, but of none that is due so late that it can be in nobody's
--- window before this is committed: it will be read in its new place.
-WITH changed AS (
-    UPDATE tenants t SET weight = $2, max_running = $3, spread = $4
-    WHERE t.id = $1 RETURNING t.id
-), moving AS MATERIALIZED (
-    SELECT t.tenant_id, t.id, t.partition AS old,
-        partition_of(t.tenant_id, coalesce(t.schedule_id, t.id), t.concurrency_key, $4) AS new
-    FROM tasks t JOIN changed ON t.tenant_id = changed.id
-    ORDER BY t.tenant_id, t.id FOR UPDATE OF t
-), moved AS (
-    UPDATE tasks t SET partition = m.new, rev = t.rev + 1
-    FROM moving m
-    WHERE t.tenant_id = m.tenant_id AND t.id = m.id AND m.old <> m.new
-    RETURNING t.tenant_id, t.id, t.due_at, m.old, m.new
-)
-INSERT INTO wakes (partition, tenant_id, task_id)
-SELECT unnest(ARRAY[old, new]), tenant_id, id FROM moved
-WHERE due_at <= clock_timestamp() + interval '1 hour';

@@ -16,6 +16,31 @@ WHERE id < $1 ORDER BY id DESC LIMIT $2;
 -- Waits for inserts in flight, which hold the tenant's row: afterwards what is there is all.
 SELECT id, name, weight, max_running, spread, created_at FROM tenants WHERE id = $1 FOR UPDATE;
 
+-- name: set_limits
+UPDATE tenants SET weight = $2, max_running = $3, spread = $4 WHERE id = $1;
+
+-- name: move_tasks
+-- To the places that follow from a new spread. To be run with the tenant's row held (lock_tenant), and
+-- after that as a statement of its own: then it sees what the inserts wrote that were waited for, and no
+-- task lands, or stays, in an old place. Both the old and the new owner of a moved task are told, but of
+-- none that is due so late that it can be in nobody's window before this is committed: it will be
+-- read in its new place.
+WITH moving AS MATERIALIZED (
+    SELECT t.tenant_id, t.id, t.partition AS old,
+        partition_of(t.tenant_id, coalesce(t.schedule_id, t.id), t.concurrency_key, $2) AS new
+    FROM tasks t
+    WHERE t.tenant_id = $1 AND t.partition
+        <> partition_of(t.tenant_id, coalesce(t.schedule_id, t.id), t.concurrency_key, $2)
+    ORDER BY t.id FOR UPDATE OF t
+), moved AS (
+    UPDATE tasks t SET partition = m.new, rev = t.rev + 1
+    FROM moving m WHERE t.tenant_id = m.tenant_id AND t.id = m.id
+    RETURNING t.tenant_id, t.id, t.due_at, m.old, m.new
+)
+INSERT INTO wakes (partition, tenant_id, task_id)
+SELECT unnest(ARRAY[old, new]), tenant_id, id FROM moved
+WHERE due_at <= clock_timestamp() + interval '1 hour';
+
 -- name: has_unfinished
 SELECT EXISTS (SELECT FROM tasks WHERE tenant_id = $1);
 
@@ -29,11 +54,20 @@ WITH departed AS (
 SELECT id FROM api_keys WHERE tenant_id = $1;
 
 -- name: usage
-SELECT t.weight, t.max_running, t.spread,
-    (SELECT count(*) FROM tasks r WHERE r.tenant_id = t.id AND r.state = 'running') AS running,
+-- No index knows what is running (a claim would have to change it), so tasks are looked at: the oldest,
+-- of which most run, and `scan` ($2) at most. The limit inside, which that never exceeds, is for the
+-- planner, as in list_tasks.
+SELECT t.weight, t.max_running, t.spread, seen.running,
     (SELECT count(*) FROM api_keys k WHERE k.tenant_id = t.id AND k.revoked_at IS NULL
-        AND (k.expires_at IS NULL OR k.expires_at > clock_timestamp())) AS keys
-FROM tenants t WHERE t.id = $1;
+        AND (k.expires_at IS NULL OR k.expires_at > clock_timestamp())) AS keys,
+    seen.tasks = $2 AS running_at_least
+FROM tenants t CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE state = 'running') AS running, count(*) AS tasks
+    FROM (SELECT state FROM (
+        SELECT r.state FROM tasks r WHERE r.tenant_id = t.id ORDER BY r.id LIMIT 50000
+    ) oldest LIMIT $2) looked_at
+) seen
+WHERE t.id = $1;
 
 -- name: departed_tenants
 SELECT tenant_id FROM departed_tenants ORDER BY tenant_id LIMIT $1;
