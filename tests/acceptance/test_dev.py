@@ -116,7 +116,9 @@ async def test_it_stops_cleanly_and_keeps_key_and_data(start_dev: StartDev) -> N
 
 
 async def test_the_key_can_be_chosen(start_dev: StartDev) -> None:
-    dev = await start_dev(MAINSPRING_API_KEY="ms_chosen_by_the_user").greeted()
+    chosen = {"MAINSPRING_API_KEY": "ms_chosen_by_the_user", "MAINSPRING_API_KYE": "mistyped"}
+    dev = await start_dev(**chosen).greeted()
+    assert "MAINSPRING_API_KYE is not a setting; is MAINSPRING_API_KEY meant?" in dev.process.said()
     assert dev.key == "ms_chosen_by_the_user"
     assert (await shell(dev.curl_commands[1]))["items"] == []
 
