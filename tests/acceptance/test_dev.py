@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -75,8 +76,12 @@ def data() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def start_dev(data: Path, tmp_path: Path) -> AsyncIterator[StartDev]:
+async def start_dev(
+    data: Path, tmp_path: Path, need_server: Callable[[str, Path | None], Path]
+) -> AsyncIterator[StartDev]:
     """Starts it on one data directory, again and again; at the end nothing is left running."""
+    curl = shutil.which("curl")
+    need_server("curl", Path(curl) if curl else None)
     started: list[Dev] = []
 
     def start(**environment: str) -> Dev:
