@@ -8,8 +8,10 @@ reported together. This is the only module that reads the environment.
 import os
 import socket
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args
@@ -195,8 +197,8 @@ def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
         raw = _raw_value(f.name, environ, from_toml, problems)
         if overrides.get(f.name) is not None:
             raw = overrides[f.name]
-        if raw is None:
-            continue
+        if raw is None or (raw == "" and isinstance(f.type, UnionType)):
+            continue  # where there may be none, an empty text is none
         parsed = _parse(f.name, f.type, raw, f.metadata, problems)
         if parsed is not None:
             values[f.name] = parsed
@@ -205,6 +207,26 @@ def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def strangers(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Variables that look like settings and are none, each with the one that may be meant.
+
+    Not a reason to stop: an environment that several share may name settings of a newer version.
+    """
+    environ = os.environ if environ is None else environ
+    known = {f.name.upper() + form for f in fields(Config) for form in ("", "_FILE")} | {"CONFIG"}
+    found = sorted(name[len(PREFIX) :] for name in environ if name.startswith(PREFIX))
+    return [
+        f"{PREFIX}{name} is not a setting" + _meant(name, known)
+        for name in found
+        if name not in known
+    ]
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    near = get_close_matches(name, sorted(known), n=1)
+    return f"; is {PREFIX}{near[0]} meant?" if near else ""
 
 
 def _read_toml(path: str | None, problems: list[str]) -> dict[str, Any]:
@@ -232,7 +254,7 @@ def _raw_value(
         except (OSError, UnicodeDecodeError) as error:
             problems.append(f"{variable}_FILE cannot be read: {error}")
             return None
-    if name == "database_url" and "DATABASE_URL" in environ:
+    if name == "database_url" and environ.get("DATABASE_URL"):
         return environ["DATABASE_URL"]
     return from_toml.get(name)
 
@@ -247,7 +269,7 @@ def _parse(
     )
     try:
         value = _convert(wanted, raw)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         problems.append(f"{name}: {raw!r} is not {_WORDS[wanted]}")
         return None
     least, most = bounds["least"], bounds["most"]
@@ -264,16 +286,22 @@ _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no
 
 def _convert(wanted: type, raw: Any) -> Any:
     if wanted is bool:
-        return raw if isinstance(raw, bool) else _TRUTHS.get(str(raw).lower()) or _not_a_truth(raw)
+        return raw if isinstance(raw, bool) else _truth(str(raw))
     if isinstance(raw, bool) or (wanted is str and not isinstance(raw, str)):
         raise TypeError(raw)
-    return wanted(raw)
+    if wanted is int and isinstance(raw, float):
+        raise TypeError(raw)  # int() would cut it short
+    value = wanted(raw)
+    if wanted is float and not isfinite(value):
+        raise ValueError(raw)
+    return value
 
 
-def _not_a_truth(raw: Any) -> bool:
-    if str(raw).lower() in _TRUTHS:
-        return False
-    raise ValueError(raw)
+def _truth(text: str) -> bool:
+    try:
+        return _TRUTHS[text.lower()]
+    except KeyError:
+        raise ValueError(text) from None
 
 
 def _contradictions(config: Config) -> list[str]:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -75,8 +76,12 @@ def data() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def start_dev(data: Path, tmp_path: Path) -> AsyncIterator[StartDev]:
+async def start_dev(
+    data: Path, tmp_path: Path, need_server: Callable[[str, Path | None], Path]
+) -> AsyncIterator[StartDev]:
     """Starts it on one data directory, again and again; at the end nothing is left running."""
+    curl = shutil.which("curl")
+    need_server("curl", Path(curl) if curl else None)
     started: list[Dev] = []
 
     def start(**environment: str) -> Dev:
@@ -116,7 +121,9 @@ async def test_it_stops_cleanly_and_keeps_key_and_data(start_dev: StartDev) -> N
 
 
 async def test_the_key_can_be_chosen(start_dev: StartDev) -> None:
-    dev = await start_dev(MAINSPRING_API_KEY="ms_chosen_by_the_user").greeted()
+    chosen = {"MAINSPRING_API_KEY": "ms_chosen_by_the_user", "MAINSPRING_API_KYE": "mistyped"}
+    dev = await start_dev(**chosen).greeted()
+    assert "MAINSPRING_API_KYE is not a setting; is MAINSPRING_API_KEY meant?" in dev.process.said()
     assert dev.key == "ms_chosen_by_the_user"
     assert (await shell(dev.curl_commands[1]))["items"] == []
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -260,7 +261,8 @@ def test_a_stale_pid_file_that_names_another_process(data: Path) -> None:
         stranger.wait()
 
 
-def test_without_proc_a_stale_pid_file_is_checked(tmp_path: Path) -> None:
+def test_without_proc_a_stale_pid_file_is_checked(tmp_path: Path, need_server: NeedServer) -> None:
+    need_server("ps", existing(Path(shutil.which("ps") or "/bin/ps")))
     for arguments, ours in ((("-D", str(tmp_path), "-c"), True), ((), False)):
         waiting = (sys.executable, "-c", "input()", *arguments)
         with subprocess.Popen(waiting, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.config import Config, load
+from mainspring.config import Config, load, strangers
 from mainspring.errors import ConfigError
 from mainspring.store.database import DatabaseOptions
 
@@ -75,6 +75,48 @@ def test_the_usual_variable_names_the_database() -> None:
     assert load(environ).database_url == "postgresql://usual"
     environ["MAINSPRING_DATABASE_URL"] = "postgresql://ours"
     assert load(environ).database_url == "postgresql://ours"
+
+
+def test_an_empty_text_is_none_where_there_may_be_none(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "mainspring.toml").write_text('database_url = "postgresql://written"')
+    for environ in (
+        {"DATABASE_URL": ""},
+        {"MAINSPRING_DATABASE_URL": ""},
+        {"MAINSPRING_DATABASE_URL_FILE": str(tmp_path / "empty")},
+    ):
+        assert load(environ).database_url is None
+    environ = {"DATABASE_URL": "", "MAINSPRING_CONFIG": str(tmp_path / "mainspring.toml")}
+    assert load(environ).database_url == "postgresql://written"
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+def test_numbers_are_finite(text: str) -> None:
+    assert problems({"MAINSPRING_LOOK_AHEAD": text}) == (f"look_ahead: {text!r} is not a number",)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("port = 7070.9", "port: 7070.9 is not a whole number"),
+        ("lease = inf", "lease: inf is not a number"),
+        (f"lease = 1{'0' * 400}", f"lease: 1{'0' * 400} is not a number"),
+    ],
+)
+def test_no_number_of_a_file_is_bent(tmp_path: Path, line: str, problem: str) -> None:
+    file = tmp_path / "mainspring.toml"
+    file.write_text(line)
+    assert problems({"MAINSPRING_CONFIG": str(file)}) == (problem,)
+
+
+def test_a_mistyped_variable_is_told_with_what_may_be_meant() -> None:
+    known = ("LEASE", "LEASE_FILE", "URL", "API_KEY", "API_KEY_FILE", "API_CA", "PROXY", "CONFIG")
+    environ = {f"MAINSPRING_{name}": "1" for name in (*known, "LAESE", "ZZZ", "API_KEY_FLE")}
+    assert strangers({"LAESE": "1", **environ}) == [
+        "MAINSPRING_API_KEY_FLE is not a setting; is MAINSPRING_API_KEY_FILE meant?",
+        "MAINSPRING_LAESE is not a setting; is MAINSPRING_LEASE meant?",
+        "MAINSPRING_ZZZ is not a setting",
+    ]
 
 
 def test_all_problems_are_reported_together(tmp_path: Path) -> None:

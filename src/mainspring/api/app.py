@@ -79,17 +79,20 @@ class ApiDependencies:
     vault: Vault = field(default_factory=Vault)
     profile_changed: Callable[[int], None] = lambda _tenant: None
     authenticator: Authenticator = field(init=False)
+    idempotency: Idempotency = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "authenticator", Authenticator(self.keys, self.activity))
+        answers = Answers(self.database)
+        idempotency = Idempotency(answers, self.config.idempotency_ttl, self.rng)
+        object.__setattr__(self, "idempotency", idempotency)
 
 
 def build_app(deps: ApiDependencies) -> Envelope:
     """The application. It has no lifespan of its own: who built the parts also ends them."""
     limits = RateLimits(deps.config.requests_per_second)
-    idempotency = _idempotency(deps)
     resources = {
-        path: Resource(path, known, deps.authenticator, limits, idempotency)
+        path: Resource(path, known, deps.authenticator, limits, deps.idempotency)
         for path, known in paths_of(deps).items()
     }
     return Envelope(
@@ -227,10 +230,6 @@ def _run_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
     )
 
 
-def _idempotency(deps: ApiDependencies) -> Idempotency:
-    return Idempotency(Answers(deps.database), deps.config.idempotency_ttl, deps.rng)
-
-
 def _operation_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
     operations = Operations(deps.node, deps.metrics)
     return {
@@ -245,7 +244,7 @@ def _task_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
     seal = deps.vault.seal_headers
     validator = TaskValidator(config, clock, deps.ids, deps.rng, seal)
     ingest = Ingest(tasks, node, clock, deps.metrics, config.near)
-    creation = TaskCreation(config, validator, ingest, _idempotency(deps))
+    creation = TaskCreation(config, validator, ingest, deps.idempotency)
     reading = TaskReading(tasks)
     completion = Completion(tasks, node, clock)
     changes = TaskChanges(tasks, node, clock, TaskPatcher(validator, clock, config.max_payload))

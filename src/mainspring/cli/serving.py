@@ -8,12 +8,14 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+import structlog
 import typer
 
 from mainspring import wiring
-from mainspring.config import Config
+from mainspring.config import Config, strangers
 from mainspring.observe.logging import set_up_logging
 
+log = structlog.get_logger()
 T = TypeVar("T")
 
 
@@ -33,6 +35,8 @@ async def serve(config: Config) -> None:
 def begin(config: Config) -> asyncio.Event:
     """What every server does first; answers what SIGTERM and Ctrl-C set from now on."""
     set_up_logging(config.log_level, config.log_format)
+    for stranger in strangers():
+        log.warning(stranger, action="config.stranger")
     _allow_many_connections()
     return _stop_signal()
 

@@ -64,38 +64,26 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _count_requests(self) -> None:
-        self.http_requests = Counter(
-            "mainspring_http_requests",
-            "Requests answered",
-            ["route", "method", "status"],
-            registry=self.registry,
+        self.http_requests = self._counter(
+            "http_requests", "Requests answered", "route", "method", "status"
         )
         self.http_seconds = Distribution(
             "mainspring_http_request_seconds", "Time to answer a request", _SECONDS, ("route",)
         )
         self.registry.register(self.http_seconds)
 
-        self.connections_refused = Counter(
-            "mainspring_connections_refused",
+        self.connections_refused = self._counter(
+            "connections_refused",
             "Connections ended at the door, before a request was served",
-            ["reason"],
-            registry=self.registry,
+            "reason",
         )
 
     def _count_tasks(self) -> None:
         self.tasks_created = self._counter("tasks_created", "Tasks created through this node")
         self.tasks_claimed = self._counter("tasks_claimed", "Tasks claimed by this node")
-        self.executions = Counter(
-            "mainspring_executions",
-            "Tries that ended, by outcome",
-            ["outcome"],
-            registry=self.registry,
-        )
-        self.tasks_finished = Counter(
-            "mainspring_tasks_finished",
-            "Tasks that ended in this node's hands, by final state",
-            ["state"],
-            registry=self.registry,
+        self.executions = self._counter("executions", "Tries that ended, by outcome", "outcome")
+        self.tasks_finished = self._counter(
+            "tasks_finished", "Tasks that ended in this node's hands, by final state", "state"
         )
         self.start_delay = self._histogram("start_delay_seconds", "From due to started", _SECONDS)
         self.claim_batch = self._histogram(
@@ -117,11 +105,10 @@ class Metrics:
         self.workflow_runs_started = self._counter(
             "workflow_runs_started", "Runs of workflows that began through this node"
         )
-        self.workflow_runs_finished = Counter(
-            "mainspring_workflow_runs_finished",
+        self.workflow_runs_finished = self._counter(
+            "workflow_runs_finished",
             "Runs of workflows that ended in this node's hands, by final state",
-            ["state"],
-            registry=self.registry,
+            "state",
         )
         self.steps_released = self._counter(
             "workflow_steps_released", "Steps of workflows whose turn came in this node's hands"
@@ -139,11 +126,8 @@ class Metrics:
         )
 
     def _count_schedules(self) -> None:
-        self.occurrences = Counter(
-            "mainspring_occurrences",
-            "Occurrences of schedules decided on, by decision",
-            ["decision"],
-            registry=self.registry,
+        self.occurrences = self._counter(
+            "occurrences", "Occurrences of schedules decided on, by decision", "decision"
         )
         self.decision_delay = self._histogram(
             "schedule_decision_delay_seconds", "From a schedule's time to its decision", _SECONDS
@@ -153,13 +137,12 @@ class Metrics:
         )
 
     def _count_webhooks(self) -> None:
-        self.webhooks = Counter(
-            "mainspring_webhooks",
+        self.webhooks = self._counter(
+            "webhooks",
             "Webhooks that ended, by what came of them: 2xx, 3xx, 4xx, 5xx, later (accepted, to be"
             " completed through the API), timeout, connection, bad-answer, refused (by the egress"
             " guard), cancelled",
-            ["result"],
-            registry=self.registry,
+            "result",
         )
         self.webhook_seconds = self._histogram(
             "webhook_seconds", "From sending a webhook to its answer, or to giving up", _SECONDS
@@ -180,8 +163,8 @@ class Metrics:
         )
         self.database_errors = self._counter("database_errors", "Calls that lost the database")
 
-    def _counter(self, name: str, help: str) -> Counter:
-        return Counter(f"mainspring_{name}", help, registry=self.registry)
+    def _counter(self, name: str, help: str, *labels: str) -> Counter:
+        return Counter(f"mainspring_{name}", help, labels, registry=self.registry)
 
     def _gauge(self, name: str, help: str) -> Gauge:
         return Gauge(f"mainspring_{name}", help, registry=self.registry)
