@@ -1,8 +1,9 @@
 """Starting, stopping and supervising the long-running parts of a process."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 import structlog
 
@@ -49,3 +50,22 @@ class Supervisor:
                 delay = self._FIRST_DELAY
             await asyncio.sleep(delay)
             delay = min(2 * delay, self._LONGEST_DELAY)
+
+
+class Errands:
+    """Work on the side that nobody waits for; if it fails, that is told."""
+
+    def __init__(self, of: str) -> None:
+        self._of = of
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        errand = asyncio.create_task(work)
+        self._under_way.add(errand)  # else it could be collected as garbage before its end
+        errand.add_done_callback(self._ended)
+        return errand
+
+    def _ended(self, errand: asyncio.Task[None]) -> None:
+        self._under_way.discard(errand)
+        if not errand.cancelled() and (problem := errand.exception()) is not None:
+            log.error("an errand failed", action=f"{self._of}.failed", exc_info=problem)

@@ -102,7 +102,7 @@ async def test_of_moved_tasks_that_are_due_late_nobody_is_told(lab: Lab) -> None
     """No owner has them: whoever owns their new place will read them when their time comes."""
     tenure, tenant = await lab.join(), await lab.tenant(spread=256)
     rows = [await lab.create(tenant, tenure=tenure, due=due) for due in 4 * [100.0] + 4 * [7200.0]]
-    await lab.keys.set_limits(tenant, TenantLimits(2, 3, 1))
+    await lab.limit(tenant, TenantLimits(2, 3, 1))
     place = partition_of(tenant, rows[0].id, None, 1)
     assert {(await lab.row(tenant, row.id)).partition for row in rows} == {place}
     near = [row for row in rows[:4] if row.partition != place]

@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from mainspring.api.http_targets import url_problem
+from mainspring.domain.urls import url_problem
 from support.workers import Shop, opened_shop
 
 ENQUEUE = "SELECT mainspring.enqueue('work', '{\"n\": 1}')"

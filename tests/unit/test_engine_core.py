@@ -265,14 +265,14 @@ def test_lateness_says_where_the_time_went() -> None:
     engine.reported(first.row.id, 1)
     engine.ended(first.row.id, 1, 4.0)
     (second,) = start(engine, now=5.0)
-    assert engine.lateness(second, 5.0) == {"tenant_limit": 5.0}
-    assert engine.lateness(first, 0.0) == {}
+    assert second.lateness(5.0) == {"tenant_limit": 5.0}
+    assert first.lateness(0.0) == {}
 
 
 def test_lateness_before_we_owned_the_task_is_nobodys() -> None:
     engine = make_engine([row(1, due=-50.0)])
     (entry,) = start(engine, now=0.0)
-    assert engine.lateness(entry, 0.0) == {"unattributed": 50.0}
+    assert entry.lateness(0.0) == {"unattributed": 50.0}
 
 
 def lost_at(engine: Engine, now: float, *, due: float = 0.0) -> None:
@@ -291,7 +291,7 @@ def test_a_task_that_comes_back_keeps_its_ledger() -> None:
     lost_at(engine, 20.0)
     (again,) = pick(engine, now=21.0)
     spent = {"tenant_limit": 5.0, "worker_queue": 15.0, "fair_share": 1.0}
-    assert engine.lateness(again, 21.0) == spent
+    assert again.lateness(21.0) == spent
 
 
 def test_a_task_that_comes_back_often_keeps_its_ledger() -> None:
@@ -303,7 +303,7 @@ def test_a_task_that_comes_back_often_keeps_its_ledger() -> None:
         engine.reported(task_id(1), claim[0].fence)
         engine.saw([row(1, rev=rev + 2, fence=claim[0].fence)], rev + 2)
     (again,) = pick(engine, now=7.0)
-    assert engine.lateness(again, 7.0) == {"fair_share": 1.0, "worker_queue": 6.0}
+    assert again.lateness(7.0) == {"fair_share": 1.0, "worker_queue": 6.0}
 
 
 def test_a_retry_that_is_due_later_begins_a_ledger_of_its_own() -> None:
@@ -311,14 +311,14 @@ def test_a_retry_that_is_due_later_begins_a_ledger_of_its_own() -> None:
     start(engine, now=0.0)
     lost_at(engine, 20.0, due=30.0)
     (again,) = pick(engine, now=30.0)
-    assert engine.lateness(again, 30.0) == {}
+    assert again.lateness(30.0) == {}
 
 
 def test_what_came_before_a_takeover_stays_nobodys() -> None:
     engine = make_engine([row(1, rev=2, state="running", fence=1, lease_end=15.0)])
     lost_at(engine, 20.0)
     (again,) = pick(engine, now=20.0)
-    assert engine.lateness(again, 20.0) == {"unattributed": 20.0}
+    assert again.lateness(20.0) == {"unattributed": 20.0}
 
 
 RUN = "handler:mainspring.workflow"
@@ -453,10 +453,10 @@ def test_the_ledger_survives_a_change_of_limits() -> None:
     engine.ended(first.row.id, 1, 4.0)
     second, third = start(engine, 4.0)
     assert numbers([second, third]) == [2, 3]
-    assert engine.lateness(second, 4.0)["tenant_limit"] == pytest.approx(3.0)
+    assert second.lateness(4.0)["tenant_limit"] == pytest.approx(3.0)
     engine.ended(third.row.id, 1, 6.0)
     (fourth,) = start(engine, 6.0)
-    assert engine.lateness(fourth, 6.0)["concurrency_key"] == pytest.approx(5.0)
+    assert fourth.lateness(6.0)["concurrency_key"] == pytest.approx(5.0)
 
 
 def test_what_takes_no_slot_waits_for_its_turn_beyond_a_bound_and_says_so() -> None:
@@ -467,7 +467,7 @@ def test_what_takes_no_slot_waits_for_its_turn_beyond_a_bound_and_says_so() -> N
     assert sorted(numbers(picked)) == [1, 2, 7, 8]
     assert engine.pick(1.0, 10, anything, free=8, slotless=0) == []
     (entry,) = engine.pick(4.0, 10, anything, free=8, slotless=1)
-    assert engine.lateness(entry, 4.0) == {"fair_share": 4.0}
+    assert entry.lateness(4.0) == {"fair_share": 4.0}
 
 
 def test_a_cancel_that_overtakes_the_answer_to_the_claim_is_remembered() -> None:

@@ -72,7 +72,7 @@ def test_nothing_is_picked_without_a_worker_and_the_ledger_says_so() -> None:
     assert engine.situation(row(1), 1.0).can_run is False
     engine.open(poll(), 5.0)
     (entry,) = engine.match(5.0, 10)
-    assert engine.lateness(entry, 5.0) == {"no_worker": 5.0}
+    assert entry.lateness(5.0) == {"no_worker": 5.0}
 
 
 def test_a_busy_worker_is_a_worker() -> None:
@@ -83,7 +83,7 @@ def test_a_busy_worker_is_a_worker() -> None:
     assert engine.situation(row(1), 1.0).can_run is True
     engine.open(poll(), 5.0)
     (entry,) = engine.match(5.0, 10)
-    assert engine.lateness(entry, 5.0) == {"fair_share": 5.0}
+    assert entry.lateness(5.0) == {"fair_share": 5.0}
 
 
 def test_a_kind_that_is_not_heard_of_for_long_is_forgotten() -> None:
@@ -170,7 +170,7 @@ def test_who_goes_away_is_not_waited_for() -> None:
     assert engine.situation(late, 4.0).can_run is False
     engine.open(poll("three"), 10.0)
     (entry,) = engine.match(10.0, 10)
-    assert engine.lateness(entry, 10.0) == {"fair_share": 2.0, "no_worker": 6.0}
+    assert entry.lateness(10.0) == {"fair_share": 2.0, "no_worker": 6.0}
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(0, 20))

@@ -15,6 +15,7 @@ from mainspring.domain.execution import Assignment
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.engine.demand import Holder, Poll
 from mainspring.node import forwarding
+from mainspring.lifecycle import Errands
 from mainspring.node.forwarding import Forwarding
 from mainspring.node.leasing import LeaseDesk, _Waiting
 from mainspring.node.post import Grant, Granted, Kind, Letter, Post, Ready, Try
@@ -78,8 +79,8 @@ def make_forwarding(desk: Any) -> tuple[Forwarding, Office]:
 
 
 async def background(forward: Any) -> None:
-    while forward._background:
-        await asyncio.wait(set(forward._background))
+    while errands := set(forward._errands._under_way):
+        await asyncio.wait(errands)
 
 
 async def test_a_grant_is_settled_once() -> None:
@@ -154,7 +155,7 @@ async def test_a_poll_is_not_opened_anew_while_its_tasks_are_read() -> None:
     desk: Any = LeaseDesk.__new__(LeaseDesk)
     store, state = SlowStore(), make_state()
     desk._state, desk._store, desk._metrics = state, store, None
-    desk._background, desk._waiting = set(), {}
+    desk._errands, desk._waiting = Errands(of="lease"), {}
     desk._reporting = SimpleNamespace(remember=lambda *_: None)
     poll = Poll(HOLDER, WORK, 0)
     poll.in_flight = 4
@@ -163,7 +164,7 @@ async def test_a_poll_is_not_opened_anew_while_its_tasks_are_read() -> None:
     reading = asyncio.create_task(desk.claimed_elsewhere(poll, 2, [(task_id(1), 1)]))
     await store.asked.wait()
     await desk.claimed_elsewhere(poll, 2, ())
-    assert (poll.free, poll.in_flight, desk._background) == (0, 2, set())
+    assert (poll.free, poll.in_flight, desk._errands._under_way) == (0, 2, set())
     store.go.set()
     await reading
     assert poll.in_flight == 0

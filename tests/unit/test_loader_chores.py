@@ -14,7 +14,7 @@ from mainspring.engine.leases import Held
 from mainspring.node.loader import Loader
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store.engine import Seen
+from mainspring.store.engine import Woken
 from support.waiting import eventually
 
 
@@ -28,18 +28,21 @@ class Chores:
     async def take_stock(self, *_which: object, **_when: object) -> list[object]:
         return []
 
-    async def take_wakes(self, _tenure: Tenure) -> Seen:
+    async def take_wakes(self, _tenure: Tenure, heard: Sequence[int], *, limit: int) -> Woken:
+        assert limit
+        assert not heard
         self.wakes += 1
-        return Seen([], [])
+        return Woken([], [], [])
 
-    async def expire(self, _tenure: Tenure) -> list[object]:
+    async def expire(self, _tenure: Tenure, *, limit: int) -> list[object]:
+        assert limit
         self.expiries += 1
         return []
 
     def cancel(self, tries: Sequence[Held]) -> None:
         assert not tries
 
-    async def limits(self) -> dict[int, TenantLimits]:
+    async def limits(self, _tenants: object) -> dict[int, TenantLimits]:
         return {}
 
 

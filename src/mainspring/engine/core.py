@@ -23,12 +23,10 @@ from mainspring.engine.explain import Situation
 from mainspring.engine.fair import Accepts, FairQueue, NeedsWorker
 from mainspring.engine.gates import expired
 from mainspring.engine.leases import Held, HeldLeases, Running, RunningTasks
-from mainspring.engine.ledger import WORTH_TELLING, Cause
+from mainspring.engine.ledger import Cause
 from mainspring.engine.room import Room
 from mainspring.engine.timer import Timer
 from mainspring.engine.window import Refill, Window
-
-_UNEXPLAINED = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,21 +264,6 @@ class Engine:
     def cancelled_meanwhile(self, picked: Iterable[Entry]) -> list[Held]:
         """Which tries that came of a claim were asked to cancel before its answer came."""
         return self._held.cancelled_meanwhile(entry.row.id for entry in picked)
-
-    def lateness(self, entry: Entry, started: float) -> dict[str, float]:
-        """Where the seconds between due and start went."""
-        rest = started - entry.row.due
-        if rest < WORTH_TELLING:
-            return {}
-        waited: dict[str, float] = {}
-        if entry.waited:
-            for cause, seconds in entry.waited.items():
-                waited[cause.value] = round(seconds, 6)
-                rest -= seconds
-        if rest > _UNEXPLAINED:
-            # Before this node saw the task (another owner, an outage), or on the way to the start.
-            waited[Cause.UNATTRIBUTED.value] = round(rest, 6)
-        return waited
 
     # Workers ---------------------------------------------------------------------------------
 

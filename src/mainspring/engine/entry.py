@@ -5,7 +5,9 @@ from enum import Enum, auto
 from mainspring.domain.capability import line_of, takes_slot
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.engine.demand import Poll, Taker
-from mainspring.engine.ledger import Cause, Stamp
+from mainspring.engine.ledger import WORTH_TELLING, Cause, Stamp
+
+_UNEXPLAINED = 0.001
 
 
 class Phase(Enum):
@@ -59,6 +61,20 @@ class Entry:
     @property
     def concurrency_key(self) -> str | None:
         return self.row.concurrency_key
+
+    def lateness(self, started: float) -> dict[str, float]:
+        """Where the seconds between due and start went."""
+        rest = started - self.row.due
+        if rest < WORTH_TELLING:
+            return {}
+        waited: dict[str, float] = {}
+        for cause, seconds in (self.waited or {}).items():
+            waited[cause.value] = round(seconds, 6)
+            rest -= seconds
+        if rest > _UNEXPLAINED:
+            # Before this node saw the task (another owner, an outage), or on the way to the start.
+            waited[Cause.UNATTRIBUTED.value] = round(rest, 6)
+        return waited
 
     def add_wait(self, cause: Cause, seconds: float) -> None:
         if self.waited is None:

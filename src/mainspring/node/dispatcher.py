@@ -5,7 +5,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
-    Coroutine,
     Iterable,
     Mapping,
     Sequence,
@@ -13,7 +12,7 @@ from collections.abc import (
 from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
-from typing import Any, Protocol
+from typing import Protocol
 from uuid import UUID
 
 import structlog
@@ -29,9 +28,11 @@ from mainspring.engine.leases import Held, Running
 from mainspring.engine.ledger import WORTH_TELLING, Cause
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import Executor
+from mainspring.lifecycle import Errands
 from mainspring.node.patience import until_answered
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
+from mainspring.node.upkeep import LeaseUpkeep
 from mainspring.observe.metrics import Metrics
 from mainspring.store.creation import NO_HEAD_START, HeadStart, NewTask, begun_task
 from mainspring.store.engine import EngineStore, TaskRef
@@ -41,8 +42,6 @@ log = structlog.get_logger()
 
 _LONGEST_SLEEP = 1.0
 _CLAIMS_IN_FLIGHT = 2
-# Few enough that nobody's start waits for the handling of one batch.
-_EXTEND_BATCH = 500
 # How long a task rests that the database refused to start: it is not due there yet, or changed.
 _REST = 0.01
 _CLOCK_ERROR = 0.01
@@ -105,13 +104,12 @@ class Dispatcher:
         self._own = _Lane(self._lease, self._hand_out)
         self._for_workers: _Lane | None = None
         self._desk: WorkerDesk | None = None
-        self._extending: asyncio.Task[None] | None = None
-        self._losing: asyncio.Task[None] | None = None
         self._doubted: dict[str, dict[UUID, NewTask]] = {}
         """New tasks of which nobody knows yet whether they were leased, by the worker they would
         be leased to; their slots are kept."""
         self._looking: asyncio.Task[None] | None = None
-        self._background: set[asyncio.Task[None]] = set()
+        self._errands = Errands(of="dispatch")
+        self._upkeep = LeaseUpkeep(config, state, store, recorder, metrics, self)
         self._closed = False
         recorder.relay_to(self)
 
@@ -188,7 +186,7 @@ class Dispatcher:
         if begun is None:
             self._doubted.setdefault(start.worker, {}).update(start.tasks)
             if self._looking is None or self._looking.done():
-                self._looking = self._spawn(self._look_for_begun())
+                self._looking = self._errands.start(self._look_for_begun())
             return
         self._give_back(start.tasks)
         self._begin(begun)
@@ -259,7 +257,7 @@ class Dispatcher:
             self._state.poked.clear()
             now = clock.now()
             self._start_claims(now)
-            self._keep_leases(now)
+            self._upkeep.turn(now)
             if engine.hungry:
                 self._state.load_wanted.set()
             # What is due and could not be dealt with waits for a statement that is in flight: its
@@ -267,7 +265,7 @@ class Dispatcher:
             rest = _LONGEST_SLEEP
             if (next_wake := engine.next_wake()) is not None and next_wake > now:
                 rest = min(rest, next_wake - clock.now())
-            if _is_free(self._extending) and (turn := engine.next_extension()) is not None:
+            if (turn := self._upkeep.next_turn()) is not None:
                 rest = min(rest, turn - clock.steady())
             await self._rest(rest)
 
@@ -302,7 +300,7 @@ class Dispatcher:
     def _start_claim(self, lane: _Lane, picked: Sequence[Entry]) -> None:
         lane.in_flight += 1
         lane.tasks += len(picked)
-        self._spawn(self._claim(lane, picked))
+        self._errands.start(self._claim(lane, picked))
 
     async def _claim(self, lane: _Lane, picked: Sequence[Entry]) -> None:
         try:
@@ -348,10 +346,10 @@ class Dispatcher:
     def _hand_out(self, picked: Sequence[Entry], assignments: Sequence[Assignment]) -> None:
         for worker in list(self._doubted):
             self._no_more_doubt(worker, [assignment.id for assignment in assignments])
-        engine, now = self._state.engine, self._state.clock.now()
+        now = self._state.clock.now()
         entries = {entry.row.id: entry for entry in picked}
         for assignment in assignments:
-            self._recorder.expect(assignment, engine.lateness(entries[assignment.id], now))
+            self._recorder.expect(assignment, entries[assignment.id].lateness(now))
         self._give_out((entries[a.id].row.capability, a) for a in assignments)
         crash.reach("claim.handed_out")
 
@@ -414,93 +412,13 @@ class Dispatcher:
         """Of these tasks some may run at workers and were asked to cancel: let those hear of it
         before their next heartbeat."""
         asked = {taker.holder for row in rows if row.cancel_requested and (taker := taker_of(row))}
-        if asked and self._desk is not None:
-            self._desk.nudge(asked)
+        self.nudge(asked)
 
-    def _keep_leases(self, now: float) -> None:
-        """Two errands that do not wait for each other: to end a lease of a step takes a look at its
-        run, which another may hold for long, and meanwhile our own leases would run out."""
-        engine = self._state.engine
-        batch = _EXTEND_BATCH if _is_free(self._extending) else 0
-        if due := engine.to_extend(self._state.clock.steady(), batch):
-            self._extending = self._spawn(self._extend(due))
-        if _is_free(self._losing) and (ended := engine.run_out(now)):
-            self._losing = self._spawn(self.lose(ended))
-
-    async def _extend(self, due: Sequence[Held]) -> None:
-        refs = [TaskRef(held.tenant_id, held.id, held.fence) for held in due]
-        extended = await until_answered(
-            lambda: self._store.extend(refs, lease=self._config.lease), self._metrics
-        )
-        crash.reach("lease.extended")
-        kept = {item.id: item for item in extended}
-        for held in due:
-            item = kept.get(held.id)
-            if item is not None:
-                self._state.engine.extended(held.id, held.fence, item.lease_end)
-        # A try that is not ours any more would be refused at its end: spare the effort.
-        self.cancel([h for h in due if h.id not in kept or kept[h.id].cancel_requested])
-        self._state.poke()
+    def nudge(self, holders: Collection[Holder]) -> None:
+        """Let these workers ask again at once."""
+        if holders and self._desk is not None:
+            self._desk.nudge(holders)
 
     async def lose(self, ended: Sequence[Running]) -> None:
-        """End leases that seem to have ended; the database decides."""
-        with self._state.engine.reading():
-            await self._lose(ended)
-
-    async def _lose(self, ended: Sequence[Running]) -> None:
-        refs = [TaskRef(task.tenant_id, task.id, task.fence) for task in ended]
-        # If a node died between the claim and the worker, that is not the worker's doing.
-        blamed = [task.id for task in ended if task.taker is not None and task.confirmed]
-        lost = await until_answered(lambda: self._store.lose(refs, blamed=blamed), self._metrics)
-        self._metrics.executions.labels("lost").inc(len(lost.rows) + len(lost.gone))
-        found = {row.id for row in lost.rows} | set(lost.gone)
-        self._count_losses(ended, found, set(lost.gone))
-        self._end_polls(task for task in ended if task.id in found)
-        others = [(task.tenant_id, task.id) for task in ended if task.id not in found]
-        seen = await until_answered(lambda: self._store.look_at(others), self._metrics)
-        now = self._state.clock.now()
-        if unheard := [
-            TaskRef(row.tenant_id, row.id, row.fence)
-            for row in seen.rows
-            if row.state == "running" and (row.cancel_requested or row.id in blamed)
-        ]:
-            await until_answered(lambda: self._recorder.lose_steps(unheard, blamed), self._metrics)
-            seen = await until_answered(lambda: self._store.look_at(others), self._metrics)
-        engine = self._state.engine
-        self.cancel(engine.saw([*lost.rows, *seen.rows], now))
-        self.cancel(engine.gone([*lost.gone, *seen.gone], now))
-        self._state.poke()
-
-    def _end_polls(self, lost: Iterable[Running]) -> None:
-        """Who was silent until its lease ended may be frozen, with a poll that is still open: what
-        it lost must not come back to it unless it asks again. To be called before the engine hears
-        that the tasks wait."""
-        silent = {task.taker.holder for task in lost if task.taker is not None}
-        if silent and self._desk is not None:
-            self._desk.nudge(silent)
-
-    def _count_losses(
-        self, ended: Sequence[Running], lost: Collection[UUID], gone: Collection[UUID]
-    ) -> None:
-        for task in ended:
-            if task.taker is not None and task.id in lost:
-                self._metrics.worker_losses.inc()
-                if task.taker.alone and task.confirmed and task.id in gone:
-                    self._metrics.poisoned.inc()
-
-    # Tools -----------------------------------------------------------------------------------
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._finished)
-        return task
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and (problem := task.exception()) is not None:
-            log.error("dispatching failed", action="dispatch.failed", exc_info=problem)
-
-
-def _is_free(errand: asyncio.Task[None] | None) -> bool:
-    return errand is None or errand.done()
+        """End leases that seem to have ended."""
+        await self._upkeep.lose(ended)

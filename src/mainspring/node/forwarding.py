@@ -17,6 +17,7 @@ import structlog
 
 from mainspring import crash
 from mainspring.engine.demand import Call, Holder, Poll
+from mainspring.lifecycle import Errands
 from mainspring.node.post import (
     Began,
     Confirmed,
@@ -87,7 +88,7 @@ class Forwarding:
         self._reserved: dict[int, _Reserved] = {}
         self._numbers = count(1)
         self._turn = 0
-        self._background: set[asyncio.Task[None]] = set()
+        self._errands = Errands(of="forward")
         post.deliver_to(self._hear)
 
     # Where the worker waits ------------------------------------------------------------------
@@ -166,7 +167,7 @@ class Forwarding:
             callers.pop(reserved.node, None)
             if not callers:
                 self._ready.pop(reserved.kind, None)
-        self._spawn(self._desk.claimed_elsewhere(reserved.poll, reserved.slots, tasks))
+        self._errands.start(self._desk.claimed_elsewhere(reserved.poll, reserved.slots, tasks))
         return True
 
     async def _keep_saying(self) -> None:
@@ -207,7 +208,7 @@ class Forwarding:
             case Ready(node=node, kind=kind, tasks=tasks):
                 self._called(node, kind, tasks)
             case Grant():
-                self._spawn(self._claim(letter))
+                self._errands.start(self._claim(letter))
             case Granted(node=node, number=number, tasks=tasks):
                 if self._settle(number, tasks):
                     self._post.send(node, Confirmed(tasks))
@@ -239,16 +240,6 @@ class Forwarding:
             # Its worker waits on: the next task is a reason to call, however soon it comes.
             engine.befriend(grant.node, *kind, now, _BELIEVED_FOR)
         self._post.send(grant.node, Granted(self._state.node_id, grant.number, tasks))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and (problem := task.exception()) is not None:
-            log.error("forwarding failed", action="forward.failed", exc_info=problem)
 
 
 def _kind(asking: Poll | Grant) -> Kind:

@@ -21,6 +21,7 @@ from mainspring.engine.demand import Holder, Poll
 from mainspring.engine.entry import Entry
 from mainspring.engine.leases import Running
 from mainspring.errors import NotReady, StoreUnavailable
+from mainspring.lifecycle import Errands
 from mainspring.node.forwarding import Forwarding
 from mainspring.node.patience import until_answered
 from mainspring.node.post import Grant, Kind, Post, Try
@@ -90,7 +91,7 @@ class LeaseDesk:
         self._roster = Roster(state, workers, self._began, there_for(config.worker_lease))
         self._reporting = Reporting(config, state, store, recorder, self._roster)
         self._forwarding = Forwarding(state, post, self)
-        self._background: set[asyncio.Task[None]] = set()
+        self._errands = Errands(of="lease")
         self._waiting: dict[Poll, _Waiting] = {}
         self._asking: Counter[Holder] = Counter()
         """How many polls of each worker wait for their answer."""
@@ -207,7 +208,7 @@ class LeaseDesk:
 
     def hand_out(self, picked: Sequence[Entry], assignments: Sequence[Assignment]) -> None:
         """Give what was claimed to the polls it was picked for."""
-        engine, now = self._state.engine, self._state.clock.now()
+        now = self._state.clock.now()
         got = {assignment.id for assignment in assignments}
         polls: dict[Poll, None] = {}
         for entry in picked:
@@ -216,7 +217,7 @@ class LeaseDesk:
             if entry.row.id in got and (leased := self._readable(self._leased.pop(entry.row.id))):
                 waiting = self._waiting[entry.poll]
                 if waiting.ours:
-                    lateness = engine.lateness(entry, now)
+                    lateness = entry.lateness(now)
                     self._reporting.remember(leased.assignment, lateness, entry.poll.holder)
                 self._metrics.start_delay.observe(now - leased.assignment.due)
                 waiting.got.append(leased)
@@ -237,7 +238,7 @@ class LeaseDesk:
         if waiting.got or waiting.over:
             self._conclude(waiting)
         else:
-            self._spawn(self._reconsider(waiting))
+            self._errands.start(self._reconsider(waiting))
 
     async def _reconsider(self, waiting: _Waiting) -> None:
         """Everything that was picked for a poll was refused: it waits on, unless its worker is not
@@ -337,7 +338,7 @@ class LeaseDesk:
                     self._turn_away(waiting)
         former = self._state.engine.held_by_former(current)
         if former:
-            self._spawn(self._lose(former))
+            self._errands.start(self._lose(former))
 
     # What workers say ------------------------------------------------------------------------
 
@@ -373,16 +374,6 @@ class LeaseDesk:
                 log.warning("workers were not noted", action="roster.failed", problem=str(problem))
             for holder in [h for h in self._answered if not self._roster.knows(h)]:
                 del self._answered[holder]
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and (problem := task.exception()) is not None:
-            log.error("leasing failed", action="lease.failed", exc_info=problem)
 
 
 def _pick(entry: Entry) -> WorkerPick:
