@@ -2,7 +2,8 @@
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,6 +17,8 @@ from mainspring.errors import InvalidRequest, Problem
 from mainspring.sdk.worker.heart import EXIT_BLOCKED
 from mainspring.store import doctor
 from mainspring.store.database import DatabaseOptions
+from mainspring.store.embedded import EmbeddedServer
+from mainspring.store.migrate import available
 from support.process import run
 
 pytestmark = pytest.mark.slow
@@ -129,6 +132,65 @@ async def test_the_doctor_sees_a_missing_schema_and_bad_settings(empty_database:
     assert "look  schema: there is none: run `mainspring migrate`" in done.stdout
     assert "look  synchronous_commit: off: must not be off" in done.stdout
     assert "ok    fsync: on" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            "DELETE FROM schema_migrations WHERE version > (SELECT max(version) - 2 FROM"
+            " schema_migrations)",
+            "2 migrations are to come: run `mainspring migrate`",
+        ),
+        (
+            "INSERT INTO schema_migrations (version, name, checksum) VALUES (9999, 'later', '')",
+            f"version 9999, but this version of Mainspring knows {len(available())}:"
+            " upgrade this node",
+        ),
+    ],
+)
+async def test_the_doctor_compares_the_schema_with_its_own(
+    database_url: str, change: str, told: str
+) -> None:
+    assert (await _finding(database_url, "schema")).ok
+    await _execute(database_url, change)
+    assert await _finding(database_url, "schema") == doctor.Finding("schema", False, told)
+
+
+@pytest.fixture
+def odd_server() -> Iterator[str]:
+    """A server on which transactions can be prepared and changes can be subscribed to."""
+    settings = {"max_prepared_transactions": "2", "wal_level": "logical"}
+    with tempfile.TemporaryDirectory(prefix="mainspring-tests-") as directory:
+        Path(directory).chmod(0o711)
+        server = EmbeddedServer(Path(directory, "data"), settings=settings)
+        try:
+            yield server.start()
+        finally:
+            server.stop()
+
+
+async def test_the_doctor_names_what_keeps_dead_rows(
+    odd_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await _finding(odd_server, "long transactions")).ok
+    await _execute(odd_server, "SELECT pg_create_logical_replication_slot('left', 'pgoutput')")
+    slot = (await _finding(odd_server, "long transactions")).detail
+    await _execute(odd_server, "BEGIN; SELECT txid_current(); PREPARE TRANSACTION 'forgotten'")
+    monkeypatch.setattr(doctor, "_OLD_TRANSACTION", 0.0)
+    sleeper = await asyncpg.connect(odd_server)
+    await sleeper.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+    finding = await _finding(odd_server, "long transactions")
+    await sleeper.close()
+    assert not finding.ok
+    assert "pg_drop_replication_slot('left')" in slot
+    for part in ("pg_terminate_backend(", "'forgotten' was prepared 0 s ago", slot[-40:]):
+        assert part in finding.detail
+
+
+async def _finding(url: str, subject: str) -> doctor.Finding:
+    findings = await doctor.examine(DatabaseOptions(url), pooler=False)
+    return next(finding for finding in findings if finding.subject == subject)
 
 
 async def mainspring(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

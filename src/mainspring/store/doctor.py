@@ -8,6 +8,7 @@ import asyncpg
 from mainspring import clock
 from mainspring.store import timezones
 from mainspring.store.database import DatabaseOptions, connect
+from mainspring.store.migrate import available
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,16 @@ def _version(connection: asyncpg.Connection) -> Finding:
 async def _schema(connection: asyncpg.Connection) -> Finding:
     if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
         return Finding("schema", False, "there is none: run `mainspring migrate`")
-    version = await connection.fetchval("SELECT max(version) FROM schema_migrations")
-    return Finding("schema", True, f"version {version}")
+    rows = await connection.fetch("SELECT version FROM schema_migrations")
+    applied = {row["version"] for row in rows}
+    known = {migration.version for migration in available()}
+    if known - applied:
+        waiting = f"{len(known - applied)} migrations are to come"
+        return Finding("schema", False, f"{waiting}: run `mainspring migrate`")
+    if applied - known:
+        detail = f"version {max(applied)}, but this version of Mainspring knows {max(known)}"
+        return Finding("schema", False, f"{detail}: upgrade this node")
+    return Finding("schema", True, f"version {max(known)}")
 
 
 async def _time_zones(connection: asyncpg.Connection) -> Finding:
@@ -116,20 +125,44 @@ async def _setting(connection: asyncpg.Connection, advice: _Advice) -> Finding:
 
 
 async def _old_transactions(connection: asyncpg.Connection) -> Finding:
-    row = await connection.fetchrow(
-        """SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age
-           FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
-           ORDER BY xact_start NULLS LAST LIMIT 1"""
-    )
-    age = (row["age"] or 0.0) if row else 0.0
-    if row is None or age < _OLD_TRANSACTION:
+    """Whatever keeps vacuum from removing dead rows, with what to do about it."""
+    lasting = [
+        *await _described(
+            connection,
+            """SELECT format('process %s has one open for %s s: consider'
+                   ' idle_in_transaction_session_timeout, or pg_terminate_backend(%s)',
+                   pid, extract(epoch FROM clock_timestamp() - xact_start)::integer, pid)
+               FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
+                 AND xact_start <= clock_timestamp() - $1 * interval '1 second'
+               ORDER BY xact_start LIMIT 1""",
+            _OLD_TRANSACTION,
+        ),
+        *await _described(
+            connection,
+            """SELECT format('%L was prepared %s s ago: COMMIT PREPARED or ROLLBACK PREPARED',
+                   gid, extract(epoch FROM clock_timestamp() - prepared)::integer)
+               FROM pg_prepared_xacts
+               WHERE prepared <= clock_timestamp() - $1 * interval '1 second'
+               ORDER BY prepared LIMIT 1""",
+            _OLD_TRANSACTION,
+        ),
+        *await _described(
+            connection,
+            """SELECT format('the replication slot %L is held for nobody: let its reader come back,'
+                   ' or pg_drop_replication_slot(%L)', slot_name, slot_name)
+               FROM pg_replication_slots
+               WHERE NOT active AND coalesce(xmin, catalog_xmin) IS NOT NULL
+               ORDER BY slot_name LIMIT 1""",
+        ),
+    ]
+    if not lasting:
         return Finding("long transactions", True, "none")
-    return Finding(
-        "long transactions",
-        False,
-        f"process {row['pid']} has one open for {age:.0f} s: dead rows pile up until it ends; "
-        f"consider idle_in_transaction_session_timeout, or pg_terminate_backend({row['pid']})",
-    )
+    detail = f"dead rows pile up until they end; {'; '.join(lasting)}"
+    return Finding("long transactions", False, detail)
+
+
+async def _described(connection: asyncpg.Connection, sql: str, *args: object) -> list[str]:
+    return [row[0] for row in await connection.fetch(sql, *args)]
 
 
 async def _clock(connection: asyncpg.Connection) -> Finding:
