@@ -11,9 +11,10 @@ import asyncpg
 import asyncpg.protocol.protocol as driver
 import msgspec
 from asyncpg.pgproto import pgproto
+from asyncpg.pool import PoolConnectionProxy
 
 from mainspring.domain.ids import TaskIds
-from mainspring.errors import StoreUnavailable
+from mainspring.errors import NothingSent, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -128,11 +129,14 @@ class Database:
 
     async def _with_connection(self, work: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
         if self._pool is None:
-            raise StoreUnavailable("the database is not open")
+            raise NothingSent("the database is not open")
         for attempt in range(_CLASH_RETRIES + 1):
+            connection = await self._acquire(self._pool)
             try:
-                async with self._pool.acquire(timeout=self._options.acquire_timeout) as connection:
+                try:
                     return await work(cast(asyncpg.Connection, connection))
+                finally:
+                    await self._pool.release(connection)
             except CLASHES as error:
                 if attempt == _CLASH_RETRIES:
                     raise StoreUnavailable(f"the database is too busy: {error!r}") from error
@@ -142,6 +146,12 @@ class Database:
                     raise  # asyncpg's word for a value that cannot be encoded
                 raise StoreUnavailable(f"the database was lost: {error!r}") from error
         raise AssertionError("unreachable")
+
+    async def _acquire(self, pool: asyncpg.Pool) -> PoolConnectionProxy:
+        try:
+            return await pool.acquire(timeout=self._options.acquire_timeout)
+        except CONNECTION_LOST as error:
+            raise NothingSent(f"no connection to the database is to be had: {error!r}") from error
 
 
 def sparse(column: list[T]) -> list[T]:
