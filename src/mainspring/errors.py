@@ -5,6 +5,7 @@
     ├── ServerError          the private PostgreSQL, or the API, could not be started or kept
     ├── StoreError
     │   ├── StoreUnavailable the database cannot be reached, or was lost in mid-call
+    │   │   └── NothingSent      it was not even asked: no connection was to be had
     │   └── MigrationError   the schema is not the one this version works with
     ├── CallFailed           what a client meets when the API does not serve it
     │   ├── Unreachable          nothing answered: whether the call took effect is not known
@@ -75,6 +76,10 @@ class StoreUnavailable(StoreError):
     not known."""
 
     code = "store-unavailable"
+
+
+class NothingSent(StoreUnavailable):
+    """No connection was to be had: the call took no effect, and there is nothing to look up."""
 
 
 class MigrationError(StoreError):

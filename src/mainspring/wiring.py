@@ -312,7 +312,7 @@ class Server:
             recorder,
             signals,
             housekeeper,
-            self._materializer(state, loader, signals, rng),
+            self._materializer(state, signals, rng),
             Deadlines(state, outcomes, recorder, metrics),
             executors,
             desk,
@@ -385,13 +385,11 @@ class Server:
         task_runs = TaskRuns(database, steps, runs)
         return RunStarter(self._clock, state, task_runs, recorder, recorder.report)
 
-    def _materializer(
-        self, state: NodeState, loader: Loader, signals: Signals, rng: Random
-    ) -> Materializer:
+    def _materializer(self, state: NodeState, signals: Signals, rng: Random) -> Materializer:
         ids = new_ids(Random(rng.getrandbits(64)))
         firing = Firing(ids, Random(rng.getrandbits(64)), near=self.config.near)
         schedules = Schedules(self._engine_database, firing)
-        return Materializer(self.config, state, schedules, loader, signals, self.metrics)
+        return Materializer(self.config, state, schedules, signals, self.metrics)
 
     def _own_connection(self) -> Callable[[], Awaitable[asyncpg.Connection]]:
         options = replace(

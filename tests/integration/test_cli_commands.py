@@ -3,7 +3,7 @@
 import asyncio
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -158,16 +158,16 @@ async def test_the_doctor_compares_the_schema_with_its_own(
 
 
 @pytest.fixture
-async def odd_server() -> AsyncIterator[str]:
+def odd_server() -> Iterator[str]:
     """A server on which transactions can be prepared and changes can be subscribed to."""
     settings = {"max_prepared_transactions": "2", "wal_level": "logical"}
     with tempfile.TemporaryDirectory(prefix="mainspring-tests-") as directory:
         Path(directory).chmod(0o711)
         server = EmbeddedServer(Path(directory, "data"), settings=settings)
         try:
-            yield await asyncio.to_thread(server.start)
+            yield server.start()
         finally:
-            await asyncio.to_thread(server.stop)
+            server.stop()
 
 
 async def test_the_doctor_names_what_keeps_dead_rows(

@@ -332,7 +332,7 @@ class SimNode:
         chance = Random(self.world.rng.getrandbits(64))
         firing = Firing(TaskIds(chance), chance, near=store.near)
         schedules = RemoteSchedules(MemorySchedules(store), self.network, firing)
-        return Materializer(config, self.state, schedules, self.loader, signals, METRICS)
+        return Materializer(config, self.state, schedules, signals, METRICS)
 
     @property
     def alive(self) -> bool:

@@ -14,8 +14,8 @@ from mainspring.domain.capability import Offer, needs_worker
 from mainspring.domain.execution import Assignment
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.engine.demand import Holder, Poll
-from mainspring.node import forwarding
 from mainspring.lifecycle import Errands
+from mainspring.node import forwarding
 from mainspring.node.forwarding import Forwarding
 from mainspring.node.leasing import LeaseDesk, _Waiting
 from mainspring.node.post import Grant, Granted, Kind, Letter, Post, Ready, Try

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import chain, repeat
 from typing import cast
+from unittest import mock
 from uuid import UUID
 
 import pytest
@@ -16,7 +18,8 @@ from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.engine.leases import Held
-from mainspring.errors import StoreUnavailable
+from mainspring.engine.window import Refill
+from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node import loader as loading
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.loader import Loader
@@ -37,6 +40,7 @@ class Store(EngineStore):
         self.wakes: list[Woken] = []
         self.expired: list[list[UUID]] = []
         self.failing: set[str] = set()
+        self.problem: type[StoreUnavailable] = StoreUnavailable
         self.too_much_in: int | None = None
         self.asked: list[tuple[str, object]] = []
         self._news = asyncio.Event()
@@ -45,7 +49,7 @@ class Store(EngineStore):
         self.asked.append((chore, what))
         self._news.set()
         if chore in self.failing:
-            raise StoreUnavailable(f"{chore} took too long")
+            raise self.problem(f"{chore} took too long")
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Asks anew whenever the loader has asked for something."""
@@ -222,16 +226,46 @@ async def test_a_full_answer_is_followed_by_the_other_chores_and_then_by_the_nex
     assert chores == ["wakes", "expire"] * 3
 
 
-async def test_after_a_lost_answer_what_expired_is_looked_at(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("problem", "looked_at"), [(StoreUnavailable, [[(1, UUID(int=1))]]), (NothingSent, [])]
+)
+async def test_after_a_lost_answer_what_expired_is_looked_at(
+    bench: Bench, problem: type[StoreUnavailable], looked_at: list[object]
+) -> None:
     """Nobody may ever want to run it: nothing else would tell the engine that it is gone."""
-    bench.store.failing.add("expire")
+    bench.store.failing, bench.store.problem = {"expire"}, problem
     bench.store.stock = [task(1, expires=NOW + 1), task(2, expires=NOW + 99)]
     bench.loader.load([1])
     async with bench.running(own=()):
         await bench.store.until(lambda: bench.state.engine.waiting == 2)
         await bench.store.until(lambda: bool(bench.store.asked_for("expire")))
-        bench.store.stock = []
+        bench.store.stock, bench.store.failing = [], set()
         bench.clock.advance(60)
-        await bench.store.until(lambda: bool(bench.store.asked_for("look")))
-    assert bench.store.asked_for("look")[0] == [(1, UUID(int=1))]
-    assert bench.state.engine.waiting == 1
+        # One turn in which it is time for the reload, and one after it.
+        await bench.look_for_wakes(len(bench.store.asked_for("wakes")) + 2)
+    assert bench.store.asked_for("look") == looked_at
+    assert bench.state.engine.waiting == 2 - len(looked_at)
+
+
+async def test_a_partition_is_read_once_for_all_tenants_who_want_more_of_it(bench: Bench) -> None:
+    stream = StreamKey(1, 5, "q", "http", None, 5)
+    keys = [StreamKey(1, 5), StreamKey(2, 5), stream, StreamKey(1, 6), StreamKey(1, 7)]
+    wanted = [Refill(key, NOW, (), 4) for key in keys]
+    answered: list[StreamKey] = []
+
+    def refilled(refill: Refill, rows: Sequence[TaskRow], now: float) -> None:
+        answered.append(refill.stream)
+        bench.state.engine.saw(rows, now)
+
+    rounds = chain([wanted], repeat([]))
+    with (
+        mock.patch.object(bench.state.engine, "refills", side_effect=rounds),
+        mock.patch.object(bench.state.engine, "refilled", refilled),
+    ):
+        bench.store.stock = [task(1), task(2, tenant=6), task(3, tenant=7)]
+        async with bench.running():
+            await bench.store.until(lambda: bool(bench.store.asked_for("more")))
+            await bench.store.until(lambda: len(answered) == len(keys))
+    assert answered == keys
+    assert bench.store.asked_for("stock").count([1]) == 1
+    assert bench.state.engine.waiting == 3

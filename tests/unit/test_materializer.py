@@ -6,12 +6,13 @@ from datetime import datetime
 from typing import cast
 from uuid import UUID
 
+import pytest
+
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.placement import Tenure
 from mainspring.engine.core import Engine, EngineSettings
-from mainspring.errors import StoreUnavailable
-from mainspring.node.loader import Loader
+from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.materializer import Materializer
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
@@ -23,14 +24,16 @@ from mainspring.store.schedules import Due, Schedules
 class Unanswered(Schedules):
     """One schedule is due, and whether it was decided on nobody says."""
 
-    def __init__(self) -> None:
-        pass
+    def __init__(self, problem: StoreUnavailable) -> None:
+        self._problem = problem
+        self.asked = asyncio.Event()
 
     async def due(self, partitions: Collection[int], *, until: float, limit: int) -> list[Due]:
         return [Due(1, UUID(int=1), until - 2)]
 
     async def fire(self, tenure: Tenure, due: Sequence[Due]) -> Settled:
-        raise StoreUnavailable("the connection was lost")
+        self.asked.set()
+        raise self._problem
 
     async def overdue(self, seconds: float) -> tuple[int, datetime | None]:
         return 0, None
@@ -39,31 +42,20 @@ class Unanswered(Schedules):
         return 0
 
 
-class Doubting:
-    """As much of a loader as is asked."""
-
-    def __init__(self) -> None:
-        self.doubted: asyncio.Future[set[int]] = asyncio.get_running_loop().create_future()
-
-    def doubt(self, partitions: Collection[int]) -> None:
-        if not self.doubted.done():
-            self.doubted.set_result(set(partitions))
-
-
-async def test_after_a_lost_answer_the_partitions_are_looked_at_again() -> None:
+@pytest.mark.parametrize(
+    ("problem", "doubtful"),
+    [(StoreUnavailable("the connection was lost"), {3, 4}), (NothingSent("there was none"), set())],
+)
+async def test_after_a_lost_answer_the_partitions_are_looked_at_again(
+    problem: StoreUnavailable, doubtful: set[int]
+) -> None:
     """The decision may have been written, and its tasks with it: our engine has to hear of them."""
     state = NodeState(Engine(EngineSettings()), ManualClock(1000.0))
     state.engine.own({3, 4}, [], 1000.0)
-    loader = Doubting()
-    materializer = Materializer(
-        Config(),
-        state,
-        Unanswered(),
-        cast(Loader, loader),
-        cast(Signals, None),
-        Metrics(),
-    )
+    schedules = Unanswered(problem)
+    materializer = Materializer(Config(), state, schedules, cast(Signals, None), Metrics())
     running = asyncio.create_task(materializer.run())
     async with asyncio.timeout(5):
-        assert await loader.doubted == {3, 4}
+        await schedules.asked.wait()
     running.cancel()
+    assert state.doubtful == doubtful

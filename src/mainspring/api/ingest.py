@@ -19,7 +19,7 @@ from mainspring.clock import Clock, monotonic
 from mainspring.domain.execution import Assignment
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
-from mainspring.errors import InvalidRequest, StoreUnavailable
+from mainspring.errors import InvalidRequest, NothingSent, StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.store.creation import Creation, HeadStart, window_row
 from mainspring.store.database import REFUSED
@@ -73,6 +73,9 @@ class Ingest:
         start = self._node.offer_head_start(task for c in creations for task in c.tasks)
         try:
             made = await self._insert(creations, start)
+        except NothingSent as error:
+            for waiting in group:
+                _fail(waiting, error)
         except StoreUnavailable as error:
             await self._read_again(group, start, error)
         except REFUSED as error:
@@ -89,6 +92,8 @@ class Ingest:
             made = await self._tasks.create(creations, tenure, start)
             crash.reach("create.committed")
             begun = made.begun
+        except NothingSent:
+            raise
         except StoreUnavailable:
             begun = None
             raise
@@ -168,6 +173,8 @@ class Ingest:
                 return await self._tasks.which_exist(tenant_id, ids)
             except StoreUnavailable:
                 await asyncio.sleep(_REREAD_EVERY)
+        # They may be there all the same, and our engine does not know of them.
+        self._node.doubt()
         return {}
 
 

@@ -26,7 +26,7 @@ from mainspring.engine.demand import Holder, taker_of
 from mainspring.engine.entry import Entry
 from mainspring.engine.leases import Held, Running
 from mainspring.engine.ledger import WORTH_TELLING, Cause
-from mainspring.errors import StoreUnavailable
+from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import Errands
 from mainspring.node.patience import until_answered
@@ -333,6 +333,8 @@ class Dispatcher:
             assignments = await self._store.claim(
                 self._state.tenure(), refs, worker=worker, lease=self._config.lease
             )
+        except NothingSent:
+            return []
         except StoreUnavailable:
             # The claim may have been written all the same: read it again, never assume.
             assignments = await until_answered(

@@ -20,7 +20,7 @@ from mainspring.domain.execution import Assignment, cannot_be_read, released
 from mainspring.engine.demand import Holder, Poll
 from mainspring.engine.entry import Entry
 from mainspring.engine.leases import Running
-from mainspring.errors import NotReady, StoreUnavailable
+from mainspring.errors import NothingSent, NotReady, StoreUnavailable
 from mainspring.lifecycle import Errands
 from mainspring.node.forwarding import Forwarding
 from mainspring.node.patience import until_answered
@@ -196,6 +196,8 @@ class LeaseDesk:
         lease = self._config.worker_lease
         try:
             leased = await self._store.claim_for(self._state.tenure(), picks, lease=lease)
+        except NothingSent:
+            return []
         except StoreUnavailable:
             # The claim may have been written all the same: read it again, never assume.
             leased = await until_answered(lambda: self._store.claimed_for(picks), self._metrics)

@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from itertools import islice
+from uuid import UUID
 
 import structlog
 
@@ -17,7 +18,7 @@ from mainspring.config import Config
 from mainspring.domain.placement import PARTITIONS
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.window import Refill
-from mainspring.errors import StoreUnavailable
+from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
@@ -59,8 +60,9 @@ class Loader:
         self._stock_chunk = _STOCK_CHUNK
         self._heard: list[int] = []
         """Wake rows of which the engine has heard: they may go."""
-        self._unsure: set[int] = set()
-        """Partitions in which tasks may have expired without a word to the engine."""
+        self._unsure: dict[int, float] = {}
+        """Partitions in which tasks may expire without a word to the engine, and until when: a
+        statement whose answer was lost may come late."""
         self._horizon = 0.0
         self._reload_next: list[int] = []
         self._due: dict[str, float] = {}
@@ -69,10 +71,6 @@ class Loader:
         """These partitions are ours: find out what is in them, then act for them."""
         self._to_load.update(dict.fromkeys(sorted(partitions)))
         self._state.load_wanted.set()
-
-    def doubt(self, partitions: Collection[int]) -> None:
-        """Something may have been written there that we never heard of: look at all again."""
-        self.load(self._state.engine.partitions.intersection(partitions))
 
     def give_up(self, partitions: Collection[int]) -> None:
         """These partitions are no longer ours."""
@@ -164,8 +162,14 @@ class Loader:
         self._horizon = wanted
 
     async def _read(
-        self, partitions: Collection[int], *, after: float, until: float
+        self,
+        partitions: Collection[int],
+        *,
+        after: float = _BEGINNING_OF_TIME,
+        until: float | None = None,
     ) -> list[TaskRow]:
+        """What is in partitions, up to our horizon if nothing else is said."""
+        until = self._horizon if until is None else until
         # One more than the window holds of a stream: that one tells the window there is more.
         cap = self._config.stream_cap + 1
         return await self._store.take_stock(partitions, after=after, until=until, cap=cap)
@@ -180,7 +184,7 @@ class Loader:
 
     async def _take_stock_of(self, chunk: Sequence[int]) -> None:
         try:
-            rows = await self._read(chunk, after=_BEGINNING_OF_TIME, until=self._horizon)
+            rows = await self._read(chunk)
         except StoreUnavailable:
             # Perhaps there is too much in one of them: the others shall not wait for it, and the
             # next attempt is at fewer.
@@ -232,8 +236,11 @@ class Loader:
             return
         try:
             ended = await self._store.expire(tenure, limit=_EXPIRED_AT_ONCE)
+        except NothingSent:
+            raise
         except StoreUnavailable:
-            self._unsure.update(tenure.partitions)
+            until = self._state.clock.now() + self._config.near
+            self._unsure.update(dict.fromkeys(tenure.partitions, until))
             raise
         self._state.engine.gone(ended, self._state.clock.now())
         self._metrics.tasks_finished.labels("expired").inc(len(ended))
@@ -252,23 +259,29 @@ class Loader:
         del self._reload_next[:_RELOADED_TOGETHER]
         if not partitions:
             return
-        rows = await self._read(partitions, after=_BEGINNING_OF_TIME, until=self._horizon)
+        rows = await self._read(partitions)
         self._saw(rows)
-        found = {row.id for row in rows}
-        doubtful = [
-            task
-            for partition in partitions
-            for task in self._state.engine.running_in(partition)
-            if task[1] not in found
-        ]
-        unsure = self._unsure & partitions
-        if unsure:
-            doubtful += self._state.engine.overdue_in(unsure, self._state.clock.now())
+        now = self._state.clock.now()
+        doubtful = self._doubtful_in(partitions, {row.id for row in rows}, now)
         if doubtful:
             seen = await self._store.look_at(doubtful)
             self._saw(seen.rows)
             self._state.engine.gone(seen.gone, self._state.clock.now())
-        self._unsure -= unsure
+        self._unsure = {
+            partition: until
+            for partition, until in self._unsure.items()
+            if partition not in partitions or until > now
+        }
+
+    def _doubtful_in(
+        self, partitions: Collection[int], found: Collection[UUID], now: float
+    ) -> list[tuple[int, UUID]]:
+        """Tasks that the engine knows and that may be gone."""
+        engine = self._state.engine
+        running = (task for partition in partitions for task in engine.running_in(partition))
+        doubtful = [task for task in running if task[1] not in found]
+        unsure = self._unsure.keys() & partitions
+        return doubtful + engine.overdue_in(unsure, now) if unsure else doubtful
 
     def _rest_from_reloading(self) -> None:
         """A large backlog makes a reload dear: the net shall take a hundredth of the time at most,
@@ -280,9 +293,10 @@ class Loader:
     async def _refill_streams(self) -> None:
         engine = self._state.engine
         wanted = deque(engine.refills())
+        read = set[int]()
         try:
             while wanted:
-                rows = await self._load(wanted[0])
+                rows = await self._load(wanted[0], read)
                 engine.refilled(wanted.popleft(), rows, self._state.clock.now())
                 self._state.poke()
         finally:
@@ -290,10 +304,15 @@ class Loader:
             for refill in wanted:
                 engine.not_refilled(refill)
 
-    async def _load(self, refill: Refill) -> list[TaskRow]:
+    async def _load(self, refill: Refill, read: set[int]) -> list[TaskRow]:
+        """`read` has the partitions that were read as a whole since the refills were asked for."""
+        partition = refill.stream.partition
         if refill.stream.queue is None:
-            partition = refill.stream.partition
-            return await self._read([partition], after=_BEGINNING_OF_TIME, until=self._horizon)
+            if partition in read:
+                return []  # another tenant asked for it: the engine has seen everybody's tasks
+            rows = await self._read([partition])
+            read.add(partition)
+            return rows
         return await self._store.load_more(
             refill.stream,
             since=refill.since,

@@ -13,8 +13,7 @@ import structlog
 
 from mainspring import crash
 from mainspring.config import Config
-from mainspring.errors import StoreUnavailable
-from mainspring.node.loader import Loader
+from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
@@ -47,14 +46,12 @@ class Materializer:
         config: Config,
         state: NodeState,
         schedules: Schedules,
-        loader: Loader,
         signals: Signals,
         metrics: Metrics,
     ) -> None:
         self._config = config
         self._state = state
         self._schedules = schedules
-        self._loader = loader
         self._signals = signals
         self._metrics = metrics
         self._hinted = asyncio.Event()
@@ -123,9 +120,11 @@ class Materializer:
         tenure = self._state.tenure()
         try:
             settled = await self._schedules.fire(tenure, due)
+        except NothingSent:
+            raise
         except StoreUnavailable:
             # It may have been written all the same, without a word about its tasks to our engine.
-            self._loader.doubt(tenure.partitions)
+            self._state.doubt(tenure.partitions)
             raise
         crash.reach("schedule.committed")
         now = self._state.clock.now()

@@ -12,10 +12,11 @@ import asyncpg.protocol.protocol as driver
 import msgspec
 import structlog
 from asyncpg.pgproto import pgproto
+from asyncpg.pool import PoolConnectionProxy
 
 from mainspring.config import STATEMENT_TIMEOUT
 from mainspring.domain.ids import TaskIds
-from mainspring.errors import StoreUnavailable
+from mainspring.errors import NothingSent, StoreUnavailable
 
 log = structlog.get_logger()
 
@@ -150,11 +151,14 @@ class Database:
 
     async def _with_connection(self, work: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
         if self._pool is None:
-            raise StoreUnavailable("the database is not open")
+            raise NothingSent("the database is not open")
         for attempt in range(_CLASH_RETRIES + 1):
+            connection = await self._acquire(self._pool)
             try:
-                async with self._pool.acquire(timeout=self._options.acquire_timeout) as connection:
+                try:
                     return await work(cast(asyncpg.Connection, connection))
+                finally:
+                    await self._pool.release(connection)
             except REFUSED:
                 raise
             except CLASHES as error:
@@ -169,6 +173,12 @@ class Database:
                 log.error("the database failed", action="database.failed", exc_info=error)
                 raise StoreUnavailable(f"the database failed: {error!r}") from error
         raise AssertionError("unreachable")
+
+    async def _acquire(self, pool: asyncpg.Pool) -> PoolConnectionProxy:
+        try:
+            return await pool.acquire(timeout=self._options.acquire_timeout)
+        except (asyncpg.PostgresError, *CONNECTION_LOST) as error:
+            raise NothingSent(f"no connection to the database is to be had: {error!r}") from error
 
 
 def sparse(column: list[T]) -> list[T]:

@@ -1,0 +1,82 @@
+"""Claims whose answer never came."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from mainspring.clock import ManualClock
+from mainspring.config import Config
+from mainspring.domain.execution import Assignment
+from mainspring.domain.placement import Tenure
+from mainspring.domain.tenant import TenantLimits
+from mainspring.engine.core import Engine, EngineSettings
+from mainspring.errors import NothingSent, StoreUnavailable
+from mainspring.node.dispatcher import Dispatcher
+from mainspring.node.recorder import Recorder
+from mainspring.node.state import NodeState
+from mainspring.observe.metrics import Metrics
+from mainspring.store.engine import EngineStore, Seen, TaskRef
+from support.rows import row
+
+NOW = 1000.0
+
+
+class Unanswered(EngineStore):
+    """No claim is answered; notes what is asked then."""
+
+    def __init__(self, problem: StoreUnavailable) -> None:
+        self._problem = problem
+        self.asked: list[str] = []
+        self.looked_at = asyncio.Event()
+
+    async def claim(
+        self, tenure: Tenure, picks: Iterable[TaskRef], *, worker: str, lease: float
+    ) -> list[Assignment]:
+        raise self._problem
+
+    async def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Assignment]:
+        self.asked.append("claimed_by")
+        return []
+
+    async def look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
+        self.asked.append("look_at")
+        self.looked_at.set()
+        return Seen([], [task_id for _, task_id in tasks])
+
+
+class Runs:
+    """An executor with nothing to do."""
+
+    def can_run(self, capability: str) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("problem", "asked"),
+    [
+        (StoreUnavailable("the connection was lost"), ["claimed_by", "look_at"]),
+        (NothingSent("there was none"), ["look_at"]),
+    ],
+)
+async def test_only_a_claim_that_was_sent_is_made_void(
+    problem: StoreUnavailable, asked: list[str]
+) -> None:
+    """When connections are scarce nobody needs one more transaction for nothing."""
+    config, metrics, nothing = Config(), Metrics(), cast(Any, None)
+    state = NodeState(Engine(EngineSettings()), ManualClock(NOW))
+    state.engine.look_ahead_to(NOW + 10)
+    state.engine.own([0], [row(1, due=NOW, capability="http")], NOW)
+    state.engine.set_limits({1: TenantLimits()}, NOW)
+    store = Unanswered(problem)
+    recorder = Recorder(config, state, nothing, nothing, nothing, metrics, Random(1))
+    dispatcher = Dispatcher(config, state, store, recorder, metrics)
+    dispatcher.add_executor(cast(Any, Runs()))
+    running = asyncio.create_task(dispatcher.run())
+    async with asyncio.timeout(5):
+        await store.looked_at.wait()
+    running.cancel()
+    assert store.asked == asked

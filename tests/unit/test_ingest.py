@@ -1,0 +1,80 @@
+"""Creates whose answer never came."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from contract.store_lab import SPEC
+from mainspring.api import ingest as ingesting
+from mainspring.api.ingest import Ingest
+from mainspring.clock import ManualClock
+from mainspring.domain.placement import Tenure
+from mainspring.errors import NothingSent, StoreUnavailable
+from mainspring.observe.metrics import Metrics
+from mainspring.store.creation import NO_HEAD_START, Creation, HeadStart, Made, NewTask
+from mainspring.store.tasks import Tasks
+from support.api import QuietNode
+
+NOW = 1000.0
+
+
+class Away(Tasks):
+    """A store that cannot be reached, and how often it was asked what exists."""
+
+    def __init__(self, problem: StoreUnavailable) -> None:
+        self._problem = problem
+        self.looked = 0
+
+    async def create(
+        self, creations: Sequence[Creation], tenure: Tenure, start: HeadStart = NO_HEAD_START
+    ) -> Made:
+        raise self._problem
+
+    async def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
+        self.looked += 1
+        raise self._problem
+
+
+class Noting(QuietNode):
+    """What the node is told."""
+
+    def __init__(self) -> None:
+        self.doubts = 0
+        self.head_starts: list[object] = []
+
+    def doubt(self) -> None:
+        self.doubts += 1
+
+    def end_head_start(self, start: HeadStart, begun: object) -> None:
+        self.head_starts.append(begun)
+
+
+def creation() -> Creation:
+    task = NewTask(
+        1, UUID(int=1), NOW, NOW, NOW, None, None, None, 5, "q", "http", None, None, SPEC, b"{}"
+    )
+    return Creation(1, [task])
+
+
+@pytest.mark.parametrize(
+    ("problem", "looked", "doubts", "begun"),
+    [(StoreUnavailable("lost"), True, 1, None), (NothingSent("no connection"), False, 0, ())],
+)
+async def test_what_may_have_been_written_is_looked_for_and_then_doubted(
+    monkeypatch: pytest.MonkeyPatch,
+    problem: StoreUnavailable,
+    looked: bool,
+    doubts: int,
+    begun: object,
+) -> None:
+    """A repetition under the same key is told that the task is there: our engine has to find it.
+    Of what was never sent there is nothing to find."""
+    monkeypatch.setattr(ingesting, "_REREAD_FOR", 0.01)
+    monkeypatch.setattr(ingesting, "_REREAD_EVERY", 0.001)
+    store, node = Away(problem), Noting()
+    ingest = Ingest(store, cast(Any, node), ManualClock(NOW), Metrics(), 30.0)
+    with pytest.raises(type(problem)):
+        await ingest.create(creation())
+    assert (store.looked > 0, node.doubts, node.head_starts) == (looked, doubts, [begun])
