@@ -16,6 +16,7 @@ from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.state import NodeState
 from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.housekeeping import Housekeeping
+from support.cluster import Cluster
 from support.waiting import eventually
 
 OLD = "task_history_d20200102"
@@ -97,3 +98,15 @@ async def test_one_node_archives_at_a_time_and_its_command_ends_with_it(
     running.cancel()
     await asyncio.wait_for(ended, 5)  # nobody is left who could write
     assert await is_there(database)
+
+
+async def test_a_node_archives_by_the_command_of_its_settings(
+    database: Database, cluster: Cluster, tmp_path: Path
+) -> None:
+    await cluster.start(archive_command=f'touch {tmp_path}/"$MAINSPRING_ARCHIVE_TABLE"')
+
+    async def gone() -> bool:
+        return not await is_there(database)
+
+    await eventually(gone, within=20, what="the table is dropped")
+    assert (tmp_path / f"public.{OLD}").exists()
