@@ -34,6 +34,7 @@ from mainspring.domain.task import RUN_WORKFLOW
 from mainspring.execution.builtin import HANDLERS, NOOP
 from mainspring.sdk.enqueue import FUNCTION
 from mainspring.store import queries
+from mainspring.store.embedded import find_binaries
 from support.docs import (
     DOCUMENTS,
     GENERATED,
@@ -67,8 +68,8 @@ FIXTURES = {"mainspring_server"}
 """Names that look like metrics and are fixtures of pytest."""
 
 SETTINGS = {field.name: field for field in fields(Config)}
-# Read by callers, and by the configuration itself: no settings.
-OTHER_VARIABLES = {"MAINSPRING_URL", "MAINSPRING_CONFIG"}
+# Read by callers, by the configuration itself, and by what archives: no settings.
+OTHER_VARIABLES = {"MAINSPRING_URL", "MAINSPRING_CONFIG", "MAINSPRING_ARCHIVE_TABLE"}
 
 
 # --- blocks are run ---------------------------------------------------------------------------
@@ -141,7 +142,8 @@ async def test_the_commands_for_operators(pg_server: str, tmp_path: Path) -> Non
     await connection.execute("CREATE DATABASE docs")
     try:
         url = urlsplit(pg_server)._replace(path="/docs").geturl()
-        await run_blocks(OPERATIONS, tmp_path, free_ports(OPERATIONS), {"DATABASE_URL": url})
+        environment = {"DATABASE_URL": url, "PROGRAMS": str(find_binaries())}
+        await run_blocks(OPERATIONS, tmp_path, free_ports(OPERATIONS), environment)
     finally:
         await connection.execute("DROP DATABASE docs WITH (FORCE)")
         await connection.close()

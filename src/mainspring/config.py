@@ -172,6 +172,11 @@ class Config:
     # Keeping house
     retention_days: int = setting(30, "days that history is kept", least=1)
     partitions_ahead: int = setting(7, "days for which history partitions exist ahead", least=1)
+    archive_command: str | None = setting(
+        None,
+        "a line for the shell, run for each table of old history; if its exit status is 0, the "
+        "table is dropped",
+    )
 
     # Observing
     log_level: str = setting("info", "debug, info, warning or error")
@@ -227,6 +232,12 @@ def strangers(environ: Mapping[str, str] | None = None) -> list[str]:
 def _meant(name: str, known: Collection[str]) -> str:
     near = get_close_matches(name, sorted(known), n=1)
     return f"; is {PREFIX}{near[0]} meant?" if near else ""
+
+
+def environment_of_programs(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What programs that we start inherit: all but our settings, some of which are secret."""
+    environ = os.environ if environ is None else environ
+    return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
 
 
 def _read_toml(path: str | None, problems: list[str]) -> dict[str, Any]:

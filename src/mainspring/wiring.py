@@ -18,7 +18,7 @@ from mainspring.api.door import DoorConfig, DoorLimits, DoorServer, listen
 from mainspring.api.key_activity import KeyActivity
 from mainspring.api.middleware import Envelope
 from mainspring.clock import DatabaseClock
-from mainspring.config import Config
+from mainspring.config import Config, environment_of_programs
 from mainspring.domain import apikey
 from mainspring.domain.apikey import KeyText
 from mainspring.domain.capability import needs_worker, there_for
@@ -31,6 +31,7 @@ from mainspring.execution.lanes import Caps
 from mainspring.execution.port import Executor
 from mainspring.execution.transfers import SenderSettings
 from mainspring.lifecycle import Supervisor
+from mainspring.node.archiving import ArchiveCommand
 from mainspring.node.deadlines import Deadlines
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
@@ -54,7 +55,7 @@ from mainspring.store.embedded import EmbeddedServer
 from mainspring.store.embedded_keeper import Keeper
 from mainspring.store.engine import EngineStore
 from mainspring.store.firing import Firing
-from mainspring.store.housekeeping import Housekeeping
+from mainspring.store.housekeeping import ArchiveHook, Housekeeping
 from mainspring.store.keys import Keys, NewKey, hash_secret
 from mainspring.store.leases import LeaseStore
 from mainspring.store.messages import Messages
@@ -134,6 +135,14 @@ def vault_of(config: Config) -> Vault:
         return Vault(key, tuple(map(parse_key, old)))
     except ValueError as error:
         raise ConfigError([f"secrets_key or secrets_keys_old {error}"]) from None
+
+
+def archive_of(config: Config) -> ArchiveHook | None:
+    """What is done with old history before it is dropped."""
+    if not config.archive_command:
+        return None
+    environment = environment_of_programs()
+    return ArchiveCommand(config.archive_command, environment, direct_url(config))
 
 
 def egress_of(config: Config) -> guard.Egress:
@@ -288,7 +297,8 @@ class Server:
         desk = self._desk(state, recorder, dispatcher, signals)
         loader = Loader(config, state, store, Keys(self._engine_database), dispatcher, metrics)
         membership = self._membership(state, loader, signals)
-        housekeeper = Housekeeper(config, state, Housekeeping(self._engine_database))
+        house = Housekeeping(self._engine_database)
+        housekeeper = Housekeeper(config, state, house, archive_of(config))
         vault = vault_of(config)
         webhooks = HttpExecutor(
             self._clock,
