@@ -19,7 +19,9 @@ from support.waiting import eventually
 from support.wire import LossyWire
 
 NODES = 2
-CONNECTIONS_PER_NODE = 8 + 6 + 2  # for the API, for the engine, to beat and to listen
+CONNECTIONS_PER_NODE = (
+    8 + 6 + 3
+)  # for the API, for the engine, to beat, to move partitions and to listen
 OUR_CONNECTIONS = 2
 
 _TERMINATE = (

@@ -4,6 +4,7 @@ that fail; and an executor that makes up outcomes."""
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from random import Random
 from typing import TypeVar, cast
 from uuid import UUID
@@ -193,7 +194,8 @@ class Chaos:
             if name in self._begun:
                 self._world.begun_twice.append(name)
             self._begun.add(name)
-            self._tries[name] = asyncio.create_task(self._run(assignment))
+            attempt = self._tries[name] = asyncio.create_task(self._run(assignment))
+            attempt.add_done_callback(partial(self._report_unbegun, assignment))
 
     def has(self, task_id: UUID, fence: int) -> bool:
         return (task_id, fence) in self._tries
@@ -229,6 +231,13 @@ class Chaos:
             # At once, or when the task may be running again.
             delay = self._rng.choice((0.0, self._rng.uniform(0.0, 4.0)))
             asyncio.get_running_loop().call_later(delay, self._report, [report])
+
+    def _report_unbegun(self, assignment: Assignment, _attempt: "asyncio.Task[None]") -> None:
+        """Who is cancelled before its first step never gets to report that itself."""
+        if self._tries.pop((assignment.id, assignment.fence), None) is not None:
+            outcome = Outcome.RELEASED if self._releasing else Outcome.CANCELLED
+            now = self._clock.now()
+            self._report([Report(assignment, outcome, now, now)])
 
     def _duration(self) -> float:
         """Mostly short, now and then longer than a lease; in calm weather there is only the rest
