@@ -34,7 +34,7 @@ from mainspring.domain.task import RUN_WORKFLOW
 from mainspring.execution.builtin import HANDLERS, NOOP
 from mainspring.sdk.enqueue import FUNCTION
 from mainspring.store import queries
-from mainspring.store.embedded import find_binaries
+from mainspring.store.embedded_programs import find_binaries
 from support.docs import (
     DOCUMENTS,
     GENERATED,
