@@ -21,6 +21,11 @@ class Clock(Protocol):
         as that one does."""
         ...
 
+    def measured(self) -> float:
+        """The same as it was last measured, which may run back: for judging what the database
+        itself has dated, such as leases."""
+        ...
+
     def steady(self) -> float:
         """Seconds since some moment, by this machine's steady clock."""
         ...
@@ -41,22 +46,26 @@ class ManualClock:
     """A clock that stands still until it is moved: for tests and simulations."""
 
     def __init__(self, start: float = 1_800_000_000.0) -> None:
-        self._now = start
+        self._now = self._measured = start
         self._steady = 0.0
 
     def now(self) -> float:
         return self._now
 
+    def measured(self) -> float:
+        return self._measured
+
     def steady(self) -> float:
         return self._steady
 
     def advance(self, seconds: float) -> None:
-        self._now += seconds
         self._steady += seconds
+        self._measured += seconds
+        self._now = max(self._now, self._measured)
 
-    def stand_still(self, seconds: float) -> None:
-        """Time passes, but the database's clock jumped back, and has to get here again."""
-        self._steady += seconds
+    def jump_back(self, seconds: float) -> None:
+        """The database's clock does: `now` stands still until that shows the same again."""
+        self._measured -= seconds
 
 
 class DatabaseClock:
@@ -93,6 +102,9 @@ class DatabaseClock:
         # Slewing back may outrun the passing of time: stand still rather than run backwards.
         self._last = max(self._last, moment + self._offset)
         return self._last
+
+    def measured(self) -> float:
+        return min(self.now(), monotonic() + self._target)
 
     def steady(self) -> float:
         return monotonic()

@@ -31,6 +31,9 @@ class WallClock:
     def now(self) -> float:
         return wall_clock()
 
+    def measured(self) -> float:
+        return wall_clock()
+
     def steady(self) -> float:
         return monotonic()
 

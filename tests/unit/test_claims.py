@@ -1,4 +1,4 @@
-"""Claims whose answer never came."""
+"""Claims that were not answered at once."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -26,17 +26,20 @@ NOW = 1000.0
 
 
 class Unanswered(EngineStore):
-    """No claim is answered; notes what is asked then."""
+    """The first claim is not answered; notes what is asked."""
 
     def __init__(self, problem: StoreUnavailable) -> None:
-        self._problem = problem
+        self._problems = [problem]
         self.asked: list[str] = []
         self.looked_at = asyncio.Event()
 
     async def claim(
         self, tenure: Tenure, picks: Iterable[TaskRef], *, worker: str, lease: float
     ) -> list[Assignment]:
-        raise self._problem
+        self.asked.append("claim")
+        if self._problems:
+            raise self._problems.pop()
+        return []
 
     async def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Assignment]:
         self.asked.append("claimed_by")
@@ -54,18 +57,21 @@ class Runs:
     def can_run(self, capability: str) -> bool:
         return True
 
+    def room(self) -> int | None:
+        return None
+
 
 @pytest.mark.parametrize(
     ("problem", "asked"),
     [
-        (StoreUnavailable("the connection was lost"), ["claimed_by", "look_at"]),
-        (NothingSent("there was none"), ["look_at"]),
+        (StoreUnavailable("the connection was lost"), ["claim", "claimed_by", "look_at"]),
+        (NothingSent("there was none"), ["claim", "claim", "look_at"]),
     ],
 )
 async def test_only_a_claim_that_was_sent_is_made_void(
     problem: StoreUnavailable, asked: list[str]
 ) -> None:
-    """When connections are scarce nobody needs one more transaction for nothing."""
+    """Any other is sent again, and who was picked keeps its place until then."""
     config, metrics, nothing = Config(), Metrics(), cast(Any, None)
     state = NodeState(Engine(EngineSettings()), ManualClock(NOW))
     state.engine.look_ahead_to(NOW + 10)

@@ -143,6 +143,7 @@ def test_a_jump_back_is_noticed_and_slewed(machine: Machine, jump: float) -> Non
     machine.offset += jump
     assert machine.sample() == pytest.approx(jump)
     assert machine.clock.now() == pytest.approx(before, abs=1e-3)
+    assert machine.clock.measured() == pytest.approx(machine.database(), abs=1e-3)
     caught_up = _run_until(machine, lambda: abs(machine.clock.now() - machine.database()) < 0.01)
     # The clock may have to stand still for the jump's time.
     assert caught_up <= abs(jump) + 400.0
@@ -186,5 +187,8 @@ def test_a_manual_clock_moves_when_it_is_moved() -> None:
     assert clock.now() == clock.now() == 5.0
     clock.advance(2.5)
     assert (clock.now(), clock.steady()) == (7.5, 2.5)
-    clock.stand_still(1.0)
-    assert (clock.now(), clock.steady()) == (7.5, 3.5)
+    clock.jump_back(3.0)
+    clock.advance(1.0)
+    assert (clock.now(), clock.measured(), clock.steady()) == (7.5, 5.5, 3.5)
+    clock.advance(4.0)
+    assert (clock.now(), clock.measured(), clock.steady()) == (9.5, 9.5, 7.5)

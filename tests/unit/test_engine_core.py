@@ -111,15 +111,6 @@ def test_what_was_refused_is_answered_and_counts_no_more() -> None:
     assert numbers(pick(engine)) == [2]
 
 
-def test_what_was_refused_rests_until_it_may_be_asked_again() -> None:
-    engine = make_engine([row(1)])
-    picked = pick(engine)
-    engine.claimed(picked, [], 1.0)
-    engine.saw([row(1)], 1.0, not_before=1.5)
-    assert pick(engine, 1.4) == []
-    assert numbers(pick(engine, 1.5)) == [1]
-
-
 def test_what_is_running_is_counted_before_anything_starts() -> None:
     running = row(1, state="running", fence=1, lease_end=15.0)
     engine = make_engine([running, row(2)], limits=ONE_AT_A_TIME)
@@ -420,6 +411,16 @@ def test_what_ended_while_rows_were_read_does_not_run_again() -> None:
     with engine.reading():
         # The database was asked before the outcome was written, and answers after it.
         engine.ended(first.row.id, 1, 2.0)
+        engine.saw([row(1, rev=2, key="k", state="running", fence=1, lease_end=15.0)], 2.0)
+    assert engine.running == 0
+    assert numbers(pick(engine, 2.0)) == [2]
+
+
+def test_what_waits_again_while_rows_were_read_does_not_run() -> None:
+    engine = make_engine([row(1, key="k"), row(2, due=0.5, key="k")])
+    start(engine)
+    with engine.reading():
+        engine.saw([row(1, rev=3, key="k", fence=1, due=500.0)], 2.0)  # to be tried again, later
         engine.saw([row(1, rev=2, key="k", state="running", fence=1, lease_end=15.0)], 2.0)
     assert engine.running == 0
     assert numbers(pick(engine, 2.0)) == [2]

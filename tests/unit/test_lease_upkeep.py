@@ -32,6 +32,7 @@ class Runs:
 
     def __init__(self) -> None:
         self.cancelled: list[tuple[UUID, int]] = []
+        self.was_started = asyncio.Event()
         self.was_cancelled = asyncio.Event()
 
     def can_run(self, capability: str) -> bool:
@@ -41,7 +42,7 @@ class Runs:
         return None
 
     def start(self, assignments: Sequence[Assignment]) -> None:
-        pass
+        self.was_started.set()
 
     def cancel(self, task_id: UUID, fence: int) -> None:
         self.cancelled.append((task_id, fence))
@@ -147,10 +148,34 @@ async def test_leases_are_extended_while_the_databases_clock_is_back() -> None:
     world.running_here(1)
     async with world.at_work():
         await eventually(world.is_watched, within=5, what="the dispatcher has looked at it")
+        world.clock.jump_back(3600.0)
         for turn in range(1, 4):
-            world.clock.stand_still(LEASE / 3)
-            world.state.poke()
+            world.pass_time(LEASE / 3)
             await eventually(world.was_extended(1, turn), within=5, what="it is extended")
+
+
+async def test_tasks_are_started_while_the_databases_clock_is_back() -> None:
+    """Their leases are dated by it, and seem to be over by the time before the jump."""
+    world = World()
+    world.engine.look_ahead_to(NOW + 10)
+    world.clock.advance(3600.0)
+    world.clock.jump_back(3600.0)
+    world.engine.saw([row(1, capability="http", due=NOW)], world.clock.now())
+    async with world.at_work():
+        world.store.claimed.set()
+        await asyncio.wait_for(world.executor.was_started.wait(), 5)
+
+
+async def test_leases_of_others_are_ended_while_the_databases_clock_is_back() -> None:
+    world = World()
+    world.clock.advance(3600.0)
+    world.clock.jump_back(3600.0)
+    world.running_elsewhere(2)
+    async with world.at_work():
+        world.pass_time(LEASE - 1)
+        assert not world.store.losing.is_set()
+        world.pass_time(2.0)
+        await asyncio.wait_for(world.store.losing.wait(), 5)
 
 
 async def test_a_cancel_that_overtakes_the_answer_to_the_claim_is_heeded_at_once() -> None:

@@ -149,9 +149,9 @@ class Engine:
         """To be entered before rows are read, and left when we were told of them."""
         return self._running.reading()
 
-    def saw(self, rows: Sequence[TaskRow], now: float, *, not_before: float = 0.0) -> list[Held]:
+    def saw(self, rows: Sequence[TaskRow], now: float) -> list[Held]:
         """Take note of tasks as they are in the database. Answers which of the tries our executors
-        run were asked to cancel. `not_before` holds back tasks the database refused to start."""
+        run were asked to cancel."""
         for row in rows:
             if row.partition not in self._owned:
                 self._forget(row.id, now)
@@ -160,7 +160,7 @@ class Engine:
                     self._held.cancel_when_taken(row.id, row.fence)
                 self._saw_running(row, now)
             else:
-                self._saw_waiting(row, now, not_before)
+                self._saw_waiting(row, now)
         for entry in self._window.displaced():
             self._queue.forget(entry, now)
         return self._held.find(row.id for row in rows if row.cancel_requested)
@@ -323,8 +323,7 @@ class Engine:
         """An outcome was recorded, or refused because the try was no longer the current one."""
         running = self._running.get(task_id)
         if running is not None and running.fence == fence:
-            self._running.end(running)
-            self._queue.ended(running, now)
+            self._end(running, now)
 
     def to_extend(self, steady: float, limit: int) -> list[Held]:
         """Leases of ours whose turn it is, by the node's steady clock; to be asked at every look,
@@ -400,7 +399,7 @@ class Engine:
         self._running.add(task, ours=self._held.has(row.id, row.fence))
         self._queue.started(task)
 
-    def _saw_waiting(self, row: TaskRow, now: float, not_before: float) -> None:
+    def _saw_waiting(self, row: TaskRow, now: float) -> None:
         entry = self._window.get(row.id)
         if entry is not None:
             if entry.phase is Phase.CLAIMING or row.rev <= entry.row.rev:
@@ -410,20 +409,17 @@ class Engine:
         if running is not None:
             if row.rev <= running.rev:
                 return
-            self._stop(running, now)
+            self._end(running, now)
         if row.state != "scheduled" or row.due > self._horizon:
             return
         admitted = self._window.admit(row, self.deadline(row.due, row.priority))
         if admitted is not None:
             if running is not None:
                 _carry_over(running, admitted, now)
-            self._schedule(admitted, max(row.due, not_before), now)
-
-    def _schedule(self, entry: Entry, at: float, now: float) -> None:
-        if at <= now:
-            self._queue.push(entry, now)
-        else:
-            self._timer.add(at, entry)
+            if row.due <= now:
+                self._queue.push(admitted, now)
+            else:
+                self._timer.add(row.due, admitted)
 
     def _start(self, entry: Entry, assignment: Assignment, now: float) -> None:
         row, taker, slot = entry.row, entry.taker, entry.slot
@@ -464,6 +460,11 @@ class Engine:
     def _drop(self, entry: Entry, now: float) -> None:
         self._window.remove(entry)
         self._queue.forget(entry, now)
+
+    def _end(self, running: Running, now: float) -> None:
+        """Its try is over for good: what was read before that says otherwise in vain."""
+        self._running.note_end(running)
+        self._stop(running, now)
 
     def _stop(self, running: Running, now: float) -> None:
         self._running.remove(running.id)

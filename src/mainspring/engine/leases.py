@@ -69,11 +69,10 @@ class RunningTasks:
             if not self._reads:
                 self._ended_meanwhile.clear()
 
-    def end(self, task: Running) -> None:
+    def note_end(self, task: Running) -> None:
         """Its try is over for good; it is not that somebody else looks after it now."""
         if self._reads:
             self._ended_meanwhile[task.id] = task.fence
-        self.remove(task.id)
 
     def has_ended(self, task_id: UUID, fence: int) -> bool:
         """Whether this try, or a later one, ended while rows were being read."""

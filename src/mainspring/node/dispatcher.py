@@ -26,10 +26,10 @@ from mainspring.engine.demand import Holder, taker_of
 from mainspring.engine.entry import Entry
 from mainspring.engine.leases import Held, Running
 from mainspring.engine.ledger import WORTH_TELLING, Cause
-from mainspring.errors import NothingSent, StoreUnavailable
+from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import Errands
-from mainspring.node.patience import until_answered
+from mainspring.node.patience import until_answered, until_sent
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.node.upkeep import LeaseUpkeep
@@ -257,7 +257,7 @@ class Dispatcher:
             self._state.poked.clear()
             now = clock.now()
             self._start_claims(now)
-            self._upkeep.turn(now)
+            self._upkeep.turn()
             if engine.hungry:
                 self._state.load_wanted.set()
             # What is due and could not be dealt with waits for a statement that is in flight: its
@@ -319,22 +319,32 @@ class Dispatcher:
         lane.hand_out(picked, assignments)
         self.cancel(self._state.engine.cancelled_meanwhile(picked))
         if refused:
+            await self._look_again(refused)
+
+    async def _look_again(self, refused: Sequence[tuple[int, UUID]]) -> None:
+        """What the database refused to start has changed, or is not due yet by its clock, which may
+        have jumped back behind ours."""
+        ahead = self._state.clock.now() - self._state.clock.measured()
+        await asyncio.sleep(min(_REST + ahead, _LONGEST_SLEEP))
+        engine = self._state.engine
+        with engine.reading():
             seen = await until_answered(lambda: self._store.look_at(refused), self._metrics)
             now = self._state.clock.now()
-            self.cancel(self._state.engine.saw(seen.rows, now, not_before=now + _REST))
-            self.cancel(self._state.engine.gone(seen.gone, now))
-            self._state.poke()
+            self.cancel(engine.saw(seen.rows, now))
+            self.cancel(engine.gone(seen.gone, now))
+        self._state.poke()
 
     async def _lease(self, picked: Sequence[Entry]) -> list[Assignment]:
         refs = [TaskRef(e.row.tenant_id, e.row.id, e.row.rev) for e in picked]
         worker = self._state.worker
         crash.reach("claim.before_commit")
+        lease = self._config.lease
         try:
-            assignments = await self._store.claim(
-                self._state.tenure(), refs, worker=worker, lease=self._config.lease
+            # Who was picked keeps its place meanwhile: to look at it would take a connection, too.
+            assignments = await until_sent(
+                lambda: self._store.claim(self._state.tenure(), refs, worker=worker, lease=lease),
+                self._metrics,
             )
-        except NothingSent:
-            return []
         except StoreUnavailable:
             # The claim may have been written all the same: read it again, never assume.
             assignments = await until_answered(
@@ -362,7 +372,7 @@ class Dispatcher:
         unreadable: list[Assignment] = []
         by_capability: dict[str, list[Assignment]] = {}
         for capability, assignment in leased:
-            if self._closed or assignment.lease_end <= now:
+            if self._closed or assignment.lease_end <= self._state.clock.measured():
                 back.append(assignment)
             elif assignment.unreadable is not None:
                 unreadable.append(assignment)

@@ -14,7 +14,7 @@ from mainspring.node.patience import until_answered
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store.engine import EngineStore, TaskRef
+from mainspring.store.engine import EngineStore, Seen, TaskRef
 
 # Few enough that nobody's start waits for the handling of one batch.
 _EXTEND_BATCH = 500
@@ -59,13 +59,15 @@ class LeaseUpkeep:
         """When there is something to extend, by the steady clock; not while that is under way."""
         return self._state.engine.next_extension() if _is_over(self._extending) else None
 
-    def turn(self, now: float) -> None:
+    def turn(self) -> None:
         """Begin what is to be done now."""
         engine = self._state.engine
         batch = _EXTEND_BATCH if _is_over(self._extending) else 0
         if due := engine.to_extend(self._state.clock.steady(), batch):
             self._extending = self._errands.start(self._extend(due))
-        if _is_over(self._losing) and (ended := engine.run_out(now)):
+        # Leases are dated by the database, whose clock may have jumped back behind ours.
+        ended_by = self._state.clock.measured()
+        if _is_over(self._losing) and (ended := engine.run_out(ended_by)):
             self._losing = self._errands.start(self.lose(ended))
 
     async def _extend(self, due: Sequence[Held]) -> None:
@@ -85,10 +87,6 @@ class LeaseUpkeep:
 
     async def lose(self, ended: Sequence[Running]) -> None:
         """End leases that seem to have ended; the database decides."""
-        with self._state.engine.reading():
-            await self._lose(ended)
-
-    async def _lose(self, ended: Sequence[Running]) -> None:
         refs = [TaskRef(task.tenant_id, task.id, task.fence) for task in ended]
         # If a node died between the claim and the worker, that is not the worker's doing.
         blamed = [task.id for task in ended if task.taker is not None and task.confirmed]
@@ -97,19 +95,30 @@ class LeaseUpkeep:
         found = {row.id for row in lost.rows} | set(lost.gone)
         self._count_losses(ended, found, set(lost.gone))
         self._end_polls(task for task in ended if task.id in found)
+        self._hear(lost)
         others = [(task.tenant_id, task.id) for task in ended if task.id not in found]
-        seen = await until_answered(lambda: self._store.look_at(others), self._metrics)
-        now = self._state.clock.now()
-        if unheard := [
+        if others:
+            await self._lose_steps(others, blamed)
+            with self._state.engine.reading():
+                self._hear(await self._look_at(others))
+
+    async def _lose_steps(self, tasks: Sequence[tuple[int, UUID]], blamed: Sequence[UUID]) -> None:
+        """Steps whose runs have to hear of it are not ended with the others."""
+        unheard = [
             TaskRef(row.tenant_id, row.id, row.fence)
-            for row in seen.rows
+            for row in (await self._look_at(tasks)).rows
             if row.state == "running" and (row.cancel_requested or row.id in blamed)
-        ]:
+        ]
+        if unheard:
             await until_answered(lambda: self._recorder.lose_steps(unheard, blamed), self._metrics)
-            seen = await until_answered(lambda: self._store.look_at(others), self._metrics)
-        engine = self._state.engine
-        self._told.cancel(engine.saw([*lost.rows, *seen.rows], now))
-        self._told.cancel(engine.gone([*lost.gone, *seen.gone], now))
+
+    async def _look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
+        return await until_answered(lambda: self._store.look_at(tasks), self._metrics)
+
+    def _hear(self, seen: Seen) -> None:
+        engine, now = self._state.engine, self._state.clock.now()
+        self._told.cancel(engine.saw(seen.rows, now))
+        self._told.cancel(engine.gone(seen.gone, now))
         self._state.poke()
 
     def _end_polls(self, lost: Iterable[Running]) -> None:

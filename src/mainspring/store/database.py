@@ -128,8 +128,15 @@ class Database:
         `patience` seconds, or after the statement timeout."""
 
         async def run(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
-            rows: Sequence[asyncpg.Record] = await connection.fetch(sql, *args, timeout=patience)
-            return rows
+            rows: Sequence[asyncpg.Record]
+            if patience is None:
+                rows = await connection.fetch(sql, *args)
+                return rows
+            async with connection.transaction():
+                limit = f"SET LOCAL statement_timeout = {_milliseconds(patience)}"
+                await connection.execute(limit)  # the server has a patience of its own
+                rows = await connection.fetch(sql, *args, timeout=patience)
+                return rows
 
         return await self._with_connection(run)
 
