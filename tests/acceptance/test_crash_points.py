@@ -54,6 +54,7 @@ async def provocations(
     cluster: Cluster, tenant: Tenant, traffic: Traffic, steady: Node, doomed: Node
 ) -> AsyncIterator[None]:
     """Make the doomed node do everything a node does; after each step its life is looked at."""
+    await shared_or_dead(cluster, doomed)
     await every_second(steady.client(tenant))
     await some_runs(steady.client(tenant), doomed.client(tenant))
     await traffic.send(steady.client(tenant), 4 * mixed() + FOR_WORKERS)
@@ -70,6 +71,17 @@ async def provocations(
     newcomer.kill()  # leaves partitions to take over
     steady.kill()
     yield
+
+
+async def shared_or_dead(cluster: Cluster, doomed: Node) -> None:
+    """Wait until the doomed node owns its share, or it may have nothing to do before the work is
+    done."""
+
+    async def settled() -> bool:
+        owners = await cluster.evidence.value("SELECT count(DISTINCT owner) FROM partitions")
+        return owners == 2 or not doomed.alive
+
+    await eventually(settled, within=REACHED_WITHIN, what="both nodes own partitions")
 
 
 async def some_runs(steady: Client, doomed: Client) -> None:
