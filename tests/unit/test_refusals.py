@@ -1,7 +1,5 @@
 """What the database refuses because of the values, and what it cannot do at the moment."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import asyncpg
@@ -15,9 +13,9 @@ from mainspring.store.database import REFUSED, Database, DatabaseOptions
 class _Pool:
     """Connections of which none is used."""
 
-    @asynccontextmanager
-    async def acquire(self, **_how: float) -> AsyncIterator[None]:
-        yield
+    async def acquire(self, **_how: float) -> None: ...
+
+    async def release(self, _connection: object) -> None: ...
 
 
 async def raising(error: Exception) -> None:

@@ -291,9 +291,13 @@ class _Child:
             self._signalled(signal.SIGKILL, SECONDS_TO_QUIT)
 
     def _signalled(self, number: signal.Signals, patience: float) -> bool:
-        if self._process:
-            self._process.send_signal(number)
-        return self.exited.wait(patience)
+        # Again and again: one that comes before the server listens for it may be lost.
+        for _ in range(int(patience)):
+            if self._process:
+                self._process.send_signal(number)
+            if self.exited.wait(1.0):
+                return True
+        return False
 
     def _parent(self) -> None:
         try:
