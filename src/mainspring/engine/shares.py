@@ -54,9 +54,9 @@ class TenantShare:
         self.served = 0
         self.waiting = 0
         self.away = 0
+        """What runs at workers, or takes no slot: it does not count for the node's slots."""
         self.queued = 0
-        """What runs at workers or takes no slot, and what waits for workers: neither counts for the
-        node's slots."""
+        """What waits for workers."""
         self.groups: dict[tuple[int, str, str], Group] = {}
         self.lines: dict[tuple[int, str, str], Group] = {}
         self.gates: dict[int, RunningGate] = {}
