@@ -186,6 +186,12 @@ class Config:
     )
 
     @property
+    def read_cap(self) -> int:
+        """How many tasks of a stream are read: one more than the window holds, which tells the
+        window that there is more."""
+        return self.stream_cap + 1
+
+    @property
     def near(self) -> float:
         """A write that concerns this many seconds from now wakes the owner: well beyond what the
         owner has loaded, so that a slow statement cannot slip between the two."""

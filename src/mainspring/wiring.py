@@ -45,6 +45,7 @@ from mainspring.node.recorder import Recorder
 from mainspring.node.run_starter import RunStarter
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
+from mainspring.node.stock import Stocktaker
 from mainspring.observe.metrics import Metrics
 from mainspring.store import doctor, timezones
 from mainspring.store import migrate as migrations
@@ -295,8 +296,10 @@ class Server:
         recorder = Recorder(config, state, store, outcomes, signals, metrics, rng)
         dispatcher = Dispatcher(config, state, store, recorder, metrics)
         desk = self._desk(state, recorder, dispatcher, signals)
-        loader = Loader(config, state, store, Keys(self._engine_database), dispatcher, metrics)
-        membership = self._membership(state, loader, signals)
+        stock = Stocktaker(config, state, store, dispatcher, metrics)
+        keys = Keys(self._engine_database)
+        loader = Loader(config, state, store, keys, dispatcher, stock, metrics)
+        membership = self._membership(state, stock, signals)
         house = Housekeeping(self._engine_database)
         housekeeper = Housekeeper(config, state, house, archive_of(config))
         vault = vault_of(config)
@@ -318,6 +321,7 @@ class Server:
             state,
             membership,
             loader,
+            stock,
             dispatcher,
             recorder,
             signals,
@@ -349,13 +353,13 @@ class Server:
             )
         )
 
-    def _membership(self, state: NodeState, loader: Loader, signals: Signals) -> Membership:
+    def _membership(self, state: NodeState, stock: Stocktaker, signals: Signals) -> Membership:
         return Membership(
             self.config,
             state,
             self._own_connection(),
             self._clock,
-            loader,
+            stock,
             signals,
             self.metrics,
             __version__,

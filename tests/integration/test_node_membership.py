@@ -16,10 +16,10 @@ from mainspring.domain.placement import PARTITIONS
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import StoreUnavailable
 from mainspring.lifecycle import Supervisor
-from mainspring.node.loader import Loader
 from mainspring.node.membership import Membership
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
+from mainspring.node.stock import Stocktaker
 from mainspring.observe.metrics import Metrics
 from mainspring.store.cluster import SQL, Cluster
 from mainspring.store.database import CONNECTION_LOST, Database, DatabaseOptions, connect
@@ -61,7 +61,7 @@ async def eyes(dial: Dial) -> asyncpg.Connection:
     return await dial()
 
 
-class _NoLoader:
+class _NoStock:
     """What is owned is not looked into."""
 
     def __init__(self, state: NodeState) -> None:
@@ -86,9 +86,9 @@ class Living:
         clock = DatabaseClock()
         self.state = NodeState(Engine(EngineSettings(), needs_worker), clock)
         self.metrics = Metrics()
-        loader, signals = cast(Loader, _NoLoader(self.state)), cast(Signals, _NoSignals())
+        stock, signals = cast(Stocktaker, _NoStock(self.state)), cast(Signals, _NoSignals())
         self._membership = Membership(
-            CONFIG, self.state, dial, clock, loader, signals, self.metrics, "test"
+            CONFIG, self.state, dial, clock, stock, signals, self.metrics, "test"
         )
         self._supervisor = Supervisor()
 

@@ -32,6 +32,7 @@ from mainspring.node.post import Post
 from mainspring.node.recorder import Recorder
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
+from mainspring.node.stock import Stocktaker
 from mainspring.observe.metrics import Metrics
 from mainspring.store.firing import Firing
 from mainspring.store.step_outcomes import StepOutcomes, StepsFinished
@@ -305,13 +306,14 @@ class SimNode:
         )
         dispatcher.serve_workers(self.desk)
         keys = RemoteKeys(store, self.network)
-        self.loader = Loader(config, self.state, remote, keys, dispatcher, METRICS)
+        stock = Stocktaker(config, self.state, remote, dispatcher, METRICS)
+        self.loader = Loader(config, self.state, remote, keys, dispatcher, stock, METRICS)
         self.membership = Membership(
             config,
             self.state,
             self._connection(store),
             self.clock,
-            self.loader,
+            stock,
             signals,
             METRICS,
             "simulated",
@@ -321,6 +323,7 @@ class SimNode:
             self.state,
             self.membership,
             self.loader,
+            stock,
             dispatcher,
             recorder,
             signals,

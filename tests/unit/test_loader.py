@@ -1,8 +1,8 @@
-"""The loader's chores: bounded, and none at the expense of another."""
+"""What loader and stocktaker do: bounded, and nothing at the expense of another."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import chain, repeat
 from typing import cast
@@ -20,10 +20,11 @@ from mainspring.engine.core import Engine, EngineSettings
 from mainspring.engine.leases import Held
 from mainspring.engine.window import Refill
 from mainspring.errors import NothingSent, StoreUnavailable
-from mainspring.node import loader as loading
+from mainspring.node import chores
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.loader import Loader
 from mainspring.node.state import NodeState
+from mainspring.node.stock import Stocktaker
 from mainspring.observe.metrics import Metrics
 from mainspring.store.engine import EngineStore, Seen, Woken
 from mainspring.store.keys import Keys
@@ -42,6 +43,8 @@ class Store(EngineStore):
         self.failing: set[str] = set()
         self.problem: type[StoreUnavailable] = StoreUnavailable
         self.too_much_in: int | None = None
+        self.slow_in: int | None = None
+        self.slow = asyncio.Event()
         self.asked: list[tuple[str, object]] = []
         self._news = asyncio.Event()
 
@@ -52,11 +55,12 @@ class Store(EngineStore):
             raise self.problem(f"{chore} took too long")
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Asks anew whenever the loader has asked for something."""
+        """Asks anew when the store was asked for something, and when time went by."""
         async with asyncio.timeout(5):
             while not holds():
                 self._news.clear()
-                await self._news.wait()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), 0.01)
 
     def asked_for(self, chore: str) -> list[object]:
         return [what for name, what in self.asked if name == chore]
@@ -64,10 +68,13 @@ class Store(EngineStore):
     async def take_stock(
         self, partitions: Collection[int], *, after: float, until: float, cap: int
     ) -> list[TaskRow]:
+        found = [r for r in self.stock if r.partition in partitions and after < r.due <= until]
         self._note("stock", sorted(partitions))
         if self.too_much_in in partitions:
             raise StoreUnavailable("stock took too long")
-        return [row for row in self.stock if row.partition in partitions]
+        if self.slow_in in partitions:
+            await self.slow.wait()
+        return found
 
     async def take_wakes(self, tenure: Tenure, heard: Collection[int], *, limit: int) -> Woken:
         self._note("wakes", list(heard))
@@ -120,13 +127,10 @@ class Bench:
         self.clock = ManualClock(NOW)
         self.state = NodeState(Engine(EngineSettings(stream_cap=4)), self.clock)
         self.store, self.limits = Store(), Limits()
+        config, dispatcher, metrics = Config(wake_poll=0.01), cast(Dispatcher, Idle()), Metrics()
+        self.stock = Stocktaker(config, self.state, self.store, dispatcher, metrics)
         self.loader = Loader(
-            Config(wake_poll=0.01),
-            self.state,
-            self.store,
-            self.limits,
-            cast(Dispatcher, Idle()),
-            Metrics(),
+            config, self.state, self.store, self.limits, dispatcher, self.stock, metrics
         )
 
     @asynccontextmanager
@@ -152,15 +156,20 @@ class Bench:
 
 @pytest.fixture
 async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(loading, "_RETRY_PAUSE", 0.001)
+    monkeypatch.setattr(chores, "_RETRY_PAUSE", 0.001)
     return Bench()
 
 
 def task(
-    number: int, *, partition: int = 1, tenant: int = 1, expires: float | None = None
+    number: int,
+    *,
+    partition: int = 1,
+    tenant: int = 1,
+    due: float = NOW,
+    expires: float | None = None,
 ) -> TaskRow:
     return TaskRow(
-        tenant, UUID(int=number), 1, partition, "scheduled", "q", "http", None, None, 5, NOW,
+        tenant, UUID(int=number), 1, partition, "scheduled", "q", "http", None, None, 5, due,
         expires, 0, None, False,
     )  # fmt: skip
 
@@ -168,7 +177,7 @@ def task(
 @pytest.mark.parametrize("chore", ["stock", "wakes", "expire"])
 async def test_a_chore_that_fails_each_time_takes_no_others_turn(bench: Bench, chore: str) -> None:
     bench.store.failing.add(chore)
-    bench.loader.load([3])
+    bench.stock.load([3])
     async with bench.running():
         await bench.store.until(
             lambda: {"stock", "wakes", "expire"} <= dict(bench.store.asked).keys()
@@ -178,14 +187,64 @@ async def test_a_chore_that_fails_each_time_takes_no_others_turn(bench: Bench, c
 async def test_what_is_too_much_at_once_is_asked_for_in_smaller_parts(bench: Bench) -> None:
     """And the partition that cannot be read at all keeps no other from being owned."""
     bench.store.too_much_in = 7
-    bench.loader.load(range(20))
+    bench.stock.load(range(20))
     async with bench.running(own=()):
         await bench.store.until(lambda: len(bench.state.engine.partitions) == 19)
         await bench.store.until(lambda: [7] in bench.store.asked_for("stock"))
         bench.store.too_much_in = None
         await bench.store.until(lambda: len(bench.state.engine.partitions) == 20)
-        bench.loader.load(range(20, 36))
+        bench.stock.load(range(20, 36))
         await bench.store.until(lambda: list(range(20, 36)) in bench.store.asked_for("stock"))
+
+
+async def test_while_a_partition_is_read_all_else_goes_on(bench: Bench) -> None:
+    bench.store.slow_in = 3
+    bench.stock.load([3])
+    async with bench.running():
+        await bench.store.until(lambda: [3] in bench.store.asked_for("stock"))
+        bench.store.stock = [task(1, partition=1, due=NOW + 15)]
+        bench.store.wakes = [Woken([task(2, partition=2)], [], [10])]
+        bench.clock.advance(10)
+        await bench.look_for_wakes(len(bench.store.asked_for("wakes")) + 2)
+        assert bench.state.engine.waiting == 2
+        assert bench.state.engine.partitions == {1, 2}
+
+
+async def test_a_slow_read_catches_up_with_the_horizon(bench: Bench) -> None:
+    """What came into sight during the read was read for the others, but not for this one."""
+    bench.store.slow_in = 3
+    bench.stock.load([3])
+    async with bench.running():
+        await bench.store.until(lambda: [3] in bench.store.asked_for("stock"))
+        bench.store.stock = [task(1, partition=3, due=NOW + 15)]
+        bench.clock.advance(10)
+        await bench.look_for_wakes(len(bench.store.asked_for("wakes")) + 2)
+        bench.store.slow.set()
+        await bench.store.until(lambda: 3 in bench.state.engine.partitions)
+    assert bench.state.engine.waiting == 1
+
+
+@pytest.mark.parametrize("how", ["given up and taken again", "doubted"])
+async def test_a_read_that_began_too_early_does_not_count(bench: Bench, how: str) -> None:
+    """Somebody else may have changed something in between."""
+    async with bench.running():
+        # The first reload; there is no other while the clock stands still.
+        await bench.store.until(lambda: [1, 2] in bench.store.asked_for("stock"))
+        bench.store.slow_in = 3
+        if how == "doubted":
+            bench.state.engine.own([3], [], NOW)
+            bench.state.doubt([3])
+        else:
+            bench.stock.load([3])
+        await bench.store.until(lambda: [3] in bench.store.asked_for("stock"))
+        bench.store.stock = [task(1, partition=3)]
+        if how == "doubted":
+            bench.state.doubt([3])
+        else:
+            bench.stock.give_up([3])
+            bench.stock.load([3])
+        bench.store.slow.set()
+        await bench.store.until(lambda: bench.state.engine.waiting == 1)
 
 
 async def test_wakes_are_named_as_heard_once_the_engine_has_heard(bench: Bench) -> None:
@@ -235,13 +294,16 @@ async def test_after_a_lost_answer_what_expired_is_looked_at(
     """Nobody may ever want to run it: nothing else would tell the engine that it is gone."""
     bench.store.failing, bench.store.problem = {"expire"}, problem
     bench.store.stock = [task(1, expires=NOW + 1), task(2, expires=NOW + 99)]
-    bench.loader.load([1])
+    bench.stock.load([1])
     async with bench.running(own=()):
         await bench.store.until(lambda: bench.state.engine.waiting == 2)
+        bench.clock.advance(1)
         await bench.store.until(lambda: bool(bench.store.asked_for("expire")))
         bench.store.stock, bench.store.failing = [], set()
         bench.clock.advance(60)
-        # One turn in which it is time for the reload, and one after it.
+        read = len(bench.store.asked_for("stock"))
+        bench.state.stock_wanted.set()
+        await bench.store.until(lambda: len(bench.store.asked_for("stock")) > read)
         await bench.look_for_wakes(len(bench.store.asked_for("wakes")) + 2)
     assert bench.store.asked_for("look") == looked_at
     assert bench.state.engine.waiting == 2 - len(looked_at)

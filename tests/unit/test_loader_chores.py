@@ -13,6 +13,7 @@ from mainspring.engine.core import Engine, EngineSettings
 from mainspring.engine.leases import Held
 from mainspring.node.loader import Loader
 from mainspring.node.state import NodeState
+from mainspring.node.stock import Stocktaker
 from mainspring.observe.metrics import Metrics
 from mainspring.store.engine import Woken
 from support.waiting import eventually
@@ -51,7 +52,9 @@ async def test_chores_go_on_while_the_databases_clock_is_back() -> None:
     engine.own([0], [], clock.now())
     state = NodeState(engine, clock)
     store = cast(Any, chores)
-    loader = Loader(Config(wake_poll=0.25), state, store, store, store, Metrics())
+    config, metrics = Config(wake_poll=0.25), Metrics()
+    stock = Stocktaker(config, state, store, store, metrics)
+    loader = Loader(config, state, store, store, store, stock, metrics)
     work = asyncio.create_task(loader.run())
     clock.jump_back(3600.0)
     for times in (1, 2, 3):

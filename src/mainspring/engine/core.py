@@ -145,6 +145,10 @@ class Engine:
         comes nearer. To be called before they are read, so that none slips in between."""
         self._horizon = horizon
 
+    @property
+    def horizon(self) -> float:
+        return self._horizon
+
     def reading(self) -> AbstractContextManager[None]:
         """To be entered before rows are read, and left when we were told of them."""
         return self._running.reading()
@@ -348,8 +352,8 @@ class Engine:
 
     @property
     def hungry(self) -> bool:
-        """Whether there is something to load: more of a stream, or a tenant's limits."""
-        return self._window.hungry or self.limits_wanted
+        """Whether there is room again for what had to be turned away."""
+        return self._window.hungry
 
     @property
     def limits_wanted(self) -> bool:

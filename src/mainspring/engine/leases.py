@@ -45,8 +45,8 @@ class RunningTasks:
         self._tasks: dict[UUID, Running] = {}
         self._ends: Timer[Running] = Timer()
         self._of_worker: dict[tuple[int, str], dict[UUID, Running]] = {}
-        self._reads = 0
-        self._ended_meanwhile: dict[UUID, int] = {}
+        self._ended_during: list[dict[UUID, int]] = []
+        """Of each read that is under way, the tries that ended since it began."""
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -61,22 +61,21 @@ class RunningTasks:
     def reading(self) -> Iterator[None]:
         """While rows are read, tasks may end that are still running in them: for the reader they
         must not begin again, and count until their lease is over."""
-        self._reads += 1
+        ended: dict[UUID, int] = {}
+        self._ended_during.append(ended)
         try:
             yield
         finally:
-            self._reads -= 1
-            if not self._reads:
-                self._ended_meanwhile.clear()
+            self._ended_during = [other for other in self._ended_during if other is not ended]
 
     def note_end(self, task: Running) -> None:
         """Its try is over for good; it is not that somebody else looks after it now."""
-        if self._reads:
-            self._ended_meanwhile[task.id] = task.fence
+        for ended in self._ended_during:
+            ended[task.id] = task.fence
 
     def has_ended(self, task_id: UUID, fence: int) -> bool:
         """Whether this try, or a later one, ended while rows were being read."""
-        return self._ended_meanwhile.get(task_id, -1) >= fence
+        return any(ended.get(task_id, -1) >= fence for ended in self._ended_during)
 
     def add(self, task: Running, *, ours: bool) -> None:
         """Ours we keep alive, and they end with a report; of others' we watch the end."""

@@ -258,8 +258,10 @@ class Dispatcher:
             now = clock.now()
             self._start_claims(now)
             self._upkeep.turn()
-            if engine.hungry:
+            if engine.limits_wanted:
                 self._state.load_wanted.set()
+            if engine.hungry:
+                self._state.stock_wanted.set()
             # What is due and could not be dealt with waits for a statement that is in flight: its
             # end pokes. Looking again at once would only keep the event loop busy.
             rest = _LONGEST_SLEEP

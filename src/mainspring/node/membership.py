@@ -17,9 +17,9 @@ from mainspring import clock, crash
 from mainspring.config import Config
 from mainspring.domain.placement import PARTITIONS, preferred_owner
 from mainspring.errors import StoreUnavailable
-from mainspring.node.loader import Loader
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
+from mainspring.node.stock import Stocktaker
 from mainspring.observe.metrics import Metrics
 from mainspring.store.cluster import Cluster, Member
 from mainspring.store.database import CONNECTION_LOST
@@ -40,7 +40,7 @@ class Membership:
         state: NodeState,
         connect: Connect,
         database_clock: clock.DatabaseClock,
-        loader: Loader,
+        stock: Stocktaker,
         signals: Signals,
         metrics: Metrics,
         version: str,
@@ -50,7 +50,7 @@ class Membership:
         self._heart = _Line(connect)
         self._mover = _Line(connect)
         self._clock = database_clock
-        self._loader = loader
+        self._stock = stock
         self._signals = signals
         self._metrics = metrics
         self._version = version
@@ -131,7 +131,7 @@ class Membership:
         """We were declared dead: whatever we owned is another's now. Start again as a new node."""
         log.warning("declared dead by others", action="node.fenced", node=str(self._state.node_id))
         self._metrics.node_fenced.inc()
-        self._loader.give_up(range(PARTITIONS))
+        self._stock.give_up(range(PARTITIONS))
         self._state.renew()
         self._state.epoch = await cluster.join(
             self._state.node_id, self._config.node_name, self._url, self._version
@@ -191,8 +191,8 @@ class Membership:
             shares = _shares(ids)
             heir = {p: node for node, share in shares.items() for p in share & excess}
             handed_over = await self._hand_over(cluster, heir)
-        self._loader.give_up(self._state.engine.partitions - mine)
-        self._loader.load(mine - excess - self._state.engine.partitions)
+        self._stock.give_up(self._state.engine.partitions - mine)
+        self._stock.load(mine - excess - self._state.engine.partitions)
         return handed_over
 
     async def _alive(self, cluster: Cluster) -> list[Member]:
@@ -224,7 +224,7 @@ class Membership:
         leaving: bool = False,
     ) -> bool:
         tenure = self._state.tenure()
-        self._loader.give_up(gifts.keys())
+        self._stock.give_up(gifts.keys())
         epoch = await cluster.hand_over(tenure, gifts, leaving=leaving)
         crash.reach("handover.committed")
         if epoch is None:

@@ -26,6 +26,7 @@ from mainspring.node.membership import Membership
 from mainspring.node.recorder import Recorder
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
+from mainspring.node.stock import Stocktaker
 from mainspring.store.creation import HeadStart, NewTask
 from mainspring.store.step_rows import Moved
 
@@ -43,6 +44,7 @@ class Node:
         state: NodeState,
         membership: Membership,
         loader: Loader,
+        stock: Stocktaker,
         dispatcher: Dispatcher,
         recorder: Recorder,
         signals: Signals,
@@ -56,6 +58,7 @@ class Node:
         self._state = state
         self._membership = membership
         self._loader = loader
+        self._stock = stock
         self._dispatcher = dispatcher
         self._recorder = recorder
         self._signals = signals
@@ -174,4 +177,4 @@ class Node:
 
     def ready(self) -> bool:
         """Joined, and everything that is ours is loaded."""
-        return self._joined and bool(self._state.owners) and not self._loader.loading
+        return self._joined and bool(self._state.owners) and not self._stock.loading

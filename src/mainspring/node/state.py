@@ -24,6 +24,8 @@ class NodeState:
     """Set when the dispatcher has something to look at."""
     load_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the loader has something to look at."""
+    stock_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the stocktaker has."""
     doubtful: set[int] = field(default_factory=set)
     """Partitions in which something may have been written that the engine was not told of."""
 
@@ -41,9 +43,9 @@ class NodeState:
         self.node_id, self.epoch = uuid4(), 0
 
     def doubt(self, partitions: Collection[int]) -> None:
-        """An answer was lost: let the loader look at everything in these partitions."""
+        """An answer was lost: let the stocktaker look at everything in these partitions."""
         self.doubtful.update(partitions)
-        self.load_wanted.set()
+        self.stock_wanted.set()
 
     def poke(self) -> None:
         self.poked.set()
