@@ -11,6 +11,7 @@ from mainspring.api import auth, key_activity
 from mainspring.config import Config
 from mainspring.domain import apikey
 from mainspring.domain.tenant import ApiKey
+from mainspring.store import paging
 from mainspring.store.audit import AuditFilter, AuditLog
 from mainspring.store.keys import Keys, NewKey
 from support.api import SCOPES, Office, opened_office
@@ -358,11 +359,15 @@ async def test_the_audit_log_has_pages_newest_first(office: Office) -> None:
 
 @pytest.mark.parametrize("of_tenant", [True, False])
 async def test_a_filter_that_matches_little_looks_at_few_entries_of_the_audit_log(
-    office: Office, of_tenant: bool
+    office: Office, of_tenant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [(await make_key(office))["id"] for _ in range(5)]
     audit = AuditLog(office.database, scan=2)
     where = AuditFilter(office.tenants["a"] if of_tenant else None, subject=made[0])
+    found = await audit.list(where, before=None, limit=2)
+    assert [entry.subject for entry in found.entries] == [made[0]]
+
+    monkeypatch.setattr(paging, "PATIENCE", -1)
     pages: list[list[str]] = []
     before = None
     while not pages or before is not None:

@@ -333,3 +333,14 @@ async def test_a_lost_database_is_told_as_such(api: Api) -> None:
     await api.database.close()
     answer = await api.a.get(f"/v1/tasks/{task['id']}")
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+
+
+async def test_what_a_filter_matches_is_found_behind_many_others(api: Api) -> None:
+    wanted = [await api.make(queue="wanted") for _ in range(2)]
+    other = {"target": {"type": "handler", "name": "mainspring.noop"}, "delay": "PT1H"}
+    for _ in range(3):
+        answer = await api.a.post("/v1/tasks/batch", {"tasks": [other] * 900})
+        assert answer.status == 201
+    page = (await api.a.get("/v1/tasks?queue=wanted")).json()
+    assert [item["id"] for item in page["items"]] == [task["id"] for task in reversed(wanted)]
+    assert page["next_cursor"] is None

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import asyncpg
 
 from mainspring.store import queries
 from mainspring.store.database import Database
+from mainspring.store.paging import Found, fill
 
 SQL = queries.load("audit")
 
@@ -57,6 +59,11 @@ class AuditLog:
 
     async def list(self, where: AuditFilter, *, before: int | None, limit: int) -> AuditPage:
         """A page of entries older than `before`; it may be short and still have a next one."""
+        return AuditPage(*await fill(partial(self._look, where), before, limit))
+
+    async def _look(
+        self, where: AuditFilter, before: int | None, limit: int
+    ) -> Found[AuditEntry, int]:
         texts = (where.action, where.actor, where.subject)
         scan = limit if texts == (None, None, None) else self._scan
         start = END_OF_IDS if before is None else before
@@ -69,8 +76,8 @@ class AuditLog:
         *_, scanned, edge = rows[0]
         entries = [AuditEntry(*tuple(row)[:-2]) for row in rows if row["id"] is not None]
         if len(entries) == limit:
-            return AuditPage(entries, entries[-1].id)
-        return AuditPage(entries, edge if scanned == scan else None)
+            return entries, entries[-1].id
+        return entries, edge if scanned == scan else None
 
 
 async def write_entry(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from mainspring.store import queries
 from mainspring.store.audit import write_entry
 from mainspring.store.creation import Creation, NewTask, creation_arguments
 from mainspring.store.database import Database
+from mainspring.store.paging import Found, fill
 from mainspring.store.tasks import StoredTask
 
 SQL = queries.load("dead_letters")
@@ -132,6 +134,12 @@ class DeadLetters:
         payloads: bool,
     ) -> LetterPage:
         """A page of letters older than `before`; it may be short and still have a next one."""
+        look = partial(self._look, tenant_id, where, payloads)
+        return LetterPage(*await fill(look, before, limit, heavy=payloads))
+
+    async def _look(
+        self, tenant_id: int, where: LetterFilter, payloads: bool, before: UUID | None, limit: int
+    ) -> Found[StoredLetter, UUID]:
         rows = await self._database.fetch(
             SQL["find_letters"],
             tenant_id,
@@ -149,7 +157,7 @@ class DeadLetters:
             next_before = ids[-1]
         else:
             next_before = edge if scanned == self._scan else None
-        return LetterPage([_letter(row) for row in letters], next_before)
+        return [_letter(row) for row in letters], next_before
 
     async def groups(
         self, tenant_id: int, where: LetterFilter, *, limit: int

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from random import SystemRandom
 from typing import TypeVar
 from uuid import UUID
@@ -26,6 +27,7 @@ from mainspring.store.creation import (
 )
 from mainspring.store.database import Database
 from mainspring.store.engine import assignment_of
+from mainspring.store.paging import Found, fill
 from mainspring.store.planner import CROWD, tell_the_planner
 from mainspring.store.steps import Steps, new_steps
 
@@ -220,6 +222,12 @@ class Tasks:
 
         Payloads are empty unless asked for: a page of large ones need not cross the wire.
         """
+        look = partial(self._look, tenant_id, where, payloads)
+        return Page(*await fill(look, before, limit))
+
+    async def _look(
+        self, tenant_id: int, where: TaskFilter, payloads: bool, before: UUID | None, limit: int
+    ) -> Found[StoredTask, UUID]:
         # Without a filter every row that is looked at is shown: no need to look at more.
         scan = limit if where == _EVERYTHING else self._scan
         unfinished = where.state is None or not TaskState(where.state).final
@@ -245,8 +253,8 @@ class Tasks:
         *_, scanned, edge = rows[0]
         tasks = [StoredTask(*tuple(row)[:-2]) for row in rows if row["id"] is not None]
         if len(tasks) == limit:
-            return Page(tasks, tasks[-1].id)
-        return Page(tasks, edge if scanned == scan else None)
+            return tasks, tasks[-1].id
+        return tasks, edge if scanned == scan else None
 
     async def executions(
         self, tenant_id: int, task_id: UUID, *, outcome: str | None, limit: int = 1000

@@ -6,6 +6,7 @@ Every change holds the run's row first, then what it touches of its steps and th
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
@@ -32,6 +33,7 @@ from mainspring.store.audit import write_entry
 from mainspring.store.database import Database
 from mainspring.store.dead_letters import note_done_again, note_left_out
 from mainspring.store.definitions import Definitions
+from mainspring.store.paging import Found, fill
 from mainspring.store.step_rows import ITSELF, Ended, Moved, NewRun, NewStep, RunHead
 from mainspring.store.step_tasks import ADD_STEPS, add_arguments
 from mainspring.store.steps import LARGE, Steps
@@ -166,6 +168,11 @@ class WorkflowRuns:
         self, tenant_id: int, where: RunFilter, *, before: UUID | None, limit: int
     ) -> RunPage:
         """A page of runs older than `before`; it may be short and still have a next one."""
+        return RunPage(*await fill(partial(self._look, tenant_id, where), before, limit))
+
+    async def _look(
+        self, tenant_id: int, where: RunFilter, before: UUID | None, limit: int
+    ) -> Found[StoredRun, UUID]:
         scan = limit if where == RunFilter() else self._scan
         rows = await self._database.fetch(
             SQL["list_runs"],
@@ -180,8 +187,8 @@ class WorkflowRuns:
         *_, scanned, edge = rows[0]
         runs = [StoredRun(*tuple(row)[:-2]) for row in rows if row["id"] is not None]
         if len(runs) == limit:
-            return RunPage(runs, runs[-1].id)
-        return RunPage(runs, edge if scanned == scan else None)
+            return runs, runs[-1].id
+        return runs, edge if scanned == scan else None
 
     # Changing ---------------------------------------------------------------------------------
 
