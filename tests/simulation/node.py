@@ -122,7 +122,7 @@ class LossySignals(Signals):
         owners = {self._state.owners.get(partition) for partition in partitions}
         for node in self._others():
             if node.state.node_id in owners:
-                self._tell(node.loader.hint)
+                self._tell(node.state.look_for_wakes)
 
     async def cluster_changed(self) -> None:
         for node in self._others():

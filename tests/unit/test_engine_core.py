@@ -445,6 +445,63 @@ def test_a_later_try_that_was_read_meanwhile_counts() -> None:
     assert engine.running == 1
 
 
+def test_what_is_finished_while_rows_were_read_does_not_wait_again() -> None:
+    engine = make_engine([row(1), row(2)])
+    with engine.reading():
+        engine.gone([row(1).id], 1.0)  # cancelled, say: nobody else would ever take it out again
+        engine.saw([row(1), row(2)], 1.0)
+    assert engine.waiting == 1
+
+
+def test_what_ran_to_its_end_while_rows_were_read_does_not_wait_again() -> None:
+    engine = make_engine([row(1)])
+    (first,) = start(engine)
+    with engine.reading():
+        engine.ended(first.row.id, 1, 2.0)
+        engine.saw([row(1)], 2.0)
+    assert engine.waiting == 0
+
+
+def test_what_is_to_be_tried_again_waits_though_a_try_ended_meanwhile() -> None:
+    engine = make_engine([row(1)])
+    (first,) = start(engine)
+    with engine.reading():
+        engine.ended(first.row.id, 1, 2.0)
+        engine.saw([row(1, rev=3, fence=1)], 2.0)
+    assert engine.waiting == 1
+
+
+def test_what_was_never_known_to_run_does_not_run_after_its_end() -> None:
+    engine = make_engine([])
+    with engine.reading():
+        engine.gone([row(1).id], 1.0)
+        engine.saw([row(1, rev=2, state="running", fence=1, lease_end=15.0)], 1.0)
+    assert engine.running == 0
+
+
+def test_a_read_that_is_over_takes_nothing_from_one_that_goes_on() -> None:
+    engine = make_engine([row(1)])
+    with engine.reading():
+        with engine.reading():
+            engine.gone([row(1).id], 1.0)
+        engine.saw([row(1)], 1.0)
+    assert engine.waiting == 0
+
+
+def test_an_old_row_of_a_partition_given_up_says_nothing_of_where_its_task_is_now() -> None:
+    engine = make_engine([])
+    engine.own(
+        [1],
+        [row(1, rev=3, key="k", state="running", fence=1, lease_end=15.0)._replace(partition=1)],
+        1.0,
+    )
+    engine.disown([0], 1.0)
+    engine.saw([row(1, rev=2, key="k")], 1.0)
+    assert engine.running == 1
+    engine.saw([row(1, rev=4, key="k")], 1.0)
+    assert engine.running == 0
+
+
 def test_the_ledger_survives_a_change_of_limits() -> None:
     rows = [row(1), row(2, due=0.5), row(3, due=0.6, key="k"), row(4, due=0.7, key="k")]
     engine = make_engine(rows, limits=ONE_AT_A_TIME)

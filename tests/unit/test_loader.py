@@ -20,6 +20,7 @@ from mainspring.engine.core import Engine, EngineSettings
 from mainspring.engine.leases import Held
 from mainspring.engine.window import Refill
 from mainspring.errors import NothingSent, StoreUnavailable
+from mainspring.lifecycle import Supervisor
 from mainspring.node import chores
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.loader import Loader
@@ -136,17 +137,18 @@ class Bench:
     @asynccontextmanager
     async def running(self, *, own: Collection[int] = (1, 2)) -> AsyncIterator[None]:
         self.state.engine.own(own, [], NOW)
-        running = asyncio.create_task(self.loader.run())
+        supervisor = Supervisor()
+        supervisor.start("loader", self.loader.run)
+        supervisor.start("stock", self.stock.run)
         try:
             yield
         finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            await supervisor.stop()
 
     async def look_for_wakes(self, times: int) -> list[object]:
         """Let it look so often; answers what it named as heard."""
         while len(asked := self.store.asked_for("wakes")) < times:
-            self.loader.hint()
+            self.state.look_for_wakes()
             await self.store.until(partial(self._more_than, len(asked)))
         return asked
 
@@ -245,6 +247,46 @@ async def test_a_read_that_began_too_early_does_not_count(bench: Bench, how: str
             bench.stock.load([3])
         bench.store.slow.set()
         await bench.store.until(lambda: bench.state.engine.waiting == 1)
+
+
+async def test_streams_are_filled_again_before_all_partitions_are_read(bench: Bench) -> None:
+    turned_away = [task(n, partition=0) for n in range(6)]
+    engine = bench.state.engine
+    async with bench.running(own=(0,)):
+        await bench.store.until(lambda: [0] in bench.store.asked_for("stock"))
+        engine.saw(turned_away, NOW)
+        engine.gone([row.id for row in turned_away[:4]], NOW)
+        bench.stock.load(range(1, 33))
+        await bench.store.until(lambda: len(engine.partitions) == 33)
+    chores = [chore for chore, _ in bench.store.asked]
+    assert "stock" in chores[chores.index("more") :]
+
+
+async def test_a_refill_that_could_not_be_told_is_asked_for_again(bench: Bench) -> None:
+    turned_away = [task(n) for n in range(6)]
+    engine = bench.state.engine
+    async with bench.running():
+        await bench.store.until(lambda: bool(bench.store.asked_for("stock")))
+        engine.saw(turned_away, NOW)
+        engine.gone([row.id for row in turned_away[:4]], NOW)
+        with mock.patch.object(engine, "refilled", side_effect=ValueError("a mistake of ours")):
+            bench.state.stock_wanted.set()
+            await bench.store.until(lambda: bool(bench.store.asked_for("more")))
+        await bench.store.until(lambda: len(bench.store.asked_for("more")) > 1)
+
+
+async def test_what_fails_in_one_loop_ends_no_read_of_the_other(bench: Bench) -> None:
+    bench.store.slow_in = 3
+    bench.stock.load([3])
+    bench.store.wakes = [Woken([task(1)], [], [10])]
+    bench.limits.problem = ValueError("a mistake of ours")
+    async with bench.running():
+        await bench.store.until(lambda: [3] in bench.store.asked_for("stock"))
+        await bench.look_for_wakes(len(bench.store.asked_for("wakes")) + 2)
+        bench.store.slow.set()
+        await bench.store.until(lambda: 3 in bench.state.engine.partitions)
+    assert not bench.limits.problem
+    assert bench.store.asked_for("stock").count([3]) == 1
 
 
 async def test_wakes_are_named_as_heard_once_the_engine_has_heard(bench: Bench) -> None:

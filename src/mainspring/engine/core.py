@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from math import inf
 from uuid import UUID
 
 from mainspring.domain.capability import THERE_FOR, Offer, takes_slot
@@ -57,7 +58,7 @@ class Engine:
         self._held = HeldLeases(settings.lease)
         self._claiming: Counter[int] = Counter()
         """Tasks of each tenant that were picked and not yet leased: they will need slots, too."""
-        self._horizon = 0.0
+        self.horizon = 0.0
 
     # What is there ---------------------------------------------------------------------------
 
@@ -143,11 +144,7 @@ class Engine:
     def look_ahead_to(self, horizon: float) -> None:
         """Tasks due by then are wanted from now on; later ones will be loaded when their time
         comes nearer. To be called before they are read, so that none slips in between."""
-        self._horizon = horizon
-
-    @property
-    def horizon(self) -> float:
-        return self._horizon
+        self.horizon = horizon
 
     def reading(self) -> AbstractContextManager[None]:
         """To be entered before rows are read, and left when we were told of them."""
@@ -158,7 +155,7 @@ class Engine:
         run were asked to cancel."""
         for row in rows:
             if row.partition not in self._owned:
-                self._forget(row.id, now)
+                self._forget(row.id, now, row.rev)
             elif row.state == "running":
                 if row.cancel_requested and self.is_claiming(row.id):
                     self._held.cancel_when_taken(row.id, row.fence)
@@ -174,6 +171,7 @@ class Engine:
         for task_id in ids:
             if (running := self._running.get(task_id)) is not None:
                 self.ended(task_id, running.fence, now)
+            self._running.note_gone(task_id)
             self._forget(task_id, now)
         return self._held.find(ids)
 
@@ -414,8 +412,10 @@ class Engine:
             if row.rev <= running.rev:
                 return
             self._end(running, now)
-        if row.state != "scheduled" or row.due > self._horizon:
+        if row.state != "scheduled" or row.due > self.horizon:
             return
+        if self._running.has_ended(row.id, row.fence + 1):
+            return  # the try for which it waits in this row
         admitted = self._window.admit(row, self.deadline(row.due, row.priority))
         if admitted is not None:
             if running is not None:
@@ -479,12 +479,13 @@ class Engine:
             if entry.phase is Phase.TIMED:
                 self._queue.push(entry, now)
 
-    def _forget(self, task_id: UUID, now: float) -> None:
+    def _forget(self, task_id: UUID, now: float, rev: float = inf) -> None:
+        """Unless what we know of it is newer than this."""
         entry = self._window.get(task_id)
-        if entry is not None and entry.phase is not Phase.CLAIMING:
+        if entry is not None and entry.phase is not Phase.CLAIMING and entry.row.rev <= rev:
             self._drop(entry, now)
         running = self._running.get(task_id)
-        if running is not None:
+        if running is not None and running.rev <= rev:
             self._stop(running, now)
 
 

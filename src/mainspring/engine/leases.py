@@ -10,6 +10,8 @@ from mainspring.engine.demand import Holder, Taker
 from mainspring.engine.ledger import Cause
 from mainspring.engine.timer import Timer
 
+_NO_LATER_TRY = float("inf")
+
 
 @dataclass(slots=True)
 class Running:
@@ -45,7 +47,7 @@ class RunningTasks:
         self._tasks: dict[UUID, Running] = {}
         self._ends: Timer[Running] = Timer()
         self._of_worker: dict[tuple[int, str], dict[UUID, Running]] = {}
-        self._ended_during: list[dict[UUID, int]] = []
+        self._ended_during: list[dict[UUID, float]] = []
         """Of each read that is under way, the tries that ended since it began."""
 
     def __len__(self) -> int:
@@ -59,9 +61,9 @@ class RunningTasks:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """While rows are read, tasks may end that are still running in them: for the reader they
-        must not begin again, and count until their lease is over."""
-        ended: dict[UUID, int] = {}
+        """While rows are read, tasks may end that are unfinished in them: for the reader they must
+        not begin again, and wait for ever or count until their lease is over."""
+        ended: dict[UUID, float] = {}
         self._ended_during.append(ended)
         try:
             yield
@@ -70,11 +72,18 @@ class RunningTasks:
 
     def note_end(self, task: Running) -> None:
         """Its try is over for good; it is not that somebody else looks after it now."""
+        self._note(task.id, task.fence)
+
+    def note_gone(self, task_id: UUID) -> None:
+        """It is finished: there will be no other try."""
+        self._note(task_id, _NO_LATER_TRY)
+
+    def _note(self, task_id: UUID, fence: float) -> None:
         for ended in self._ended_during:
-            ended[task.id] = task.fence
+            ended[task_id] = max(fence, ended.get(task_id, fence))
 
     def has_ended(self, task_id: UUID, fence: int) -> bool:
-        """Whether this try, or a later one, ended while rows were being read."""
+        """Whether this try, or a later one, ended since the rows were read that we hear of now."""
         return any(ended.get(task_id, -1) >= fence for ended in self._ended_during)
 
     def add(self, task: Running, *, ours: bool) -> None:

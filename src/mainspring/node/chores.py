@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import structlog
 
@@ -17,13 +18,10 @@ _RETRY_PAUSE = 0.25
 class Chores:
     """The times and the tries of one loop's chores; `wanted` ends a rest of it."""
 
-    def __init__(
-        self, state: NodeState, metrics: Metrics, wanted: asyncio.Event, longest_rest: float
-    ) -> None:
+    def __init__(self, state: NodeState, metrics: Metrics, wanted: asyncio.Event) -> None:
         self._state = state
         self._metrics = metrics
         self._wanted = wanted
-        self._longest_rest = longest_rest
         self._due: dict[str, float] = {}
         self._failed = False
 
@@ -56,16 +54,13 @@ class Chores:
             log.warning("loading failed", action="load.failed", chore=name, problem=str(problem))
 
     async def rest(self) -> None:
-        """Until a chore is due, or wanted."""
+        """Until a chore is due, or wanted; after a failure for a moment only."""
         if self._failed:
             self._failed = False
             await asyncio.sleep(_RETRY_PAUSE)
-        if not self._wanted.is_set():
-            now = self._state.clock.steady()
-            wait = max(0.0, min(self._due.values(), default=now) - now)
-            try:
-                async with asyncio.timeout(min(wait, self._longest_rest)):
+        else:
+            wait = min(self._due.values()) - self._state.clock.steady()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
                     await self._wanted.wait()
-            except TimeoutError:
-                pass
         self._wanted.clear()

@@ -1,11 +1,9 @@
 """The loader: keeps the engine's window true to the database, as that changes and as time goes on.
 
-One loop, one thing at a time, so that loads never overtake each other: the next stretch of time,
-changes by others (wake rows), limits, and what expired. What can take long, reading whole
-partitions, is the stocktaker's (`node/stock.py`).
+One loop, one thing at a time: the next stretch of time, changes by others (wake rows), limits, and
+what expired. What can take long, reading whole partitions, is the stocktaker's (`node/stock.py`).
 """
 
-import asyncio
 from collections.abc import Collection, Sequence
 
 from mainspring import crash
@@ -27,7 +25,7 @@ _EXPIRE_EVERY = 1.0
 
 
 class Loader:
-    """Reads, and tells the engine."""
+    """Reads what is new, and tells the engine."""
 
     def __init__(
         self,
@@ -46,28 +44,17 @@ class Loader:
         self._dispatcher = dispatcher
         self._stock = stock
         self._metrics = metrics
-        self._chores = Chores(state, metrics, state.load_wanted, config.wake_poll)
+        self._chores = Chores(state, metrics, state.load_wanted)
         self._heard: list[int] = []
         """Wake rows of which the engine has heard: they may go."""
         self._read_until = 0.0
 
-    def hint(self) -> None:
-        """Somebody changed something: look at the wake rows now."""
-        self._chores.soon_again("wakes")
-
     async def run(self) -> None:
-        # What the stocktaker reads is of use only with these.
-        await self._refresh_limits()
-        await self._chores.attempt(self._advance)
-        async with asyncio.TaskGroup() as loops:
-            loops.create_task(self._keep_up())
-            loops.create_task(self._stock.run())
-
-    async def _keep_up(self) -> None:
         chores, every = self._chores, self._chores.is_time
         while True:
             await chores.attempt(self._advance)
-            if every("wakes", self._config.wake_poll):
+            if every("wakes", self._config.wake_poll) or self._state.wakes_wanted:
+                self._state.wakes_wanted = False
                 await chores.attempt(self._take_wakes)
             if self._state.engine.limits_wanted or every("limits", _LIMITS_EVERY):
                 await chores.attempt(self._refresh_limits)
@@ -114,7 +101,8 @@ class Loader:
 
     def _saw(self, rows: Sequence[TaskRow]) -> None:
         self._dispatcher.cancel(self._state.engine.saw(rows, self._state.clock.now()))
-        self._state.poke()
+        if rows:
+            self._state.poke()
 
     async def _refresh_limits(self) -> None:
         await self._learn_limits(None)

@@ -149,7 +149,7 @@ class Materializer:
         self._state.poke()
         elsewhere = {made.partition for made in settled.made} | settled.cancelled_in
         if settled.cancelled_in & ours:
-            self._state.load_wanted.set()
+            self._state.look_for_wakes()
         if elsewhere - ours:
             self._signals.wake_owners(elsewhere - ours)
 

@@ -81,6 +81,7 @@ class Node:
             "signals.listen": self._signals.listen,
             "signals.send": self._signals.send,
             "loader": self._loader.run,
+            "stock": self._stock.run,
             "dispatcher": self._dispatcher.run,
             "recorder": self._recorder.run,
             "housekeeper": self._housekeeper.run,
@@ -100,7 +101,12 @@ class Node:
         if self._desk is not None:
             self._desk.close()
         await self._supervisor.stop(
-            *self._membership.loops(), "loader", "housekeeper", "materializer", "deadlines"
+            *self._membership.loops(),
+            "loader",
+            "stock",
+            "housekeeper",
+            "materializer",
+            "deadlines",
         )
         await self._membership.leave()
         await self._housekeeper.leave()
@@ -133,7 +139,7 @@ class Node:
         self._state.poke()
 
     def changed(self) -> None:
-        self._loader.hint()
+        self._state.look_for_wakes()
         self._materializer.hint()
 
     def moved(self, moved: Moved) -> None:

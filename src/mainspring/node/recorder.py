@@ -311,7 +311,7 @@ class Recorder:
             self._metrics.workflow_runs_finished.labels(state).inc(count)
         self._metrics.steps_released.inc(len(moved.rows))
         if moved.told & ours:
-            self._state.load_wanted.set()
+            self._state.look_for_wakes()
         if elsewhere := ({row.partition for row in moved.rows} | moved.told) - ours:
             self._signals.wake_owners(elsewhere)
 

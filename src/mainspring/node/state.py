@@ -24,6 +24,8 @@ class NodeState:
     """Set when the dispatcher has something to look at."""
     load_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the loader has something to look at."""
+    wakes_wanted: bool = False
+    """Whether that is the wake rows."""
     stock_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the stocktaker has."""
     doubtful: set[int] = field(default_factory=set)
@@ -41,6 +43,11 @@ class NodeState:
     def renew(self) -> None:
         """Become a new incarnation, after the old one was declared dead."""
         self.node_id, self.epoch = uuid4(), 0
+
+    def look_for_wakes(self) -> None:
+        """Somebody changed something: let the loader look at the wake rows now."""
+        self.wakes_wanted = True
+        self.load_wanted.set()
 
     def doubt(self, partitions: Collection[int]) -> None:
         """An answer was lost: let the stocktaker look at everything in these partitions."""

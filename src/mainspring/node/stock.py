@@ -28,7 +28,7 @@ _SLOWEST_RELOAD = 20
 
 
 class Stocktaker:
-    """Reads, and tells the engine."""
+    """Reads what is there, and tells the engine."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Stocktaker:
         self._store = store
         self._dispatcher = dispatcher
         self._metrics = metrics
-        self._chores = Chores(state, metrics, state.stock_wanted, config.wake_poll)
+        self._chores = Chores(state, metrics, state.stock_wanted)
         self._to_load: dict[int, object] = {}
         """In order; each with a token of its own, so that a read that began before it was wanted
         anew does not count."""
@@ -96,13 +96,15 @@ class Stocktaker:
         return rows
 
     async def _take_stock(self) -> None:
-        """Begin to act for partitions, some at a time: the first can start tasks while the rest
-        are read."""
+        """Begin to act for some partitions. The rest has its turn after all else: the first can
+        start tasks, and streams are filled again, meanwhile."""
         self._look_into_doubts()
-        while self._to_load:
+        if not self._to_load:
+            self._chunk = _CHUNK
+            self._metrics.partitions_owned.set(len(self._state.engine.partitions))
+        elif self._state.engine.horizon:  # else the loader has yet to say how far to look
+            self._state.stock_wanted.set()
             await self._take_stock_of(dict(islice(self._to_load.items(), self._chunk)))
-        self._chunk = _CHUNK
-        self._metrics.partitions_owned.set(len(self._state.engine.partitions))
 
     def _look_into_doubts(self) -> None:
         for partition in self._state.doubtful & self._state.engine.partitions:
@@ -177,15 +179,16 @@ class Stocktaker:
         read = set[int]()
         try:
             while wanted:
-                rows = await self._load(wanted[0], read)
-                engine.refilled(wanted.popleft(), rows, self._state.clock.now())
+                rows = await self._rows_for(wanted[0], read)
+                engine.refilled(wanted[0], rows, self._state.clock.now())
+                wanted.popleft()
                 self._state.poke()
         finally:
             # One that failed must not make the others wait for an answer for ever.
             for refill in wanted:
                 engine.not_refilled(refill)
 
-    async def _load(self, refill: Refill, read: set[int]) -> list[TaskRow]:
+    async def _rows_for(self, refill: Refill, read: set[int]) -> list[TaskRow]:
         """`read` has the partitions that were read as a whole since the refills were asked for."""
         partition = refill.stream.partition
         if refill.stream.queue is None:
@@ -204,4 +207,5 @@ class Stocktaker:
 
     def _saw(self, rows: Sequence[TaskRow]) -> None:
         self._dispatcher.cancel(self._state.engine.saw(rows, self._state.clock.now()))
-        self._state.poke()
+        if rows:
+            self._state.poke()
