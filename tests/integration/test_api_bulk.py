@@ -48,6 +48,8 @@ async def test_what_waits_ends_and_what_runs_is_asked(office: Office, tasks: Und
     await tasks.end(done["id"])
     await office.database.fetch("DELETE FROM wakes")
     assert await cancel(office, "?dry_run=true") == (2, 1)
+    in_the_body = await office.admin.post(URL, {"filter": {}, "dry_run": True})
+    assert in_the_body.json() == {"cancelled": 2, "cancel_requested": 1}
     assert await tasks.count() == 3
     assert await cancel(office) == (2, 1)
     assert await state_of(office, waiting) == ("cancelled", False)

@@ -21,8 +21,9 @@ class TaskBulk:
         self._node = node
 
     async def cancel(self, call: Call) -> Response:
-        where = task_filter(decode_as(_CANCEL, await call.body()).filter)
-        if flag(call.request.query_params, "dry_run"):
+        wanted = decode_as(_CANCEL, await call.body())
+        where = task_filter(wanted.filter)
+        if wanted.dry_run or flag(call.request.query_params, "dry_run"):
             total = await self._bulk.count_cancellable(call.tenant_id, where)
         else:
             total = Cancelled()

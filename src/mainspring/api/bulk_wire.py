@@ -53,6 +53,7 @@ class CancelIn(Struct, forbid_unknown_fields=True):
     """Cancel all that match; an empty filter, which means all, has to be written out."""
 
     filter: TaskFilterIn
+    dry_run: bool = False
 
 
 class CancelledOut(Struct):

@@ -288,7 +288,7 @@ def executions_out(executions: Sequence[StoredExecution]) -> ExecutionList:
                 e.status_code,
                 _response_out(e.response),
                 e.error,
-                e.duration_ms,
+                round(e.duration_ms, 3),
             )
             for e in executions
         ]

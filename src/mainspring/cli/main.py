@@ -52,7 +52,10 @@ def main(
 def dev(
     port: Annotated[int | None, typer.Option(help="Port to listen on (default 7070).")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Where the data lives (default ~/.mainspring/dev).")
+        Path | None,
+        typer.Option(
+            help="Where the data lives (default ~/.mainspring/dev; of ./dev up: .dev/data)."
+        ),
     ] = None,
 ) -> None:
     """Run everything on this machine, with a private PostgreSQL: for development."""

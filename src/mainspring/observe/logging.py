@@ -27,6 +27,8 @@ _ESCAPES = {
 def set_up_logging(level: str, format: str, stream: TextIO | None = None) -> None:
     """Call once at the start of the process. `format` is `console` (for people) or `json`."""
     out = stream or sys.stderr
+    # It tells of each lost connection by a traceback; that the database is gone, we say ourselves.
+    logging.getLogger("asyncpg").setLevel(logging.CRITICAL)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

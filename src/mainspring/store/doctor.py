@@ -49,12 +49,14 @@ _SETTINGS = (
     ),
     _Advice("jit", lambda v: v == "off", "set it to off: our statements are short"),
     _Advice(
-        "max_wal_size", lambda v: int(v) >= 2048, "set it to 4GB or more: frequent checkpoints cost"
+        "max_wal_size",
+        lambda v: int(v) >= 2048,
+        "set it to 2GB at least, better 4GB: checkpoints cost",
     ),
     _Advice(
         "shared_buffers",
         lambda v: int(v) >= 16384,
-        "set it to 256MB or more: hot rows must fit",
+        "set it to 128MB at least, better 256MB: hot rows must fit",
     ),
     _Advice(
         "max_connections", lambda v: int(v) >= 50, "a node uses about 16 connections: allow for all"
@@ -69,7 +71,7 @@ async def examine(options: DatabaseOptions, *, pooler: bool) -> list[Finding]:
     connection = await connect(options)
     try:
         return [
-            _version(connection),
+            await _version(connection),
             await _schema(connection),
             await _time_zones(connection),
             *[await _setting(connection, advice) for advice in _SETTINGS],
@@ -81,10 +83,9 @@ async def examine(options: DatabaseOptions, *, pooler: bool) -> list[Finding]:
         await connection.close()
 
 
-def _version(connection: asyncpg.Connection) -> Finding:
-    version = connection.get_server_version()
-    ok = version >= (15,)
-    shown = f"PostgreSQL {version.major}.{version.minor}"
+async def _version(connection: asyncpg.Connection) -> Finding:
+    ok = connection.get_server_version() >= (15,)
+    shown = f"PostgreSQL {await connection.fetchval('SHOW server_version')}"
     return Finding("server", ok, shown if ok else f"{shown} is too old: 15 or newer is needed")
 
 
