@@ -19,9 +19,23 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 QUERIES = Path("src/mainspring/store/queries")
 FILES = {
-    "engine": ("contract/test_store_claims", "contract/test_store_windows"),
-    "outcomes": ("contract/test_store_outcomes", "contract/test_store_claims"),
-    "leases": ("contract/test_store_leases", "integration/test_node_outcomes"),
+    "engine": (
+        "contract/test_store_fences",
+        "contract/test_store_claims",
+        "contract/test_store_windows",
+    ),
+    "outcomes": (
+        "contract/test_store_fences",
+        "contract/test_store_outcomes",
+        "contract/test_store_claims",
+        "contract/test_store_lateness",
+        "contract/test_store_losses",
+    ),
+    "leases": (
+        "contract/test_store_fences",
+        "contract/test_store_leases",
+        "integration/test_node_outcomes",
+    ),
     "cluster": (
         "contract/test_store_cluster",
         "integration/test_node_housekeeping",
@@ -29,6 +43,7 @@ FILES = {
     ),
     "housekeeping": ("integration/test_node_housekeeping", "integration/test_api_effects"),
     "tasks": (
+        "contract/test_store_fences",
         "contract/test_store_tasks",
         "contract/test_store_head_start",
         "integration/test_node_outcomes",
@@ -57,7 +72,8 @@ IMPLIED = {
 
 _GUARD = re.compile(
     r"\b(fence|rev|state|due_at|epoch|expires_at|lease_until|cancel_requested|incarnation|parked"
-    r"|node_id|owner|worker|partition|nodes|node|due|partition_of|max_running)\b"
+    r"|node_id|owner|worker|partition|nodes|node|due|partition_of|max_running|started_at|lateness"
+    r"|began|began_alone|counted|losses|unproven_losses|server_started|beats|changed)\b"
 )
 _TOKEN = re.compile(
     r"--[^\n]*|'[^']*'|\(|\)|;"

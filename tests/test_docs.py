@@ -59,10 +59,11 @@ WORKFLOWS = ROOT / "docs" / "workflows.md"
 SDK = ROOT / "docs" / "sdk.md"
 WORKERS = ROOT / "docs" / "workers.md"
 COMMANDS = ROOT / "docs" / "commands.md"
+WEBHOOKS = ROOT / "docs" / "webhooks.md"
 
 RUNNABLE = {"bash", "sh", "python"}
 CHECKED = RUNNABLE | {"json", "sql", "text", "toml"}
-RUN_HERE = {README, OPERATIONS, CONFIGURATION, API, WORKERS, WORKFLOWS, SDK, COMMANDS}
+RUN_HERE = {README, OPERATIONS, CONFIGURATION, API, WORKERS, WORKFLOWS, SDK, COMMANDS, WEBHOOKS}
 SOURCE = ROOT / "src" / "mainspring"
 FIXTURES = {"mainspring_server"}
 """Names that look like metrics and are fixtures of pytest."""
@@ -164,6 +165,11 @@ async def test_the_sql_is_run(database_url: str) -> None:
 
 async def test_the_commands_about_settings(tmp_path: Path) -> None:
     await run_blocks(CONFIGURATION, tmp_path, {}, {})
+
+
+async def test_the_verifier_of_webhooks(tmp_path: Path) -> None:
+    """What it says about signatures of ours is tested in test_webhook_signing.py."""
+    await run_blocks(WEBHOOKS, tmp_path, {}, {})
 
 
 def test_every_block_is_run_or_checked_or_says_why_not() -> None:

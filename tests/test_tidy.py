@@ -72,10 +72,9 @@ PURE_LIBRARY = {
 # A generator that was given its seed repeats itself, the module's own functions do not; a UUID
 # is a value, but making one is not.
 PURE_NAMES = {"random.Random", "uuid.UUID"}
-# The libraries the domain rests on, functions of their arguments alone: calendars of RFC 5545, as
-# long as the caller gives the beginning, which the domain always does; and CEL, a language without
-# loops, side effects or a clock, in which a workflow's conditions are written.
-PURE_PACKAGES = {"dateutil.rrule", "cel_expr_python"}
+# The library the domain rests on, a function of its arguments alone: CEL, a language without loops,
+# side effects or a clock, in which a workflow's conditions are written.
+PURE_PACKAGES = {"cel_expr_python"}
 
 CLOCK_READS = {
     *(f"time.{name}{ns}" for name in ("time", "monotonic", "perf_counter") for ns in ("", "_ns")),

@@ -8,7 +8,7 @@ What has to go on while the database's clock is away (leases, chores) is timed b
 
 import time
 from collections import deque
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 _SLEEPLESS: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
@@ -40,6 +40,22 @@ def monotonic() -> float:
 def wall_clock() -> float:
     """This machine's own idea of the time: for talking to people, never for decisions."""
     return time.time()
+
+
+class Start(NamedTuple):
+    """When something began, by the database's clock and by the steady one."""
+
+    at: float
+    steady: float
+
+    @classmethod
+    def now(cls, clock: Clock, at: float | None = None) -> "Start":
+        return cls(clock.now() if at is None else at, clock.steady())
+
+    def end(self, clock: Clock) -> float:
+        """When it ends, if that is now. How long it took is measured by the steady clock: the
+        database's may jump or stand still meanwhile."""
+        return self.at + max(0.0, clock.steady() - self.steady)
 
 
 class ManualClock:

@@ -171,6 +171,9 @@ class Config:
 
     # Keeping house
     retention_days: int = setting(30, "days that history is kept", least=1)
+    ledger_retention_days: int = setting(
+        365, "days that decisions on occurrences of schedules are kept, from the decision", least=1
+    )
     partitions_ahead: int = setting(7, "days for which history partitions exist ahead", least=1)
     archive_command: str | None = setting(
         None,
@@ -181,6 +184,17 @@ class Config:
     # Observing
     log_level: str = setting("info", "debug, info, warning or error")
     log_format: str = setting("console", "console (for people) or json")
+    loop_stall: float = setting(
+        5.0,
+        "seconds that the event loop may stand still before that is logged, with its stack, and "
+        "`/healthz` fails (0: not watched)",
+        least=0,
+    )
+    stall_action: str = setting(
+        "log",
+        "what follows then: log (that is all), or exit (the process ends with status 75, for a "
+        "supervisor to start it again)",
+    )
     crash_at: str | None = setting(
         None, "for tests: kill the process at this crash point, or at its nth passing (name:n)"
     )
@@ -335,6 +349,8 @@ def _contradictions(config: Config) -> list[str]:
         found.append(f"log_level: {config.log_level!r} is not debug, info, warning or error")
     if config.log_format not in {"console", "json"}:
         found.append(f"log_format: {config.log_format!r} is not console or json")
+    if config.stall_action not in {"log", "exit"}:
+        found.append(f"stall_action: {config.stall_action!r} is not log or exit")
     return found
 
 

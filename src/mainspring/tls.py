@@ -1,9 +1,17 @@
 """TLS contexts: for those who call us, and for the database that we call."""
 
 import ssl
+from pathlib import Path
 
 from mainspring.config import Config
 from mainspring.errors import ConfigError
+
+_AUTHORITIES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
 
 
 def server_context(config: Config) -> ssl.SSLContext | None:
@@ -35,3 +43,10 @@ def database_context(config: Config) -> ssl.SSLContext | None:
 
 def _no_password() -> str:
     raise ConfigError(["tls_key is encrypted: give a key without a password"])
+
+
+def machine_authorities() -> str | None:
+    """Path of the authorities that this machine trusts: the library we bring along may have been
+    built on one that keeps them elsewhere."""
+    found = ssl.get_default_verify_paths().cafile
+    return found or next((path for path in _AUTHORITIES if Path(path).exists()), None)

@@ -1,7 +1,6 @@
 """The only place that builds concrete objects from a Config."""
 
 import socket
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,13 +15,13 @@ from mainspring import __version__, crash, tls
 from mainspring.api.app import ApiDependencies, build_app
 from mainspring.api.door import DoorConfig, DoorLimits, DoorServer, listen
 from mainspring.api.key_activity import KeyActivity
-from mainspring.api.middleware import Envelope
 from mainspring.clock import DatabaseClock
 from mainspring.config import Config, environment_of_programs
 from mainspring.domain import apikey
 from mainspring.domain.apikey import KeyText
 from mainspring.domain.capability import needs_worker, there_for
-from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.core import Engine
+from mainspring.engine.settings import EngineSettings
 from mainspring.errors import ConfigError, MigrationError
 from mainspring.execution import guard
 from mainspring.execution.builtin import BuiltInExecutor
@@ -47,8 +46,10 @@ from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.node.stock import Stocktaker
 from mainspring.observe.metrics import Metrics
+from mainspring.observe.watchdog import LoopWatchdog
 from mainspring.store import doctor, timezones
 from mainspring.store import migrate as migrations
+from mainspring.store.cluster import Fenced, Topology
 from mainspring.store.database import Database, DatabaseOptions, connect, new_ids
 from mainspring.store.definitions import Definitions
 from mainspring.store.doctor import Finding
@@ -56,7 +57,7 @@ from mainspring.store.embedded import EmbeddedServer
 from mainspring.store.embedded_keeper import Keeper
 from mainspring.store.engine import EngineStore
 from mainspring.store.firing import Firing
-from mainspring.store.housekeeping import ArchiveHook, Housekeeping
+from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.keys import Keys, NewKey, hash_secret
 from mainspring.store.leases import LeaseStore
 from mainspring.store.messages import Messages
@@ -65,6 +66,7 @@ from mainspring.store.schedules import Schedules
 from mainspring.store.secrets import WebhookSecrets
 from mainspring.store.step_outcomes import StepOutcomes
 from mainspring.store.steps import Steps, new_steps
+from mainspring.store.table_changes import ArchiveHook
 from mainspring.store.task_runs import TaskRuns
 from mainspring.store.tasks import Tasks
 from mainspring.store.vault import Vault, parse_key
@@ -72,12 +74,6 @@ from mainspring.store.workers import Workers
 from mainspring.store.workflow_runs import WorkflowRuns
 
 _EVERYWHERE = frozenset({"0.0.0.0", "::"})
-_AUTHORITIES = (
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-)
 
 
 def database_options(config: Config) -> DatabaseOptions:
@@ -164,18 +160,25 @@ def http_settings(config: Config) -> HttpSettings:
             read_limit=config.read_limit,
             connect_timeout=config.connect_timeout,
             idle_connections=config.http_per_tenant,
-            ca_file=config.ca_file or _machine_authorities(),
+            ca_file=config.ca_file or tls.machine_authorities(),
         ),
         egress_of(config),
         f"Mainspring/{__version__}",
     )
 
 
-def _machine_authorities() -> str | None:
-    """Where this machine keeps the authorities it trusts: the library we bring along may have been
-    built on one that keeps them elsewhere."""
-    found = ssl.get_default_verify_paths().cafile
-    return found or next((path for path in _AUTHORITIES if Path(path).exists()), None)
+async def living_nodes(config: Config) -> list[str]:
+    """The nodes that were heard of lately, by name and address."""
+    async with _opened(config) as database:
+        found = await Topology(database).nodes()
+    alive = [n for n in found if n.state == "active" and n.silent < config.node_ttl]
+    return [f"{node.name} ({node.url or node.id})" for node in alive]
+
+
+async def restore_fence(config: Config) -> Fenced:
+    """Issue no fence and no epoch again, whatever the database was set back to."""
+    async with _opened(config) as database:
+        return await Topology(database).restore_fence()
 
 
 async def reseal(config: Config) -> tuple[int, int]:
@@ -212,6 +215,8 @@ class Server:
         self._tls = tls.server_context(config)
         self._activity = KeyActivity()
         self._background = Supervisor()
+        exits = config.stall_action == "exit"
+        self._watchdog = LoopWatchdog(config.loop_stall, self.metrics, exits=exits)
         self._build()
 
     @property
@@ -233,6 +238,7 @@ class Server:
 
     async def start(self) -> None:
         """Open the database, join the cluster, listen. Raises when any of it cannot be done."""
+        self._watchdog.start()
         await self._check_schema()
         self._socket = listen(self.config.host, self.config.port)
         await self._api_database.open()
@@ -267,6 +273,8 @@ class Server:
 
     async def stop(self) -> None:
         """Stop taking work, hand over, finish or release, then close the doors."""
+        if self._http is not None:
+            self._http.drain()
         await self.node.stop()
         if self._http is not None:
             await self._http.close()
@@ -274,6 +282,7 @@ class Server:
         await self._activity.write(self.keys)
         await self._engine_database.close()
         await self._api_database.close()
+        self._watchdog.stop()
 
     async def _check_schema(self) -> None:
         missing = await migrations.pending(
@@ -291,7 +300,9 @@ class Server:
         store = EngineStore(self._engine_database)
         rng = SystemRandom()
         signals = Signals(state, self._engine_database, self._listener())
-        steps = new_steps(rng, config.max_payload)
+        definitions = Definitions()
+        state.when_renewed(definitions.forget)
+        steps = new_steps(rng, config.max_payload, definitions)
         outcomes = StepOutcomes(self._engine_database, steps)
         recorder = Recorder(config, state, store, outcomes, signals, metrics, rng)
         dispatcher = Dispatcher(config, state, store, recorder, metrics)
@@ -312,7 +323,7 @@ class Server:
             metrics,
         )
         executors: list[Executor] = [
-            self._run_starter(state, recorder, steps),
+            self._run_starter(state, recorder, steps, definitions),
             BuiltInExecutor(self._clock, recorder.report),
             webhooks,
         ]
@@ -331,26 +342,37 @@ class Server:
             executors,
             desk,
         )
-        self.app = self._api(desk, vault, webhooks, rng)
+        state.when_renewed(webhooks.forget_all)
+        dependencies = self._api(desk, vault, webhooks, rng, definitions)
+        state.when_renewed(dependencies.authenticator.forget_all)
+        self.app = build_app(dependencies)
 
-    def _api(self, desk: LeaseDesk, vault: Vault, webhooks: HttpExecutor, rng: Random) -> Envelope:
+    def _api(
+        self,
+        desk: LeaseDesk,
+        vault: Vault,
+        webhooks: HttpExecutor,
+        rng: Random,
+        definitions: Definitions,
+    ) -> ApiDependencies:
         config = self.config
-        return build_app(
-            ApiDependencies(
-                config=config,
-                clock=self._clock,
-                tasks=Tasks(self._api_database, near=config.near),
-                keys=self.keys,
-                ids=new_ids(Random(rng.getrandbits(64))),
-                rng=Random(rng.getrandbits(64)),
-                node=self.node,
-                desk=desk,
-                metrics=self.metrics,
-                database=self._api_database,
-                activity=self._activity,
-                vault=vault,
-                profile_changed=webhooks.forget,
-            )
+        steps = new_steps(rng, definitions=definitions)
+        return ApiDependencies(
+            config=config,
+            clock=self._clock,
+            tasks=Tasks(self._api_database, near=config.near, steps=steps),
+            keys=self.keys,
+            ids=new_ids(Random(rng.getrandbits(64))),
+            rng=Random(rng.getrandbits(64)),
+            node=self.node,
+            desk=desk,
+            metrics=self.metrics,
+            database=self._api_database,
+            activity=self._activity,
+            vault=vault,
+            definitions=definitions,
+            profile_changed=webhooks.forget,
+            complaint=self._watchdog.complaint,
         )
 
     def _membership(self, state: NodeState, stock: Stocktaker, signals: Signals) -> Membership:
@@ -392,10 +414,12 @@ class Server:
         self.metrics.running.set_function(lambda: engine.running)
         return engine
 
-    def _run_starter(self, state: NodeState, recorder: Recorder, steps: Steps) -> RunStarter:
+    def _run_starter(
+        self, state: NodeState, recorder: Recorder, steps: Steps, definitions: Definitions
+    ) -> RunStarter:
         database = self._engine_database
         ids = new_ids(Random(SystemRandom().getrandbits(64)))
-        runs = WorkflowRuns(database, steps, Definitions(), ids)
+        runs = WorkflowRuns(database, steps, definitions, ids)
         task_runs = TaskRuns(database, steps, runs)
         return RunStarter(self._clock, state, task_runs, recorder, recorder.report)
 

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 from standardwebhooks import Webhook
 
-from mainspring.engine.ledger import WORTH_TELLING
+from mainspring.domain.lateness import WORTH_TELLING
 from support.client import Client
 from support.cluster import Cluster
 from support.receivers import Received, answer, answering, receiver

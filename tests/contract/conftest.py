@@ -14,6 +14,7 @@ _EMPTY = """
 TRUNCATE tenants, tasks, task_history, executions, dead_letters, idempotency_keys, nodes,
     partitions, wakes, audit, schedules, occurrences, workers, messages RESTART IDENTITY CASCADE;
 INSERT INTO partitions (partition) SELECT generate_series(0, 255);
+UPDATE fence_floor SET floor = 0, before = '-infinity', server_started = NULL;
 """
 
 

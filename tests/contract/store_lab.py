@@ -13,6 +13,7 @@ import msgspec
 
 from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
 from mainspring.domain.ids import TaskIds
+from mainspring.domain.lateness import Waited
 from mainspring.domain.placement import NOBODY, PARTITIONS, Tenure, partition_of
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.schedule import Definition
@@ -72,11 +73,19 @@ class Inspector(Protocol):
 
     async def tries_of(self, task_id: UUID) -> list[tuple[int, str]]: ...
 
+    async def lateness_of(self, task_id: UUID) -> list[Waited | None]: ...
+
     async def dead_letter(self, task_id: UUID) -> tuple[str, list[str]] | None: ...
+
+    async def losses_of(self, task_id: UUID) -> tuple[int, int]: ...
 
     async def owner(self, partition: int) -> tuple[UUID | None, int]: ...
 
     async def node(self, node_id: UUID) -> tuple[int, str]: ...
+
+    async def restart_server(self) -> None:
+        """As if the server had been started again since anybody joined."""
+        ...
 
     async def answer_under(self, tenant: int, key: str) -> bytes: ...
 
@@ -89,6 +98,7 @@ class MemoryInspector:
     """Looks into the simulation's tables."""
 
     def __init__(self, store: MemoryStore) -> None:
+        self._store = store
         self._tables = store.tables
         self._tenants = count(1)
 
@@ -107,9 +117,16 @@ class MemoryInspector:
     async def tries_of(self, task_id: UUID) -> list[tuple[int, str]]:
         return [(e.fence, e.outcome) for e in self._tables.executions if e.id == task_id]
 
+    async def lateness_of(self, task_id: UUID) -> list[Waited | None]:
+        return [e.lateness for e in self._tables.executions if e.id == task_id]
+
     async def dead_letter(self, task_id: UUID) -> tuple[str, list[str]] | None:
         found = self._tables.dead_letters.get(task_id)
         return (found.reason, list(found.attempts)) if found else None
+
+    async def losses_of(self, task_id: UUID) -> tuple[int, int]:
+        found = self._tables.tasks[task_id]
+        return found.losses, found.unproven_losses
 
     async def owner(self, partition: int) -> tuple[UUID | None, int]:
         row = self._tables.partitions[partition]
@@ -118,6 +135,9 @@ class MemoryInspector:
     async def node(self, node_id: UUID) -> tuple[int, str]:
         row = self._tables.nodes[node_id]
         return row.epoch, row.state
+
+    async def restart_server(self) -> None:
+        self._store.server += 1
 
     async def answer_under(self, tenant: int, key: str) -> bytes:
         return self._tables.idempotency[tenant, key].answer
@@ -170,6 +190,12 @@ class PostgresInspector:
         )
         return [(row["fence"], row["outcome"]) for row in rows]
 
+    async def lateness_of(self, task_id: UUID) -> list[Waited | None]:
+        rows = await self._connection.fetch(
+            "SELECT lateness::text FROM executions WHERE task_id = $1 ORDER BY fence", task_id
+        )
+        return [None if row[0] is None else msgspec.json.decode(row[0]) for row in rows]
+
     async def dead_letter(self, task_id: UUID) -> tuple[str, list[str]] | None:
         row = await self._connection.fetchrow(
             "SELECT reason, ARRAY(SELECT a->>'outcome' FROM jsonb_array_elements(attempts) a) "
@@ -177,6 +203,13 @@ class PostgresInspector:
             task_id,
         )
         return (row[0], row[1]) if row else None
+
+    async def losses_of(self, task_id: UUID) -> tuple[int, int]:
+        row = await self._connection.fetchrow(
+            "SELECT losses, unproven_losses FROM tasks WHERE id = $1", task_id
+        )
+        assert row is not None
+        return row[0], row[1]
 
     async def owner(self, partition: int) -> tuple[UUID | None, int]:
         row = await self._connection.fetchrow(
@@ -191,6 +224,13 @@ class PostgresInspector:
         )
         assert row is not None
         return row["epoch"], row["state"]
+
+    async def restart_server(self) -> None:
+        # The server that all share stays as it is; they joined one that was started earlier.
+        for table in ("nodes", "fence_floor"):
+            await self._connection.execute(
+                f"UPDATE {table} SET server_started = server_started - interval '1 second'"
+            )
 
     async def answer_under(self, tenant: int, key: str) -> bytes:
         answer: bytes = await self._connection.fetchval(

@@ -86,6 +86,15 @@ async def test_a_lost_answer_is_read_again(lab: Lab) -> None:
     assert await lab.engine.claimed_by(refs, worker="node:other") == []
 
 
+async def test_a_lost_answer_is_not_taken_from_an_earlier_execution(lab: Lab) -> None:
+    """The database was set back between the claim and the question."""
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+    await lab.claim(tenure, row)
+    later = TaskRef(tenant, row.id, row.rev + 2)
+    assert await lab.engine.claimed_by([later], worker=lab.worker) == []
+
+
 async def test_a_claim_that_comes_late_comes_to_nothing(lab: Lab) -> None:
     tenure, tenant = await lab.join(), await lab.tenant()
     row = await lab.create(tenant)

@@ -2,8 +2,12 @@
 
 from uuid import uuid4
 
+import asyncpg
+import pytest
+
 from contract.store_lab import Lab
 from mainspring.domain.placement import Tenure
+from mainspring.store import cluster
 
 
 async def test_a_member_beats(lab: Lab) -> None:
@@ -114,3 +118,82 @@ async def test_who_leaves_is_no_member(lab: Lab) -> None:
     await lab.cluster.hand_over(tenure, {}, leaving=True)
     assert await lab.inspect.node(tenure.node_id) == (tenure.epoch + 1, "left")
     assert await lab.cluster.members() == []
+
+
+async def test_beats_are_counted_and_do_not_go_back(lab: Lab) -> None:
+    tenure = await lab.join()
+    first = await lab.cluster.beat(tenure.node_id, tenure.epoch)
+    assert first is not None
+    second = await lab.cluster.beat(tenure.node_id, tenure.epoch, first.beats)
+    assert second is not None
+    assert second.beats == first.beats + 1
+    # As after a restore of a database that knew of fewer.
+    assert await lab.cluster.beat(tenure.node_id, tenure.epoch, second.beats + 1) is None
+    assert await lab.cluster.beat(tenure.node_id, tenure.epoch, second.beats) is not None
+
+
+async def test_who_joined_another_server_is_no_member(lab: Lab) -> None:
+    tenure = await lab.join()
+    taken = await lab.cluster.take_over(tenure.node_id, tenure.epoch, [3])
+    await lab.inspect.restart_server()
+    assert taken == [3]
+    assert await lab.cluster.beat(tenure.node_id, tenure.epoch) is None
+    assert await lab.cluster.take_over(tenure.node_id, tenure.epoch, [4]) == []
+    heir = await lab.join()
+    assert await lab.inspect.node(tenure.node_id) == (tenure.epoch + 1, "dead")
+    assert await lab.cluster.take_over(heir.node_id, heir.epoch, [3]) == [3]
+
+
+async def test_partition_epochs_rise_with_another_server(lab: Lab) -> None:
+    tenure = await lab.join()
+    await lab.cluster.take_over(tenure.node_id, tenure.epoch, [3])
+    await lab.join()
+    assert await lab.inspect.owner(3) == (tenure.node_id, 1)
+    await lab.inspect.restart_server()
+    await lab.join()
+    owner, epoch = await lab.inspect.owner(3)
+    assert owner == tenure.node_id
+    assert epoch > 50_000_000  # the seconds since 2025, which no restore repeats
+
+
+async def test_who_joins_again_leaves_no_former_self(lab: Lab) -> None:
+    former, other = await lab.join(), await lab.join()
+    for _ in range(2):
+        await lab.cluster.join(uuid4(), "test", None, "0", former=former.node_id)
+        assert await lab.inspect.node(former.node_id) == (former.epoch + 1, "dead")
+        assert await lab.inspect.node(other.node_id) == (other.epoch, "active")
+
+
+@pytest.mark.server
+async def test_an_operator_lets_nothing_be_repeated(
+    real_lab: Lab, connection: asyncpg.Connection
+) -> None:
+    dead, left, living = [await real_lab.join() for _ in range(3)]
+    await real_lab.cluster.declare_dead(dead.node_id, -1.0)
+    await real_lab.cluster.hand_over(left, {}, leaving=True)
+    await real_lab.cluster.take_over(living.node_id, living.epoch, [3])
+    [found] = await connection.fetch(cluster.SQL["restore_fence"])
+    done = cluster.Fenced(*found)
+    assert done.nodes == 1
+    assert await real_lab.inspect.owner(3) == (living.node_id, done.epoch)
+    assert await real_lab.inspect.owner(4) == (None, done.epoch)
+    assert done.epoch == done.floor > 50_000_000
+    assert await real_lab.inspect.node(dead.node_id) == (dead.epoch + 1, "dead")
+    assert await real_lab.inspect.node(left.node_id) == (left.epoch + 1, "left")
+    assert await real_lab.inspect.node(living.node_id) == (living.epoch + 1, "dead")
+    [found] = await connection.fetch(cluster.SQL["restore_fence"])
+    again = cluster.Fenced(*found)
+    assert (again.nodes, again.epoch > done.epoch) == (0, True)
+
+
+@pytest.mark.server
+async def test_on_the_same_server_an_operator_gets_not_ahead_of_the_clock(
+    real_lab: Lab, connection: asyncpg.Connection
+) -> None:
+    """Else who joins after a second restore, soon after the first, begins with the same fence."""
+    await real_lab.join()
+    await connection.fetch(cluster.SQL["restore_fence"])
+    assert await connection.fetchval("SELECT floor <= fence_of_now() + 1 FROM fence_floor")
+    await connection.execute("UPDATE fence_floor SET server_started = '2000-01-01'")
+    await connection.fetch(cluster.SQL["restore_fence"])
+    assert await connection.fetchval("SELECT floor > fence_of_now() + 50 FROM fence_floor")

@@ -2,8 +2,8 @@
 
 from uuid import UUID
 
-from contract.store_lab import Lab, finish, held, retry
-from mainspring.domain.capability import ALONE, Offer
+from contract.store_lab import Lab, finish, held
+from mainspring.domain.capability import Offer
 from mainspring.domain.execution import Assignment, Outcome
 from mainspring.domain.placement import Tenure
 from mainspring.store.leases import Beat, Beaten, WorkerPick
@@ -23,7 +23,7 @@ async def beat(lab: Lab, task: Assignment, **more: object) -> list[Beaten]:
         task.tenant_id,
         str(told["worker"]),
         str(told["incarnation"]),
-        [Beat(task.id, int(str(told["fence"])))],
+        [Beat(task.id, int(str(told["fence"])), started=bool(told.get("started", True)))],
         lease=60.0,
         grace=float(str(told["grace"])),
     )
@@ -78,6 +78,15 @@ async def test_a_lost_claim_is_read_and_cannot_come_late(lab: Lab) -> None:
     assert await lab.lease(tenure, late) is None
 
 
+async def test_a_lost_claim_is_not_taken_from_an_earlier_execution(lab: Lab) -> None:
+    """The database was set back between the claim and the question."""
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+    assert await lab.lease(tenure, row)
+    later = WorkerPick(tenant, row.id, row.rev + 2, "w", "1")
+    assert await lab.leases.claimed_for([later]) == []
+
+
 async def test_a_heartbeat_extends_its_own_present_tries_only(lab: Lab) -> None:
     tenure, tenant, stranger = await lab.join(), await lab.tenant(), await lab.tenant()
     task = await leased(lab, tenure, tenant, lease=1.0)
@@ -93,6 +102,22 @@ async def test_a_heartbeat_extends_its_own_present_tries_only(lab: Lab) -> None:
     assert (await beat(lab, task))[0].cancel_requested
     await lab.engine.finish(tenure, [finish(task)])
     assert await beat(lab, task) == []
+
+
+async def test_word_of_a_start_makes_no_fresh_lease_longer(lab: Lab) -> None:
+    """Its worker, should it die, is missed as soon as without that word."""
+    tenure, tenant = await lab.join(), await lab.tenant()
+    fresh = await leased(lab, tenure, tenant, lease=30.0)
+    (item,) = await beat(lab, fresh)
+    assert abs(item.lease_end - fresh.lease_end) < 0.001
+    (item,) = await beat(lab, fresh)
+    assert item.lease_end > fresh.lease_end + 20, "the next one is about the lease"
+    old = await leased(lab, tenure, tenant, lease=19.0)
+    (item,) = await beat(lab, old)
+    assert item.lease_end > old.lease_end + 20
+    waiting = await leased(lab, tenure, tenant, lease=30.0)
+    (item,) = await beat(lab, waiting, started=False)
+    assert item.lease_end > waiting.lease_end + 20, "what has not begun is kept"
 
 
 async def test_nothing_is_extended_far_beyond_its_hard_timeout(lab: Lab) -> None:
@@ -121,24 +146,6 @@ async def test_only_the_present_try_is_held(lab: Lab) -> None:
     assert await lab.leases.held(stranger, tries) == []
 
 
-async def test_losses_are_counted_and_the_third_alone_is_the_last(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
-    row = await lab.create(tenant)
-    for expected in ("handler:work", f"handler:work{ALONE}"):
-        task = await lab.lease(tenure, row, lease=0.0)
-        assert task is not None
-        (row,) = (await lab.engine.lose([held(task)], blamed=[task.id])).rows
-        assert (row.capability, row.worker, row.incarnation) == (expected, None, None)
-    task = await lab.lease(tenure, row, lease=0.0)
-    assert task is not None
-    assert (await lab.engine.lose([held(task)], blamed=[task.id])).gone == [row.id]
-    letter = await lab.inspect.dead_letter(row.id)
-    assert letter == ("poison", ["lost"] * 3)
-    end = await lab.inspect.end_of(row.id)
-    assert end is not None
-    assert (end.state, end.failures) == ("failed", 0)
-
-
 async def test_nobody_is_blamed_for_a_node(lab: Lab) -> None:
     tenure, tenant = await lab.join(), await lab.tenant()
     row = await lab.create(tenant)
@@ -163,23 +170,6 @@ async def test_a_restart_ends_leases_that_would_last(lab: Lab) -> None:
     await lab.register(tenant, "w", "2", OFFER, None)
     (row,) = (await lab.engine.lose([held(task)], blamed=[task.id])).rows
     assert row.state == "scheduled"
-
-
-async def test_a_report_clears_the_suspicion_and_a_release_does_not(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
-    row = await lab.create(tenant)
-    for _ in range(2):
-        task = await lab.lease(tenure, row, lease=0.0)
-        assert task is not None
-        (row,) = (await lab.engine.lose([held(task)], blamed=[task.id])).rows
-    task = await lab.lease(tenure, row)
-    assert task is not None
-    (row,) = await lab.engine.retry(tenure, [retry(task, outcome=Outcome.RELEASED, delay=None)])
-    assert row.capability.endswith(ALONE)
-    task = await lab.lease(tenure, row)
-    assert task is not None
-    (row,) = await lab.engine.retry(tenure, [retry(task, delay=0.0)])
-    assert row.capability == "handler:work"
 
 
 async def test_what_another_node_leased_is_read_as_its_claim_returned_it(lab: Lab) -> None:

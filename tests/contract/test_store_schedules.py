@@ -46,6 +46,15 @@ async def test_what_is_due_is_decided_once(lab: Lab) -> None:
     assert later.wake == definition.anchor + 60
 
 
+async def test_who_joined_another_server_decides_nothing(lab: Lab) -> None:
+    tenant, tenure = await lab.tenant(), await lab.join()
+    schedule = await lab.inspect.add_schedule(tenant, every_minute(10))
+    await lab.inspect.restart_server()
+    assert (await decide(lab, tenure)).decided == 0
+    assert await lab.inspect.ledger(schedule) == []
+    assert (await decide(lab, await lab.join())).decided == 1
+
+
 @pytest.mark.parametrize("policy", ["skip", "latest", "all"])
 async def test_an_outage_is_one_transaction(lab: Lab, policy: str) -> None:
     tenant, tenure = await lab.tenant(), await lab.join()

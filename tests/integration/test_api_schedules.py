@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from random import Random
 from time import perf_counter
 from typing import Any, NoReturn
+from unittest import mock
 from uuid import UUID, uuid4
 
 import pytest
@@ -15,9 +16,12 @@ from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import PARTITIONS, Tenure
 from mainspring.errors import StoreUnavailable
+from mainspring.node.housekeeping import Housekeeper
+from mainspring.node.state import NodeState
 from mainspring.store import timezones
 from mainspring.store.calendars import Calendars
 from mainspring.store.firing import Firing, Settled
+from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.schedules import Schedules
 from support.api import Office, opened_office
 from support.asgi import Answer
@@ -77,6 +81,14 @@ class Desk:
         answer = await self.office.admin.get(f"/v1/tasks?schedule_id={schedule['id']}&limit=1000")
         found: list[dict[str, Any]] = answer.json()["items"]
         return found[::-1]
+
+    async def keep_house(self) -> None:
+        """A round of housekeeping, as one node of the cluster does it every minute."""
+        state = NodeState(mock.Mock(), mock.Mock())
+        keeper = Housekeeper(Config(), state, Housekeeping(self.office.database))
+        await keeper.tidy()
+        await keeper.retire()
+        await keeper.leave()
 
     async def finish(self, count: int | None = None) -> None:
         """Let the oldest unfinished tasks end."""
@@ -443,11 +455,31 @@ async def test_a_backfill_makes_up_for_what_never_ran(desk: Desk) -> None:
         f"2026-03-0{day}" for day in (1, 2, 4, 5)
     ]
     assert {task["concurrency"]["limit"] for task in tasks} == {2}
+    due = [task["due_at"] for task in tasks]
+    assert due == sorted(set(due)), "in the order of their times"
+    assert all(task["due_at"] >= task["created_at"] for task in tasks), "nothing is years late"
     again = await desk.post(f"/{schedule['id']}/backfill", body)
     assert again.json()["count"] == 0, "what ran does not run again"
     assert await desk.ledger(schedule) == [("backfilled", 1)] * 4
     wrong = {"from": "2026-03-05T00:00:00Z", "to": "2026-03-01T00:00:00Z"}
     assert (await desk.post(f"/{schedule['id']}/backfill", wrong)).pointers() == ["/to"]
+
+
+@pytest.mark.parametrize("day", ["2019-03-0{}", "2026-03-0{}"])
+async def test_a_backfill_is_remembered_however_old(desk: Desk, day: str) -> None:
+    schedule = await desk.make(cron="0 0 * * *")
+    body = {"from": f"{day.format(1)}T00:00:00Z", "to": f"{day.format(3)}T00:00:00Z"}
+    counts = []
+    for _ in range(3):
+        counts.append((await desk.post(f"/{schedule['id']}/backfill", body)).json()["count"])
+        await desk.keep_house()
+    assert counts == [3, 0, 0], "what was decided stays decided"
+    found = await desk.get(f"/{schedule['id']}/occurrences?limit=2&decision=backfilled")
+    rest = await desk.get(
+        f"/{schedule['id']}/occurrences?limit=2&decision=backfilled&cursor={found['next_cursor']}"
+    )
+    times = [line["nominal_at"][:10] for line in (*found["items"], *rest["items"])]
+    assert times == [day.format(n) for n in (3, 2, 1)], "and is found, page by page"
 
 
 async def test_spread_shows_both_times(desk: Desk) -> None:

@@ -11,7 +11,8 @@ import msgspec
 from mainspring.clock import ManualClock
 from mainspring.domain.execution import Assignment, Outcome, Report
 from mainspring.domain.placement import Tenure
-from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.core import Engine
+from mainspring.engine.settings import EngineSettings
 from mainspring.node.deadlines import Deadlines
 from mainspring.node.recorder import Recorder
 from mainspring.node.run_starter import RunStarter

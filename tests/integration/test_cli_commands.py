@@ -1,6 +1,7 @@
 """The commands around a server, run as processes: what they print and how they exit."""
 
 import asyncio
+import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -20,6 +21,8 @@ from mainspring.store.database import DatabaseOptions
 from mainspring.store.embedded import EmbeddedServer
 from mainspring.store.migrate import available
 from support.process import run
+from support.waiting import eventually
+from support.workers import opened_shop
 
 pytestmark = pytest.mark.slow
 
@@ -45,10 +48,61 @@ async def test_migrate_and_then_again(empty_database: str) -> None:
     assert second.stdout == "nothing to do: the schema is up to date\n"
 
 
+async def test_restore_fence_raises_what_no_restore_may_repeat(database_url: str) -> None:
+    """As often as it is asked to."""
+    await _execute(database_url, "UPDATE partitions SET epoch = 7 WHERE partition = 3")
+    for _ in range(2):
+        done = await mainspring("restore-fence", DATABASE_URL=database_url)
+        assert done.returncode == 0, done.stderr
+        assert "are leased\nwith fences from " in done.stdout
+        assert "declared dead" not in done.stdout
+    (floor, before_now, epoch) = await _fetch_row(
+        database_url,
+        "SELECT f.floor, f.before < now(), (SELECT min(epoch) FROM partitions) FROM fence_floor f",
+    )
+    assert floor > 50_000_000
+    assert epoch >= floor
+    assert not before_now  # the clock may have been set back, too
+
+
+async def test_restore_fence_makes_running_nodes_join_anew(database_url: str) -> None:
+    async with opened_shop(database_url) as shop:
+        known = shop.server.node.tenure().node_id
+        refused = await mainspring("restore-fence", DATABASE_URL=database_url)
+        assert refused.returncode == 1
+        assert "nodes are running: " in refused.stderr
+        assert "--force" in refused.stderr
+        assert shop.server.node.tenure().node_id == known
+        done = await mainspring("restore-fence", "--force", DATABASE_URL=database_url)
+        assert "nodes declared dead: 1; " in done.stdout
+
+        async def anew() -> bool:
+            tenure = shop.server.node.tenure()
+            return tenure.node_id != known and len(tenure.partitions) == 256
+
+        await eventually(anew, within=10, what="the node has joined anew")
+
+
 async def test_a_server_refuses_a_database_without_schema(empty_database: str) -> None:
     done = await mainspring("server", DATABASE_URL=empty_database, MAINSPRING_PORT="0")
     assert done.returncode == 1
     assert "run `mainspring migrate` first" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["listen", "server"])
+async def test_a_taken_port_is_told_in_one_line(command: str, database_url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = await mainspring(command, "--port", str(port), DATABASE_URL=database_url)
+    assert done.returncode == 1
+    told = f"mainspring: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
+    assert done.stderr == told
+
+
+async def test_a_port_that_cannot_be_is_refused() -> None:
+    done = await mainspring("listen", "--port", "99999")
+    assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
 
@@ -195,6 +249,14 @@ async def _finding(url: str, subject: str) -> doctor.Finding:
 
 async def mainspring(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(run, *arguments, environment=environment)
+
+
+async def _fetch_row(url: str, statement: str) -> asyncpg.Record:
+    connection = await asyncpg.connect(url)
+    row = await connection.fetchrow(statement)
+    await connection.close()
+    assert row is not None
+    return row
 
 
 async def _execute(url: str, statement: str) -> None:

@@ -18,8 +18,9 @@ from mainspring.node.state import NodeState
 from mainspring.store import housekeeping
 from mainspring.store.cluster import Topology
 from mainspring.store.database import Database, DatabaseOptions
-from mainspring.store.housekeeping import PARTITIONED, Housekeeping, Round
-from support.evidence import Evidence
+from mainspring.store.housekeeping import PARTITIONED, Housekeeping
+from mainspring.store.table_changes import Round
+from support.evidence import Evidence, waits_for_a_lock
 from support.store import StoreWorld, success
 from support.waiting import eventually
 
@@ -89,9 +90,9 @@ async def test_a_day_whose_rows_lie_in_the_default_partition_stays_there(
 async def test_nobody_waits_while_a_large_default_partition_is_looked_through(
     house: Housekeeping, database: Database
 ) -> None:
-    await add_old_occurrences(database, 1)
+    await add_old_logs(database, 1)
     made = await house.make_partitions(days_ahead=1, largest_default=0)
-    assert set(made.postponed) == {"occurrences"}
+    assert set(made.postponed) == {"task_logs"}
     assert len(made.done) == 2 * (len(PARTITIONED) - 1), "the others are made"
     assert len((await house.make_partitions(days_ahead=1)).done) == 2, "it is small, in truth"
 
@@ -99,9 +100,9 @@ async def test_nobody_waits_while_a_large_default_partition_is_looked_through(
 async def test_old_rows_in_a_default_partition_go_in_small_steps(
     house: Housekeeping, database: Database
 ) -> None:
-    await add_old_occurrences(database, 5)
+    await add_old_logs(database, 5)
     assert await house.clear_defaults(30, batch=2) == 5
-    assert await Evidence(database).value("SELECT count(*) FROM occurrences") == 0
+    assert await Evidence(database).value("SELECT count(*) FROM task_logs") == 0
 
 
 async def test_nobody_waits_long_for_a_partition_while_a_backup_runs(
@@ -120,7 +121,7 @@ async def test_nobody_waits_long_for_a_partition_while_a_backup_runs(
             made = await making
     await backup.close()
     assert set(made.postponed) == {"task_history", "executions"}
-    assert {name.partition("_d")[0] for name in made.done} == {"occurrences", "task_logs"}
+    assert {name.partition("_d")[0] for name in made.done} == {"task_logs"}
     later = await house.make_partitions(days_ahead=1)
     assert {name.partition("_d")[0] for name in later.done} == {"task_history", "executions"}
 
@@ -214,7 +215,7 @@ async def test_all_that_is_expired_goes_however_much_it_is(
         "INSERT INTO effects (tenant_id, key, answer, expires_at) SELECT"
         " 1, 'old' || number, '', now() - interval '1 second' FROM generate_series(1, 3) number"
     )
-    with mock.patch.object(housekeeping, "_BATCHES", 1):
+    with mock.patch.object(housekeeping, "BATCHES", 1):
         assert await house.forget_expired(batch=1) == 2, "never too many at once"
     assert await house.forget_expired(batch=1) == 6
     assert await names(database, "SELECT key AS name FROM idempotency_keys") == ["new"]
@@ -343,11 +344,11 @@ async def make_old_partitions(database: Database) -> None:
         )
 
 
-async def add_old_occurrences(database: Database, count: int) -> None:
+async def add_old_logs(database: Database, count: int) -> None:
     await database.fetch(
-        "INSERT INTO occurrences (schedule_id, tenant_id, nominal_at, to_at, decision, reason)"
-        " SELECT gen_random_uuid(), 1, '2020-01-02T12:00:00Z', '2020-01-02T12:00:00Z',"
-        " 'skipped_paused', '' FROM generate_series(1, $1)",
+        "INSERT INTO task_logs (task_id, tenant_id, fence, at, logged_at, level, message)"
+        " SELECT gen_random_uuid(), 1, 1, now(), '2020-01-02T12:00:00Z', 'info', ''"
+        " FROM generate_series(1, $1)",
         count,
     )
 
@@ -377,10 +378,133 @@ async def no_keys(database: Database) -> bool:
     return not await names(database, "SELECT key AS name FROM idempotency_keys")
 
 
-async def waits_for_a_lock(database: Database) -> bool:
+async def undo_index(database: Database) -> None:
+    """As an upgrade leaves it on a large table: the parent has an index, its partitions do not."""
+    await database.fetch("DROP INDEX task_history_name")
+    await database.fetch(
+        'CREATE INDEX task_history_name ON ONLY task_history (tenant_id, name COLLATE "C", id)'
+        " WHERE name IS NOT NULL"
+    )
+
+
+async def is_ready(database: Database) -> bool:
     return bool(
-        await database.fetch(
-            "SELECT FROM pg_stat_activity"
-            " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        await Evidence(database).value(
+            "SELECT indisvalid FROM pg_index WHERE indexrelid = 'task_history_name'::regclass"
         )
     )
+
+
+async def test_indexes_are_built_partition_by_partition(
+    house: Housekeeping, database: Database
+) -> None:
+    await house.make_partitions(days_ahead=1)
+    await undo_index(database)
+    assert not await is_ready(database)
+    built = await house.build_indexes()
+    assert (len(built.done), built.postponed) == (3, {})
+    assert await is_ready(database)
+    assert await house.build_indexes() == Round()
+    # The next partition has them from the start.
+    await house.make_partitions(days_ahead=2)
+    assert await is_ready(database)
+
+
+async def test_an_index_is_whole_when_the_last_that_lacked_it_is_detached(
+    house: Housekeeping, database: Database
+) -> None:
+    await house.make_partitions(days_ahead=0)
+    await undo_index(database)
+    row = await database.fetch_row(
+        "SELECT min(inhrelid::regclass::text) FROM pg_inherits"
+        " WHERE inhparent = 'task_history'::regclass AND inhrelid::regclass::text ~ '_d2'"
+    )
+    await database.fetch(
+        "CREATE INDEX task_history_default_name ON task_history_default"
+        ' (tenant_id, name COLLATE "C", id) WHERE name IS NOT NULL'
+    )
+    await database.fetch("ALTER INDEX task_history_name ATTACH PARTITION task_history_default_name")
+    assert row is not None
+    await database.fetch(f"ALTER TABLE task_history DETACH PARTITION {row[0]}")
+    assert not await is_ready(database)
+    await house.build_indexes()
+    assert await is_ready(database)
+    assert await house.build_indexes() == Round()
+
+
+async def test_a_partition_that_goes_keeps_no_other_from_its_index(
+    house: Housekeeping, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await house.make_partitions(days_ahead=0)
+    await undo_index(database)
+    build = Housekeeping._build_index
+
+    async def after_it_is_gone(self: Housekeeping, home: str, row: asyncpg.Record) -> None:
+        if row["partition"] != "task_history_default":
+            await database.fetch(f"ALTER TABLE task_history DETACH PARTITION {row['partition']}")
+            await database.fetch(f"DROP TABLE {row['partition']}")
+        await build(self, home, row)
+
+    monkeypatch.setattr(Housekeeping, "_build_index", after_it_is_gone)
+    built = await house.build_indexes()
+    assert built.done == ["task_history_default_name"]
+    assert [reason[:21] for reason in built.postponed.values()] == ["its partition is gone"]
+    assert await is_ready(database)
+
+
+async def test_a_partition_made_meanwhile_has_the_index(
+    house: Housekeeping, database: Database
+) -> None:
+    await undo_index(database)
+    await house.make_partitions(days_ahead=1)
+    assert (await house.build_indexes()).done == ["task_history_default_name"]
+    assert await is_ready(database)
+
+
+async def test_an_index_left_half_built_is_built_anew(
+    house: Housekeeping, database: Database
+) -> None:
+    await undo_index(database)
+    await database.fetch("CREATE INDEX task_history_default_name ON task_history_default (id)")
+    await database.fetch(
+        "UPDATE pg_index SET indisvalid = false"
+        " WHERE indexrelid = 'task_history_default_name'::regclass"
+    )
+    assert (await house.build_indexes()).done == ["task_history_default_name"]
+    assert await is_ready(database)
+
+
+async def test_an_index_that_another_builds_is_left_to_it(
+    house: Housekeeping, database: Database, database_url: str
+) -> None:
+    await undo_index(database)
+    await database.fetch("CREATE INDEX task_history_default_name ON task_history_default (id)")
+    await database.fetch(
+        "UPDATE pg_index SET indisvalid = false"
+        " WHERE indexrelid = 'task_history_default_name'::regclass"
+    )
+    builder = await asyncpg.connect(database_url)
+    try:
+        async with builder.transaction():
+            # As CREATE INDEX CONCURRENTLY holds it from its beginning to its end.
+            await builder.execute("LOCK task_history_default IN SHARE UPDATE EXCLUSIVE MODE")
+            built = await house.build_indexes()
+        assert (built.done, set(built.postponed)) == ([], {"task_history_default_name"})
+    finally:
+        await builder.close()
+    assert (await house.build_indexes()).done == ["task_history_default_name"]
+
+
+async def test_an_index_built_by_one_who_died_is_attached(
+    house: Housekeeping, database: Database
+) -> None:
+    await undo_index(database)
+    await database.fetch(
+        "CREATE INDEX task_history_default_name ON task_history_default"
+        ' (tenant_id, name COLLATE "C", id) WHERE name IS NOT NULL'
+    )
+    before = await Evidence(database).value("SELECT 'task_history_default_name'::regclass::oid")
+    assert (await house.build_indexes()).done == ["task_history_default_name"]
+    after = await Evidence(database).value("SELECT 'task_history_default_name'::regclass::oid")
+    assert await is_ready(database)
+    assert before == after

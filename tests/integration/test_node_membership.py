@@ -13,7 +13,8 @@ from mainspring.clock import DatabaseClock
 from mainspring.config import Config
 from mainspring.domain.capability import needs_worker
 from mainspring.domain.placement import PARTITIONS
-from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.core import Engine
+from mainspring.engine.settings import EngineSettings
 from mainspring.errors import StoreUnavailable
 from mainspring.lifecycle import Supervisor
 from mainspring.node.membership import Membership
@@ -217,12 +218,15 @@ class _Reluctant:
         self._connection = connection
         self._refused = refused
         self.is_closed, self.terminate = connection.is_closed, connection.terminate
-        self.fetch = connection.fetch
+
+    async def fetch(self, sql: str, *args: object) -> list[asyncpg.Record]:
+        rows = await self._connection.fetch(sql, *args)
+        if sql == SQL["beat"] and not rows:
+            self._refused.set()
+        return rows
 
     async def fetchval(self, sql: str, *args: object) -> object:
         answer: object = await self._connection.fetchval(sql, *args)
-        if sql == SQL["beat"] and answer is None:
-            self._refused.set()
         if sql == SQL["hand_over"]:
             await self._refused.wait()
         return answer

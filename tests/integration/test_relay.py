@@ -75,6 +75,30 @@ async def test_the_next_step_is_leased_as_it_is_released(world: RunWorld) -> Non
     assert (await task(world, "c"))["state"] == "running"
 
 
+async def test_a_step_that_was_there_before_a_restore_is_leased_above(world: RunWorld) -> None:
+    run = await world.begin(workflow(inside("a"), inside("b", "a"), inside("c", "b")))
+    await world.database.fetch(
+        "UPDATE fence_floor SET floor = 1000, before = clock_timestamp() + interval '1 minute'"
+    )
+    [first] = await world.claim(run)
+    [(row, assignment)] = (await end(world, [first])).moved.begun
+    assert (first.fence, row.fence, assignment.fence) == (1000, 1000, 1000)
+    await end(world, [assignment], most=0)
+    assert (await task(world, "c"))["fence"] == 0, "it is not leased yet"
+
+
+async def test_who_joined_another_server_leases_no_step(world: RunWorld) -> None:
+    run = await world.begin(workflow(inside("a"), inside("b", "a")))
+    [first] = await world.claim(run)
+    await world.database.fetch("UPDATE nodes SET server_started = '2001-01-01'")
+    done = await end(world, [first])
+    assert (done.accepted, done.moved.begun) == ({first.id}, [])
+    released = await task(world, "b")
+    assert (released["state"], released["fence"]) == ("scheduled", 0)
+    [wake] = await world.database.fetch("SELECT task_id FROM wakes WHERE task_id <> $1", first.id)
+    assert wake["task_id"] == released["id"]
+
+
 async def test_a_lease_that_came_that_way_ends_a_run(world: RunWorld) -> None:
     run = await world.begin(workflow(inside("a"), inside("b", "a")))
     [(_, assignment)] = (await end(world, await world.claim(run))).moved.begun

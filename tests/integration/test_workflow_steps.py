@@ -302,7 +302,8 @@ async def test_a_step_that_kills_every_worker_fails_its_run(world: RunWorld) -> 
     run = await world.begin(workflow(step("a"), step("b", "a")))
     [held] = await world.claim(run, lease=0.0)
     await world.database.fetch(
-        "UPDATE tasks SET incarnation = 'one', capability = capability || ';alone' WHERE id = $1",
+        "UPDATE tasks SET incarnation = 'one', capability = capability || ';alone', losses = 2,"
+        " began = true, began_alone = true WHERE id = $1",
         held.id,
     )
     ref = TaskRef(held.tenant_id, held.id, held.fence)
@@ -315,6 +316,35 @@ async def test_a_step_that_kills_every_worker_fails_its_run(world: RunWorld) -> 
     assert (letter["reason"], letter["final_error"]["code"]) == ("poison", "poison")
     assert [attempt["error"]["code"] for attempt in letter["attempts"]] == ["lost"]
     assert await lost_tries(world) == [("lost", None)]
+
+
+@pytest.mark.parametrize(
+    "otherwise",
+    [
+        "began = false",
+        "began_alone = false",
+        "losses = 0, unproven_losses = 2",
+        "losses = 1, unproven_losses = 0",
+        "capability = replace(capability, ';alone', '')",
+        "incarnation = NULL",
+    ],
+)
+async def test_a_step_is_given_up_by_the_rules_of_other_tasks(
+    world: RunWorld, otherwise: str
+) -> None:
+    run = await world.begin(workflow(step("a")))
+    [held] = await world.claim(run, lease=0.0)
+    await world.database.fetch(
+        "UPDATE tasks SET incarnation = 'one', capability = capability || ';alone', losses = 1,"
+        " unproven_losses = 1, began = true, began_alone = true WHERE id = $1",
+        held.id,
+    )
+    await world.database.fetch(f"UPDATE tasks SET {otherwise} WHERE id = $1", held.id)
+    ref = TaskRef(held.tenant_id, held.id, held.fence)
+    done = await world.outcomes.lose(world.tenure, [ref], await world.now(), blamed=[held.id])
+    assert not done.accepted
+    seen = await world.engine.lose([ref], blamed=[held.id])
+    assert [row.id for row in seen.rows] == [held.id]
 
 
 async def test_an_input_that_cannot_be_read_fails_what_speaks_of_it_and_nothing_else(

@@ -109,6 +109,27 @@ async def test_the_schema_that_is_compared_is_all_of_it(empty_url: str) -> None:
         before = after
 
 
+async def test_days_of_the_ledger_are_kept_from_older_nodes(empty_url: str) -> None:
+    with known(*available()[:13]):
+        await migrate(empty_url)
+    await fetch(
+        empty_url,
+        "CREATE TABLE public.occurrences_d20260714 PARTITION OF occurrences"
+        " FOR VALUES FROM ('2026-07-14T00:00:00Z') TO ('2026-07-15T00:00:00Z')",
+    )
+    await fetch(
+        empty_url,
+        "INSERT INTO occurrences (schedule_id, tenant_id, nominal_at, to_at, decision, reason)"
+        " VALUES (gen_random_uuid(), 1, '2026-07-14 12:00Z', '2026-07-14 12:00Z',"
+        " 'skipped_paused', '')",
+    )
+    await migrate(empty_url)
+    by_the_old_name = "SELECT relname FROM pg_class WHERE relname ~ '^occurrences_d[0-9]{8}$'"
+    assert await fetch(empty_url, by_the_old_name) == []
+    assert await fetch(empty_url, "SELECT count(*) FROM occurrences_m20260714") == [(1,)]
+    assert await fetch(empty_url, "SELECT count(*) FROM occurrences") == [(1,)]
+
+
 async def test_several_nodes_may_migrate_at_once(empty_url: str) -> None:
     applied = await asyncio.gather(*(migrate(empty_url) for _ in range(4)))
     assert sorted(len(steps) for steps in applied) == [0, 0, 0, len(available())]
@@ -170,3 +191,25 @@ async def test_nobody_waits_long_behind_a_step_that_waits_for_a_backup(empty_url
                 await migrate(empty_url, patience=0)
         assert await migrating == [step]
     await backup.close()
+
+
+async def test_large_history_gets_its_indexes_later(empty_url: str) -> None:
+    """No task could end while they are built."""
+    steps = available()
+    [number] = [n for n, step in enumerate(steps) if step.name == "list_indexes"]
+    assert "268435456" in steps[number].sql
+    large = Migration(
+        steps[number].version, "list_indexes", steps[number].sql.replace("268435456", "-1")
+    )
+    with known(*steps[:number], large):
+        await migrate(empty_url)
+    ready = """
+        SELECT DISTINCT indisvalid FROM pg_index JOIN pg_class c ON c.oid = indexrelid
+        WHERE c.relkind = 'I' AND c.relname ~ '^task_history_(name|queue|state|schedule|run)$'
+            OR c.relkind = 'I' AND c.relname IN ('task_history_label', 'task_history_due')
+    """
+    assert await fetch(empty_url, ready) == [(False,)]
+    days = "FROM ('2030-01-01') TO ('2030-01-02')"
+    await fetch(empty_url, f"CREATE TABLE a_day PARTITION OF task_history FOR VALUES {days}")
+    indexes = "SELECT count(*) FROM pg_indexes WHERE tablename = 'a_day'"
+    assert await fetch(empty_url, indexes) == [(8,)]

@@ -1,11 +1,18 @@
 """The statements about nodes and who owns what, in memory: the contract suite binds them to SQL."""
 
 from collections.abc import Callable, Collection, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from itertools import count
+from math import ceil
 from uuid import UUID
 
 from mainspring.domain.placement import Tenure
-from mainspring.store.cluster import Member
+from mainspring.store.cluster import Beat, Member
 from simulation.tables import NodeRow, PartitionRow, Tables
+
+_FENCES_SINCE = 1_735_689_600.0
+"""2025-01-01, from which the seconds are counted that the floor of fences follows."""
 
 
 class MemoryCluster:
@@ -29,22 +36,57 @@ class MemoryCluster:
         """Tasks that were leased as they were created, after their creator had given up: it may
         have looked for them already, and then nobody runs them until their lease ends."""
         self.tables = Tables(partitions={p: PartitionRow() for p in partitions})
+        self.server = 0
+        """Which start of the server this is."""
 
     def now(self) -> float:
         """The database's clock, in whole microseconds as PostgreSQL has it."""
         return round(self._clock(), 6)
 
-    def join(self, node_id: UUID, name: str) -> int:
-        self.tables.nodes[node_id] = NodeRow(node_id, name, self.now())
+    def join(self, node_id: UUID, name: str, former: UUID | None) -> int:
+        row = self.tables.fence_floor
+        changed = row.server not in (None, self.server)
+        margin = 60 if changed or former is not None else 0
+        seconds = ceil(self.now() - _FENCES_SINCE) + 1
+        row.floor = max(row.floor + changed, seconds + margin)
+        row.before = max(row.before, self.now() + margin)
+        row.server = self.server
+        for node in self.tables.nodes.values():
+            if node.state == "active" and (node.id == former or node.server != self.server):
+                node.state, node.epoch = "dead", node.epoch + 1
+        for partition in self.tables.partitions.values() if changed else ():
+            partition.epoch = max(partition.epoch + 1, row.floor)
+        self.tables.nodes[node_id] = NodeRow(node_id, name, self.now(), self.server)
         self.committed("join")
         return 1
 
-    def beat(self, node_id: UUID, epoch: int) -> float | None:
+    def save(self) -> Tables:
+        """A backup, to be used once."""
+        next_wake = next(self.tables.wake_ids)
+        self.tables.wake_ids = count(next_wake)
+        saved = deepcopy(replace(self.tables, wake_ids=iter(())))
+        saved.wake_ids = count(next_wake)
+        return saved
+
+    def set_back(self, saved: Tables) -> None:
+        """As after a restore: all since the backup is lost, and the server was started again."""
+        for name in self.tables.__slots__:
+            setattr(self.tables, name, getattr(saved, name))
+        self.server += 1
+
+    def next_fence(self, fence: int, created: float) -> int:
+        """The fence of the next lease of a task."""
+        row = self.tables.fence_floor
+        return max(fence + 1, row.floor if created < row.before else 0)
+
+    def beat(self, node_id: UUID, epoch: int, beats: int) -> list[Beat]:
         node = self.tables.nodes.get(node_id)
         if node is None or node.epoch != epoch or node.state != "active":
-            return None
-        node.heartbeat = self.now()
-        return node.heartbeat
+            return []
+        if node.server != self.server or node.beats < beats:
+            return []
+        node.heartbeat, node.beats = self.now(), node.beats + 1
+        return [Beat(node.heartbeat, node.beats)]
 
     def members(self) -> list[Member]:
         return [
@@ -71,6 +113,8 @@ class MemoryCluster:
         node = self.tables.nodes.get(node_id)
         if node is None or node.epoch != epoch or node.state != "active":
             return []
+        if node.server != self.server:
+            return []
         free = [p for p in sorted(wanted) if not self._has_living_owner(p)]
         for partition in free:
             self._give(partition, node_id)
@@ -80,7 +124,8 @@ class MemoryCluster:
     def hand_over(
         self, tenure: Tenure, gifts: Mapping[int, UUID | None], *, leaving: bool = False
     ) -> int | None:
-        if not self.is_valid(tenure):
+        giver = self.tables.nodes.get(tenure.node_id)
+        if giver is None or giver.epoch != tenure.epoch:
             return None
         for partition, heir in gifts.items():
             if self.tables.partitions[partition].owner == tenure.node_id:
@@ -92,7 +137,7 @@ class MemoryCluster:
 
     def is_valid(self, tenure: Tenure) -> bool:
         node = self.tables.nodes.get(tenure.node_id)
-        return node is not None and node.epoch == tenure.epoch
+        return node is not None and node.epoch == tenure.epoch and node.server == self.server
 
     def _has_living_owner(self, partition: int) -> bool:
         owner = self.tables.partitions[partition].owner

@@ -4,7 +4,8 @@ Liveness (nothing is stuck) is judged at the end, when the faults have stopped.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from typing import NamedTuple
 from uuid import UUID
 
@@ -31,6 +32,12 @@ def _state_of(task: Task) -> tuple[int, int, str, float, int, bool]:
     return task.rev, task.fence, task.state, task.due, task.partition, task.cancel_requested
 
 
+_OF_THE_TABLES = (
+    "_tasks", "_before", "_created", "_history", "_executions", "_fences", "_node_epochs",
+    "_owners", "_most", "_wakes", "_lines", "_expected",
+)  # fmt: skip
+
+
 class Invariants:
     """Looks at the tables after every transaction and compares them with what they were."""
 
@@ -44,6 +51,8 @@ class Invariants:
         self._history: dict[UUID, Finished] = {}
         self._executions = 0
         self._fences: set[tuple[UUID, int]] = set()
+        self._issued: set[tuple[UUID, int]] = set()
+        """Every lease that there ever was, also in lives of the database that are lost."""
         self._node_epochs: dict[UUID, int] = {}
         self._owners: dict[int, tuple[UUID | None, int]] = {}
         self._most: dict[int, int | None] = {}
@@ -52,6 +61,15 @@ class Invariants:
         self._expected: dict[UUID, float] = {}
         self.may_lose: Callable[[str], bool] = lambda _worker: True
         self.may_blame: Callable[[], bool] = lambda: True
+
+    def save(self) -> dict[str, object]:
+        """What is known of the tables, for a backup of them."""
+        return {name: copy(getattr(self, name)) for name in _OF_THE_TABLES}
+
+    def set_back(self, saved: Mapping[str, object]) -> None:
+        """The tables are those of the backup again; what was issued was issued."""
+        for name, value in saved.items():
+            setattr(self, name, value)
 
     def check(self, statement: str) -> None:
         self._check_partitions()
@@ -65,11 +83,14 @@ class Invariants:
             if past is None:
                 self._require(task.id not in self._history, "a finished task came back", task.id)
                 self._created += 1
+                if task.state == "running":
+                    self._check_issue(task)
             elif past == _state_of(task):
                 continue
             else:
                 self._check_change(task, _Past(*past), statement)
-            blamed = task.losses > 0 or task.capability.endswith(ALONE)
+            lost = task.losses + task.unproven_losses
+            blamed = lost > 0 or task.capability.endswith(ALONE)
             self._require(self.may_blame() or not blamed, "a worker was blamed for nothing", task)
             task.past = self._tasks[task.id] = _state_of(task)
             if (
@@ -148,7 +169,8 @@ class Invariants:
     def _check_start(self, task: Task, past: _Past) -> None:
         now = self._now()
         self._require(past.state == "scheduled", f"started while {past.state}", task)
-        self._require(task.fence == past.fence + 1, "started without a new fence", task)
+        self._require(task.fence > past.fence, "started without a new fence", task)
+        self._check_issue(task)
         self._require(past.due <= now, "started before its due time", task)
         self._require(task.expires is None or task.expires > now, "started when expired", task)
         self._require(task.cancel_requested is False, "started though cancelled", task)
@@ -156,10 +178,19 @@ class Invariants:
         self._require(node is not None and node.state == "active", "started by a dead node", task)
         owner = self._tables.partitions[task.partition].owner
         self._require(node is not None and owner == node.id, "started by another's node", task)
+        here = node is not None and node.server == self._store.server
+        self._require(here, "started by who joined another server", task)
         if task.incarnation is not None:
             present = self._tables.workers.get((task.tenant_id, task.worker or ""))
-            self._require(present == task.incarnation, "leased to a former process", task)
+            # A registry that was set back may not know the worker until it asks again.
+            known = present is None or present == task.incarnation
+            self._require(known, "leased to a former process", task)
         self._check_limits(task)
+
+    def _check_issue(self, task: Task) -> None:
+        lease = (task.id, task.fence)
+        self._require(lease not in self._issued, "a fence was issued twice", task)
+        self._issued.add(lease)
 
     def _check_limits(self, task: Task) -> None:
         running = [t for t in self._tables.tasks.values() if t.state == "running"]

@@ -46,7 +46,9 @@ class MemoryLeases:
         for pick in sorted(picks):
             self._store.claimed_by([pick.ref], worker=pick.worker)  # makes its rev stale
             task = self._tables.tasks.get(pick.id)
-            if task is not None and (task.worker, task.incarnation) == pick[3:]:
+            if task is None or task.rev <= pick.rev:
+                continue
+            if (task.worker, task.incarnation) == pick[3:5]:
                 found.append(_leased(task))
         return found
 
@@ -61,9 +63,13 @@ class MemoryLeases:
             assert task.picked is not None
             last = task.picked + _decode_spec(task.spec).timeout + grace
             over = now >= last
-            if not over:
+            assert task.lease_until is not None
+            early = beat.started and not task.began and task.lease_until > now + lease / 3
+            if not over and not early:
                 task.lease_until = min(now + lease, last + lease / 2)
-            end = task.lease_until or now
+            task.began |= beat.started
+            task.began_alone |= beat.started and beat.alone
+            end = task.lease_until
             beaten.append(Beaten(holder[0], task.id, end, task.cancel_requested, over))
         self._store.committed("extend")
         return beaten
@@ -117,7 +123,8 @@ class MemoryLeases:
 
 
 def _leased(task: Task) -> Leased:
-    return Leased(assignment_of(task), task.capability, None, task.queue, None, None, None)
+    suspect = task.losses + task.unproven_losses > 0
+    return Leased(assignment_of(task), task.capability, None, task.queue, None, None, None, suspect)
 
 
 class RemoteLeases(LeaseStore):
@@ -195,18 +202,18 @@ class RemoteMessages(Messages):
     """Nodes' letters over a link. `hint` tells a node that something has come, if it arrives."""
 
     def __init__(self, store: MemoryStore, link: Link, hint: Callable[[UUID], None]) -> None:
-        self._letters = store.tables.letters
+        self._tables = store.tables
         self._link = link
         self._hint = hint
 
     async def post(self, letters: Sequence[tuple[UUID, bytes]]) -> None:
         def leave() -> None:
             for node_id, body in letters:
-                self._letters.setdefault(node_id, []).append(body)
+                self._tables.letters.setdefault(node_id, []).append(body)
             for node_id in dict(letters):
                 self._hint(node_id)
 
         await self._link.call(leave)
 
     async def collect(self, node_id: UUID) -> list[bytes]:
-        return await self._link.call(lambda: self._letters.pop(node_id, []))
+        return await self._link.call(lambda: self._tables.letters.pop(node_id, []))

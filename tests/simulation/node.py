@@ -17,7 +17,8 @@ from mainspring.config import Config
 from mainspring.domain.capability import needs_worker
 from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
 from mainspring.domain.ids import TaskIds
-from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.core import Engine
+from mainspring.engine.settings import EngineSettings
 from mainspring.errors import Conflict, MainspringError, StoreUnavailable
 from mainspring.execution.port import ReportSink
 from mainspring.node.deadlines import Deadlines
@@ -63,8 +64,8 @@ class Network:
         if self.cut:
             return await answer
         world, weather = self._world, self._world.weather
-        fate = world.rng.random()
-        if fate < weather.request_lost:
+        life, fate = world.life, world.rng.random()
+        if fate < weather.request_lost or world.now < world.down_until:
             self._give_up(answer)
         elif fate < weather.request_lost + weather.answer_lost:
             world.later(world.delay(), lambda: _happen(statement))
@@ -73,17 +74,27 @@ class Network:
             self._give_up(answer)
             world.later(1.0 + world.rng.expovariate(1.0), lambda: _happen(statement))
         else:
-            world.later(world.delay(), lambda: self._deliver(answer, statement))
+            world.later(world.delay(), lambda: self._deliver(answer, statement, life))
         return await answer
 
-    def _deliver(self, answer: "asyncio.Future[T]", statement: Callable[[], T]) -> None:
+    def _deliver(self, answer: "asyncio.Future[T]", statement: Callable[[], T], life: int) -> None:
+        """A statement that waits in a pooler reaches a database that was set back meanwhile."""
+        if self._world.now < self._world.down_until:
+            self._world.at(self._world.down_until, lambda: _happen(statement))
+            self._give_up(answer)
+            return
+        result: T | MainspringError
         try:
             result = statement()
         except Conflict as problem:
-            refusal = problem
-            self._world.later(self._world.delay(), lambda: self._post(answer, refusal))
-            return
-        self._world.later(self._world.delay(), lambda: self._post(answer, result))
+            result = problem
+        self._world.later(self._world.delay(), lambda: self._answer(answer, result, life))
+
+    def _answer(self, answer: "asyncio.Future[T]", result: T | MainspringError, life: int) -> None:
+        """No answer outlasts the server: whoever waits for it has lost its connection."""
+        if life != self._world.life:
+            result = StoreUnavailable("the connection was lost")
+        self._post(answer, result)
 
     def _give_up(self, answer: "asyncio.Future[T]") -> None:
         lost = StoreUnavailable("the connection was lost")

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from uuid import UUID
 
 from mainspring.domain.execution import Assignment
+from mainspring.domain.lateness import EndedWaiting
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.settlement import Finish, Retry
@@ -92,12 +93,23 @@ class RemoteEngineStore(EngineStore):
         asked = list(held)
         return await self._link.call(lambda: self._store.extend(asked, lease=lease))
 
-    async def lose(self, held: Iterable[TaskRef], *, blamed: Collection[UUID] = ()) -> Seen:
+    async def lose(
+        self,
+        held: Iterable[TaskRef],
+        *,
+        blamed: Collection[UUID] = (),
+        presumed: Collection[UUID] = (),
+    ) -> Seen:
         asked = list(held)
-        return await self._link.call(lambda: self._store.lose(asked, blamed=blamed))
+        return await self._link.call(
+            lambda: self._store.lose(asked, blamed=blamed, presumed=presumed)
+        )
 
     async def expire(self, tenure: Tenure, *, limit: int) -> list[UUID]:
         return await self._link.call(lambda: self._store.expire(tenure, limit=limit))
+
+    async def explain_ends(self, ended: Sequence[EndedWaiting]) -> None:
+        await self._link.call(lambda: self._store.explain_ends(ended))
 
     async def finish(self, tenure: Tenure, finished: Iterable[Finish]) -> set[UUID]:
         asked = list(finished)
@@ -208,7 +220,9 @@ def _hand_over(
 
 
 _STATEMENTS: dict[str, Callable[..., object]] = {
-    cluster.SQL["join_cluster"]: lambda store, node, name, *_: store.join(node, name),
+    cluster.SQL["join_cluster"]: lambda store, node, name, _url, _version, former: store.join(
+        node, name, former
+    ),
     cluster.SQL["beat"]: MemoryStore.beat,
     cluster.SQL["members"]: lambda store: [
         (m.id, m.name, m.url, m.epoch, m.silent) for m in store.members()

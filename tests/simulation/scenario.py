@@ -23,6 +23,7 @@ from mainspring.domain.task import Target, TaskSpec, TaskState
 from mainspring.domain.tenant import TenantLimits
 from mainspring.domain.transitions import Move, Standing
 from mainspring.errors import Conflict, StoreUnavailable
+from mainspring.node.reporting import Said, Verdict
 from mainspring.store.creation import Creation, NewTask
 from mainspring.store.schedule_rows import Template
 from mainspring.store.tasks import Change, LockedTask
@@ -87,6 +88,7 @@ class Scenario:
         self.poison = rng.choice((0.0, 0.0, 0.05))
         """The share of tasks that kill their worker."""
         self.problem: BaseException | None = None
+        self.fate = Random(f"set back {seed}")
 
     def run(self) -> None:
         with _in_virtual_time(self.world, self._logged):
@@ -112,6 +114,7 @@ class Scenario:
         for _ in range(self.rng.randint(0, 40)):
             self.world.at(self.rng.uniform(0.5, TROUBLE), self._client_changes)
         self._plan_faults()
+        self._plan_restores()
         while self.world.now < TROUBLE:
             self._step()
 
@@ -166,6 +169,32 @@ class Scenario:
             while moment < TROUBLE:
                 self.world.at(moment, fault)
                 moment += self.rng.expovariate(rate)
+
+    def _plan_restores(self) -> None:
+        """In some worlds the database is set back, by much or by little, once or twice. Not where
+        clocks jump: what no restore repeats follows the clock."""
+        if self.world.weather.clock_jump_rate:
+            return
+        for _ in range(self.fate.choice((0, 0, 1, 2))):
+            lost = self.fate.choice((0.05, 0.9, 5.0))
+            self.world.at(self.fate.uniform(1.0, TROUBLE - lost), partial(self._back_up, lost))
+
+    def _back_up(self, lost: float) -> None:
+        saved, known, life = self.store.save(), self.invariants.save(), self.world.life
+
+        def restore() -> None:
+            if self.world.life != life:
+                return  # this backup is of a life that was lost itself
+            self.world.note(f"the database is set back by {lost} s")
+            self.world.life += 1
+            self.world.down_until = self.world.now + 2.0
+            self.disturbed = True
+            for node in self.nodes:
+                node.blemished = True
+            self.store.set_back(saved)
+            self.invariants.set_back(known)
+
+        self.world.later(lost, restore)
 
     def _crash_worker(self) -> None:
         if (found := self._some_worker()) is not None:
@@ -253,7 +282,7 @@ class Scenario:
     # Workers ---------------------------------------------------------------------------------
 
     def _start_worker(self, tenant: int, name: str) -> None:
-        judged, died = self.invariants.check_verdict, self._worker_died
+        judged, died = self._judged, self._worker_died
         self.disturbed |= (tenant, name) in self.workers
         self.workers[tenant, name] = SimWorker(self.world, tenant, name, self._living, judged, died)
 
@@ -282,12 +311,18 @@ class Scenario:
             tasks = [self._new_task(tenant) for _ in range(count)]
             node.process.spawn(partial(self._create, node, Creation(tenant, tasks)))
 
+    def _judged(self, said: Said, verdict: Verdict) -> None:
+        """What a worker was told before the database was set back may be so no more."""
+        if not self.world.life:
+            self.invariants.check_verdict(said, verdict)
+
     async def _create(self, node: SimNode, creation: Creation) -> None:
+        life = self.world.life
         try:
             created = await node.ingest.create(creation)
         except StoreUnavailable:
             return
-        if created:
+        if created and life == self.world.life:
             self.invariants.acknowledge(task.id for task in creation.tasks)
 
     def _new_task(self, tenant: int) -> NewTask:

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from mainspring.domain.capability import ALONE
 from mainspring.domain.execution import Assignment, Report
+from mainspring.domain.lateness import EndedWaiting, Moments, Waited
 from mainspring.domain.placement import Tenure, partition_of
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.settlement import Finish, Retry
@@ -107,8 +108,10 @@ class MemoryStore(MemoryCluster):
         if task.due > now or (task.expires is not None and task.expires <= now):
             return None
         task.state, task.worker, task.incarnation = "running", worker, incarnation
-        task.rev, task.fence, task.attempts = task.rev + 1, task.fence + 1, task.attempts + 1
-        task.picked, task.lease_until = now, now + lease
+        task.fence = self.next_fence(task.fence, task.made.created)
+        task.rev, task.attempts = task.rev + 1, task.attempts + 1
+        task.picked, task.lease_until, task.waited = now, now + lease, pick.waited
+        task.began = task.began_alone = False
         return task
 
     def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Assignment]:
@@ -117,8 +120,9 @@ class MemoryStore(MemoryCluster):
             task = self._find(pick.tenant_id, pick.id)
             if task is None:
                 continue
-            if task.state == "running" and task.worker == worker:
-                claimed.append(assignment_of(task))
+            if task.state == "running":
+                if task.worker == worker and task.rev > pick.guard:
+                    claimed.append(assignment_of(task))
             elif task.state == "scheduled" and task.rev == pick.guard:
                 task.rev += 1  # a claim that is still on its way comes to nothing
         self.committed("claimed_by")
@@ -138,26 +142,38 @@ class MemoryStore(MemoryCluster):
         self.committed("extend")
         return extended
 
-    def lose(self, held: Iterable[TaskRef], *, blamed: Collection[UUID] = ()) -> Seen:
+    def lose(
+        self,
+        held: Iterable[TaskRef],
+        *,
+        blamed: Collection[UUID] = (),
+        presumed: Collection[UUID] = (),
+    ) -> Seen:
         now = self.now()
         rows, gone = [], []
         for ref in sorted(held):
             task = self._current_try(ref.tenant_id, ref.id, ref.guard)
             if task is None or not self._is_over(task, now):
                 continue
-            self._write_execution(task, "lost", ref.guard)
-            blame = task.incarnation is not None and task.id in blamed
+            self._write_execution(task, "lost", ref.guard, _moments(task).until_picked())
+            counted = task.incarnation is not None and task.id in blamed
+            began = task.began or task.id in presumed
+            alone = task.began_alone or task.id in presumed
+            again = task.losses >= 1 and task.losses + task.unproven_losses >= 2
             if task.cancel_requested:
                 self._end(task, "cancelled", now)
                 gone.append(task.id)
-            elif blame and task.capability.endswith(ALONE):
+            elif counted and began and alone and again and task.capability.endswith(ALONE):
                 self._bury(task, "poison")
                 self._end(task, "failed", now)
                 gone.append(task.id)
             else:
-                task.losses += blame
-                if blame and task.losses >= 2:
+                task.losses += counted and began
+                task.unproven_losses += counted and not began
+                lost_twice = task.losses + task.unproven_losses >= 2
+                if counted and lost_twice and not task.capability.endswith(ALONE):
                     task.capability += ALONE
+                task.waited = _moments(task).until_lost(now)
                 task.back_to_scheduled()
                 rows.append(task.row())
         self.committed("lose")
@@ -183,6 +199,10 @@ class MemoryStore(MemoryCluster):
         self.committed("expire")
         return [task.id for task in ended]
 
+    def explain_ends(self, _ended: Sequence[EndedWaiting]) -> None:
+        """Its history says nothing of lateness."""
+        self.committed("explain_ends")
+
     # Outcomes --------------------------------------------------------------------------------
 
     def finish(self, tenure: Tenure, finished: Iterable[Finish]) -> set[UUID]:
@@ -193,7 +213,8 @@ class MemoryStore(MemoryCluster):
             task = self._try_of(report)
             if task is None:
                 continue
-            self._write_execution(task, report.outcome.value, report.assignment.fence)
+            own = finish.own_lateness
+            self._write_execution(task, report.outcome.value, report.assignment.fence, own)
             if finish.dead_because is not None:
                 self._bury(task, finish.dead_because)
             task.failures += report.outcome.value in _FAILURES
@@ -211,10 +232,14 @@ class MemoryStore(MemoryCluster):
             task = self._try_of(report)
             if task is None or task.cancel_requested:
                 continue
-            self._write_execution(task, report.outcome.value, report.assignment.fence)
+            own = retry.own_lateness
+            self._write_execution(task, report.outcome.value, report.assignment.fence, own)
             task.failures += report.outcome.value in _FAILURES
+            task.earlier = retry.earlier
+            task.waited = None if retry.delay is not None else _moments(task).until_lost(self.now())
             if report.outcome.value in _FAILURES:
-                task.losses, task.capability = 0, task.capability.removesuffix(ALONE)
+                task.losses = task.unproven_losses = 0
+                task.capability = task.capability.removesuffix(ALONE)
             task.error = report.error
             if retry.delay is not None:
                 task.due = round(self.now() + retry.delay, 6)
@@ -242,6 +267,7 @@ class MemoryStore(MemoryCluster):
                 if new.id in start.tasks and self._starts(task, tenure):
                     ref = TaskRef(task.tenant_id, task.id, task.rev)
                     if self.begin_try(ref, start.worker, None, start.lease) is not None:
+                        task.fence = 1  # nobody can have leased it before
                         made.begun.append((task.row(), assignment_of(task)))
         self.committed("create")
         return made
@@ -353,7 +379,9 @@ class MemoryStore(MemoryCluster):
             task.tenant_id, task.id, task.rev + 1, task.fence, state, task.failures, finished
         )
 
-    def _write_execution(self, task: Task, outcome: str, told_by: int) -> None:
+    def _write_execution(
+        self, task: Task, outcome: str, told_by: int, lateness: Waited | None = None
+    ) -> None:
         self.tables.executions.append(
             Execution(
                 task.tenant_id,
@@ -363,6 +391,7 @@ class MemoryStore(MemoryCluster):
                 outcome,
                 task.worker or "",
                 told_by,
+                lateness,
             )
         )
 
@@ -401,7 +430,13 @@ def assignment_of(task: Task) -> Assignment:
     return Assignment(
         task.tenant_id, task.id, task.fence, task.partition, task.attempts, task.failures, task.due,
         task.picked, task.lease_until, spec, task.payload, task.run, unreadable=unreadable,
+        waited=task.waited, earlier=task.earlier,
     )  # fmt: skip
+
+
+def _moments(task: Task) -> Moments:
+    assert task.picked is not None
+    return Moments(task.due, task.picked, task.waited)
 
 
 def _locked(task: Task) -> LockedTask:
@@ -431,6 +466,8 @@ def _locked(task: Task) -> LockedTask:
 
 def _apply(task: Task, change: Change) -> None:
     task.rev += 1
+    if task.due != change.due:
+        task.waited = None
     task.state, task.cancel_requested = change.state, change.cancel_requested
     task.run, task.due, task.expires = change.run, change.due, change.expires
     task.priority, task.queue, task.capability = change.priority, change.queue, change.capability

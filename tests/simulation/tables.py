@@ -7,6 +7,7 @@ from itertools import count
 from uuid import UUID
 
 from mainspring.domain.execution import TaskError
+from mainspring.domain.lateness import Earlier, Waited
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.schedule import Definition
 from mainspring.domain.task import PARKED
@@ -41,7 +42,12 @@ class Task:
     worker: str | None = None
     incarnation: str | None = None
     losses: int = 0
+    unproven_losses: int = 0
+    began: bool = False
+    began_alone: bool = False
     error: TaskError | None = None
+    waited: Waited | None = None
+    earlier: Earlier | None = None
     past: tuple[int, int, str, float, int, bool] | None = field(default=None, repr=False)
     """How a watcher saw it last."""
 
@@ -69,7 +75,7 @@ class Task:
             self.tenant_id, self.id, self.rev, self.partition, self.state, self.queue,
             self.capability, self.key, self.made.concurrency_limit, self.priority, self.due,
             self.expires, self.fence, self.lease_until, self.cancel_requested, self.worker,
-            self.incarnation,
+            self.incarnation, self.waited,
         )  # fmt: skip
 
     def stream(self) -> StreamKey:
@@ -106,6 +112,7 @@ class Execution:
     outcome: str
     worker: str
     told_by: int
+    lateness: Waited | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +163,19 @@ class NodeRow:
     id: UUID
     name: str
     heartbeat: float
+    server: int = 0
+    beats: int = 0
     epoch: int = 1
     state: str = "active"
+
+
+@dataclass(slots=True)
+class FloorRow:
+    """The row of `fence_floor`."""
+
+    floor: int = 0
+    before: float = float("-inf")
+    server: int | None = None
 
 
 @dataclass(slots=True)
@@ -188,6 +206,7 @@ class Tables:
     wake_ids: Iterator[int] = field(default_factory=partial(count, 1))
     nodes: dict[UUID, NodeRow] = field(default_factory=dict)
     partitions: dict[int, PartitionRow] = field(default_factory=dict)
+    fence_floor: FloorRow = field(default_factory=FloorRow)
     tenants: dict[int, TenantLimits] = field(default_factory=dict)
     idempotency: dict[tuple[int, str], KeyRow] = field(default_factory=dict)
     schedules: dict[UUID, ScheduleRow] = field(default_factory=dict)

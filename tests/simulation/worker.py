@@ -7,7 +7,7 @@ from random import Random
 from typing import TypeVar
 from uuid import UUID
 
-from mainspring.domain.capability import Offer
+from mainspring.domain.capability import ALONE, Offer
 from mainspring.domain.execution import Outcome, TaskError
 from mainspring.engine.demand import Holder
 from mainspring.errors import Conflict, MainspringError, NotReady, StoreUnavailable
@@ -47,11 +47,13 @@ class SimWorker:
         self.process = world.start_process()
         self._rng = Random(world.rng.getrandbits(64))
         self._slots = self._rng.choice((1, 3, 10))
+        self._announces = self._rng.choice((True, False))
         self._nodes = nodes
         self._judged = judged
         self._died = died
         self._tries: dict[Try, asyncio.Task[None]] = {}
         self._stopped: set[Try] = set()
+        self._begun: set[Try] = set()
         self._served: set[tuple[SimNode, asyncio.Task[None]]] = set()
         self.process.spawn(self._poll)
         self.process.spawn(self._beat)
@@ -85,7 +87,10 @@ class SimWorker:
                 await asyncio.sleep(0.1)
                 continue
             wait = self._rng.choice((0.2, 1.0, 3.0))
-            wish = Wish(self.holder, OFFER, free, wait, running=frozenset(self._tries))
+            wish = Wish(
+                self.holder, OFFER, free, wait, running=frozenset(self._tries),
+                announces=self._announces,
+            )  # fmt: skip
             try:
                 leased = await self._lease(wish)
             except Conflict:
@@ -104,6 +109,10 @@ class SimWorker:
 
     async def _run(self, task: Leased) -> None:
         tried = task.assignment
+        if self._announces and task.suspect and not await self._announced(task):
+            self._tries.pop((tried.id, tried.fence), None)
+            return
+        self._begun.add((tried.id, tried.fence))
         try:
             await asyncio.sleep(self._duration())
             if tried.payload == POISON:
@@ -118,6 +127,17 @@ class SimWorker:
         if self._rng.random() < self.world.weather.duplicate_report:
             await asyncio.sleep(self._rng.uniform(0.0, 4.0))
             await self._report(said)
+
+    async def _announced(self, task: Leased) -> bool:
+        """Whether the server knows that it begins, with nothing beside it if that is so."""
+        tried = task.assignment
+        alone = task.capability.endswith(ALONE) and len(self._tries) == 1
+        beat = Beat(tried.id, tried.fence, alone=alone)
+        try:
+            (pulse,) = await self._pulses([beat])
+        except (StoreUnavailable, TimeoutError):
+            return False
+        return pulse.action == "continue"
 
     async def _report(self, said: Said) -> None:
         while True:
@@ -134,7 +154,7 @@ class SimWorker:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(_BEAT_EVERY)
-            beats = [Beat(*name) for name in self._tries]
+            beats = [Beat(*name, started=name in self._begun) for name in self._tries]
             if not beats:
                 continue
             try:

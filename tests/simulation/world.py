@@ -65,6 +65,10 @@ class World:
         self.weather = Weather.draw(self.rng)
         self.processes: list[Process] = []
         self.now = 0.0
+        self.life = 0
+        """How often the database was set back."""
+        self.down_until = 0.0
+        """When the database is back that was."""
         self.trace: Callable[[str], None] | None = None
         self.begun_twice: list[tuple[UUID, int]] = []
         """Tries that one node's executor was given a second time."""

@@ -106,6 +106,7 @@ _VARYING = (
     (re.compile(r"applied \d{4} \w+"), "applied <migration>"),
     (re.compile(r"schema: version (\d+|…)"), "schema: version <number>"),
     (re.compile(r"\b\d+\.\d+\b"), "<number>"),
+    (re.compile(r"\b(fences from|epochs of partitions are) \d{8}\b"), r"\1 <floor>"),
 )
 
 

@@ -28,15 +28,15 @@ class Visitor:
     def say(self, text: bytes) -> None:
         self.writer.write(text)
 
-    async def hear(self) -> tuple[int, dict[str, str], bytes]:
+    async def hear(self, within: float = SOON) -> tuple[int, dict[str, str], bytes]:
         """One whole answer, after a `100 Continue` if there is one."""
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(within):
             head = "HTTP/1.1 100"
             while head.startswith("HTTP/1.1 100"):
                 head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
             status, *lines = head.strip().split("\r\n")
             headers = dict(line.lower().split(": ", 1) for line in lines)
-            body = await self.reader.readexactly(int(headers["content-length"]))
+            body = await self.reader.readexactly(int(headers.get("content-length", "0")))
         return int(status.split()[1]), headers, body
 
     async def hear_the_end(self) -> bytes:

@@ -32,11 +32,11 @@ _TWO_OUTCOMES = """
 SELECT task_id, fence, array_agg(outcome) FROM executions
 GROUP BY task_id, fence HAVING count(*) > 1
 """
-# Every claim raises the fence by one, and every try ends in one execution, whoever ends it.
+# Every claim counts as an attempt, and every try ends in one execution, whoever ends it.
 _UNACCOUNTED = """
-SELECT h.id, h.fence, h.state, count(e.fence) AS tries FROM task_history h
+SELECT h.id, h.attempts, h.state, count(e.fence) AS tries FROM task_history h
 LEFT JOIN executions e ON e.tenant_id = h.tenant_id AND e.task_id = h.id
-GROUP BY h.id, h.fence, h.state HAVING count(e.fence) <> h.fence
+GROUP BY h.id, h.attempts, h.state HAVING count(e.fence) <> h.attempts
 """
 _WRONG_END = """
 SELECT h.id, h.state, e.outcome FROM task_history h
@@ -63,7 +63,7 @@ SELECT coalesce(max(running), 0) FROM (
 """
 _DELAYS = """
 SELECT extract(epoch FROM started_at - due_at)::float8 AS delay FROM executions
-WHERE task_id = ANY ($1::uuid[]) AND fence = 1 AND started_at IS NOT NULL ORDER BY delay
+WHERE task_id = ANY ($1::uuid[]) AND attempt = 1 AND started_at IS NOT NULL ORDER BY delay
 """
 
 
@@ -120,3 +120,13 @@ class Evidence:
     async def delays(self, ids: Collection[UUID]) -> list[float]:
         """Seconds from due to start of the first tries, sorted."""
         return [row["delay"] for row in await self.rows(_DELAYS, list(ids))]
+
+
+async def waits_for_a_lock(database: Database) -> bool:
+    """Whether somebody waits for a lock in this database."""
+    return bool(
+        await database.fetch(
+            "SELECT FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+    )

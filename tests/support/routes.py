@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any, cast
 
+import msgspec
+
 from mainspring.api.app import ApiDependencies, paths_of
+from mainspring.api.openapi import describe
 from mainspring.api.routing import Operation
 from mainspring.clock import ManualClock
 from mainspring.config import Config
@@ -30,3 +33,11 @@ def every_route() -> Iterator[tuple[str, str, Operation]]:
     for path, operations in paths_of(deps).items():
         for method, operation in operations.items():
             yield method, path, operation
+
+
+def document() -> dict[str, Any]:
+    """Return the OpenAPI document of all these routes, as a client reads it."""
+    paths: dict[str, dict[str, Operation]] = {}
+    for method, path, operation in every_route():
+        paths.setdefault(path, {})[method] = operation
+    return cast("dict[str, Any]", msgspec.json.decode(msgspec.json.encode(describe(paths, "1"))))

@@ -3,6 +3,7 @@
 from uuid import UUID
 
 from mainspring.domain.execution import Assignment
+from mainspring.domain.lateness import Waited
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import Target, TaskSpec
@@ -29,12 +30,13 @@ def row(
     fence: int = 0,
     lease_end: float | None = None,
     cancel_requested: bool = False,
+    waited: Waited | None = None,
 ) -> TaskRow:
     if key is not None and limit is None:
         limit = 1
     return TaskRow(
         tenant, task_id(number), rev, partition, state, queue, capability, key, limit, priority,
-        due, expires, fence, lease_end, cancel_requested,
+        due, expires, fence, lease_end, cancel_requested, waited=waited,
     )  # fmt: skip
 
 

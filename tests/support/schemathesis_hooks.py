@@ -1,9 +1,13 @@
 """What Schemathesis must know beyond the document: possible times, and rules between fields.
 
-Loaded by the `schemathesis` command of tests/acceptance/test_schemathesis.py, not by pytest.
+Loaded by the `schemathesis` command of tests/acceptance/test_schemathesis.py, not by pytest. Where
+SCHEMATHESIS_ANYTHING is set, only crashes and hangs are looked for: then nothing is left out, and
+idempotency keys come again.
 """
 
+import os
 from datetime import datetime
+from itertools import count
 from typing import Any
 
 import schemathesis
@@ -57,9 +61,13 @@ schemathesis.openapi.format("cel", st.sampled_from(["true", "input.n > 3", "has(
 schemathesis.openapi.format("template", st.sampled_from(["{{input.files}}", "{{input.a[0]}}"]))
 
 
+_ANYTHING = "SCHEMATHESIS_ANYTHING" in os.environ
+_KEY = "Idempotency-Key"
+_numbers = count(1)
+
 # What may be said depends on other requests, on the time, or on another item of the same list, or,
 # for a dry run, shows an id that will never exist: these have tests of their own.
-_LEFT_OUT_PARAMETERS = {"Idempotency-Key", "If-Match", "dry_run", "label"}
+_LEFT_OUT_PARAMETERS = {_KEY, "If-Match", "dry_run", "label"}
 _LEFT_OUT_FIELDS = {
     "TaskIn": {"expires_at"},
     "TaskPatch": {"expires_at"},
@@ -83,9 +91,70 @@ _LEFT_EMPTY = {
 }
 
 
+def _one_of(*types: tuple[str, object], none: bool = False) -> dict[str, Any]:
+    """One of these fields is given, of its type; with `none` all of them may be left out."""
+    names = [name for name, _ in types]
+    forms: list[dict[str, Any]] = [
+        {
+            "required": [name],
+            "properties": {**{one: {"type": "null"} for one in names}, name: {"type": kind}},
+        }
+        for name, kind in types
+    ]
+    return {"oneOf": [*forms, {"properties": dict.fromkeys(names, False)}] if none else forms}
+
+
+# The document says by `not` what fields may not say together. To make bodies, Schemathesis would
+# try until one fits; here the same is said by alternatives. That the document's own words are true
+# is shown by tests/integration/test_api_combinations.py.
+_KINDS = (("cron", "string"), ("interval", ["number", "string"]), ("rrule", "string"))
+_NOT_TWO_KEYS = {
+    "not": {
+        "required": ["overlap", "task"],
+        "properties": {
+            "overlap": {"enum": ["queue", "cancel_running"]},
+            "task": {
+                "type": "object",
+                "required": ["concurrency"],
+                "properties": {"concurrency": {"type": "object"}},
+            },
+        },
+    }
+}
+_ALTERNATIVES: dict[str, dict[str, Any]] = {
+    "ScheduleIn": {
+        **_one_of(*_KINDS),
+        **_NOT_TWO_KEYS,
+        "allOf": [_one_of(("task", "object"), ("workflow", "string"))],
+    },
+    "PreviewIn": {**_one_of(*_KINDS), **_NOT_TWO_KEYS},
+    "SchedulePatch": _one_of(*_KINDS, none=True),
+    "EgressIn": {
+        "oneOf": [
+            {
+                "required": ["certificate", "key"],
+                "properties": {"certificate": {"type": "string"}, "key": {"type": "string"}},
+            },
+            {"properties": {"certificate": {"type": "null"}, "key": {"type": "null"}}},
+        ]
+    },
+}
+
+
 @schemathesis.hook
 def before_load_schema(_context: Any, raw_schema: dict[str, Any]) -> None:
-    for path in raw_schema["paths"].values():
+    components = raw_schema["components"]["schemas"]
+    for name, said in _ALTERNATIVES.items():
+        del components[name]["not"]
+        components[name] |= said
+    # A smaller limit, which the node is started with: thousands of tasks a try show no more.
+    components["BatchIn"]["properties"]["tasks"]["maxItems"] = 100
+    if not _ANYTHING:
+        _leave_out(raw_schema["paths"], components)
+
+
+def _leave_out(paths: dict[str, Any], components: dict[str, Any]) -> None:
+    for path in paths.values():
         for operation in path.values():
             operation["parameters"] = [
                 parameter
@@ -93,17 +162,35 @@ def before_load_schema(_context: Any, raw_schema: dict[str, Any]) -> None:
                 if parameter["name"] not in _LEFT_OUT_PARAMETERS
             ]
     for name, fields in _LEFT_OUT_FIELDS.items():
-        properties = raw_schema["components"]["schemas"][name]["properties"]
         for field in fields:
-            del properties[field]
-    raw_schema["components"]["schemas"]["ScheduleIn"]["properties"] |= _LEFT_EMPTY
-    # A smaller limit, which the node is started with: thousands of tasks a try show no more.
-    raw_schema["components"]["schemas"]["BatchIn"]["properties"]["tasks"]["maxItems"] = 100
+            del components[name]["properties"][field]
+    components["ScheduleIn"]["properties"] |= _LEFT_EMPTY
+
+
+@schemathesis.hook
+def before_call(_context: Any, case: Any, **_options: Any) -> None:
+    for name, value in (case.headers or {}).items():
+        if isinstance(value, int):  # an id that it read before, which it cannot send like that
+            case.headers[name] = str(value)
+        elif _ANYTHING and name == _KEY and _valid_key(value):
+            # Mostly a new one, or the request would not be served; now and then one that comes
+            # again, with the same body or another one.
+            number = next(_numbers)
+            case.headers[name] = f"known-{number % 7}" if number % 4 == 0 else f"new-{number}"
+
+
+def _valid_key(value: Any) -> bool:
+    return (
+        isinstance(value, str)
+        and 1 <= len(value) <= 255
+        and value.isascii()
+        and value.isprintable()
+    )
 
 
 @schemathesis.hook
 def map_body(_context: Any, body: Any) -> Any:
-    return _plain(_without_nul(_in_order(_distinct_steps(body))))
+    return _without_nul(_in_order(_own_identity(_distinct_steps(body))))
 
 
 _OPEN = {"payload", "input", "answer", "foreach"}
@@ -137,6 +224,15 @@ def _distinct_steps(body: Any) -> Any:
     return {**body, "steps": steps}
 
 
+def _own_identity(body: Any) -> Any:
+    """Schemathesis sends again what it read: the key of something else fits no certificate."""
+    if isinstance(body, dict) and body.get("certificate") == _OWN.certificate.decode():
+        key = body.get("key")
+        if isinstance(key, str) and 1 <= len(key) <= 100_000:
+            return {**body, "key": _OWN.key.decode()}
+    return body
+
+
 def _in_order(body: Any) -> Any:
     """A stretch of time ends after it begins, which a schema cannot say of two fields."""
     if isinstance(body, dict) and {"from", "to"} <= body.keys():
@@ -146,14 +242,3 @@ def _in_order(body: Any) -> Any:
             return body  # not a time at all, on purpose
         return {**body, "from": first, "to": last}
     return body
-
-
-def _plain(value: Any) -> Any:
-    """To JSON Schema 7.0 is an integer; here an integer is written like one."""
-    if isinstance(value, list):
-        return [_plain(part) for part in value]
-    if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    return value

@@ -168,6 +168,7 @@ class Exchange:
     def __init__(self, shop: Shop, limits: DoorLimits = LIMITS) -> None:
         self.config = DoorConfig(shop, limits, Metrics(), keep_alive=75, learner=shop)
         self.state = ServerState()
+        self.shop = shop
 
     def wire(self) -> Wire:
         return Wire(self.config, self.state, asyncio.get_running_loop())

@@ -96,6 +96,19 @@ async def kill_the_worker(ctx: Context) -> None:
 
 
 @app.task
+async def exit_at_once(ctx: Context) -> None:
+    note(ctx, "alone" if ctx.details.get("alone") else "begin")
+    os._exit(1)
+
+
+@app.task
+def exit_in_thread(ctx: Context, seconds: float) -> None:
+    note(ctx, "alone" if ctx.details.get("alone") else "begin")
+    time.sleep(seconds)
+    os._exit(1)
+
+
+@app.task
 def overrun_memory(ctx: Context) -> None:
     """Takes memory as native code does that never looks whether it got any: there it ends."""
     note(ctx, "alone" if ctx.details.get("alone") else "begin")

@@ -46,8 +46,8 @@ class RawWorker:
         tasks: list[Json] = answer.json()["tasks"]
         return tasks
 
-    async def beat(self, *tasks: Json, progress: object = None) -> list[Json]:
-        held = [{"id": t["id"], "fence": t["fence"], "progress": progress} for t in tasks]
+    async def beat(self, *tasks: Json, progress: object = None, **more: Any) -> list[Json]:
+        held = [{"id": t["id"], "fence": t["fence"], "progress": progress, **more} for t in tasks]
         answer = await self.client.post("/v1/leases/heartbeat", {**self._name, "running": held})
         assert answer.status == 200, answer.body
         pulses: list[Json] = answer.json()["tasks"]

@@ -2,6 +2,7 @@
 
 import gc
 import tracemalloc
+from time import process_time
 
 import msgspec
 import pytest
@@ -9,8 +10,16 @@ from msgspec import UNSET
 
 from mainspring.api.admin_wire import KeyIn
 from mainspring.api.bulk_wire import CancelIn, ReplayIn
-from mainspring.api.decoding import decode_as, decode_patch, decode_task, readable_as
-from mainspring.api.wire import HttpTarget, TaskPatch
+from mainspring.api.decoding import (
+    decode_as,
+    decode_batch,
+    decode_patch,
+    decode_task,
+    readable_as,
+)
+from mainspring.api.lease_wire import HeartbeatIn, LeaseIn
+from mainspring.api.schedule_wire import PreviewIn
+from mainspring.api.wire import BatchIn, HttpTarget, TaskPatch
 from mainspring.domain.task import TaskState
 from mainspring.errors import InvalidRequest, RequestError
 
@@ -49,6 +58,83 @@ def test_what_is_allowed_is_said(kind: type, body: object, detail: str) -> None:
         decode_as(msgspec.json.Decoder(kind), msgspec.json.encode(body))
     (problem,) = caught.value.problems
     assert problem.detail == f"Invalid enum value {detail}"
+
+
+@pytest.mark.parametrize("text", ["7.0", "7.00", "70e-1", "0.7E1", "7e0"])
+def test_a_whole_number_is_an_integer(text: str) -> None:
+    """JSON Schema says so, and with it the OpenAPI document."""
+    body = """
+        {"target": {"type": "handler", "name": "x"}, "priority": %s, "timeout": %s,
+         "retry": {"max_attempts": %s, "on": [502.0, "timeout"]},
+         "payload": {"priority": 5.0, "n": [1e2]}}"""
+    task = decode_task((body % (text, text, text)).encode())
+    assert (task.priority, task.timeout, task.retry.max_attempts) == (7, 7.0, 7)
+    assert type(task.priority) is type(task.retry.max_attempts) is int
+    assert task.retry.on == (502, "timeout")
+    assert bytes(task.payload) == b'{"priority": 5.0, "n": [1e2]}'
+    (same,) = decode_batch(b'{"tasks": [%s]}' % (body % (text, text, text)).encode(), most=1)
+    assert same == task
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["7.5", "10.0", "1e999", "9007199254740994.0", '"7.0"', "-1e0", "1e99999999999999999999"],
+)
+def test_other_numbers_are_refused_as_before(text: str) -> None:
+    body = '{"target": {"type": "handler", "name": "x"}, "priority": %s}'
+    with pytest.raises(InvalidRequest) as caught:
+        decode_task((body % text).encode())
+    assert [problem.pointer for problem in caught.value.problems] == ["/priority"]
+
+
+def test_a_full_list_of_numbers_with_fractions_is_taken() -> None:
+    beat = b'{"id": "01a1e170-40be-706a-9c6e-50040828df4d", "fence": 7.0}'
+    body = b'{"worker": "w", "incarnation": "i", "running": [' + b",".join([beat] * 10_000) + b"]}"
+    heard = decode_as(msgspec.json.Decoder(HeartbeatIn), body)
+    assert {one.fence for one in heard.running} == {7}
+
+
+@pytest.mark.parametrize(
+    ("kind", "start", "item", "end"),
+    [
+        (LeaseIn, b'{"worker": "w", "incarnation": "i", "handlers": [', b"1.0", b"]}"),
+        (HeartbeatIn, b'{"worker": "w", "incarnation": "i", "running": [', b'{"fence":1.0}', b"]}"),
+        (BatchIn, b'{"tasks": [', b'{"priority":1.0}', b"]}"),
+        (HeartbeatIn, b'{"running": [', b'{"id": "x", "fence": 1.0, "progress": 1.5}', b"]}"),
+    ],
+)
+def test_a_refused_body_of_many_fractions_costs_little(
+    kind: type, start: bytes, item: bytes, end: bytes
+) -> None:
+    """The event loop stands still meanwhile: it took half a minute."""
+    body = start + b",".join([item] * (16_000_000 // len(item))) + end
+    decoder: msgspec.json.Decoder[object] = msgspec.json.Decoder(kind)
+    began = process_time()
+    with pytest.raises(InvalidRequest):
+        decode_as(decoder, body)
+    assert process_time() - began < 1.5
+
+
+def test_large_integers_are_taken_to_the_last_digit() -> None:
+    decoder = msgspec.json.Decoder(PreviewIn)
+    most = decode_as(decoder, b'{"max_runs": 9007199254740992.0}')
+    assert most.max_runs == 2**53
+    for text in (b"9007199254740993", b"9007199254740993.0", b"9007199254740992.5", b"1e999999999"):
+        with pytest.raises(InvalidRequest):
+            decode_as(decoder, b'{"max_runs": %s}' % text)
+
+
+def test_a_whole_number_is_no_mistake_beside_others() -> None:
+    body = {"target": {"type": "handler", "name": "x"}, "priority": 7.0, "name": 5}
+    assert pointers(body) == ["/name"]
+    patch = readable_as(TaskPatch, msgspec.json.encode({"priority": 7.0, "name": 5}))
+    assert patch is not None
+    assert patch.priority == 7
+
+
+def test_a_name_given_twice_stays_a_mistake() -> None:
+    with pytest.raises(InvalidRequest, match="ambiguous"):
+        decode_patch(b'{"priority": 5.0, "priority": 6.0}')
 
 
 def test_names_are_escaped_and_cut() -> None:

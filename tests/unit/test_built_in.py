@@ -23,3 +23,14 @@ async def test_a_name_that_is_none_is_told_all_there_are() -> None:
         "there is no built-in handler 'work'; there are: mainspring.fail, mainspring.noop, "
         "mainspring.sleep, mainspring.workflow"
     )
+
+
+async def test_a_clock_that_jumps_back_takes_no_time_away() -> None:
+    reports: list[Report] = []
+    clock = ManualClock(1_800_000_000.0)
+    executor = BuiltInExecutor(clock, reports.extend)
+    executor.start([assignment(row(1))])
+    clock.jump_back(3600)
+    clock.advance(20)
+    await executor.stop(grace=5)
+    assert [made.finished - made.started for made in reports] == [20.0]

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.domain.execution import Outcome, Report, TaskError
+from mainspring.domain.execution import Outcome, Report, TaskError, believed
 from mainspring.domain.ids import TaskIds, time_of
 from mainspring.domain.placement import PARTITIONS, partition_of, preferred_owner
 from mainspring.domain.retry import RetryPolicy, backoff, next_try
 from mainspring.domain.settlement import Finish, Retry, settle
 from mainspring.domain.task import TaskState
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.ledger import blame
 from support.rows import assignment, row
 
 NOW = 1_800_000_000.0
@@ -153,7 +152,7 @@ def settled(
     task = assignment(row(1), failures=failures, retry=RetryPolicy(max_attempts=attempts))
     error = TaskError("test", "it failed")
     report = Report(task, outcome, 1.0, 2.0, error=error, retryable=retryable)
-    return settle(report, {"fair_share": 1.0}, blame, Random(0))
+    return settle(report, Random(0))
 
 
 def test_an_error_has_no_words_that_cannot_be_stored() -> None:
@@ -197,7 +196,42 @@ def test_a_last_failure_is_final(retryable: bool, failures: int, reason: str) ->
 
 @pytest.mark.parametrize(("started", "met"), [(30.0, True), (30.1, False)])
 def test_the_sla_bounds_the_start(started: float, met: bool) -> None:
-    report = Report(assignment(row(1)), Outcome.SUCCEEDED, started, started + 100)
-    end = settle(report, {"tenant_limit": 29.0, "fair_share": 1.1}, blame, Random(0))
+    task = assignment(row(1))._replace(
+        picked=30.0, waited={"tenant_limit": 29.0, "fair_share": 1.0}
+    )
+    report = Report(task, Outcome.SUCCEEDED, started, started + 100)
+    end = settle(report, Random(0))
     assert isinstance(end, Finish)
     assert (end.sla_met, end.blame) == (met, None if met else "limits")
+
+
+# How long an execution took -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("started", "finished", "found"),
+    [
+        (101.0, 121.0, (101.0, 121.0)),
+        (101.0 - 3600, 121.0 - 3600, (100.0, 120.0)),
+        (101.0 + 3600, 121.0 + 3600, (110.0, 130.0)),
+        (101.0, 101.0 + 3600, (100.0, 130.0)),
+        (121.0, 101.0, (121.0, 121.0)),
+        (None, None, (100.0, 130.0)),
+        (105.0, None, (105.0, 130.0)),
+        (105.0 + 3600, None, (100.0, 130.0)),
+        (None, 120.0, (100.0, 120.0)),
+        (None, 120.0 - 3600, (100.0, 130.0)),
+    ],
+)
+def test_how_long_it_took_survives_a_wrong_clock(
+    started: float | None, finished: float | None, found: tuple[float, float]
+) -> None:
+    assert believed(100.0, 30.0, started, finished) == found
+
+
+@given(st.floats(0, 1e10), st.floats(-10, 1e5), st.floats(0, 1e10), st.floats(0, 1e10))
+def test_an_execution_lies_between_its_claim_and_now(
+    picked: float, held: float, started: float, finished: float
+) -> None:
+    begun, ended = believed(picked, held, started, finished)
+    assert picked <= begun <= ended <= picked + max(0.0, held) + 1e-5

@@ -2,6 +2,7 @@
 
 from uuid import UUID
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,9 +17,10 @@ from mainspring.domain.capability import (
 )
 from mainspring.domain.task import Requirements, Target, TaskSpec
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.core import Engine
 from mainspring.engine.demand import Holder, Poll
 from mainspring.engine.entry import Entry
+from mainspring.engine.settings import EngineSettings
 from support.rows import assignment, row, task_id
 
 WORK = Offer(frozenset({"default"}), frozenset({"work"}))
@@ -54,6 +56,26 @@ def test_a_capability_can_be_read_again(tags: list[str], memory: int, cpu: float
     assert need.memory_mb == memory
     assert abs(need.cpu - cpu) <= 0.01 + cpu / 1000
     assert needs_worker(word + ALONE)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "how", "presumed"),
+    [
+        (1, {}, [True]),
+        (2, {}, [False, False]),  # it may have begun either, or none
+        (1, {"announces": True}, [False]),
+        (1, {"idle": False}, [False]),
+    ],
+)
+def test_what_counts_as_begun_without_word_of_the_worker(
+    tasks: int, how: dict[str, bool], presumed: list[bool]
+) -> None:
+    engine = make_engine()
+    engine.open(Poll(Holder(1, "w", "1"), WORK, 10, **how), 0.0)
+    engine.saw([row(n) for n in range(1, tasks + 1)], 0.0)
+    start(engine, engine.match(1.0, 10))
+    held = engine.held_by_former(Holder(1, "w", "2"))
+    assert [task.presumed_begun for task in held] == presumed
 
 
 def test_what_runs_inside_the_node_needs_no_worker() -> None:

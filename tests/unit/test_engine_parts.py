@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mainspring.domain.lateness import Cause, blame
 from mainspring.engine.leases import Held, HeldLeases, Running, RunningTasks
-from mainspring.engine.ledger import Bucket, Cause, blame
+from mainspring.engine.ledger import Bucket
 from mainspring.engine.timer import Timer
 from support.rows import task_id
 

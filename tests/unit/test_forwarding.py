@@ -12,8 +12,9 @@ from structlog.testing import capture_logs
 from mainspring.clock import ManualClock
 from mainspring.domain.capability import Offer, needs_worker
 from mainspring.domain.execution import Assignment
-from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.core import Engine
 from mainspring.engine.demand import Holder, Poll
+from mainspring.engine.settings import EngineSettings
 from mainspring.lifecycle import Errands
 from mainspring.node import forwarding
 from mainspring.node.forwarding import Forwarding
@@ -97,6 +98,14 @@ async def test_a_grant_is_settled_once() -> None:
         await background(forward)
     assert desk.settled == [(2, [(task_id(1), 1), (task_id(2), 1)])]
     assert logs == []
+
+
+@pytest.mark.parametrize("announces", [True, False])
+async def test_a_grant_says_whether_the_worker_announces_starts(announces: bool) -> None:
+    _, office = make_forwarding(Desk(Poll(HOLDER, WORK, 4, announces=announces)))
+    office.hear(Ready(uuid4(), KIND, 2))
+    (grant,) = [letter for letter in office.sent if isinstance(letter, Grant)]
+    assert grant.announces is announces
 
 
 async def test_what_goes_wrong_in_the_background_is_logged() -> None:

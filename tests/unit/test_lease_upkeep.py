@@ -14,7 +14,8 @@ from mainspring.domain.execution import Assignment
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.core import Engine
+from mainspring.engine.settings import EngineSettings
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
@@ -71,7 +72,7 @@ class Leases:
         self.extended += [ref.id for ref in held]
         return [Extended(ref.tenant_id, ref.id, NOW + lease, False) for ref in held]
 
-    async def lose(self, _held: Sequence[TaskRef], *, blamed: Sequence[UUID]) -> Seen:
+    async def lose(self, _held: Sequence[TaskRef], **_known: Sequence[UUID]) -> Seen:
         self.losing.set()
         await asyncio.Event().wait()
         raise AssertionError("unreachable")

@@ -16,8 +16,9 @@ from mainspring.config import Config
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.core import Engine
 from mainspring.engine.leases import Held
+from mainspring.engine.settings import EngineSettings
 from mainspring.engine.window import Refill
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.lifecycle import Supervisor
@@ -294,6 +295,54 @@ async def test_wakes_are_named_as_heard_once_the_engine_has_heard(bench: Bench) 
     async with bench.running():
         assert await bench.look_for_wakes(3) == [[], [10, 11], []]
     assert bench.state.engine.waiting == 1
+
+
+async def test_wakes_heard_under_another_id_of_the_node_stay(bench: Bench) -> None:
+    """In a database that was set back their numbers are others'."""
+    bench.store.wakes = [Woken([task(1)], [], [10, 11])]
+    async with bench.running():
+        await bench.look_for_wakes(1)
+        await bench.store.until(lambda: bench.state.engine.waiting == 1)
+        bench.state.renew()
+        assert await bench.look_for_wakes(2) == [[], []]
+
+
+async def test_wakes_read_before_the_database_was_set_back_are_not_told(bench: Bench) -> None:
+    bench.store.wakes = [Woken([task(1)], [], [10])]
+    learn, state = bench.limits.limits, bench.state
+
+    async def meanwhile(tenants: Collection[int] | None = None) -> dict[int, TenantLimits]:
+        if tenants is not None:
+            state.renew()
+        return await learn(tenants)
+
+    with mock.patch.object(bench.limits, "limits", meanwhile):
+        async with bench.running():
+            await bench.look_for_wakes(2)
+    assert state.engine.waiting == 0
+
+
+async def test_no_partition_is_acted_for_by_limits_of_another_life(bench: Bench) -> None:
+    """They are read anew first: the database may have been set back."""
+    asked, slow = asyncio.Event(), asyncio.Event()
+
+    async def slowly(tenants: Collection[int] | None = None) -> dict[int, TenantLimits]:
+        asked.set()
+        await slow.wait()
+        return {}
+
+    async with bench.running(own=()):
+        await bench.store.until(lambda: bench.state.limits_read_by is not None)
+        with mock.patch.object(bench.limits, "limits", slowly):
+            bench.state.renew()
+            bench.stock.load([3])
+            await asked.wait()
+            read = len(bench.store.asked_for("stock"))
+            await bench.store.until(lambda: not bench.state.stock_wanted.is_set())
+            assert len(bench.store.asked_for("stock")) == read
+            assert 3 not in bench.state.engine.partitions
+            slow.set()
+            await bench.store.until(lambda: 3 in bench.state.engine.partitions)
 
 
 @pytest.mark.parametrize("problem", [StoreUnavailable("lost"), ValueError("a mistake of ours")])

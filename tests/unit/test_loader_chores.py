@@ -9,8 +9,9 @@ from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.placement import Tenure
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.core import Engine
 from mainspring.engine.leases import Held
+from mainspring.engine.settings import EngineSettings
 from mainspring.node.loader import Loader
 from mainspring.node.state import NodeState
 from mainspring.node.stock import Stocktaker

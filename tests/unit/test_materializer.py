@@ -11,7 +11,8 @@ import pytest
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.placement import Tenure
-from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.core import Engine
+from mainspring.engine.settings import EngineSettings
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.materializer import Materializer
 from mainspring.node.signals import Signals

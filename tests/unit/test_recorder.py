@@ -15,7 +15,8 @@ from mainspring.domain.execution import Outcome, Report
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.settlement import Finish, Retry
-from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.core import Engine
+from mainspring.engine.settings import EngineSettings
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics

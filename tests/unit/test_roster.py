@@ -10,8 +10,9 @@ import pytest
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.capability import THERE_FOR, Offer, needs_worker, there_for
-from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.core import Engine
 from mainspring.engine.demand import Holder
+from mainspring.engine.settings import EngineSettings
 from mainspring.errors import StoreUnavailable
 from mainspring.node.reporting import Reporting
 from mainspring.node.roster import Roster

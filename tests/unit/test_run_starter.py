@@ -10,7 +10,8 @@ import msgspec
 from mainspring.clock import ManualClock
 from mainspring.domain.execution import Assignment, Report
 from mainspring.domain.placement import Tenure
-from mainspring.engine.core import Engine, EngineSettings
+from mainspring.engine.core import Engine
+from mainspring.engine.settings import EngineSettings
 from mainspring.node.recorder import Recorder
 from mainspring.node.run_starter import RunStarter
 from mainspring.node.state import NodeState

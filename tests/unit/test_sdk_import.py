@@ -6,7 +6,6 @@ import sys
 SERVER_SIDE = (
     "asyncpg",
     "cryptography",
-    "dateutil",
     "prometheus_client",
     "pycurl",
     "rich",

@@ -1,25 +1,30 @@
 """A task that was lost with its workers runs alone; and every poll tells all that is held."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
+from mainspring.clock import monotonic
 from mainspring.sdk.environment import Address
-from mainspring.sdk.worker import lanes
+from mainspring.sdk.worker import lanes, suspects
 from mainspring.sdk.worker.lanes import Lane, Leaser
 from mainspring.sdk.worker.options import WorkerOptions
-from mainspring.sdk.worker.outcomes import Verdict
+from mainspring.sdk.worker.outcomes import RELEASED, Verdict
 from mainspring.sdk.worker.protocol import Leased, LeaseIn, LeaseOut
 from mainspring.sdk.worker.tries import Try
 from mainspring.sdk.worker.worker import Worker
 from support.sdk_tries import leased
+from support.waiting import eventually
 
 DONE = Verdict("succeeded", b"1")
 
 
 class Runner:
     """Runs until the test says that it is enough."""
+
+    apart = False
 
     def __init__(self) -> None:
         self.started: list[Try] = []
@@ -64,6 +69,13 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
+async def here(work: Coroutine[Any, Any, Any]) -> Any:
+    """Read leases on the worker's own loop."""
+    found = await work
+    await asyncio.sleep(0)
+    return found
+
+
 class Shop:
     """A worker with two lanes, between those nodes and that runner."""
 
@@ -71,7 +83,12 @@ class Shop:
         self.nodes, self.runner = Nodes(), Runner()
         self.worker = Worker(None, WorkerOptions(name="w"), address=Address("http://x", "key"))
         self.worker._build()
-        self.worker.nodes = self.nodes  # type: ignore[assignment]
+        self.worker._lease_nodes = self.worker.nodes = self.nodes  # type: ignore[assignment]
+        self.announced: list[Try] = []
+        self.named: list[Try] = []
+        monkeypatch.setattr(self.worker._reader, "call", here)
+        monkeypatch.setattr(self.worker._heart, "announce", self.announced.append)
+        monkeypatch.setattr(self.worker._heart, "start_named", self.named.append)
         self.worker._lanes += [Lane(8, ["x"], commands=False), Lane(8, ["y"], commands=False)]
         monkeypatch.setattr(lanes, "_GATHER", 0)
         monkeypatch.setattr(self.worker, "_runner_of", lambda _leased, _function: self.runner)
@@ -85,6 +102,25 @@ class Shop:
             task.cancel()
         await asyncio.gather(*self._work, return_exceptions=True)
         self.worker._heart.stop()
+
+    async def confirm(self) -> Try:
+        """The server knows of the announced start."""
+        attempt = self.announced.pop(0)
+        attempt.start()
+        assert attempt.begin()
+        await turns()
+        return attempt
+
+    async def finish(self, leased: Leased) -> None:
+        """It ends, and its report is acknowledged."""
+        (found,) = [one for one in self.runner.started if one.leased is leased]
+        found.settle(DONE)
+        await self.acknowledge(leased)
+
+    async def acknowledge(self, *reported: Leased) -> None:
+        for attempt in [one for one in self.nodes.told if one.leased in reported]:
+            self.worker._forget(attempt)
+        await turns()
 
     def released(self) -> list[Leased]:
         told = self.nodes.told
@@ -105,6 +141,7 @@ async def test_beside_a_suspect_nothing_runs_and_nothing_is_asked_for(shop: Shop
     assert polls == 8  # two lanes, two nodes, two each
     await shop.nodes.give(suspect)
     assert len(shop.nodes.waiting()) == polls - 1
+    await shop.confirm()
     while shop.nodes.waiting():
         await shop.nodes.give(leased())
     assert shop.runner.running == [suspect]
@@ -116,24 +153,68 @@ async def test_beside_a_suspect_nothing_runs_and_nothing_is_asked_for(shop: Shop
     assert shop.runner.running == [other]
 
 
-async def test_a_suspect_that_comes_beside_others_is_released(shop: Shop) -> None:
-    first, suspect = leased(), leased(alone=True)
+async def test_a_suspect_waits_until_all_others_are_over_and_told(shop: Shop) -> None:
+    first, second, suspect = leased(), leased(), leased(alone=True)
+    await shop.nodes.give(first, second)
+    await shop.nodes.give(suspect)
+    assert shop.runner.running == [first, second]
+    await shop.nodes.give(late := leased())
+    assert shop.released() == [late]
+    await shop.finish(first)
+    await shop.acknowledge(late)
+    assert not shop.announced
+    shop.runner.started[1].settle(DONE)
+    await turns()
+    assert not shop.announced, "should it kill this process, the report would be lost"
+    await shop.acknowledge(second)
+    assert not shop.runner.running, "the server does not know of it yet"
+    attempt = await shop.confirm()
+    assert (attempt.leased, attempt.alone) == (suspect, True)
+    assert shop.runner.running == [suspect]
+    assert not shop.announced, "once is enough"
+
+
+async def test_a_suspect_that_waits_in_vain_is_released(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, suspect = leased(), leased(alone=True, timeout=8.0)
     await shop.nodes.give(first)
     await shop.nodes.give(suspect)
-    assert shop.runner.running == [first]
+    (attempt,) = [one for one in shop.worker._held() if one.leased is suspect]
+    assert not shop.worker._has_waited_enough(attempt, attempt.began + 3.9)
+    assert shop.worker._has_waited_enough(attempt, attempt.began + 4.1)
+    attempt.end("released")
+    await turns()
     assert shop.released() == [suspect]
     assert shop.nodes.told[0].verdict.code is None  # no failure of its own
-    shop.runner.started[0].settle(DONE)
-    again = leased(alone=True)
-    await shop.nodes.give(again)
-    assert shop.runner.running == [again]
+    before = len(shop.nodes.polls)
+    await shop.nodes.give(leased())
+    held = shop.nodes.polls[before][0].running
+    assert held, "it says that it holds others, and gets no such task meanwhile"
+
+
+async def test_of_two_suspects_the_second_is_released(shop: Shop) -> None:
+    first, second = leased(alone=True), leased(alone=True)
+    await shop.nodes.give(first)
+    await shop.nodes.give(second)
+    assert shop.released() == [second]
+    await shop.acknowledge(second)
+    assert (await shop.confirm()).leased is first
 
 
 async def test_a_suspect_heads_an_answer_with_others(shop: Shop) -> None:
     suspect, other = leased(alone=True), leased()
     await shop.nodes.give(suspect, other)
-    assert shop.runner.running == [suspect]
     assert shop.released() == [other]
+    await shop.acknowledge(other)
+    await shop.confirm()
+    assert shop.runner.running == [suspect]
+
+
+async def test_beside_code_that_does_not_stop_nothing_is_alone(shop: Shop) -> None:
+    shop.worker._left_behind = True
+    await shop.nodes.give(leased(alone=True))
+    assert not (await shop.confirm()).alone
 
 
 async def test_a_suspect_that_ends_at_once_leaves_the_lanes_open(
@@ -141,8 +222,93 @@ async def test_a_suspect_that_ends_at_once_leaves_the_lanes_open(
 ) -> None:
     monkeypatch.setattr(shop.runner, "start", lambda attempt: attempt.settle(DONE))
     await shop.nodes.give(leased(alone=True))
+    shop.announced.pop().start()
+    await turns()
     assert not any(lane.closed for lane in shop.worker._lanes)
     assert len(shop.nodes.waiting()) == 8
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async def holds() -> bool:
+        return condition()
+
+    await eventually(holds, within=5, what="it is so")
+
+
+async def test_what_was_lost_before_begins_when_nothing_else_does(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who dies of one of them would leave word that both had begun."""
+    first, second, other, late = (leased(suspect=n < 2, number=n) for n in range(4))
+    await shop.nodes.give(other)
+    await shop.nodes.give(first, second)
+    assert not shop.named, "the other one has not begun"
+    assert shop.runner.started[0].begin()
+    began = monotonic()
+    await until(lambda: bool(shop.named))
+    assert monotonic() - began >= suspects._MOMENT
+    await shop.nodes.give(late)
+    assert shop.runner.running == [other]
+    attempt = shop.named.pop()
+    assert attempt.leased is first
+    attempt.start()
+    assert attempt.begin()
+    began = monotonic()
+    await until(lambda: late in shop.runner.running)
+    assert monotonic() - began >= suspects._MOMENT
+    assert not shop.named, "the late one has not begun"
+    assert shop.runner.started[-1].begin()
+    await until(lambda: bool(shop.named))
+    assert shop.named[0].leased is second
+
+
+async def test_a_suspect_does_not_wait_for_ever_for_its_moment(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suspects, "_LONGEST_WAIT", 0.05)
+    await shop.nodes.give(other := leased())
+    await shop.nodes.give(suspect := leased(suspect=True))
+    await until(lambda: suspect in shop.runner.running)
+    assert shop.runner.running == [other, suspect]
+    assert not shop.named
+
+
+async def test_what_runs_apart_does_not_hold_up_others(shop: Shop) -> None:
+    shop.runner.apart = True
+    await shop.nodes.give(suspect := leased(suspect=True))
+    assert shop.runner.running == [suspect]
+
+
+async def test_what_was_withdrawn_while_it_waited_is_settled(shop: Shop) -> None:
+    """Else the lanes stayed closed for good."""
+    await shop.nodes.give(leased())
+    await shop.nodes.give(leased(alone=True))
+    waiting = shop.worker._exclusive
+    assert waiting is not None
+    assert waiting.withdraw()  # by another thread, while the loop stood still
+    ticking = asyncio.create_task(shop.worker._tick())
+    await until(lambda: waiting.settled)
+    ticking.cancel()
+    assert waiting.verdict == RELEASED
+    assert not any(lane.closed for lane in shop.worker._lanes)
+
+
+async def test_what_arrives_while_it_stops_is_released(shop: Shop) -> None:
+    shop.worker._draining = True
+    await shop.nodes.give(late := leased())
+    assert shop.released() == [late]
+
+
+async def test_what_is_ended_before_it_arrives_is_still_counted(shop: Shop) -> None:
+    """The thread that reads has it, the event loop has not: it hears of both in any order."""
+    lane = shop.worker._lanes[0]
+    (attempt,) = shop.worker.register([leased()], lane)
+    attempt.end("lost")
+    assert not attempt.settled
+    attempt.lease_end = 0.0
+    shop.worker.begin_all([attempt])
+    assert not attempt.begin(), "its lease is over"
+    assert (lane.running, shop.worker.running) == (1, 1)
 
 
 async def test_every_poll_tells_what_the_others_brought(shop: Shop) -> None:

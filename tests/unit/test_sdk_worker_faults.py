@@ -56,6 +56,8 @@ PAGE = b"<html><body>Welcome to the proxy</body></html>"
 class Silent:
     """A runner that runs nothing."""
 
+    apart = False
+
     def start(self, attempt: Try) -> None:
         pass
 
@@ -460,6 +462,9 @@ async def test_who_is_refused_finishes_what_it_runs(monkeypatch: pytest.MonkeyPa
         async def close(self) -> None:
             pass
 
+        def apart(self) -> "Refusing":
+            return self
+
     worker = Worker(app, WorkerOptions(name="w"), address=Address("http://x", "key"))
     desk = Refusing()
     monkeypatch.setattr(worker, "nodes", desk)
@@ -472,4 +477,5 @@ async def test_who_is_refused_finishes_what_it_runs(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Leaser, "close", closed)
     with pytest.raises(Unauthenticated):
         await worker.run()
-    assert [outcome.status for body in desk.asked for outcome in body.outcomes] == ["succeeded"]
+    sent = [body for body in desk.asked if isinstance(body, ReportIn)]
+    assert [outcome.status for body in sent for outcome in body.outcomes] == ["succeeded"]

@@ -4,14 +4,13 @@ import asyncio
 import gc
 import logging
 import weakref
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from mainspring.clock import monotonic
+from mainspring.clock import monotonic, wall_clock
 from mainspring.errors import (
     InvalidRequest,
     MainspringError,
@@ -24,13 +23,12 @@ from mainspring.sdk.app import App
 from mainspring.sdk.context import Context, Line
 from mainspring.sdk.environment import Address
 from mainspring.sdk.wire import Response
-from mainspring.sdk.worker import lanes, reports
+from mainspring.sdk.worker import lanes, reports, tries
 from mainspring.sdk.worker.lanes import Complaints, Lane, Leaser
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import Ending, Verdict
 from mainspring.sdk.worker.protocol import (
     Heard,
-    Leased,
     LeaseIn,
     LeaseOut,
     NodeAddress,
@@ -47,6 +45,8 @@ from support.sdk_tries import EPOCH, leased
 class Silent:
     """A runner that does what it is told, and nothing more."""
 
+    apart = False
+
     def __init__(self) -> None:
         self.stopped: list[Ending | None] = []
 
@@ -60,7 +60,24 @@ class Silent:
 def attempt(settled: list[Try], lease_end: float | None = None) -> Try:
     task = leased()
     end = monotonic() + 15 if lease_end is None else lease_end
-    return Try(task, end, Context(task.id), None, Silent(), settled.append)
+    one = Try(task, end, Context(task.id), None, Silent(), settled.append)
+    one.start()
+    one.begin()
+    return one
+
+
+@pytest.mark.parametrize("shift", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_changes_no_duration(
+    monkeypatch: pytest.MonkeyPatch, shift: float
+) -> None:
+    one = attempt([])
+    passed, set_to = monotonic() + 20, wall_clock() + shift
+    monkeypatch.setattr(tries, "monotonic", lambda: passed)
+    monkeypatch.setattr(tries, "wall_clock", lambda: set_to)
+    one.settle(Verdict("succeeded"))
+    told = reports.outcome_of(one)
+    took = told.finished_at - told.started_at
+    assert took.total_seconds() == pytest.approx(20, abs=1)
 
 
 class TestServerClock:
@@ -164,9 +181,11 @@ class Home:
         self.nudges = 0
         self.complaints = Complaints()
 
-    def begin_all(self, tasks: Sequence[Leased], lane: Lane) -> None:
-        for _ in tasks:
+    async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[LeaseOut, int]:
+        answer: LeaseOut = await self.nodes.ask(url, lanes.LEASES, body, LeaseOut, within=within)
+        for _ in answer.tasks:
             lane.take()
+        return answer, len(answer.tasks)
 
     def held_tries(self, most: int) -> list[tuple[UUID, int]] | None:
         return []
@@ -437,14 +456,14 @@ async def test_a_task_that_is_given_twice_runs_once(monkeypatch: pytest.MonkeyPa
             started.append(attempt)
 
     monkeypatch.setattr(worker, "_runner_of", lambda _leased, _function: Recording())
-    worker.begin_all([task, task], lane)
-    worker.begin_all([task], lane)
+    worker.begin_all(worker.register([task, task], lane))
+    worker.begin_all(worker.register([task], lane))
     assert (len(started), lane.running) == (1, 1)
     assert worker.held_tries(10) == [(task.id, task.fence)]
     started[0].end("lost")
     started[0].settle(Verdict("succeeded", b"1"))
     assert worker.held_tries(10) == []
-    worker.begin_all([task], lane)  # an answer that was slower than the task
+    worker.begin_all(worker.register([task], lane))  # an answer that was slower than the task
     assert (len(started), lane.running) == (1, 0)
     worker._heart.stop()
 
@@ -461,7 +480,7 @@ async def test_a_try_that_is_over_leaves_nothing_to_the_garbage_collector() -> N
     worker._build()
     gc.disable()
     try:
-        worker.begin_all([leased()], worker._lanes[0])
+        worker.begin_all(worker.register([leased()], worker._lanes[0]))
         while worker.running:  # noqa: ASYNC110 - the handler is a turn of this loop
             await asyncio.sleep(0)
         worker._forget(worker._reporter._waiting.popleft())

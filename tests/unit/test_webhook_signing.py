@@ -2,6 +2,7 @@
 
 from base64 import b64decode, b64encode
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -10,6 +11,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from mainspring.domain.webhook import SigningKey
 from mainspring.execution.signing import format_secret, parse_secret, public_key, signature
 from mainspring.sdk.webhooks import verify
+from support.docs import ROOT, blocks
 
 BODY = b'{"user": 7}'
 NEW = SigningKey("hmac", b"n" * 32)
@@ -54,6 +56,24 @@ def test_an_ed25519_signature_is_one_the_public_key_accepts() -> None:
     key = Ed25519PublicKey.from_public_bytes(b64decode(public.removeprefix("whpk_")))
     key.verify(b64decode(signed), f"msg_1.{headers['webhook-timestamp']}.".encode() + BODY)
     assert Webhook(format_secret(NEW)).verify(BODY, headers)  # the other one still counts
+
+
+def test_the_documented_way_verifies_ed25519() -> None:
+    (block,) = [b for b in blocks(ROOT / "docs" / "webhooks.md") if "verify_ed25519" in b.text]
+    shown: dict[str, Any] = {}
+    exec(block.text, shown)
+    verified = shown["verify_ed25519"]
+    other = SigningKey("ed25519", b"o" * 32)
+    headers, public = _headers(ED, NEW, at=1_800_000_000), public_key(ED)
+    assert verified(public, headers, BODY, 1_800_000_000)
+    assert verified(public, _headers(other, ED, at=1_800_000_000), BODY, 1_800_000_000)
+    assert not verified(public_key(other), headers, BODY, 1_800_000_000)
+    assert not verified(public, headers, BODY + b" ", 1_800_000_000)
+    assert not verified(public, headers, BODY, 1_800_000_301)
+    assert not verified(public, {**headers, "webhook-id": "msg_2"}, BODY, 1_800_000_000)
+    assert not verified(public, {**headers, "webhook-signature": "v1a,?"}, BODY, 1_800_000_000)
+    assert not verified(public, _headers(NEW, at=1_800_000_000), BODY, 1_800_000_000)
+    assert not verified(public, {}, BODY, 1_800_000_000)
 
 
 def test_our_verifier_refuses_what_was_changed_or_is_old() -> None:

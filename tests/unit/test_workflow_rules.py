@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mainspring.domain import workflow_rules
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow import Definition, Step, TaskTemplate, When
 from mainspring.domain.workflow_checks import graph_problems, with_implied_needs
@@ -384,10 +385,23 @@ def test_templates_cannot_blow_up() -> None:
         list(render_each(many, long, range(10_000)))
 
 
+def nested(levels: int) -> object:
+    made: object = 0
+    for _ in range(levels):
+        made = [made]
+    return made
+
+
+def test_how_deep_a_value_may_be_is_our_own_limit() -> None:
+    most = workflow_rules.MOST_NESTING
+    rendered = render(templated("{{input.deep}}"), Scope({"deep": nested(most)}))
+    assert json.loads(rendered.payload) == nested(most)
+    with pytest.raises(RenderFailed, match="nested too deeply"):
+        render(templated("{{input.deep}}"), Scope({"deep": {"a": nested(most)}}))
+
+
 def test_odd_values_fail_the_step_and_nothing_else() -> None:
-    deep: object = 0
-    for _ in range(50_000):
-        deep = [deep]
+    deep = nested(50_000)
     half = Scope({"half": "\ud800", "deep": deep})
     url = json.dumps({"target": {"type": "http", "url": "https://x.example/{{input.half}}"}})
     argv = json.dumps({"target": {"type": "command", "argv": ["{{input.half}}"]}})

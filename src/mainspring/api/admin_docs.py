@@ -28,7 +28,8 @@ from mainspring.api.documentation import (
     Link,
     Param,
     Reply,
-    either,
+    never,
+    several,
     span,
 )
 from mainspring.api.keys import LONGEST_GRACE, LONGEST_LIFE
@@ -40,7 +41,7 @@ INSTALLATION = "Operations"
 
 _EXPIRES_IN = {"expires_in": span(LONGEST_LIFE)}
 _GRACE = {"grace": span(LONGEST_GRACE, zero=True, null=False)}
-_EXPIRY = either("expires_at", "expires_in")
+_EXPIRY = never(*several("expires_at", "expires_in"))
 _KEY_ID = Param("id", str, "The key's id.", "path", required=True)
 _KEY_LINKS = {
     "read": Link("getKey", {"id": "$response.body#/id"}, "read it again"),

@@ -18,6 +18,7 @@ from mainspring.api.idempotency import Idempotency
 from mainspring.api.ingest import Ingest
 from mainspring.api.key_activity import KeyActivity
 from mainspring.api.key_watch import KeyWatch
+from mainspring.api.lease_wire import LONGEST_WAIT
 from mainspring.api.leases import LeaseResource
 from mainspring.api.middleware import Envelope
 from mainspring.api.operations import Operations
@@ -53,7 +54,7 @@ from mainspring.store.firing import Firing
 from mainspring.store.keys import Keys
 from mainspring.store.schedules import Schedules
 from mainspring.store.secrets import WebhookSecrets
-from mainspring.store.steps import Steps
+from mainspring.store.steps import Steps, new_steps
 from mainspring.store.tasks import Tasks
 from mainspring.store.vault import Vault
 from mainspring.store.workers import Workers
@@ -77,7 +78,9 @@ class ApiDependencies:
     desk: LeasePort
     activity: KeyActivity = field(default_factory=KeyActivity)
     vault: Vault = field(default_factory=Vault)
+    definitions: Definitions = field(default_factory=Definitions)
     profile_changed: Callable[[int], None] = lambda _tenant: None
+    complaint: Callable[[], str | None] = lambda: None
     authenticator: Authenticator = field(init=False)
     idempotency: Idempotency = field(init=False)
 
@@ -145,7 +148,9 @@ def _worker_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
     workers = WorkerResource(deps.config, registry, deps.clock)
     logs = LogResource(registry, deps.tasks, deps.clock)
     return {
-        "/v1/leases": {"POST": ForTenants("work", leases.lease, lease_docs.LEASE)},
+        "/v1/leases": {
+            "POST": ForTenants("work", leases.lease, lease_docs.LEASE, waits=LONGEST_WAIT)
+        },
         "/v1/leases/heartbeat": {
             "POST": ForTenants("work", leases.heartbeat, lease_docs.HEARTBEAT)
         },
@@ -214,9 +219,8 @@ def _workflow_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]
 
 
 def _run_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
-    definitions = Definitions()
-    steps = Steps(definitions, deps.ids, deps.rng, deps.config.max_payload)
-    runs = WorkflowRuns(deps.database, steps, definitions, deps.ids)
+    steps = Steps(deps.definitions, deps.ids, deps.rng, deps.config.max_payload)
+    runs = WorkflowRuns(deps.database, steps, deps.definitions, deps.ids)
     return run_paths(
         RunResource(
             deps.config,
@@ -231,7 +235,7 @@ def _run_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
 
 
 def _operation_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
-    operations = Operations(deps.node, deps.metrics)
+    operations = Operations(deps.node, deps.metrics, deps.complaint)
     return {
         "/healthz": {"GET": ForAll(operations.healthz, operation_docs.HEALTHZ)},
         "/readyz": {"GET": ForAll(operations.readyz, operation_docs.READYZ)},
@@ -248,7 +252,8 @@ def _task_paths(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
     reading = TaskReading(tasks)
     completion = Completion(tasks, node, clock)
     changes = TaskChanges(tasks, node, clock, TaskPatcher(validator, clock, config.max_payload))
-    bulk = TaskBulk(BulkChanges(deps.database), node)
+    steps = new_steps(deps.rng, definitions=deps.definitions)
+    bulk = TaskBulk(BulkChanges(deps.database, steps=steps), node)
     explanation = TaskExplanation(tasks, Explaining(deps.database), node, clock)
     return {
         "/v1/tasks": {

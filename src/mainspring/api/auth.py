@@ -71,6 +71,11 @@ class Authenticator:
         self._remembered[digest] = found
         return found
 
+    def forget_all(self) -> None:
+        """Look every key up anew: the database may have been set back, and then a key that there
+        was may be unknown, and its tenant's number be given to another."""
+        self._remembered = {}
+
     def _forget(self, key_id: str) -> None:
         self._remembered = {
             digest: found

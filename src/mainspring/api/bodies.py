@@ -17,9 +17,15 @@ async def read_body(request: Request) -> bytes:
 
 
 def with_body(request: Request, body: bytes) -> Request:
-    """The same request for somebody else to read, after its body was read."""
+    """Return the same request with its body, which was read, to be read once more. After the body
+    comes what comes from the client: nothing, until it disconnects."""
+    unread = True
 
     async def receive() -> Message:
+        nonlocal unread
+        if not unread:
+            return await request.receive()
+        unread = False
         return {"type": "http.request", "body": body, "more_body": False}
 
     return Request(request.scope, receive)

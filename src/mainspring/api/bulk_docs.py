@@ -27,6 +27,7 @@ from mainspring.api.documentation import (
     Link,
     Param,
     Reply,
+    never,
     next_page,
     span,
 )
@@ -40,6 +41,8 @@ LETTERS = "Dead letters"
 EFFECTS = "Effects"
 
 _THE_LETTER = Reply(200, "The dead letter as it is now.", DeadLetterOut)
+# Only unresolved ones can be replayed.
+_RESOLVED = {"required": ["resolved"], "properties": {"resolved": {"const": True}}}
 _NEW_TASK = {"task": Link("getTask", {"id": "$response.body#/id"}, "follow the new task")}
 
 CANCEL_MANY = Doc(
@@ -148,7 +151,7 @@ REPLAY_MANY = Doc(
         Body(
             ReplayIn,
             examples={"careful": {"filter": {}, "first": 10, "stop_on_failure_rate": 0.5}},
-            rules={"LetterFilterIn": {"properties": {"resolved": {"enum": [False, None]}}}},
+            rules={"LetterFilterIn": never(_RESOLVED)},
         )
     ],
     replies=[Reply(200, "The new tasks; with `dry_run` only how many.", ReplayedOut)],

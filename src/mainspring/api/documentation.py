@@ -16,6 +16,7 @@ body or key can cause) is added by `openapi`. To document an operation:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -89,7 +90,11 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doc:
-    """An operation in words and types."""
+    """An operation in words and types.
+
+    `also_consumes` names media types of bodies that the description tells of in words only, because
+    generators of clients cannot make them.
+    """
 
     id: str
     tag: str
@@ -97,6 +102,7 @@ class Doc:
     description: str = ""
     params: Sequence[Param] = ()
     bodies: Sequence[Body] = ()
+    also_consumes: Sequence[str] = ()
     replies: Sequence[Reply]
     problems: Sequence[type[MainspringError]] = ()
 
@@ -111,32 +117,45 @@ REPLAYED = Header(
 )
 
 
-def either(one: str, other: str) -> dict[str, object]:
-    """JSON Schema for two fields of which one may be given; a null is as good as nothing."""
-    given = {"not": {"type": "null"}}
-    return {"not": {"required": [one, other], "properties": {one: given, other: given}}}
+Case = Mapping[str, object]
+"""A JSON Schema of bodies that are refused because of what they say together."""
 
 
-def exactly_one(**types: object) -> dict[str, object]:
-    """JSON Schema for fields of which one is given, of this type; a null is as good as nothing."""
-    return {"oneOf": [_alone(name, types) for name in types]}
+def never(*cases: Case) -> dict[str, object]:
+    """JSON Schema for bodies that are none of these cases.
+
+    Said by `not`, which generators of clients pass over: of `oneOf` with parts of an object they
+    make classes that have these parts only.
+    """
+    return {"not": {"anyOf": list(cases)}}
 
 
-def one_or_none(**types: object) -> dict[str, object]:
-    """The same where all may be left out; a null is allowed beside the one that is given."""
-    none: dict[str, object] = {"properties": dict.fromkeys(types, False)}
-    return {"oneOf": [none, *(_alone(name, types) for name in types)]}
+def several(*names: str) -> list[Case]:
+    """The cases in which two of these fields are given; a null is as good as nothing."""
+    return [_given(*pair) for pair in combinations(names, 2)]
 
 
-def _alone(name: str, types: Mapping[str, object]) -> dict[str, object]:
-    properties = {other: {"type": types[other] if other == name else "null"} for other in types}
-    return {"required": [name], "properties": properties}
+def none_of(*names: str) -> Case:
+    """The case in which none of these fields is given."""
+    return {"properties": dict.fromkeys(names, _NULL)}
 
 
-def together(one: str, other: str, type_: str) -> dict[str, object]:
-    """JSON Schema for two fields of which both are given or neither."""
-    both, neither = ({one: {"type": kind}, other: {"type": kind}} for kind in (type_, "null"))
-    return {"oneOf": [{"required": [one, other], "properties": both}, {"properties": neither}]}
+def only_null(*names: str) -> Case:
+    """The case in which some of these fields are null and none is given."""
+    return {**none_of(*names), "anyOf": [{"required": [name]} for name in names]}
+
+
+def without(name: str, other: str) -> Case:
+    """The case in which the one field is given and the other is not."""
+    return {"required": [name], "properties": {name: _SOMETHING, other: _NULL}}
+
+
+_NULL: Case = {"type": "null"}
+_SOMETHING: Case = {"not": _NULL}
+
+
+def _given(*names: str) -> Case:
+    return {"required": list(names), "properties": dict.fromkeys(names, _SOMETHING)}
 
 
 def span(

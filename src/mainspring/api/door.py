@@ -17,15 +17,12 @@ from urllib.parse import unquote
 
 import httptools
 import uvicorn
-from starlette.responses import Response
 from starlette.types import ASGIApp, Scope
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from mainspring.api.cycle import Cycle, closing_bytes
+from mainspring.api.draining import IDLE_FOR, Draining, drained, has_unread, refuse_connections
 from mainspring.api.middleware import CYCLE
 from mainspring.api.problems import answer_to
 from mainspring.api.prompt import KnownHeads, Learner
@@ -34,6 +31,7 @@ from mainspring.errors import (
     Crowded,
     HeadTooLarge,
     MalformedRequest,
+    NotReady,
     RequestError,
     ServerError,
     TooSlow,
@@ -45,6 +43,12 @@ _MAYBE_OFFER = b"pgrade"
 
 _BACKLOG = 2048
 """So many connections wait to be accepted."""
+
+_ACCEPTED_WITHIN = 0.1
+"""Seconds in which connections that wait to be accepted are, when the server stops."""
+
+_DRAINED_WITHIN = 5.0
+"""Seconds that requests may take to be answered after that."""
 
 _STANDING_ROOM = 256
 """So many connections beyond the limit are told so; more are closed without a word."""
@@ -84,11 +88,11 @@ class DoorConfig(uvicorn.Config):
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=max(1, round(keep_alive)),
-            timeout_graceful_shutdown=5,
             ssl_context_factory=None if tls is None else lambda _config, _default: tls,
         )
         self.limits = limits
         self.metrics = metrics
+        self.draining = Draining()
         self.heads = KnownHeads(learner)
 
 
@@ -97,6 +101,7 @@ class DoorServer(uvicorn.Server):
 
     def __init__(self, config: DoorConfig) -> None:
         super().__init__(config)
+        self._settings = config
         self._opened = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
 
@@ -117,8 +122,13 @@ class DoorServer(uvicorn.Server):
         reason = f": {problem!r}" if problem else ""
         raise ServerError(f"the API is served no more{reason}") from problem
 
+    def drain(self) -> None:
+        """Serve on, and end each connection with its next answer."""
+        self._settings.draining.began = True
+
     async def close(self) -> None:
         """Let requests finish, and serve no more of them."""
+        self.drain()
         self.should_exit = True
         if self._serving is not None:
             await asyncio.wait({self._serving})
@@ -126,6 +136,20 @@ class DoorServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._opened.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """In place of the server's own, which resets who connects or asks at this moment."""
+        self.drain()
+        for listening in sockets or ():
+            refuse_connections(listening)
+        await asyncio.sleep(_ACCEPTED_WITHIN)
+        for server in self.servers:
+            server.close()
+        for listening in sockets or ():
+            listening.close()
+        state = self.server_state
+        connections = cast("set[Door]", state.connections)
+        await drained(connections, state.tasks, _DRAINED_WITHIN)
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()
@@ -158,10 +182,15 @@ class Door(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._draining = config.draining
         self._limits = config.limits
         self._metrics = config.metrics
         self._heads = config.heads
         self._spot: Cycle | None = None
+        self._active: Cycle | None = None
+        """The request that is being answered, or was last."""
+        self._current: Cycle | None = None
+        """The request that arrives, if its head is complete."""
         self._crowded = False
         self._in_head = False
         self._in_message = False
@@ -170,6 +199,8 @@ class Door(HttpToolsProtocol):
         self._arriving: TimerHandle | None = None
         self._leaving: TimerHandle | None = None
         self._refusal: RequestError | None = None
+        self._last_word: RequestError | None = None
+        """What is said, before the end, after the answers that are under way."""
         self._resting: TimerHandle | None = None
         self._answered_at = 0.0
 
@@ -177,6 +208,7 @@ class Door(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._answered_at = self.loop.time()
         beyond = len(self.connections) - self._limits.connections
         self._crowded = beyond > 0
         if beyond > _STANDING_ROOM:
@@ -191,15 +223,21 @@ class Door(HttpToolsProtocol):
         self._expect_nothing()
         self._stop_leaving()
         super().connection_lost(exc)
+        if self._active is not None and not self._active.response_complete:
+            # Others may wait behind it, of whom alone the server's own tells.
+            self._active.disconnected = True
+            self._active.message_event.set()
         if self._spot is not None:
-            # An answer may be under way behind which others wait. And it shall not hold us, who
-            # hold it: only the collector would find the two.
+            # It shall not hold us, who hold it: only the collector would find the two.
             self._spot.disconnected = True
             self._spot.on_response = _nothing
+        self._active = self._current = None
 
     # What arrives ------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        if self._last_word is not None:
+            return
         if self._at_rest() and self._serve_on_the_spot(data):
             return
         in_head_before, whole, self._begun = self._in_head, not self._in_message, 0
@@ -239,12 +277,13 @@ class Door(HttpToolsProtocol):
             return False
         spot.response_started = spot.response_complete = False
         spot.default_headers = self.server_state.default_headers  # the date among them
-        self.cycle = self._spot = spot
+        self.cycle = self._spot = self._active = spot
         self._expect_nothing()
         return True
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._current = None
         self._in_head = self._in_message = True
         self._begun += 1
         self._head_size = 0
@@ -290,15 +329,17 @@ class Door(HttpToolsProtocol):
         scope["query_string"] = url.query or b""
         before = self.cycle
         keep_alive = version != "1.0" and self.parser.should_keep_alive()
-        self.cycle = scope[CYCLE] = self._new_cycle(self.scope, keep_alive=keep_alive)
+        cycle = self._new_cycle(self.scope, keep_alive=keep_alive)
+        self.cycle = self._current = scope[CYCLE] = cycle
         if before is not None and not before.response_complete:
             self.flow.pause_reading()
-            self.pipeline.appendleft((self.cycle, self.app))
+            self.pipeline.appendleft((cycle, self.app))
         else:
-            self._start_asgi_task(self.cycle, self.app)
+            self._active = cycle
+            self._start_asgi_task(cycle, self.app)
 
-    def _new_cycle(self, scope: Any, *, keep_alive: bool) -> "Cycle":
-        return Cycle(
+    def _new_cycle(self, scope: Any, *, keep_alive: bool) -> Cycle:
+        made = Cycle(
             scope=scope,
             transport=self.transport,
             flow=self.flow,
@@ -311,9 +352,12 @@ class Door(HttpToolsProtocol):
             keep_alive=keep_alive,
             on_response=self.on_response_complete,
         )
+        made.draining, made.behind = self._draining, self.pipeline
+        return made
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        self._current = None
         self._in_message = False
         self._expect_nothing()
 
@@ -336,7 +380,11 @@ class Door(HttpToolsProtocol):
         self.flow.resume_reading()
         self._answered_at = self.loop.time()
         if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
+            cycle, app = self.pipeline.pop()
+            self._active = cast(Cycle, cycle)
+            self._start_asgi_task(cycle, app)
+        elif self._last_word is not None:
+            self._say(self._last_word)
         elif self._resting is None:
             self._rest_for(self.timeout_keep_alive)
 
@@ -382,53 +430,43 @@ class Door(HttpToolsProtocol):
         self.transport.abort()
 
     def _refuse(self, error: RequestError) -> None:
-        """Say why, unless an answer is under way already, and close."""
-        if self.transport.is_closing():
+        """Say why and close, after the answers to the requests that came before."""
+        if self.transport.is_closing() or self._last_word is not None:
             return
         self._metrics.connections_refused.labels(error.code).inc()
-        answering = self.cycle is not None and self.cycle.response_started
-        if not answering or self.cycle.response_complete:
-            self.transport.write(_bytes_of(answer_to(error, path="*", request_id="none")))
+        if self.pipeline and self.pipeline[0][0] is self._current:
+            self.pipeline.popleft()  # it is the one that is refused
+        if self._is_answering() and self._active is not self._current:
+            self._last_word = error
+            self._expect_nothing()
+        else:
+            self._say(error)
+
+    def _say(self, error: RequestError) -> None:
+        """The last word, unless there is half an answer out."""
+        if not (self._is_answering() and self._active and self._active.response_started):
+            self.transport.write(closing_bytes(answer_to(error, path="*", request_id="none")))
         self.transport.close()
 
+    def _is_answering(self) -> bool:
+        return self._active is not None and not self._active.response_complete
 
-class Cycle(RequestResponseCycle):
-    """A request and its answer, which nearly always leaves in one piece.
+    # The end of the server ---------------------------------------------------------------------
 
-    The server's own way checks and joins an answer part by part, and writes it in two.
-    """
-
-    async def answer(self, response: Response) -> None:
-        """Send a whole answer."""
-        if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
-        self.answer_now(response)
-
-    def answer_now(self, response: Response) -> None:
-        """The same, however many bytes still wait to leave before it."""
-        if self.disconnected:
-            return
-        self.response_started = True
-        self.waiting_for_100_continue = False
-        self.transport.write(self._bytes_of(response))
-        self.response_complete = True
-        self.message_event.set()
-        if not self.keep_alive:
+    def close_if_idle(self) -> None:
+        if self.transport.is_closing():
+            return  # its descriptor may be another's by now
+        idle = not self._in_message and not self._is_answering()
+        lately = self.loop.time() < self._answered_at + IDLE_FOR
+        if idle and not lately and not has_unread(self.transport):
             self.transport.close()
-        self.on_response()
 
-    def _bytes_of(self, response: Response) -> bytes:
-        headers = [*self.default_headers, *response.raw_headers]
-        if not self.keep_alive:
-            headers = [header for header in headers if header[0] != b"connection"]
-            headers.append((b"connection", b"close"))
-        elif (b"connection", b"close") in headers:
-            self.keep_alive = False
-        head = b"\r\n".join([b"%b: %b" % header for header in headers])
-        if head.count(b"\n") + head.count(b"\r") != 2 * len(headers) - 2:
-            raise RuntimeError("a header of an answer has a line break in it")
-        body = b"" if self.scope["method"] == "HEAD" else bytes(response.body)
-        return b"%b%b\r\n\r\n%b" % (STATUS_LINE[response.status_code], head, body)
+    def cut_off(self) -> None:
+        if self._in_message or self._is_answering():
+            self._current = self._active
+            self._refuse(NotReady("this node has stopped; ask another one"))
+        else:
+            self.transport.abort()
 
 
 def _without_offer(data: bytes) -> bytes:
@@ -444,10 +482,3 @@ def _nothing() -> None:
 
 def _head_too_large(limits: DoorLimits) -> HeadTooLarge:
     return HeadTooLarge(f"at most {limits.headers} headers, {limits.head} bytes in all")
-
-
-def _bytes_of(response: Response) -> bytes:
-    headers = [(n, v) for n, v in response.raw_headers if n != b"connection"]
-    headers.append((b"connection", b"close"))
-    head = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
-    return STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body)

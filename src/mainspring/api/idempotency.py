@@ -39,6 +39,7 @@ REPLAYED = "Idempotency-Replayed"
 _WAIT = 10.0
 _LOOK_AGAIN = 0.05
 _LONGEST_TURN = 60.0
+"""Seconds that a request may take, besides those that it waits because it was asked to."""
 _IN_PROGRESS = 0
 _NONCE = 16
 
@@ -68,10 +69,12 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a POST. `secret`, the caller's own, seals an answer that shows a secret."""
+    """Who sent a POST. `secret`, the caller's own, seals an answer that shows a secret; `waits` is
+    how long the operation may wait before it is served, or two polls would have the same turn."""
 
     tenant_id: int
     secret: str | None = None
+    waits: float = 0.0
 
 
 class Keeper:
@@ -166,7 +169,7 @@ class Idempotency:
         asked = RequestKey(caller.tenant_id, key, hash_of(request, body, caller.secret))
         again = with_body(request, body)
         answered = await self._once(
-            asked, lambda: self._serve(asked, caller.secret, lambda keeper: handler(again, keeper))
+            asked, lambda: self._serve(asked, caller, lambda keeper: handler(again, keeper))
         )
         headers = dict(answered.headers)
         if answered.replayed:
@@ -222,20 +225,21 @@ class Idempotency:
         raise tenant_gone()
 
     async def _serve(
-        self, asked: RequestKey, secret: str | None, run: Callable[[Keeper], Awaitable[Response]]
+        self, asked: RequestKey, caller: Caller, run: Callable[[Keeper], Awaitable[Response]]
     ) -> Answered:
         turn = Turn(asked.tenant_id, asked.key, self._rng.randbytes(_NONCE))
         deadline = monotonic() + _WAIT
-        while not await self._answers.take_turn(turn, asked.body_hash, _LONGEST_TURN):
+        longest = _LONGEST_TURN + caller.waits
+        while not await self._answers.take_turn(turn, asked.body_hash, longest):
             answer = await self._answers.find(asked.tenant_id, asked.key)
             if answer is not None and answer.status != _IN_PROGRESS:
-                return _unsealed(_replay(asked, answer), secret)
+                return _unsealed(_replay(asked, answer), caller.secret)
             if answer is not None and answer.body_hash != asked.body_hash:
                 raise _reused()
             if monotonic() > deadline:
                 raise _busy()
             await asyncio.sleep(_LOOK_AGAIN)
-        keeper = Keeper(turn, asked.body_hash, self._ttl, secret)
+        keeper = Keeper(turn, asked.body_hash, self._ttl, caller.secret)
         kept = False
         try:
             response = await run(keeper)

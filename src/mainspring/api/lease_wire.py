@@ -47,11 +47,14 @@ class HeldIn(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BeatIn(Struct, frozen=True, forbid_unknown_fields=True):
-    """A try that a worker runs, and how far it has come."""
+    """A try that a worker holds, whether it has begun, with nothing else beside it, and how far it
+    has come."""
 
     id: UUID
     fence: Fence
     progress: Raw = field(default_factory=Raw)
+    started: bool = True
+    alone: bool = False
 
 
 class LeaseIn(Struct, forbid_unknown_fields=True):
@@ -68,6 +71,7 @@ class LeaseIn(Struct, forbid_unknown_fields=True):
     running: Annotated[tuple[HeldIn, ...], Meta(max_length=MOST_ENTRIES)] | None = None
     resources: ResourcesIn | None = None
     about: AboutIn | None = None
+    announces_starts: bool = False
 
 
 class HeartbeatIn(Struct, forbid_unknown_fields=True):
@@ -119,6 +123,7 @@ class LeaseContext(Struct):
     deadline: Time
     max_attempts: int
     failures: int
+    suspect: bool
     alone: bool
     schedule_id: UUID | None
     nominal_at: Time | None

@@ -80,7 +80,9 @@ class LeaseResource:
             running = frozenset((held.id, held.fence) for held in asked.running)
         holder = Holder(call.tenant_id, asked.worker, asked.incarnation)
         wait = min(asked.wait, self._config.longest_poll)
-        wish = Wish(holder, offer, asked.max, wait, _about(asked.about), running)
+        wish = Wish(
+            holder, offer, asked.max, wait, _about(asked.about), running, asked.announces_starts
+        )
         with self._watch.over(call.request.headers.get("authorization")) as ended:
             leased = await _unless_gone(call.request, ended, lambda: self._desk.lease(wish))
         cut = wait if wait < asked.wait else None
@@ -150,7 +152,7 @@ def _beat(index: int, beat: BeatIn) -> Beat:
     if problems:
         at = f"/running/{index}/progress"
         raise refusal("some progress cannot be kept", [problem.at(at) for problem in problems])
-    return Beat(beat.id, beat.fence, progress or None)
+    return Beat(beat.id, beat.fence, progress or None, beat.started, beat.alone)
 
 
 def _said(outcome: OutcomeIn) -> Said:
@@ -186,6 +188,7 @@ def _lease_out(leased: Leased) -> LeaseOut:
         deadline=_instant(task.picked + spec.timeout),
         max_attempts=spec.retry.max_attempts,
         failures=task.failures,
+        suspect=leased.suspect,
         alone=leased.capability.endswith(ALONE),
         schedule_id=leased.schedule_id,
         nominal_at=leased.nominal_at,

@@ -5,7 +5,7 @@ parameters: one that is misspelt must not be taken for none (422).
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import get_origin
 from urllib.parse import parse_qsl
@@ -26,7 +26,7 @@ class Manners:
     def __init__(self, doc: Doc, *, in_any_case: bool = False) -> None:
         """`in_any_case`: it answers as it does whatever the caller accepts, as to a probe."""
         self._in_any_case = in_any_case
-        self._consumes = frozenset(body.media_type for body in doc.bodies)
+        self._consumes = frozenset([*(body.media_type for body in doc.bodies), *doc.also_consumes])
         produced = {reply.media_type for reply in doc.replies if reply.type is not None}
         self._produces = frozenset(produced or {JSON})
         query = [param for param in doc.params if param.where == "query"]
@@ -106,3 +106,25 @@ def _accepts(accept: bytes, produced: Collection[str]) -> bool:
         kind not in refused and bool(ranges & {kind, kind.partition("/")[0] + "/*", "*/*"})
         for kind in produced
     )
+
+
+def preferred(accept: str, kinds: Sequence[str]) -> str:
+    """Return the one of these media types that a caller likes best; the first of equals."""
+    weights: dict[str, float] = {}
+    for part in accept.lower().split(","):
+        name, *parameters = (piece.strip() for piece in part.split(";"))
+        weights[name] = max(weights.get(name, 0.0), _weight(parameters))
+
+    def weight(kind: str) -> float:
+        ranges = (kind, kind.partition("/")[0] + "/*", "*/*")
+        return next((weights[name] for name in ranges if name in weights), 0.0)
+
+    return max(kinds, key=weight)
+
+
+def _weight(parameters: Iterable[str]) -> float:
+    given = (p.partition("=")[2] for p in parameters if p.replace(" ", "").startswith("q="))
+    try:
+        return min(float(next(given, "1")), 1.0)
+    except ValueError:
+        return 1.0

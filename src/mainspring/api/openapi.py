@@ -7,12 +7,12 @@ the key it needs, the ids in its path, and the problems that any key, body or pa
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
-import msgspec
 from msgspec import Meta
 
+from mainspring.api.components import Components, Json
 from mainspring.api.documentation import Body, Doc, Header, Param, Reply
 from mainspring.api.problems import MEDIA_TYPE, TYPE_PREFIX, ProblemDocument
 from mainspring.api.routing import ForAll, ForTenants, Operation
@@ -33,10 +33,8 @@ from mainspring.errors import (
     UnsupportedMediaType,
 )
 
-Json = dict[str, Any]
 Paths = Mapping[str, Mapping[str, Operation]]
 
-_REF = "#/components/schemas/{name}"
 _IN_PATH = re.compile(r"\{(\w+)\}")
 _INTRODUCTION = """\
 Runs any piece of work once, later, or again and again, at the right moment, and loses nothing.
@@ -73,7 +71,7 @@ _X_REQUEST_ID = Param(
 
 def describe(paths: Paths, version: str) -> Json:
     """The whole document."""
-    schemas = _Schemas(_docs(paths))
+    schemas = _components(list(_docs(paths)))
     return {
         "openapi": "3.1.0",
         "info": {
@@ -95,7 +93,7 @@ def describe(paths: Paths, version: str) -> Json:
             for path, known in paths.items()
         },
         "components": {
-            "schemas": schemas.components(),
+            "schemas": schemas.all(),
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer", "description": "An API key."}
             },
@@ -114,46 +112,25 @@ def _tags(paths: Paths) -> Iterable[str]:
     return dict.fromkeys(doc.tag for doc in _docs(paths))
 
 
-class _Schemas:
-    """JSON Schemas of every type that the docs name, and the components they refer to."""
-
-    def __init__(self, docs: Iterable[Doc]) -> None:
-        self._rules: dict[str, Mapping[str, object]] = {}
-        types: list[object] = [ProblemDocument, UUID, _IDEMPOTENCY_KEY.type, _X_REQUEST_ID.type]
-        types += (header.type for header in (_RETRY_AFTER, _REQUEST_ID, *_RATE))
-        for doc in docs:
-            types += _types_of(doc)
-            for body in doc.bodies:
-                self._rules |= body.rules
-        found, self._components = msgspec.json.schema_components(types, ref_template=_REF)
-        self._found = {id(kind): schema for kind, schema in zip(types, found, strict=True)}
-        self._kept = types  # their identities are the keys above
-
-    def of(self, kind: object) -> Json:
-        return dict(self._found[id(kind)])
-
-    def components(self) -> Json:
-        return {
-            name: _with_rules(schema, self._rules.get(name, {}))
-            for name, schema in sorted(self._components.items())
-        }
+def _components(docs: Sequence[Doc]) -> Components:
+    """The schemas of every type that the docs name."""
+    bodies = [body for doc in docs for body in doc.bodies]
+    rules = {name: rule for body in bodies for name, rule in body.rules.items()}
+    others: list[object] = [ProblemDocument, UUID, _IDEMPOTENCY_KEY.type, _X_REQUEST_ID.type]
+    others += (header.type for header in (_RETRY_AFTER, _REQUEST_ID, *_RATE))
+    for doc in docs:
+        others += _other_types_of(doc)
+    return Components([body.type for body in bodies], others, rules)
 
 
-def _types_of(doc: Doc) -> Iterator[object]:
+def _other_types_of(doc: Doc) -> Iterator[object]:
     yield from (param.type for param in doc.params)
-    yield from (body.type for body in doc.bodies)
     for reply in doc.replies:
         yield from (header.type for header in reply.headers)
         yield from (kind for kind in (reply.type, reply.or_type) if kind is not None)
 
 
-def _with_rules(schema: Json, rules: Mapping[str, Any]) -> Json:
-    properties = {**schema.get("properties", {}), **rules.get("properties", {})}
-    kept = {name: part for name, part in properties.items() if part is not None}
-    return {**schema, **rules, "properties": kept} if properties else {**schema, **rules}
-
-
-def _operation(path: str, method: str, operation: Operation, doc: Doc, schemas: _Schemas) -> Json:
+def _operation(path: str, method: str, operation: Operation, doc: Doc, schemas: Components) -> Json:
     open_to_all = isinstance(operation, ForAll)
     idempotent = method == "POST" and not open_to_all
     params = [
@@ -205,7 +182,7 @@ def _scopes(operation: ForTenants) -> list[str]:
     return [scope for scope in (operation.scope, operation.or_scope) if scope is not None]
 
 
-def _parameter(param: Param, schemas: _Schemas) -> Json:
+def _parameter(param: Param, schemas: Components) -> Json:
     described: Json = {
         "name": param.name,
         "in": param.where,
@@ -218,7 +195,7 @@ def _parameter(param: Param, schemas: _Schemas) -> Json:
     return described
 
 
-def _request_body(bodies: Sequence[Body], schemas: _Schemas) -> Json:
+def _request_body(bodies: Sequence[Body], schemas: Components) -> Json:
     return {
         "required": any(body.required for body in bodies),
         "content": {
@@ -231,7 +208,7 @@ def _request_body(bodies: Sequence[Body], schemas: _Schemas) -> Json:
     }
 
 
-def _replies(replies: Sequence[Reply], more: Sequence[Header], schemas: _Schemas) -> Json:
+def _replies(replies: Sequence[Reply], more: Sequence[Header], schemas: Components) -> Json:
     described: Json = {}
     for reply in replies:
         again = described.get(str(reply.status))
@@ -243,7 +220,7 @@ def _replies(replies: Sequence[Reply], more: Sequence[Header], schemas: _Schemas
     return described
 
 
-def _reply(reply: Reply, more: Sequence[Header], schemas: _Schemas) -> Json:
+def _reply(reply: Reply, more: Sequence[Header], schemas: Components) -> Json:
     described: Json = {
         "description": reply.description,
         "headers": _headers([*reply.headers, _REQUEST_ID, *more], schemas),
@@ -267,7 +244,7 @@ def _reply(reply: Reply, more: Sequence[Header], schemas: _Schemas) -> Json:
     return described
 
 
-def _headers(headers: Iterable[Header], schemas: _Schemas) -> Json:
+def _headers(headers: Iterable[Header], schemas: Components) -> Json:
     return {
         header.name: {"description": header.description, "schema": schemas.of(header.type)}
         for header in headers
@@ -296,7 +273,7 @@ def _causes(
         yield from (KeyReused, Busy)
 
 
-def _problems(causes: Iterable[type[MainspringError]], schemas: _Schemas) -> Json:
+def _problems(causes: Iterable[type[MainspringError]], schemas: Components) -> Json:
     by_status: dict[int, list[type[MainspringError]]] = {}
     for cause in dict.fromkeys(causes):
         status = cause.status if issubclass(cause, RequestError) else 503
@@ -307,15 +284,18 @@ def _problems(causes: Iterable[type[MainspringError]], schemas: _Schemas) -> Jso
     }
 
 
-def _problem_reply(status: int, causes: Sequence[type[MainspringError]], schemas: _Schemas) -> Json:
+def _problem_reply(
+    status: int, causes: Sequence[type[MainspringError]], schemas: Components
+) -> Json:
     types = [TYPE_PREFIX + cause.code for cause in causes]
     return {
         "description": f"{HTTPStatus(status).phrase}: {', '.join(c.code for c in causes)}.",
         "headers": _headers([_REQUEST_ID, *_extra_headers(status, causes)], schemas),
         "content": {
             MEDIA_TYPE: {
+                # Beside the reference, not around it: generators make one class of all problems.
                 "schema": {
-                    "allOf": [schemas.of(ProblemDocument)],
+                    **schemas.of(ProblemDocument),
                     "properties": {"type": {"enum": types}, "status": {"const": status}},
                 },
                 "example": _example(status, causes[0]),

@@ -8,6 +8,8 @@ from mainspring.api.documentation import Doc, Reply
 from mainspring.errors import NotReady
 
 TAG = "Operations"
+PLAIN = "text/plain"
+OPEN_METRICS = "application/openmetrics-text"
 
 
 class Alive(Struct):
@@ -26,8 +28,10 @@ HEALTHZ = Doc(
     id="healthz",
     tag=TAG,
     summary="Is the process alive?",
-    description="Says nothing about the database: restart the process only when this fails.",
+    description="Says nothing about the database: restart the process only when this fails, or "
+    "when there is no answer. It fails for ten seconds after the process stood still for a while.",
     replies=[Reply(200, "It is.", Alive)],
+    problems=[NotReady],
 )
 
 READYZ = Doc(
@@ -42,6 +46,9 @@ METRICS = Doc(
     id="metrics",
     tag=TAG,
     summary="Read the metrics",
-    description="In Prometheus' text format.",
-    replies=[Reply(200, "All values.", str, media_type="text/plain")],
+    description="In Prometheus' text format, or in that of OpenMetrics for who prefers it.",
+    replies=[
+        Reply(200, "All values.", str, media_type=PLAIN),
+        Reply(200, "All values.", str, media_type=OPEN_METRICS),
+    ],
 )

@@ -1,9 +1,14 @@
 """For the people who run a node: is it alive, is it ready, what does it count."""
 
-from prometheus_client import CONTENT_TYPE_LATEST
+from collections.abc import Callable
+
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.openmetrics import exposition as openmetrics
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mainspring.api.negotiation import preferred
+from mainspring.api.operation_docs import OPEN_METRICS, PLAIN
 from mainspring.api.ports import NodePort
 from mainspring.api.routing import OperatorCall, raw_json
 from mainspring.errors import NotReady
@@ -13,12 +18,17 @@ from mainspring.observe.metrics import Metrics
 class Operations:
     """/healthz, /readyz and /metrics."""
 
-    def __init__(self, node: NodePort, metrics: Metrics) -> None:
+    def __init__(
+        self, node: NodePort, metrics: Metrics, complaint: Callable[[], str | None]
+    ) -> None:
         self._node = node
         self._metrics = metrics
+        self._complaint = complaint
 
     async def healthz(self, _request: Request) -> Response:
-        """The process answers: that is all this says."""
+        """The process answers, and did so until now: that is all this says."""
+        if (complaint := self._complaint()) is not None:
+            raise NotReady(complaint)
         return raw_json(b'{"status":"alive"}')
 
     async def readyz(self, _request: Request) -> Response:
@@ -26,6 +36,13 @@ class Operations:
             raise NotReady("this node is starting, stopping, or has lost the database")
         return raw_json(b'{"status":"ready"}')
 
-    async def metrics(self, _call: OperatorCall) -> Response:
-        # Not `media_type`: Starlette would add a second charset.
-        return Response(self._metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def metrics(self, call: OperatorCall) -> Response:
+        accept = call.request.headers.get("accept", "*/*")
+        if preferred(accept, (PLAIN, OPEN_METRICS)) == OPEN_METRICS:
+            return _text(self._metrics.open_exposition(), openmetrics.CONTENT_TYPE_LATEST)
+        return _text(self._metrics.exposition(), CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _text(body: bytes, content_type: str) -> Response:
+    # Not `media_type`: Starlette would add a second charset.
+    return Response(body, headers={"Content-Type": content_type})

@@ -102,7 +102,7 @@ class ForTenants:
     An answer under an Idempotency-Key is kept for every POST: `keeps_answers` says that the handler
     does so itself, `secret` that the answer shows a secret, which is kept sealed. `or_operators`
     answers an operator's key that belongs to no tenant, for the whole installation. `prompt` serves
-    a POST on the spot; to raise is to decline it.
+    a POST on the spot; to raise is to decline it. `waits`: its longest wait, in seconds.
     """
 
     scope: str
@@ -113,6 +113,7 @@ class ForTenants:
     secret: bool = False
     or_operators: OperatorHandler | None = None
     prompt: PromptHandler | None = None
+    waits: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,8 @@ class Resource:
         handle = operation.handler
         if operation.keeps_answers or request.method != "POST":
             return await handle(Call(request, tenant_id, actor))
-        caller = Caller(tenant_id, authorization if operation.secret else None)
+        secret = authorization if operation.secret else None
+        caller = Caller(tenant_id, secret, operation.waits)
         return await self._idempotency.serve(
             caller, request, lambda same, keeper: handle(Call(same, tenant_id, actor, keeper))
         )

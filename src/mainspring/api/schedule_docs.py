@@ -20,8 +20,10 @@ from mainspring.api.documentation import (
     Link,
     Param,
     Reply,
-    exactly_one,
-    one_or_none,
+    never,
+    none_of,
+    only_null,
+    several,
     span,
 )
 from mainspring.api.schedule_validation import INTERVALS
@@ -67,25 +69,25 @@ _PAYDAY = {
     "rrule": "FREQ=MONTHLY;BYDAY=MO,TU,WE,TH,FR;BYSETPOS=-1",
     "task": {"target": {"type": "handler", "name": "pay"}},
 }
-_KINDS = {"cron": "string", "interval": ["number", "string"], "rrule": "string"}
+_KINDS = ("cron", "interval", "rrule")
 _INTERVAL = {"interval": span(INTERVALS[1], least=INTERVALS[0])}
 # Policies that make tasks wait have a concurrency key of their own.
-_ONE_KEY_ONLY = {
-    "not": {
-        "required": ["overlap", "task"],
-        "properties": {
-            "overlap": {"enum": ["queue", "cancel_running"]},
-            "task": {
-                "type": "object",
-                "required": ["concurrency"],
-                "properties": {"concurrency": {"type": "object"}},
-            },
+_SECOND_KEY = {
+    "required": ["overlap", "task"],
+    "properties": {
+        "overlap": {"type": "string", "enum": ["queue", "cancel_running"]},
+        "task": {
+            "type": "object",
+            "required": ["concurrency"],
+            "properties": {"concurrency": {"type": "object"}},
         },
-    }
+    },
 }
-_TIMING = {**exactly_one(**_KINDS), **_ONE_KEY_ONLY, "properties": _INTERVAL}
-_WHAT = {"allOf": [exactly_one(task="object", workflow="string")]}
-_PATCH = {**one_or_none(**_KINDS), "properties": _INTERVAL}
+_TIMING = (none_of(*_KINDS), *several(*_KINDS), _SECOND_KEY)
+_WHAT = (none_of("task", "workflow"), *several("task", "workflow"))
+_SCHEDULE = {**never(*_TIMING, *_WHAT), "properties": _INTERVAL}
+_PREVIEW = {**never(*_TIMING), "properties": _INTERVAL}
+_PATCH = {**never(only_null(*_KINDS), *several(*_KINDS)), "properties": _INTERVAL}
 _NIGHTLY = {"name": "nightly", "cron": "0 2 * * *", "workflow": "nightly", "input": {"full": True}}
 _VERBS = ("pause", "resume", "run")
 _AFTERWARDS = {
@@ -144,7 +146,7 @@ CREATE = Doc(
                 "rrule": _PAYDAY,
                 "workflow": _NIGHTLY,
             },
-            rules={"ScheduleIn": {**_TIMING, **_WHAT}},
+            rules={"ScheduleIn": _SCHEDULE},
         )
     ],
     replies=[
@@ -165,7 +167,7 @@ PREVIEW = Doc(
         Body(
             PreviewIn,
             examples={"nightly": {"cron": "30 2 * * *", "timezone": "Europe/Rome"}},
-            rules={"PreviewIn": _TIMING},
+            rules={"PreviewIn": _PREVIEW},
         )
     ],
     replies=[Reply(200, "What it would do.", PreviewOut)],

@@ -1,6 +1,8 @@
 """Reading schedules: one, a page, what comes and what was decided; previews of unsaved ones."""
 
-from typing import get_args
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar, get_args
 from uuid import UUID
 
 import msgspec
@@ -33,6 +35,9 @@ from mainspring.store.schedules import Schedules
 _PREVIEW = msgspec.json.Decoder(PreviewIn)
 _DEFAULT_TIMES = 10
 _MOST_TIMES = 1000
+_WORKED_OUT = asyncio.Semaphore(2)
+
+T = TypeVar("T")
 
 
 class ScheduleReading:
@@ -74,7 +79,9 @@ class ScheduleReading:
         schedule = await existing_schedule(self._schedules, call)
         times: list[float] = []
         if schedule.state == "active":
-            times = schedule.timetable.upcoming(schedule.decided_to, most)
+            times = await _off_the_loop(
+                lambda: schedule.timetable.upcoming(schedule.decided_to, most)
+            )
             if (limit := schedule.definition.max_runs) is not None:
                 times = times[: max(0, limit - schedule.runs)]
         items = [upcoming_out(at, schedule.offset) for at in times]
@@ -103,26 +110,37 @@ class ScheduleReading:
         problems: list[Problem] = []
         checked = await self._validator.timing(call.tenant_id, wanted, now, problems)
         if wanted.task is not None:
-            definition = checked.definition if checked else None
-            self._validator.template(wanted.task, definition, problems)
+            self._validator.template(wanted.task, checked.definition if checked else None, problems)
         if checked is None and problems and all("never fires" in p.detail for p in problems):
             # To show that is what a preview is for; saving it is refused.
             told = [f"it {problem.detail}" for problem in problems]
             return json_response(PreviewOut([], told, "Never.", timezones.version()))
         raise_if(problems)
         assert checked is not None
-        table, after = checked.timetable, _after(call.request.query_params) or now
-        times = table.upcoming(after, min(most, checked.definition.max_runs or most))
+        definition, table = checked.definition, checked.timetable
+        after = _after(call.request.query_params) or now
+        times, warnings = await _off_the_loop(
+            lambda: (
+                table.upcoming(after, min(most, definition.max_runs or most)),
+                describe.warnings(definition, table, after),
+            )
+        )
         lacking = await self._validator.workflow(call.tenant_id, wanted.workflow)
         told = [f"{problem.detail}: without one it is refused" for problem in lacking]
         return json_response(
             PreviewOut(
                 [instant(at) for at in times],
-                [*told, *describe.warnings(checked.definition, table, after)],
-                describe.describe(checked.definition),
+                [*told, *warnings],
+                describe.describe(definition),
                 timezones.version(),
             )
         )
+
+
+async def _off_the_loop(work: Callable[[], T]) -> T:
+    """Work out many times in a thread, where they hold up no other request."""
+    async with _WORKED_OUT:
+        return await asyncio.to_thread(work)
 
 
 async def existing_schedule(schedules: Schedules, call: Call) -> StoredSchedule:

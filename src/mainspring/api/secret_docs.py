@@ -5,7 +5,17 @@ from uuid import UUID
 
 from msgspec import Meta, Raw, Struct, field
 
-from mainspring.api.documentation import GONE, REPLAYED, TENANT_ID, Body, Doc, Link, Reply, together
+from mainspring.api.documentation import (
+    GONE,
+    REPLAYED,
+    TENANT_ID,
+    Body,
+    Doc,
+    Link,
+    Reply,
+    never,
+    without,
+)
 from mainspring.api.views import TaskOut, Time
 from mainspring.api.wire import DAY, Line
 from mainspring.errors import Conflict
@@ -177,7 +187,7 @@ CHANGE_EGRESS = Doc(
         Body(
             EgressIn,
             examples={"office": {"allow": ["10.20.0.0/16"]}},
-            rules={"EgressIn": together("certificate", "key", "string")},
+            rules={"EgressIn": never(without("certificate", "key"), without("key", "certificate"))},
         )
     ],
     replies=[Reply(200, "The rules.", EgressOut)],

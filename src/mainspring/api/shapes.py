@@ -7,12 +7,14 @@ Decoders are made once and kept: making and dropping one for some unions of cons
 crashes msgspec 0.22.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from itertools import islice
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import NODEFAULT, Raw, Struct
@@ -27,6 +29,12 @@ _encode = msgspec.json.Encoder().encode
 # What msgspec says of words and tags that are not among those allowed.
 _NONE_OF = ("Invalid enum value", "Invalid value")
 _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
+_ITEMS = msgspec.json.Decoder(list[Raw])
+_FRACTION = re.compile(rb"[0-9](?:\.[0-9]|[eE][-+0-9])")
+# More digits than any integer has that is taken: longer texts and powers are not worked out.
+_MOST_DIGITS = 32
+# The longest list whose items hold integers has ten thousand: an item and its integer are two.
+_MOST_MISFITS = 20_100
 
 
 def all_problems(kind: Any, body: bytes, locate: Locate, most: int) -> list[Problem]:
@@ -38,14 +46,38 @@ def all_problems(kind: Any, body: bytes, locate: Locate, most: int) -> list[Prob
         return []
 
 
+def with_integers(kind: Any, body: bytes) -> bytes:
+    """The body with 5 in place of 5.0 where an integer is needed: JSON Schema takes them for the
+    same, the decoder does not. What is kept as it came stays as it is."""
+    if _FRACTION.search(body) is None:
+        return body
+    try:
+        return bytes(_shape_of(kind).with_integers(Raw(body), _Budget()))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return body
+
+
 def readable(kind: type[S], body: bytes, instead: Mapping[str, object]) -> S | None:
     """What can be read of a body that was refused: the rest of it is left at its defaults or, where
     there are none, at what shall stand `instead` of a member of that name."""
     try:
-        found = _shape_of(kind).readable(Raw(body), instead)
+        found = _shape_of(kind).readable(Raw(with_integers(kind, body)), instead)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
     return found if isinstance(found, kind) else None
+
+
+class _Budget:
+    """How many parts that do not fit are looked at in one body: each costs some ten microseconds,
+    and somebody may send millions."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_MISFITS
+
+    def spend(self) -> bool:
+        """Take one; return whether there was one left."""
+        self._left -= 1
+        return self._left >= 0
 
 
 class _Shape:
@@ -61,6 +93,11 @@ class _Shape:
         self._mapping = None if mapping is None else msgspec.json.Decoder(mapping)
         sequence = next((m for m in members if get_origin(m) in (list, tuple)), None)
         self._element = None if sequence is None else _Shape(get_args(sequence)[0])
+        self._holds_integers: bool = (
+            bool(self._structs)
+            or any(member is int or get_origin(member) is Literal for member in members)
+            or (self._element is not None and self._element._holds_integers)
+        )
 
     def problems(self, value: object, at: str, locate: Locate) -> Iterator[Problem]:
         """What is wrong with a value; its parts are looked at where the whole does not fit."""
@@ -91,6 +128,40 @@ class _Shape:
                     error = _error(self._mapping, {name: part})
                     if error is not None:
                         yield Problem(_below(at, name), locate(error, at).detail)
+
+    def with_integers(self, text: Raw, budget: "_Budget") -> Raw:
+        """A value with its integers written like integers, in parts where it does not fit whole.
+        What is behind the first item of a list that cannot be made to fit is left as it is."""
+        if self._anything_goes or not self._holds_integers or self._fits(text):
+            return text
+        if not budget.spend():
+            return text
+        match bytes(text).lstrip()[:1]:
+            case b"{":
+                members = _MEMBERS.decode(text)
+                struct = self._struct_for(members)
+                for field in _fields_of(struct) if struct else ():
+                    if field.name in members:
+                        members[field.name] = field.shape.with_integers(members[field.name], budget)
+                return Raw(_encode(members))
+            case b"[" if self._element is not None:
+                items, element = _ITEMS.decode(text), self._element
+                for index, item in enumerate(items):
+                    if not element._fits(item):
+                        items[index] = element.with_integers(item, budget)
+                        if not element._fits(items[index]):
+                            break
+                return Raw(_encode(items))
+            case _:
+                whole = _whole(text)
+                return text if whole is None or not self._fits(whole) else whole
+
+    def _fits(self, text: Raw) -> bool:
+        try:
+            self._decoder.decode(text)
+        except msgspec.ValidationError:
+            return False
+        return True
 
     def readable(self, text: Raw, instead: Mapping[str, object]) -> object:
         """A value as far as it can be read; NODEFAULT where that is not at all."""
@@ -181,6 +252,20 @@ def _error(
     except msgspec.ValidationError as error:
         return error
     return None
+
+
+def _whole(text: Raw) -> Raw | None:
+    """A number like 5.0 as the integer that it is, to the last digit; None for all else."""
+    written = bytes(text)
+    if len(written) > _MOST_DIGITS or _FRACTION.search(written) is None:
+        return None
+    try:
+        number = Decimal(written.decode())
+    except (ArithmeticError, ValueError):  # no number at all
+        return None
+    if number.adjusted() > _MOST_DIGITS or number != number.to_integral_value():
+        return None
+    return Raw(b"%d" % int(number))
 
 
 def _choice(kind: Any) -> str:

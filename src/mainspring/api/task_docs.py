@@ -20,8 +20,9 @@ from mainspring.api.documentation import (
     Link,
     Param,
     Reply,
-    either,
+    never,
     next_page,
+    several,
 )
 from mainspring.api.views import ExecutionList, OutcomeOut, State, TaskOut, TaskPage
 from mainspring.api.wire import BatchIn, Instant, TaskIn, TaskPatch
@@ -50,7 +51,7 @@ _COMMAND_TASK = {
     "retry": {"max_attempts": 3},
 }
 
-_ONE_TIME_ONLY = either("run_at", "delay")
+_ONE_TIME_ONLY = never(*several("run_at", "delay"))
 _TASK_RULES = {"TaskIn": _ONE_TIME_ONLY}
 _PATCH_RULES = {"TaskPatch": {**_ONE_TIME_ONLY, "properties": {"concurrency": None}}}
 _VERBS = ("cancel", "pause", "resume", "run")
@@ -108,20 +109,11 @@ CREATE_BATCH = Doc(
     id="createTasks",
     tag=TAG,
     summary="Create many tasks",
-    description="All of them or none. As one JSON document, or as NDJSON with a task a line. Every "
-    "error names the task's index.",
+    description="All of them or none. As one JSON document, or, with the Content-Type "
+    "`application/x-ndjson`, as NDJSON with a task a line. Every error names the task's index.",
     params=[DRY_RUN],
-    bodies=[
-        Body(BatchIn, examples={"two": {"tasks": [_HTTP_TASK, _HANDLER_TASK]}}),
-        Body(
-            TaskIn,
-            media_type="application/x-ndjson",
-            examples={
-                "two": '{"target": {"type": "handler", "name": "a"}}\n'
-                '{"target": {"type": "handler", "name": "b"}}\n'
-            },
-        ),
-    ],
+    bodies=[Body(BatchIn, examples={"two": {"tasks": [_HTTP_TASK, _HANDLER_TASK]}})],
+    also_consumes=["application/x-ndjson"],
     replies=[
         Reply(
             201,

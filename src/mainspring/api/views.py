@@ -127,6 +127,8 @@ class ExecutionOut(Struct):
     attempt: int
     fence: int
     worker: str
+    due_at: Time
+    picked_at: Time
     started_at: Time | None
     finished_at: Time
     outcome: OutcomeOut
@@ -134,6 +136,7 @@ class ExecutionOut(Struct):
     response: Raw | str | None
     error: ErrorOut | None
     duration_ms: float
+    lateness: Lateness
 
 
 class ExecutionList(Struct):
@@ -282,6 +285,8 @@ def executions_out(executions: Sequence[StoredExecution]) -> ExecutionList:
                 e.attempt,
                 e.fence,
                 e.worker,
+                e.due_at,
+                e.picked_at,
                 e.started_at,
                 e.finished_at,
                 e.outcome,
@@ -289,6 +294,7 @@ def executions_out(executions: Sequence[StoredExecution]) -> ExecutionList:
                 _response_out(e.response),
                 e.error,
                 round(e.duration_ms, 3),
+                e.lateness or {},
             )
             for e in executions
         ]

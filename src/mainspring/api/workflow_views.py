@@ -9,8 +9,8 @@ from mainspring.api.views import ConcurrencyOut, retry_out, target_out
 from mainspring.api.workflow_wire import (
     EdgeOut,
     GraphFormat,
+    GraphNodeOut,
     GraphOut,
-    NodeOut,
     StepOut,
     WorkflowOut,
 )
@@ -72,7 +72,7 @@ def graph_out(definition: Definition, states: graphs.States | None = None) -> Gr
     """The graph as data; with states it is that of a run."""
     return GraphOut(
         [
-            NodeOut(node.id, node.foreach, node.cleanup, node.condition, node.state)
+            GraphNodeOut(node.id, node.foreach, node.cleanup, node.condition, node.state)
             for node in graphs.nodes(definition, states)
         ],
         [EdgeOut(edge.source, edge.target, edge.when) for edge in graphs.edges(definition)],

@@ -125,7 +125,7 @@ class VersionPage(Struct):
     next_cursor: str | None
 
 
-class NodeOut(Struct):
+class GraphNodeOut(Struct):
     """A step in the graph; its state in the graph of a run."""
 
     id: str
@@ -146,5 +146,5 @@ class EdgeOut(Struct):
 class GraphOut(Struct):
     """A graph as data."""
 
-    nodes: list[NodeOut]
+    nodes: list[GraphNodeOut]
     edges: list[EdgeOut]

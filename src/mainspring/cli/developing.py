@@ -38,6 +38,7 @@ def for_development(config: Config) -> Config:
         database_pooler=False,
         database_ca=None,
         grace=min(config.grace, _GRACE),
+        stall_action="log",  # nobody would start it again
         egress_allow=config.egress_allow or _EGRESS,
         key_environment="dev",
     )

@@ -8,9 +8,11 @@ from itertools import count
 import typer
 
 from mainspring.clock import wall_clock
+from mainspring.errors import ConfigError
 from mainspring.sdk.webhooks import verify
 
 _LONGEST_BODY = 64 * 2**20
+_HOST = "127.0.0.1"
 _SHOWN = 2000
 _NEWS = ("webhook-id", "x-mainspring-attempt", "x-mainspring-fence", "x-mainspring-scheduled-at")
 
@@ -29,12 +31,20 @@ class Behaviour:
 
 def listen(port: int, behaviour: Behaviour) -> None:
     """Answer until Ctrl-C."""
-    with ThreadingHTTPServer(("127.0.0.1", port), _handler(behaviour)) as server:
-        typer.echo(f"listening on http://127.0.0.1:{server.server_address[1]} (Ctrl-C stops it)")
+    with _server(port, behaviour) as server:
+        typer.echo(f"listening on http://{_HOST}:{server.server_address[1]} (Ctrl-C stops it)")
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             behaviour.stop.set()
+
+
+def _server(port: int, behaviour: Behaviour) -> ThreadingHTTPServer:
+    try:
+        return ThreadingHTTPServer((_HOST, port), _handler(behaviour))
+    except OSError as problem:
+        told = f"cannot listen on {_HOST} port {port}: {problem.strerror}"
+        raise ConfigError([told]) from problem
 
 
 def _handler(behaviour: Behaviour) -> type[BaseHTTPRequestHandler]:

@@ -11,7 +11,7 @@ import typer
 
 from mainspring import __version__
 from mainspring.cli import admin
-from mainspring.cli.running import explaining, load_config, run
+from mainspring.cli.running import explaining, load_config, reporting, run
 
 app = typer.Typer(
     name="mainspring",
@@ -182,9 +182,36 @@ def doctor() -> None:
     run(work)
 
 
+@app.command("restore-fence")
+def restore_fence(
+    force: Annotated[
+        bool, typer.Option("--force", help="Also while nodes run: all of them join anew.")
+    ] = False,
+) -> None:
+    """Say that the database was restored: issue nothing again that was issued since the backup.
+    Nodes do it by themselves when they start on it; this is for making sure. It may be repeated."""
+    config = load_config()
+
+    from mainspring import wiring
+
+    async def work() -> None:
+        alive = await wiring.living_nodes(config)
+        if alive and not force:
+            typer.echo(f"mainspring: nodes are running: {', '.join(alive)}", err=True)
+            typer.echo("stop them first; or let all of them join anew with --force", err=True)
+            raise typer.Exit(1)
+        done = await wiring.restore_fence(config)
+        typer.echo(f"tasks created before {done.before:%Y-%m-%dT%H:%M:%SZ} are leased")
+        typer.echo(f"with fences from {done.floor} on; epochs of partitions are {done.epoch}")
+        if done.nodes:
+            typer.echo(f"nodes declared dead: {done.nodes}; those that run join anew")
+
+    run(work)
+
+
 @app.command()
 def listen(
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8080,
     secret: Annotated[str | None, typer.Option(help="Verify signatures with this secret.")] = None,
     fail: Annotated[int, typer.Option(help="Answer the first N requests with 503.")] = 0,
     status: Annotated[int, typer.Option(help="Answer with this status.", min=200, max=599)] = 200,
@@ -193,7 +220,8 @@ def listen(
     """Receive webhooks on this machine: print, verify, and fail on demand."""
     from mainspring.cli import listen as receiver
 
-    receiver.listen(port, receiver.Behaviour(secret, fail, status, delay))
+    with reporting():
+        receiver.listen(port, receiver.Behaviour(secret, fail, status, delay))
 
 
 @secrets.command("rotate")

@@ -315,8 +315,11 @@ def _range(
         last = _number(name, match["last"], least, most, names)
     else:
         last = first if match["step"] is None else most - (name == "weekday")
-    if name == "weekday" and last == SUNDAY and first > last:
-        last = 7
+    if name == "weekday":
+        if first > last == SUNDAY:
+            last = 7
+        elif first == 7 > last:
+            first = SUNDAY
     if last < first:
         raise CronError(f"{name}: {item} ends before it begins")
     return set(range(first, last + 1, _step(name, match["step"])))

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import NamedTuple
 from uuid import UUID
 
+from mainspring.domain.lateness import Earlier, Moments, Waited
 from mainspring.domain.task import TaskSpec
 
 
@@ -50,8 +51,16 @@ class Assignment(NamedTuple):
     """When it was meant to run; `due` moves on with every retry."""
     workflow_run_id: UUID | None = None
     step: str | None = None
+    waited: Waited | None = None
+    """What it waited for between due and picked; None if it is on time."""
+    earlier: Earlier | None = None
+    """The tries before, unless this is the first that counts."""
     unreadable: str | None = None
     """Why its spec cannot be read: then `spec` is not the task's, and nobody can run it."""
+
+    @property
+    def moments(self) -> Moments:
+        return Moments(self.due, self.picked, self.waited)
 
 
 class Report(NamedTuple):
@@ -67,6 +76,23 @@ class Report(NamedTuple):
     retry_after: float | None = None
     status_code: int | None = None
     response: bytes | None = None
+
+
+def believed(
+    picked: float, held: float, started: float | None, finished: float | None
+) -> tuple[float, float]:
+    """When an execution began and ended, from what its worker says who held it so long.
+
+    A worker's clock may be wrong. It is believed how long the execution took, as far as that fits
+    in; where it does not lie between the claim and now, it is moved there.
+    """
+    end = picked + max(0.0, held)
+    if started is None or finished is None:
+        ended = finished if finished is not None and picked <= finished <= end else end
+        return started if started is not None and picked <= started <= ended else picked, ended
+    took = min(max(0.0, finished - started), end - picked)
+    begun = max(picked, min(started, end - took))
+    return begun, begun + took
 
 
 def cannot_be_read(assignment: Assignment, now: float) -> Report:

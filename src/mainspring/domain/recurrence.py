@@ -14,6 +14,7 @@ from mainspring.domain.zones import BY_ELAPSED_TIME, DstPolicy, Gap, Stretch, Zo
 _YEAR = 366 * 86400.0
 SEARCH_YEARS = 41
 """Beyond this nothing is looked for: the rarest cron expression comes back sooner."""
+SEARCH_SECONDS = SEARCH_YEARS * _YEAR
 
 
 class Recurrence(Protocol):
@@ -93,7 +94,7 @@ class ZonedRecurrence:
         self.policy = BY_ELAPSED_TIME if walls.every_hour else policy
 
     def next(self, after: float) -> float | None:
-        for part in self._parts(after, after + SEARCH_YEARS * _YEAR):
+        for part in self._parts(after, after + SEARCH_SECONDS):
             if not isinstance(part, Stretch):
                 return part
             wall = self.walls.next(part.start)

@@ -3,6 +3,8 @@
 from typing import NamedTuple
 from uuid import UUID
 
+from mainspring.domain.lateness import Waited
+
 
 class TaskRow(NamedTuple):
     """One unfinished task. Times are seconds since the epoch, by the database's clock."""
@@ -25,6 +27,8 @@ class TaskRow(NamedTuple):
     worker: str | None = None
     incarnation: str | None = None
     """Set while a worker holds it; a node's own executors have none."""
+    waited: Waited | None = None
+    """What it has waited for since it was due, as far as that is written down."""
 
 
 class StreamKey(NamedTuple):

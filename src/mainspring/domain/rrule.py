@@ -1,49 +1,60 @@
-"""RRULE (RFC 5545) over a wall clock: python-dateutil knows the calendar, this keeps it quick.
+"""RRULE (RFC 5545) over a wall clock.
 
-dateutil counts from the rule's beginning each time, and a rule that never matches it follows to
-the year 9999. So the beginning is moved close to where we look, by whole periods, which changes
-nothing; and since the Gregorian calendar repeats itself after 400 years, we look in its last
-repetition, where the end is never far. What no day of any year can match is refused before that, by
-looking at one year of each of the fourteen kinds.
+A rule is read a day at a time: which days match is looked up for the kind of the year, and which
+seconds of a day is a number with a bit for each (`rrule_days`). An answer takes some thousand days
+at most, of a few microseconds each, whatever the rule says: no rule takes long.
 """
 
 import re
+from bisect import bisect_left, bisect_right
 from calendar import isleap, monthrange
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, fields
-from datetime import UTC, date, datetime, time, timedelta
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from enum import IntEnum
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import TypeVar
 
-from dateutil.rrule import DAILY, HOURLY, MINUTELY, SECONDLY, WEEKLY, rrule, rrulestr
-
+from mainspring.domain.rrule_days import (
+    DAY,
+    KINDS,
+    Clock,
+    DayParts,
+    bits,
+    kind_of,
+    lowest,
+    matching_days,
+    nth,
+    places,
+    recurring,
+)
 from mainspring.domain.zones import zone
+
+T = TypeVar("T")
 
 _KNOWN = {
     *("FREQ", "INTERVAL", "COUNT", "UNTIL", "WKST", "BYSECOND", "BYMINUTE", "BYHOUR", "BYDAY"),
     *("BYMONTHDAY", "BYYEARDAY", "BYWEEKNO", "BYMONTH", "BYSETPOS"),
 }
-_PERIODS = {
-    WEEKLY: timedelta(weeks=1),
-    DAILY: timedelta(days=1),
-    HOURLY: timedelta(hours=1),
-    MINUTELY: timedelta(minutes=1),
-    SECONDLY: timedelta(seconds=1),
-}
-_ERA = 400
-_END = datetime(9999, 12, 31)
+_WEEKDAYS = {name: number for number, name in enumerate(("MO", "TU", "WE", "TH", "FR", "SA", "SU"))}
 _MOST_COUNT = 10_000
-_MOST_STEPS = 100_000
-_AT_ONCE = 20_000
 _LONGEST = 1000
-_MOST_LEAPS = 2000
-_BOUNDS = frozenset({"COUNT", "UNTIL"})
-_WITHIN_THE_DAY = (HOURLY, MINUTELY, SECONDLY)
-_DAY_PARTS = frozenset({"bymonth", "bymonthday", "byyearday", "byweekno", "byweekday"})
-_DAY = timedelta(days=1)
+_HORIZON = 45
+"""Years after which a next time is looked for no more (see `recurrence.SEARCH_YEARS`)."""
+_COUNTED_YEARS = 200
+"""Years after which COUNT no longer matters: nobody lives to see the end of it."""
+_MOST_DAYS = 366 * _HORIZON
+"""Days of which the times are worked out for one answer, and twice as many for COUNT."""
+_AT_ONCE = 2 * 366 * 86400.0
+_FEW = 64
+"""Steps of a day that are looked at one by one; of more, all at once."""
+_MOST_KNOWN = 5000
+_LAST_DAY = date(9999, 12, 30).toordinal()
 _INSTANT = timedelta(seconds=1)
 _UNTIL = re.compile(r"(\d{8})(?:T(\d{6})(Z?))?")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,7}")
+_WEEKDAY = re.compile(r"([+-]?[0-9]{1,2})?(MO|TU|WE|TH|FR|SA|SU)")
 
 
 class RuleError(ValueError):
@@ -54,119 +65,240 @@ class NeverFires(RuleError):
     """It can be read, but nothing matches."""
 
 
+class Freq(IntEnum):
+    """How long a period is, the longest first."""
+
+    YEARLY = 0
+    MONTHLY = 1
+    WEEKLY = 2
+    DAILY = 3
+    HOURLY = 4
+    MINUTELY = 5
+    SECONDLY = 6
+
+
+_ZERO = Clock((0,), (0,), (0,))
+_MOST_DAYS_OF = {Freq.YEARLY: 366, Freq.MONTHLY: 31, Freq.WEEKLY: 7}
+_UNITS = {Freq.HOURLY: 3600, Freq.MINUTELY: 60, Freq.SECONDLY: 1}
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a rule says, and what its beginning implies."""
+
+    freq: Freq
+    interval: int
+    days: DayParts
+    clock: Clock
+    positions: frozenset[int]
+    every_hour: bool
+
+
+class _Times:
+    """The times of each day, as seconds in the bits of a number, before BYSETPOS chooses among
+    those of a period that is longer than a day."""
+
+    def __init__(self, parts: _Parts, begin: datetime) -> None:
+        self._unit = _UNITS.get(parts.freq, 0)
+        self._every = self._unit * parts.interval
+        self._begin = begin.toordinal() * DAY + _second(begin)
+        self._begin -= self._begin % (self._unit or 1)
+        self.all = _chosen_times(parts)
+        self._steps = 0
+        if 0 < self._every <= DAY // _FEW:
+            self._steps = recurring(self._unit, self._every)
+        self._empty: set[int] = set()
+        """Where the steps of a day begin if none of them meets a time."""
+
+    def of(self, ordinal: int) -> int:
+        """Return the times of a day."""
+        if self._every <= self._unit:
+            return self.all
+        first = (self._begin - ordinal * DAY) % self._every
+        if first in self._empty:
+            return 0
+        if self._steps:
+            found = (self._steps << first) & self.all
+        else:
+            stretch = (1 << self._unit) - 1
+            starts = range(first, DAY, self._every)
+            found = sum(((self.all >> start) & stretch) << start for start in starts)
+        if not found and len(self._empty) < _MOST_KNOWN:
+            self._empty.add(first)
+        return found
+
+
 class Rule:
     """A rule with its beginning: the same questions as a cron expression answers."""
 
-    def __init__(self, parts: dict[str, str], begin: datetime, until: datetime | None) -> None:
+    def __init__(
+        self, parts: _Parts, begin: datetime, until: datetime | None, counted: int | None
+    ) -> None:
+        self._parts = parts
         self._begin = begin
         self._until = until
-        self._era = timedelta(0)
+        self._first = begin.toordinal()
+        self._week = self._first - (begin.weekday() - parts.days.week_start) % 7
+        self._month = 12 * begin.year + begin.month
+        self._times = _Times(parts, begin)
+        self._positions = parts.positions if parts.freq < Freq.DAILY else frozenset[int]()
+        """Of a period of more than a day; of shorter ones `_Times` knows."""
+        self._last_day: tuple[int, int] | None = None
+        self._last_period: tuple[int, dict[int, int]] | None = None
         self._asked: tuple[datetime, datetime] | None = None
         """The last question and its answer: between the two every question has the same answer."""
-        if begin.year < 9600:
-            years = (9999 - begin.year) // _ERA * _ERA
-            self._era = begin.replace(year=begin.year + years) - begin
-        text = ";".join(f"{name}={value}" for name, value in parts.items() if name not in _BOUNDS)
-        self._rule = _read(text, begin + self._era)
-        said = _said(self._rule)
-        self._freq, self._interval = said.freq, said.interval
-        if _matches_no_day(self._rule):
+        self.every_hour = parts.every_hour
+        self.at_once: float | None = _AT_ONCE
+        if not any(matching_days(parts.days, kind) for kind in KINDS):
             raise NeverFires("never fires: no day of any year matches")
-        if self._freq in _WITHIN_THE_DAY and _beyond_the_set(self._rule):
+        if not self._times.all or not self._can_choose():
             raise NeverFires("never fires: no period has so many times as BYSETPOS asks for")
-        self._days: rrule | None = None
-        """Which days a rule within the day is for: to be leapt to, not walked to."""
-        self.every_hour = self._freq in _WITHIN_THE_DAY and "BYHOUR" not in parts
-        if self._freq in _WITHIN_THE_DAY:
-            self._rule, self._days = _split(self._rule, begin + self._era)
-        self.at_once: float | None = _AT_ONCE * 86400.0 / _most_a_day(self._rule)
-        plain = self._freq in _PERIODS and self._days is None and not _says_more(self._rule)
-        self._step = self._period if plain else None
-        """What recurs evenly is counted, not walked through."""
-        if "COUNT" in parts:
-            self._until = self._last_counted(int(parts["COUNT"]))
-
-    @property
-    def _period(self) -> timedelta:
-        return _PERIODS[self._freq] * self._interval
+        if self.next(begin - _INSTANT) is None:
+            raise NeverFires("never fires")
+        if counted is not None:
+            self._until = self._last_counted(counted)
 
     def next(self, after: datetime) -> datetime | None:
-        if self._is_over(after):
+        if self._until is not None and after >= self._until:
             return None
-        if self._asked is not None and self._asked[0] <= after < self._asked[1]:
-            return self._within(self._asked[1])
-        near = max(after, self._begin - timedelta(seconds=1)) + self._era
-        found = next(self._after(near), None)
-        if found is None:
-            return None
-        self._asked = (after, found - self._era)
-        return self._within(found - self._era)
+        asked = self._asked  # once: previews ask in threads of their own
+        if asked is not None and asked[0] <= after < asked[1]:
+            return self._within(asked[1])
+        near = max(after, self._begin - _INSTANT)
+        for ordinal, seconds in self._after(near, _HORIZON):
+            found = _wall(ordinal, lowest(seconds))
+            self._asked = (after, found)
+            return self._within(found)
+        return None
+
+    def _can_choose(self) -> bool:
+        """Whether a period can have as many times as BYSETPOS counts up to."""
+        most = _MOST_DAYS_OF.get(self._parts.freq, 0) * self._times.all.bit_count()
+        return not self._positions or any(abs(place) <= most for place in self._positions)
 
     def _within(self, wall: datetime) -> datetime | None:
         return None if self._until is not None and wall > self._until else wall
 
     def count(self, after: datetime, until: datetime) -> int:
-        return len(self._between(after, until))
+        """How many lie in (after, until]."""
+        return sum(seconds.bit_count() for _, seconds in self._between(after, until))
 
     def recent(self, after: datetime, until: datetime, most: int) -> list[datetime]:
-        return self._between(after, until)[-most:] if most else []
-
-    def _between(self, after: datetime, until: datetime) -> list[datetime]:
-        end = until if self._until is None else min(until, self._until)
-        if self._is_over(after):
-            return []
-        if self._step is not None:
-            first = max(0, (after - self._begin) // self._step + 1)
-            last = (end - self._begin) // self._step
-            return [self._begin + number * self._step for number in range(first, last + 1)]
-        near = max(after, self._begin - timedelta(seconds=1)) + self._era
+        """The last of (after, until], at most that many, in order."""
         found: list[datetime] = []
-        for late in islice(self._after(near), _MOST_STEPS):
-            wall = late - self._era
-            if wall > end:
+        for ordinal, seconds in self._between(after, until, backwards=True):
+            left = seconds
+            while left and len(found) < most:
+                last = left.bit_length() - 1
+                found.append(_wall(ordinal, last))
+                left ^= 1 << last
+            if len(found) >= most:
                 break
-            found.append(wall)
-        return found
+        return found[::-1]
 
-    def _after(self, near: datetime) -> Iterator[datetime]:
-        """What matches after a time of the last era."""
-        if self._days is None:
-            yield from self._from(near).xafter(near)
+    def _after(
+        self, near: datetime, years: int, most: int = _MOST_DAYS
+    ) -> Iterator[tuple[int, int]]:
+        """The days with times after that one, and these times."""
+        first, cut = near.toordinal(), _second(near) + 1
+        days = self._days(first, min(first + 366 * years, _LAST_DAY))
+        for ordinal in islice(days, most):
+            seconds = self._seconds(ordinal)
+            if ordinal == first:
+                seconds = seconds >> cut << cut
+            if seconds:
+                yield ordinal, seconds
+
+    def _between(
+        self, after: datetime, until: datetime, *, backwards: bool = False
+    ) -> Iterator[tuple[int, int]]:
+        """The days of (after, until] that have times, and these times."""
+        after = max(after, self._begin - _INSTANT)
+        until = until if self._until is None else min(until, self._until)
+        if until <= after:
             return
-        today = None
-        for _ in range(_MOST_LEAPS):
-            for found in self._from(near).xafter(near):
-                if found.date() != today:
-                    midnight = datetime.combine(found.date(), time())
-                    day = _moved(self._days, midnight - _DAY).after(midnight - _INSTANT)
-                    if day != midnight:
-                        break
-                    today = found.date()
-                yield found
-            else:
-                return
-            if day is None:
-                return
-            near = day - _INSTANT
+        first, last = after.toordinal(), min(until.toordinal(), _LAST_DAY)
+        for ordinal in self._days(first, last, backwards=backwards):
+            seconds = self._seconds(ordinal)
+            if ordinal == first:
+                cut = _second(after) + 1
+                seconds = seconds >> cut << cut
+            if ordinal == until.toordinal():
+                seconds &= (2 << _second(until)) - 1
+            if seconds:
+                yield ordinal, seconds
 
-    def _from(self, near: datetime) -> rrule:
-        """The same rule, begun a little before that time of the last era."""
-        if self._freq not in _PERIODS:
-            return self._rule
-        step = self._period
-        begin = self._begin + self._era
-        return _moved(self._rule, begin + max(0, (near - begin) // step - 1) * step)
+    def _days(self, first: int, last: int, *, backwards: bool = False) -> Iterator[int]:
+        """The ordinals of days that match, from the first to the last of them."""
+        last = min(last, date.max.toordinal())
+        years = range(date.fromordinal(first).year, date.fromordinal(last).year + 1)
+        yearly, interval = self._parts.freq is Freq.YEARLY, self._parts.interval
+        for year in reversed(years) if backwards else years:
+            if yearly and (year - self._begin.year) % interval:
+                continue
+            start = date(year, 1, 1).toordinal()
+            days = matching_days(self._parts.days, kind_of(year))
+            days = days[bisect_left(days, first - start) : bisect_right(days, last - start)]
+            for day in reversed(days) if backwards else days:
+                if self._in_step(start + day):
+                    yield start + day
 
-    def _is_over(self, after: datetime) -> bool:
-        if self._until is not None and after >= self._until:
+    def _in_step(self, ordinal: int) -> bool:
+        """Whether the period of a day is one that the interval reaches."""
+        freq, interval = self._parts.freq, self._parts.interval
+        if interval == 1:
             return True
-        return after >= _END - self._era - timedelta(days=1)
+        if freq is Freq.DAILY:
+            return (ordinal - self._first) % interval == 0
+        if freq is Freq.WEEKLY:
+            return (ordinal - self._week) // 7 % interval == 0
+        if freq is Freq.MONTHLY:
+            day = date.fromordinal(ordinal)
+            return (12 * day.year + day.month - self._month) % interval == 0
+        return True  # years are left out as a whole; hours and less are steps within the day
 
-    def _last_counted(self, counted: int) -> datetime:
-        if not 1 <= counted <= _MOST_COUNT:
-            raise RuleError(f"COUNT is not between 1 and {_MOST_COUNT}")
-        times = list(islice(self._after(self._begin + self._era - _INSTANT), counted))
-        return times[-1] - self._era if times else self._begin - timedelta(seconds=1)
+    def _seconds(self, ordinal: int) -> int:
+        """The times of a day that matches."""
+        known = self._last_day
+        if known is None or known[0] != ordinal:
+            seconds = self._chosen(ordinal) if self._positions else self._times.of(ordinal)
+            known = self._last_day = (ordinal, seconds)
+        return known[1]
+
+    def _chosen(self, ordinal: int) -> int:
+        """Those of a day's times that BYSETPOS chooses among all of its period."""
+        first, following = self._period(ordinal)
+        known = self._last_period
+        if known is None or known[0] != first:
+            days, each = list(self._days(first, following - 1)), self._parts.clock.size
+            chosen: dict[int, int] = {}
+            for place in places(len(days) * each, self._positions):
+                day = days[place // each]
+                chosen[day] = chosen.get(day, 0) | 1 << self._parts.clock.time(place % each)
+            known = self._last_period = (first, chosen)
+        return known[1].get(ordinal, 0)
+
+    def _period(self, ordinal: int) -> tuple[int, int]:
+        """The first day of the year, month or week of that one, and the first after it."""
+        if self._parts.freq is Freq.WEEKLY:
+            first = ordinal - (ordinal - self._week) % 7
+            return first, first + 7
+        day = date.fromordinal(ordinal)
+        if self._parts.freq is Freq.MONTHLY:
+            first = ordinal - day.day + 1
+            return first, first + monthrange(day.year, day.month)[1]
+        first = date(day.year, 1, 1).toordinal()
+        return first, first + 365 + isleap(day.year)
+
+    def _last_counted(self, counted: int) -> datetime | None:
+        """The time that COUNT ends with; None when that is too far away to matter."""
+        begin, left = self._begin - _INSTANT, counted
+        for ordinal, seconds in self._after(begin, _COUNTED_YEARS, 2 * _MOST_DAYS):
+            size = seconds.bit_count()
+            if size >= left:
+                return _wall(ordinal, nth(seconds, left - 1))
+            left -= size
+        return None
 
 
 @lru_cache(1024)
@@ -174,179 +306,109 @@ def parse(text: str, begin: datetime, zone_name: str) -> Rule:
     """Read a rule that begins at a wall time; RuleError when it makes no sense or never matches."""
     if len(text) > _LONGEST or "\n" in text:
         raise RuleError("is not one line of a rule")
-    parts: dict[str, str] = {}
+    given: dict[str, str] = {}
     for part in text.strip().upper().removeprefix("RRULE:").split(";"):
         name, equals, value = part.partition("=")
         if not equals or name not in _KNOWN:
             raise RuleError(f"{part[:40]} is not a part of a rule")
-        if parts.setdefault(name, value) != value:
+        if given.setdefault(name, value) != value:
             raise RuleError(f"{name} is given twice")
-    if "FREQ" not in parts:
+    if "FREQ" not in given:
         raise RuleError("FREQ is missing")
-    if "COUNT" in parts and "UNTIL" in parts:
+    if "COUNT" in given and "UNTIL" in given:
         raise RuleError("COUNT and UNTIL cannot be given together")
-    until = _until(parts["UNTIL"], zone_name) if "UNTIL" in parts else None
-    try:
-        rule = Rule(parts, begin.replace(microsecond=0), until)
-        never = rule.next(begin - timedelta(seconds=1)) is None
-    except RuleError:
-        raise
-    except (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError) as error:
-        raise RuleError(f"is not understood: {error}") from None
-    if never:
-        raise NeverFires("never fires")
-    return rule
+    until = _until(given["UNTIL"], zone_name) if "UNTIL" in given else None
+    counted = _single("COUNT", given["COUNT"], _MOST_COUNT) if "COUNT" in given else None
+    begin = begin.replace(microsecond=0)
+    return Rule(_parts(given, begin), begin, until, counted)
 
 
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """What a rule says, by dateutil's own names for it."""
-
-    freq: Literal[0, 1, 2, 3, 4, 5, 6]
-    interval: int
-    count: int | None
-    wkst: int
-    dtstart: datetime
-    original_rule: dict[str, Any]
-    bysetpos: tuple[int, ...] | None
-    bymonth: tuple[int, ...] | None
-    bymonthday: tuple[int, ...]
-    bynmonthday: tuple[int, ...]
-    byyearday: tuple[int, ...] | None
-    byweekno: tuple[int, ...] | None
-    byweekday: tuple[int, ...] | None
-    byhour: Collection[int] | None
-    byminute: Collection[int] | None
-    bysecond: Collection[int] | None
+# Reading ----------------------------------------------------------------------------------------
 
 
-def _said(rule: rrule) -> _Said:
-    """dateutil does not show it: this is the one place that knows where it is kept."""
-    kept = vars(rule)
-    return _Said(**{field.name: kept[f"_{field.name}"] for field in fields(_Said)})
-
-
-def _says_more(rule: rrule) -> bool:
-    """Whether a rule chooses among its periods, beyond what its beginning implies."""
-    return any(_said(rule).original_rule.values())
-
-
-def _most_a_day(rule: rrule) -> int:
-    """No day has more times than this."""
-    said = _said(rule)
-    hours, minutes, seconds = (
-        len(times or (0,)) for times in (said.byhour, said.byminute, said.bysecond)
+def _parts(given: dict[str, str], begin: datetime) -> _Parts:
+    freq = _named("FREQ", given["FREQ"], Freq.__members__)
+    return _Parts(
+        freq,
+        _single("INTERVAL", given.get("INTERVAL", "1"), 10**6),
+        _day_parts(given, freq, begin),
+        Clock(
+            _clock("BYHOUR", given, 24, begin.hour if freq < Freq.HOURLY else None),
+            _clock("BYMINUTE", given, 60, begin.minute if freq < Freq.MINUTELY else None),
+            _clock("BYSECOND", given, 60, begin.second if freq < Freq.SECONDLY else None),
+        ),
+        frozenset(_numbers("BYSETPOS", given, range(-366, 367))),
+        freq >= Freq.HOURLY and "BYHOUR" not in given,
     )
-    periods = {HOURLY: 24, MINUTELY: 1440, SECONDLY: 86400}.get(said.freq)
-    if periods is None:
-        return hours * minutes * seconds
-    in_a_period = {HOURLY: minutes * seconds, MINUTELY: seconds}.get(said.freq, 1)
-    return (periods // said.interval + 1) * in_a_period
 
 
-def _beyond_the_set(rule: rrule) -> bool:
-    """Whether an hour, minute or second never has as many times as BYSETPOS counts up to."""
-    said = _said(rule)
-    size = 1
-    if said.freq == HOURLY:
-        size *= len(said.byminute or (0,))
-    if said.freq in (HOURLY, MINUTELY):
-        size *= len(said.bysecond or (0,))
-    return all(abs(place) > size for place in said.bysetpos or (1,))
+def _day_parts(given: dict[str, str], freq: Freq, begin: datetime) -> DayParts:
+    """What no month, week or year has so many of never matches, which is not refused."""
+    anywhere = range(-(10**7), 10**7)
+    months = _numbers("BYMONTH", given, anywhere)
+    month_days = _numbers("BYMONTHDAY", given, anywhere)
+    year_days = _numbers("BYYEARDAY", given, anywhere)
+    weeks = _numbers("BYWEEKNO", given, anywhere)
+    weekdays, nth_weekdays = _weekdays(given, freq)
+    if not any((month_days, year_days, weeks, weekdays, nth_weekdays)):
+        if freq is Freq.YEARLY and not months:
+            months = [begin.month]
+        if freq <= Freq.MONTHLY:
+            month_days = [begin.day]
+        elif freq is Freq.WEEKLY:
+            weekdays = {begin.weekday()}
+    return DayParts(
+        months=frozenset(months),
+        month_days=frozenset(month_days),
+        year_days=frozenset(year_days),
+        weeks=frozenset(weeks),
+        weekdays=frozenset(weekdays),
+        nth_weekdays=frozenset(nth_weekdays),
+        nth_of_year=freq is Freq.YEARLY and not months,
+        week_start=_named("WKST", given.get("WKST", "MO"), _WEEKDAYS),
+    )
 
 
-def _split(rule: rrule, begin: datetime) -> tuple[rrule, rrule | None]:
-    """A rule by the hour, minute or second without its choice of days, and that choice."""
-    said = _said(rule)
-    given = said.original_rule
-    chosen = {name: given[name] for name in _DAY_PARTS if given.get(name)}
-    if not chosen:
-        return rule, None
-    rest = {name: value for name, value in given.items() if name not in _DAY_PARTS}
-    days = rrule(DAILY, begin, wkst=said.wkst, byhour=0, byminute=0, bysecond=0, **chosen)
-    within = rrule(said.freq, begin, said.interval, wkst=said.wkst, **rest)
-    return within, days
+def _weekdays(given: dict[str, str], freq: Freq) -> tuple[set[int], set[tuple[int, int]]]:
+    plain: set[int] = set()
+    numbered: set[tuple[int, int]] = set()
+    for item in given["BYDAY"].split(",") if "BYDAY" in given else ():
+        match = _WEEKDAY.fullmatch(item)
+        if match is None or (match[1] is not None and int(match[1]) == 0):
+            raise RuleError(f"BYDAY: {item[:40]} is not a weekday")
+        if match[1] is None or freq > Freq.MONTHLY:
+            plain.add(_WEEKDAYS[match[2]])
+        else:
+            numbered.add((int(match[1]), _WEEKDAYS[match[2]]))
+    return plain, numbered
 
 
-def _matches_no_day(rule: rrule) -> bool:
-    """Whether no day can match, whatever the year. Positions in a set and intervals are not looked
-    at here: they only make matches rarer."""
-    said = _said(rule)
-    months, weekdays, weeks = said.bymonth, said.byweekday, said.byweekno
-    forward, backward = said.bymonthday, said.bynmonthday
-    year_days = said.byyearday
-    if not any((forward, backward, year_days, weeks)):
-        return False  # some day of any month has any weekday
-    for day in _every_kind_of_day():
-        if months and day.month not in months:
-            continue
-        if weekdays and day.weekday not in weekdays:
-            continue
-        if (forward or backward) and not (day.day in forward or day.from_end in backward):
-            continue
-        if year_days and not (day.of_year in year_days or day.of_year_from_end in year_days):
-            continue
-        if not weeks or not day.weeks.isdisjoint(weeks):
-            return False
-    return True
+def _clock(name: str, given: dict[str, str], end: int, implied: int | None) -> Sequence[int]:
+    if name in given:
+        return sorted(set(_numbers(name, given, range(end), zero=True)))
+    return range(end) if implied is None else (implied,)
 
 
-class _Day(NamedTuple):
-    """What rules say about a day; the numbers from the end are negative."""
-
-    month: int
-    day: int
-    from_end: int
-    of_year: int
-    of_year_from_end: int
-    weekday: int
-    weeks: frozenset[int]
+def _numbers(name: str, given: dict[str, str], bounds: range, *, zero: bool = False) -> list[int]:
+    if name not in given:
+        return []
+    items = given[name].split(",")
+    for item in items:
+        if not _NUMBER.fullmatch(item) or int(item) not in bounds or not (zero or int(item)):
+            raise RuleError(f"{name}: {item[:40]} is not understood")
+    return [int(item) for item in items]
 
 
-@lru_cache(1)
-def _every_kind_of_day() -> tuple[_Day, ...]:
-    """All days of fourteen years: leap years or not, begun on each weekday."""
-    kinds: dict[tuple[bool, int], int] = {}
-    for year in range(2000, 2028):
-        kinds.setdefault((isleap(year), date(year, 1, 1).weekday()), year)
-    return tuple(day for year in kinds.values() for day in _days_of(year))
+def _single(name: str, text: str, most: int) -> int:
+    if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= most:
+        raise RuleError(f"{name} is not between 1 and {most}")
+    return int(text)
 
 
-def _days_of(year: int) -> Iterator[_Day]:
-    length = 365 + isleap(year)
-    for number in range(length):
-        day = date(year, 1, 1) + timedelta(number)
-        from_end = day.day - monthrange(year, day.month)[1] - 1
-        # A week's number depends on the day that weeks begin with: give a week on both sides.
-        week = number // 7 + 1
-        weeks = {w for near in (week - 1, week, week + 1) for w in (near, near - 54, near - 53)}
-        if number < 7 or number >= length - 7:
-            weeks |= {1, 52, 53, -1, -52, -53}
-        yield _Day(
-            day.month, day.day, from_end, number + 1, number - length, day.weekday(),
-            frozenset(weeks),
-        )  # fmt: skip
-
-
-def _read(text: str, begin: datetime) -> rrule:
-    rule = rrulestr(text, dtstart=begin)
-    assert isinstance(rule, rrule)
-    if not 1 <= _said(rule).interval <= 10**6:
-        raise RuleError("INTERVAL is not between 1 and 1000000")
-    return _moved(rule, begin)
-
-
-def _moved(rule: rrule, begin: datetime) -> rrule:
-    """A rule begun at another time, which still means the times that its old beginning implied."""
-    said = _said(rule)
-    kept = dict(said.original_rule)
-    if said.freq < HOURLY and not said.original_rule.get("byhour"):
-        kept["byhour"] = said.dtstart.hour
-    if said.freq < MINUTELY and not said.original_rule.get("byminute"):
-        kept["byminute"] = said.dtstart.minute
-    if said.freq < SECONDLY and not said.original_rule.get("bysecond"):
-        kept["bysecond"] = said.dtstart.second
-    return rrule(said.freq, begin, said.interval, count=said.count, wkst=said.wkst, **kept)
+def _named(name: str, text: str, names: Mapping[str, T]) -> T:
+    if text not in names:
+        raise RuleError(f"{name}={text[:40]} is not understood")
+    return names[text]
 
 
 def _until(text: str, zone_name: str) -> datetime:
@@ -357,4 +419,27 @@ def _until(text: str, zone_name: str) -> datetime:
         wall = datetime.strptime(match[1] + (match[2] or "235959"), "%Y%m%d%H%M%S")
     except ValueError:
         raise RuleError(f"UNTIL={text[:40]} is not a date or time") from None
-    return zone(zone_name).wall(wall.replace(tzinfo=UTC).timestamp()) if match[3] else wall
+    try:
+        return zone(zone_name).wall(wall.replace(tzinfo=UTC).timestamp()) if match[3] else wall
+    except OverflowError:  # at an end of the calendar, where hours do not matter
+        return wall
+
+
+def _chosen_times(parts: _Parts) -> int:
+    """The times of any day, less those that BYSETPOS leaves out of its day, hour, minute or
+    second."""
+    if not parts.positions or parts.freq < Freq.DAILY:
+        return parts.clock.day
+    shared = parts.freq - Freq.DAILY  # of hour, minute and second
+    starts = Clock(*parts.clock[:shared], *_ZERO[shared:])
+    period = Clock(*_ZERO[:shared], *parts.clock[shared:])
+    chosen = bits(period.time(place) for place in places(period.size, parts.positions))
+    return chosen * starts.day  # a copy at each start: they do not overlap
+
+
+def _second(wall: datetime) -> int:
+    return 3600 * wall.hour + 60 * wall.minute + wall.second
+
+
+def _wall(ordinal: int, second: int) -> datetime:
+    return datetime.fromordinal(ordinal) + timedelta(seconds=second)

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from uuid import UUID
 
 from mainspring.domain import cron, rrule
-from mainspring.domain.recurrence import Interval, Recurrence, ZonedRecurrence
+from mainspring.domain.recurrence import SEARCH_SECONDS, Interval, Recurrence, ZonedRecurrence
 from mainspring.domain.zones import DstPolicy, Zone, zone
 
 MisfirePolicy = Literal["skip", "latest", "all"]
@@ -124,10 +124,11 @@ class Timetable:
         return found
 
     def upcoming(self, after: float, most: int) -> list[float]:
-        """The next nominal times that are not excluded."""
+        """The next nominal times that are not excluded, as far ahead as one is looked for."""
         times: list[float] = []
         at = self.next_run(after)
-        while at is not None and len(times) < most:
+        end = max(after, self._first) + SEARCH_SECONDS
+        while at is not None and at <= end and len(times) < most:
             times.append(at)
             at = self.next_run(at)
         return times

@@ -1,10 +1,17 @@
 """What becomes of a task when a try of it is over: one pure decision for every executor."""
 
-from collections.abc import Callable, Mapping
 from random import Random
 from typing import Literal, NamedTuple
 
 from mainspring.domain.execution import Outcome, Report
+from mainspring.domain.lateness import (
+    WORTH_TELLING,
+    Earlier,
+    Waited,
+    after,
+    judge_loss,
+    judge_start,
+)
 from mainspring.domain.retry import next_try
 from mainspring.domain.task import TaskState
 
@@ -19,7 +26,10 @@ class Finish(NamedTuple):
     dead_because: DeathCause | None = None
     sla_met: bool | None = None
     blame: str | None = None
-    lateness: Mapping[str, float] | None = None
+    lateness: Waited | None = None
+    """Of the task, over all tries."""
+    own_lateness: Waited | None = None
+    """Of this try alone."""
 
 
 class Retry(NamedTuple):
@@ -27,17 +37,14 @@ class Retry(NamedTuple):
 
     report: Report
     delay: float | None
+    own_lateness: Waited | None = None
+    earlier: Earlier | None = None
+    """What the next try has to know of this one and those before; None: it did not count."""
 
 
-def settle(
-    report: Report,
-    lateness: Mapping[str, float] | None,
-    blame: Callable[[Mapping[str, float]], str],
-    rng: Random,
-) -> Finish | Retry:
-    """Decide on a report: finished, or once more. `blame` says what made a task miss its SLA."""
+def settle(report: Report, rng: Random) -> Finish | Retry:
+    """Decide on a report: finished, or once more."""
     assignment = report.assignment
-    spec = assignment.spec
     dead_because: DeathCause | None = None
     match report.outcome:
         case Outcome.SUCCEEDED:
@@ -45,19 +52,50 @@ def settle(
         case Outcome.CANCELLED:
             state = TaskState.CANCELLED
         case Outcome.RELEASED | Outcome.LOST:
-            return Retry(report, None)
+            return Retry(report, None, assignment.moments.until_picked(), assignment.earlier)
         case Outcome.FAILED | Outcome.TIMED_OUT:
             delay = next_try(
-                spec.retry,
+                assignment.spec.retry,
                 assignment.failures + 1,
                 retryable=report.retryable,
                 retry_after=report.retry_after,
                 rng=rng,
             )
             if delay is not None:
-                return Retry(report, delay)
+                return _again(report, delay)
             state = TaskState.FAILED
             dead_because = "exhausted" if report.retryable else "not_retryable"
-    sla_met = report.started - assignment.due <= spec.sla
-    blamed = None if sla_met else blame(lateness or {})
-    return Finish(report, state, dead_because, sla_met, blamed, lateness)
+    return finish(report, state, dead_because)
+
+
+def finish(report: Report, state: TaskState, dead_because: DeathCause | None = None) -> Finish:
+    """Return the end of a task with this report, and what is to be said of its lateness."""
+    assignment = report.assignment
+    sla, late = assignment.spec.sla, report.started - assignment.due
+    if (
+        late < WORTH_TELLING
+        and late <= sla
+        and assignment.earlier is None
+        and report.outcome is Outcome.SUCCEEDED
+    ):
+        return Finish(report, state, dead_because, True)  # as nearly all are
+    if report.outcome in (Outcome.LOST, Outcome.RELEASED):
+        judged = judge_loss(assignment.moments, assignment.earlier, report.finished, sla)
+    else:
+        judged = judge_start(assignment.moments, assignment.earlier, report.started, sla)
+    return Finish(
+        report, state, dead_because, judged.met, judged.blame, judged.lateness, judged.own
+    )
+
+
+def _again(report: Report, delay: float) -> Retry:
+    assignment = report.assignment
+    earlier = after(
+        assignment.moments,
+        assignment.earlier,
+        report.started,
+        report.finished,
+        assignment.spec.sla,
+    )
+    own = assignment.moments.until_started(report.started)
+    return Retry(report, delay, own, earlier)

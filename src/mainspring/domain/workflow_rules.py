@@ -23,6 +23,9 @@ from mainspring.domain.workflow import MOST_ITEMS, Step, TaskTemplate
 
 MOST_BYTES = 2**20
 """So long may a rendered payload be, if nobody says otherwise."""
+MOST_NESTING = 200
+"""Levels of lists and objects that a value may have to be filled in. Payloads and results have 64
+at most when they come in."""
 MOST_FAN_BYTES = 2**26
 """So long may the payloads of one foreach be, together."""
 
@@ -338,10 +341,21 @@ def _parts(text: str) -> Iterator[str | Reference]:
 
 
 def _json(value: object) -> str:
-    try:
-        return json.dumps(value, separators=(",", ":"))
-    except RecursionError:
-        raise RenderFailed("a value is nested too deeply") from None
+    if _nested_beyond(MOST_NESTING, value):
+        raise RenderFailed("a value is nested too deeply")
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _nested_beyond(levels: int, value: object) -> bool:
+    """Whether lists and objects are nested deeper than that. Interpreters differ in how deep they
+    go, so it is not left to them."""
+    found = [value] if isinstance(value, list | dict) else []
+    for _ in range(levels):
+        inside = (each.values() if isinstance(each, dict) else each for each in found)
+        found = [one for some in inside for one in some if isinstance(one, list | dict)]
+        if not found:
+            return False
+    return True
 
 
 def _kind(value: object) -> str:

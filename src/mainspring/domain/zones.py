@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
+from itertools import chain
 from typing import Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -156,7 +157,8 @@ class Zone:
         for change in self.changes(after - 2 * _DAY, after):
             previous = change
         following: Change | None
-        for following in (*self.changes(after, until), None):
+        # Looked for one by one: mostly the answer lies before the next change.
+        for following in chain(self.changes(after, until), (None,)):
             end = wall_at(until, offset)
             closing = following
             if following is None:

@@ -10,11 +10,11 @@ What slips through does no harm, because a claim is checked against the database
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from uuid import UUID
 
-from mainspring.domain.capability import THERE_FOR, Offer, takes_slot
+from mainspring.domain.capability import Offer, takes_slot
 from mainspring.domain.execution import Assignment
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
@@ -24,22 +24,11 @@ from mainspring.engine.explain import Situation
 from mainspring.engine.fair import Accepts, FairQueue, NeedsWorker
 from mainspring.engine.gates import expired
 from mainspring.engine.leases import Held, HeldLeases, Running, RunningTasks
-from mainspring.engine.ledger import Cause
 from mainspring.engine.room import Room
+from mainspring.engine.set_aside import SetAside
+from mainspring.engine.settings import EngineSettings
 from mainspring.engine.timer import Timer
 from mainspring.engine.window import Refill, Window
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """The engine's bounds. Durations in seconds."""
-
-    lease: float = 15.0
-    aging_step: float = 60.0
-    stream_cap: int = 256
-    tenant_cap: int = 1024
-    there_for: float = THERE_FOR
-    """How long workers are believed to be there that are not heard of."""
 
 
 class Engine:
@@ -50,7 +39,8 @@ class Engine:
     ) -> None:
         self._settings = settings
         self._needs_worker = needs_worker
-        self._owned: set[int] = set()
+        self._owned: dict[int, float] = {}
+        """Our partitions, and since when we act for them."""
         self._window = Window(stream_cap=settings.stream_cap, tenant_cap=settings.tenant_cap)
         self._timer: Timer[Entry] = Timer()
         self._queue = FairQueue(needs_worker, settings.there_for)
@@ -58,6 +48,9 @@ class Engine:
         self._held = HeldLeases(settings.lease)
         self._claiming: Counter[int] = Counter()
         """Tasks of each tenant that were picked and not yet leased: they will need slots, too."""
+        self.set_aside = SetAside()
+        self._given_up: dict[Entry, None] = {}
+        """What was being claimed when its partition was given up: it counts until that is over."""
         self.horizon = 0.0
 
     # What is there ---------------------------------------------------------------------------
@@ -114,14 +107,21 @@ class Engine:
     def own(self, partitions: Collection[int], rows: Sequence[TaskRow], now: float) -> None:
         """Begin to act for partitions. The rows are what was found in them: what is running is
         counted before anything is started."""
-        self._owned.update(partitions)
+        for partition in partitions:
+            self._owned.setdefault(partition, now)
         self.saw(rows, now)
 
     def disown(self, partitions: Collection[int], now: float) -> None:
         """Stop acting for partitions. What our executors run goes on: those leases are ours."""
-        self._owned.difference_update(partitions)
+        for partition in partitions:
+            self._owned.pop(partition, None)
+        if not self._owned:
+            self._running.forget_ends()
+        self.set_aside.forget(partitions)
         for entry in self._window.remove_partitions(partitions):
-            if entry.phase is not Phase.CLAIMING:
+            if entry.phase is Phase.CLAIMING:
+                self._given_up[entry] = None
+            else:
                 self._queue.forget(entry, now)
         for task in self._running.remove_partitions(partitions):
             self._queue.ended(task, now)
@@ -133,7 +133,8 @@ class Engine:
                 continue
             entries = [entry for entry in self._window if entry.row.tenant_id == tenant_id]
             running = [t.partition for t in self._running if t.tenant_id == tenant_id and t.slot]
-            running += [e.partition for e in entries if e.phase is Phase.CLAIMING and e.slot]
+            claiming = (e for e in (*entries, *self._given_up) if e.phase is Phase.CLAIMING)
+            running += [e.partition for e in claiming if e.tenant_id == tenant_id and e.slot]
             self._queue.recount(tenant_id, running)
             for entry in entries:
                 if entry.phase is Phase.READY:
@@ -164,6 +165,7 @@ class Engine:
                 self._saw_waiting(row, now)
         for entry in self._window.displaced():
             self._queue.forget(entry, now)
+            self.set_aside.note(entry)
         return self._held.find(row.id for row in rows if row.cancel_requested)
 
     def gone(self, ids: Sequence[UUID], now: float) -> list[Held]:
@@ -173,6 +175,7 @@ class Engine:
                 self.ended(task_id, running.fence, now)
             self._running.note_gone(task_id)
             self._forget(task_id, now)
+            self.set_aside.ended(task_id)
         return self._held.find(ids)
 
     # Starting --------------------------------------------------------------------------------
@@ -245,6 +248,7 @@ class Engine:
         picked = self._queue.match(now, most)
         for entry in self._queue.dropped():
             self._window.remove(entry)
+            self.set_aside.note(entry)
         return picked
 
     def claimed(
@@ -255,6 +259,7 @@ class Engine:
         leased = {assignment.id: assignment for assignment in assignments}
         refused = []
         for entry in picked:
+            self._given_up.pop(entry, None)
             assignment = leased.get(entry.row.id)
             if assignment is None:
                 refused.append((entry.row.tenant_id, entry.row.id))
@@ -418,9 +423,8 @@ class Engine:
             return  # the try for which it waits in this row
         admitted = self._window.admit(row, self.deadline(row.due, row.priority))
         if admitted is not None:
-            if running is not None:
-                _carry_over(running, admitted, now)
             if row.due <= now:
+                self.set_aside.take_up(admitted, self._owned[row.partition])
                 self._queue.push(admitted, now)
             else:
                 self._timer.add(row.due, admitted)
@@ -449,7 +453,7 @@ class Engine:
             row.tenant_id, row.id, row.partition, row.concurrency_key, row.rev + 1,
             assignment.fence, assignment.lease_end, taker,
             confirmed=entry.poll is None or entry.poll.here, slot=slot,
-            due=row.due, picked=entry.ready_at, waited=entry.waited,
+            presumed_begun=entry.poll is not None and self._queue.presumes_begun(entry.poll),
         )  # fmt: skip
         self._running.add(task, ours=taker is None)
 
@@ -459,11 +463,13 @@ class Engine:
             entry.poll.in_flight -= 1
         if self._window.get(entry.row.id) is entry:
             self._window.remove(entry)
+            self.set_aside.note(entry)
         self._queue.ended(entry, now)
 
     def _drop(self, entry: Entry, now: float) -> None:
         self._window.remove(entry)
         self._queue.forget(entry, now)
+        self.set_aside.note(entry)
 
     def _end(self, running: Running, now: float) -> None:
         """Its try is over for good: what was read before that says otherwise in vain."""
@@ -487,11 +493,3 @@ class Engine:
         running = self._running.get(task_id)
         if running is not None and running.rev <= rev:
             self._stop(running, now)
-
-
-def _carry_over(running: Running, entry: Entry, now: float) -> None:
-    """A try came to nothing, and its task is as due as before: it is late by what it had waited,
-    and by the time that went by with whoever had it."""
-    if running.picked is not None and running.due == entry.row.due:
-        entry.waited = running.waited
-        entry.add_wait(Cause.WORKER_QUEUE, max(0.0, now - running.picked))

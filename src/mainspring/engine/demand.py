@@ -50,10 +50,17 @@ class Call(NamedTuple):
 class Poll:
     """A worker's open slots, waiting to be filled. Known by identity."""
 
-    __slots__ = ("free", "here", "holder", "idle", "in_flight", "offer")
+    __slots__ = ("announces", "free", "here", "holder", "idle", "in_flight", "offer")
 
     def __init__(
-        self, holder: Holder, offer: Offer, slots: int, *, idle: bool = True, here: bool = True
+        self,
+        holder: Holder,
+        offer: Offer,
+        slots: int,
+        *,
+        idle: bool = True,
+        here: bool = True,
+        announces: bool = False,
     ) -> None:
         self.holder = holder
         self.offer = offer
@@ -62,6 +69,8 @@ class Poll:
         """Whether the worker says that it holds nothing."""
         self.here = here
         """Whether the worker waits at this node: then we know when it is answered."""
+        self.announces = announces
+        """Whether the worker tells of what it begins."""
         self.in_flight = 0
         """Tasks that were picked for it and are being claimed."""
 
@@ -277,6 +286,10 @@ class Demand:
             if self._may_take(poll, alone):
                 return poll
         return None
+
+    def holds_one(self, poll: Poll) -> bool:
+        """Whether its worker holds a single task, as far as we know."""
+        return poll.idle and self._holding[poll.holder] == 1
 
     def took(self, taker: Taker) -> None:
         self._holding[taker.holder] += 1

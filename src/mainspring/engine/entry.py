@@ -3,11 +3,10 @@
 from enum import Enum, auto
 
 from mainspring.domain.capability import line_of, takes_slot
+from mainspring.domain.lateness import WORTH_TELLING, Cause, Waited, account_for
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.engine.demand import Poll, Taker
-from mainspring.engine.ledger import WORTH_TELLING, Cause, Stamp
-
-_UNEXPLAINED = 0.001
+from mainspring.engine.ledger import Stamp
 
 
 class Phase(Enum):
@@ -23,6 +22,7 @@ class Entry:
     """Metadata of one waiting task. Mutable, and known by identity: there are many of these."""
 
     __slots__ = (
+        "crowded",
         "deadline",
         "entered",
         "line",
@@ -46,6 +46,9 @@ class Entry:
         self.ready_at = 0.0
         self.entered: Stamp | None = None
         self.waited: dict[Cause, float] | None = None
+        """What it waited for since we know it; what came before is in its row."""
+        self.crowded = False
+        """Whether there was no room for it in the window before."""
         self.poll: Poll | None = None
         self.taker: Taker | None = None
         """The worker it was picked for, if it was picked for one."""
@@ -62,19 +65,21 @@ class Entry:
     def concurrency_key(self) -> str | None:
         return self.row.concurrency_key
 
-    def lateness(self, started: float) -> dict[str, float]:
-        """Where the seconds between due and start went."""
-        rest = started - self.row.due
-        if rest < WORTH_TELLING:
-            return {}
-        waited: dict[str, float] = {}
+    def lateness(self, picked: float) -> Waited | None:
+        """Return where the seconds between due and pick went; None if it is on time."""
+        late = picked - self.row.due
+        if late < WORTH_TELLING:
+            return None
+        waited = dict(self.row.waited or {})
         for cause, seconds in (self.waited or {}).items():
-            waited[cause.value] = round(seconds, 6)
-            rest -= seconds
-        if rest > _UNEXPLAINED:
-            # Before this node saw the task (another owner, an outage), or on the way to the start.
-            waited[Cause.UNATTRIBUTED.value] = round(rest, 6)
-        return waited
+            waited[cause.value] = round(waited.get(cause.value, 0.0) + seconds, 6)
+        # Before we heard of it, or between two looks.
+        return account_for(waited, late, Cause.WAITING)
+
+    def unaccounted(self, now: float) -> float:
+        """Return how much of its lateness nobody has put down to a cause."""
+        known = sum((self.row.waited or {}).values()) + sum((self.waited or {}).values())
+        return now - self.row.due - known
 
     def add_wait(self, cause: Cause, seconds: float) -> None:
         if self.waited is None:

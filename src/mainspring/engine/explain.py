@@ -7,9 +7,9 @@ node, from the database, which knows less: what is not known is left out.
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from mainspring.domain.lateness import Cause
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
-from mainspring.engine.ledger import Cause
 
 READY = "ready"
 RUNNING = "running"

@@ -17,13 +17,13 @@ from typing import Protocol
 from uuid import UUID
 
 from mainspring.domain.capability import THERE_FOR, Offer, takes_slot
+from mainspring.domain.lateness import Cause
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.demand import Call, Demand, Poll, Stand, Taker
 from mainspring.engine.entry import Entry, Phase
 from mainspring.engine.explain import Situation
 from mainspring.engine.gates import KeyGate, RunningGate, expired
-from mainspring.engine.ledger import Cause
 from mainspring.engine.room import Room
 from mainspring.engine.shares import Group, TenantShare
 
@@ -88,6 +88,16 @@ class FairQueue:
         for entry in chain.from_iterable(tenant.keys.values()):
             entry.add_wait(Cause.CONCURRENCY_KEY, now - entry.ready_at)
 
+    def _note_wait(self, tenant: TenantShare, entry: Entry, now: float) -> None:
+        """What a task has waited for so far, wherever it waits."""
+        group = tenant.group_of(entry)
+        if tenant.limits is UNKNOWN:
+            return
+        if entry.entered is None:
+            entry.add_wait(Cause.CONCURRENCY_KEY, now - entry.ready_at)
+        elif group is not None:
+            self._leave_bucket(entry, group, now)
+
     def recount(self, tenant_id: int, running: Iterable[int]) -> None:
         """Forget who waits and count what is running: the partition of each running task."""
         tenant = self._tenants[tenant_id]
@@ -114,6 +124,15 @@ class FairQueue:
             self._line_up(tenant, entry, now)
         else:
             self._key(tenant, key).join(entry, lambda e: self._offer(tenant, e, now))
+        if entry.crowded:
+            self._explain_absence(tenant, entry, now)
+
+    def _explain_absence(self, tenant: TenantShare, entry: Entry, now: float) -> None:
+        """There was no room for a task in the window: it waited for the same as those before it."""
+        entry.crowded = False
+        group = tenant.group_of(entry) if entry.entered is not None else None
+        cause = Cause.CONCURRENCY_KEY if group is None else group.bucket.cause
+        entry.add_wait(cause, max(0.0, entry.unaccounted(now)))
 
     def nobody_waits(self, tenant_id: int) -> bool:
         """Whether one more task of a tenant could start before any other: it has no limit, and
@@ -130,6 +149,7 @@ class FairQueue:
         if tenant is None or not was_ready:
             return
         self._count_waiting(tenant, entry, -1)
+        self._note_wait(tenant, entry, now)
         gate = tenant.keys.get(entry.row.concurrency_key or "")
         if gate is not None:
             gate.forget(entry, lambda e: self._offer(tenant, e, now))
@@ -164,6 +184,11 @@ class FairQueue:
             tenant.served = self._served
             heapreplace(order, (tenant.share, tenant.served, tenant_id))
         return picked
+
+    def presumes_begun(self, poll: Poll) -> bool:
+        """Whether what was claimed for a poll counts as begun without a word of its worker: it got
+        nothing else, and does not tell of what it begins."""
+        return not poll.announces and self._demand.holds_one(poll)
 
     def started(self, task: Counted) -> None:
         """Count a task that was found running (claimed before we became the owner)."""
@@ -435,7 +460,7 @@ class FairQueue:
         assert entry.entered is not None
         for cause, seconds in group.bucket.leave(entry.entered, now).items():
             entry.add_wait(cause, seconds)
-        entry.ready_at = now
+        entry.entered, entry.ready_at = None, now
 
     def _offer(self, tenant: TenantShare, entry: Entry, now: float) -> None:
         """A task passed its key and competes now: what it waited so far was for the key."""

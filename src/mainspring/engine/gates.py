@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 
+from mainspring.domain.lateness import Cause
 from mainspring.engine.entry import Entry, Phase
-from mainspring.engine.ledger import Cause
 
 Compete = Callable[[Entry], None]
 """Lets a task compete in the fair queue."""

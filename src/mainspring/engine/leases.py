@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from mainspring.engine.demand import Holder, Taker
-from mainspring.engine.ledger import Cause
 from mainspring.engine.timer import Timer
 
 _NO_LATER_TRY = float("inf")
@@ -27,14 +26,12 @@ class Running:
     taker: Taker | None = None
     confirmed: bool = True
     """Whether its worker was heard of since it is ours: if not, it may never have got the task."""
+    presumed_begun: bool = False
+    """Whether it counts as begun although its worker does not say so: one that never tells, and
+    got this task as its only one."""
     over: bool = False
     slot: bool = True
     """Whether it counts for limits and shares; for its key it always does."""
-    due: float = 0.0
-    picked: float | None = None
-    """When it was picked here; None if it was found running."""
-    waited: dict[Cause, float] | None = None
-    """Its ledger up to then, should it have to wait again."""
 
 
 class RunningTasks:
@@ -85,6 +82,12 @@ class RunningTasks:
     def has_ended(self, task_id: UUID, fence: int) -> bool:
         """Whether this try, or a later one, ended since the rows were read that we hear of now."""
         return any(ended.get(task_id, -1) >= fence for ended in self._ended_during)
+
+    def forget_ends(self) -> None:
+        """What ended may not have ended: perhaps nothing is ours because the database was set back,
+        and is read anew."""
+        for ended in self._ended_during:
+            ended.clear()
 
     def add(self, task: Running, *, ours: bool) -> None:
         """Ours we keep alive, and they end with a report; of others' we watch the end."""

@@ -6,34 +6,9 @@ however many tasks wait.
 """
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import NamedTuple
 
-
-class Cause(StrEnum):
-    """Why a due task has not started."""
-
-    NOT_DUE = "not_due"
-    PAUSED = "paused"
-    DEPENDENCY = "dependency"
-    OVERLAP = "overlap"
-    TENANT_LIMIT = "tenant_limit"
-    RATE_LIMIT = "rate_limit"
-    CONCURRENCY_KEY = "concurrency_key"
-    BREAKER_OPEN = "breaker_open"
-    NO_WORKER = "no_worker"
-    FAIR_SHARE = "fair_share"
-    RETRY_BACKOFF = "retry_backoff"
-    WORKER_QUEUE = "worker_queue"
-    UNATTRIBUTED = "unattributed"
-
-
-_LIMITS = frozenset({Cause.TENANT_LIMIT, Cause.RATE_LIMIT, Cause.CONCURRENCY_KEY, Cause.OVERLAP})
-_CAPACITY = frozenset({Cause.NO_WORKER, Cause.FAIR_SHARE, Cause.WORKER_QUEUE, Cause.BREAKER_OPEN})
-
-
-WORTH_TELLING = 0.01
-"""A start less late than this is on time: nobody asks where the milliseconds went."""
+from mainspring.domain.lateness import Cause
 
 
 class Stamp(NamedTuple):
@@ -55,6 +30,11 @@ class Bucket:
         self._since = now
         # Replaced at a change of cause, never altered: a stamp holds it as a free snapshot.
         self._totals: Mapping[Cause, float] = {}
+
+    @property
+    def cause(self) -> Cause:
+        """What its tasks wait for now."""
+        return self._cause
 
     def switch(self, cause: Cause, now: float) -> None:
         """From now on the tasks here wait for something else."""
@@ -78,24 +58,3 @@ class Bucket:
     def _up_to(self, now: float) -> Mapping[Cause, float]:
         spent = self._totals.get(self._cause, 0.0) + now - self._since
         return {**self._totals, self._cause: spent}
-
-
-def with_queue(waited: Mapping[str, float] | None, late: float) -> Mapping[str, float] | None:
-    """The ledger of a task that started this late: what nobody has accounted for it spent in the
-    queue of its executor, after it was handed out."""
-    if late < WORTH_TELLING:
-        return waited
-    rest = late - sum(waited.values()) if waited else late
-    if rest < WORTH_TELLING:
-        return waited
-    return {**(waited or {}), Cause.WORKER_QUEUE.value: round(rest, 6)}
-
-
-def blame(waited: Mapping[str, float]) -> str:
-    """The phase that took the largest part: scheduler, limits or capacity."""
-    if not waited:
-        return "scheduler"
-    largest = max(waited, key=lambda cause: waited[cause])
-    if largest in _LIMITS:
-        return "limits"
-    return "capacity" if largest in _CAPACITY else "scheduler"

@@ -1,11 +1,12 @@
 """One tenant's share of a node: its due tasks in groups, its gates and its keys."""
 
 from mainspring.domain.capability import need_of
+from mainspring.domain.lateness import Cause
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.demand import Stand
 from mainspring.engine.entry import Entry
 from mainspring.engine.gates import KeyGate, RunningGate, Turns
-from mainspring.engine.ledger import Bucket, Cause
+from mainspring.engine.ledger import Bucket
 
 _FEW = 64
 
@@ -87,6 +88,12 @@ class TenantShare:
         # Only a limited tenant needs its partitions apart: each has a gate of its own.
         unlimited = self.limits.running_per_partition is None
         return (-1 if unlimited else entry.row.partition, *entry.line)
+
+    def group_of(self, entry: Entry) -> Group | None:
+        """The group or line of a task, if there is one."""
+        name = self.name_of(entry)
+        group = self.groups.get(name)
+        return self.lines.get(name) if group is None else group
 
     def group(self, entry: Entry, now: float) -> Group:
         name = self.name_of(entry)

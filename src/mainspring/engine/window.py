@@ -156,6 +156,7 @@ class Window:
             stream.turn_away(row.due)
             return None
         entry = Entry(row, stream.key, deadline)
+        entry.crowded = stream.loading or stream.tenant.loading
         self._entries[row.id] = stream.held[row.id] = entry
         return entry
 

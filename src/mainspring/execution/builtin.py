@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from mainspring.clock import Clock
+from mainspring.clock import Clock, Start
 from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
 from mainspring.domain.task import BUILT_IN_HANDLERS, RUN_WORKFLOW
 from mainspring.execution.port import ReportSink
@@ -73,7 +73,7 @@ class BuiltInExecutor:
             if assignment.spec.target.name == NOOP:
                 done.append(Report(assignment, Outcome.SUCCEEDED, now, now))
             else:
-                self._start_task(assignment, now)
+                self._start_task(assignment, Start.now(self._clock, now))
         if done:
             self._report(done)
 
@@ -97,16 +97,16 @@ class BuiltInExecutor:
             task.cancel()
         await asyncio.gather(*remaining, return_exceptions=True)
 
-    def _start_task(self, assignment: Assignment, started: float) -> None:
+    def _start_task(self, assignment: Assignment, start: Start) -> None:
         task = asyncio.create_task(_run(assignment))
         self._tries[assignment.id, assignment.fence] = task
         # A callback, not code at the end of the coroutine: a task that is cancelled before its
         # first step never enters the coroutine, and must be reported all the same.
-        task.add_done_callback(lambda done: self._conclude(assignment, started, done))
+        task.add_done_callback(lambda done: self._conclude(assignment, start, done))
 
-    def _conclude(self, assignment: Assignment, started: float, task: asyncio.Task[None]) -> None:
+    def _conclude(self, assignment: Assignment, start: Start, task: asyncio.Task[None]) -> None:
         del self._tries[assignment.id, assignment.fence]
-        finished = max(started, self._clock.now())
+        started, finished = start.at, start.end(self._clock)
         if task.cancelled():
             outcome = Outcome.RELEASED if self._releasing else Outcome.CANCELLED
             report = Report(assignment, outcome, started, finished)

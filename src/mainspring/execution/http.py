@@ -13,7 +13,7 @@ from uuid import UUID
 
 import structlog
 
-from mainspring.clock import Clock, monotonic
+from mainspring.clock import Clock, Start, monotonic
 from mainspring.domain.execution import Assignment, Outcome, Report, TaskError, not_started
 from mainspring.domain.urls import host_problem
 from mainspring.domain.webhook import WebhookProfile
@@ -72,8 +72,8 @@ class _Try:
     origin: Origin
     known: _Known | None = None
     secret: Mapping[str, str] = field(default_factory=dict, repr=False)
-    started: float = 0.0
-    sent: bool = False
+    start: Start | None = None
+    """Set when it is sent."""
     cancelled: bool = False
     later: asyncio.TimerHandle | None = None
     """Set while the receiver is at work and will report by itself."""
@@ -81,6 +81,15 @@ class _Try:
     @property
     def key(self) -> Key:
         return self.assignment.id, self.assignment.fence
+
+    @property
+    def sent(self) -> bool:
+        return self.start is not None
+
+    def times(self, clock: Clock) -> tuple[float, float]:
+        """When it was sent, and when it ended, if that is now."""
+        start = self.start or Start.now(clock)
+        return start.at, start.end(clock)
 
 
 class HttpExecutor:
@@ -163,6 +172,10 @@ class HttpExecutor:
         known = self._known.get(tenant_id)
         if known is not None:
             self._known[tenant_id] = replace(known, read_at=monotonic() - _USABLE_FOR)
+
+    def forget_all(self) -> None:
+        """The database may have been set back: read every profile anew."""
+        self._known.clear()
 
     async def stop(self, grace: float) -> None:
         self._withdraw([t for t in self._tries.values() if not t.sent], Outcome.RELEASED)
@@ -310,7 +323,7 @@ class HttpExecutor:
         lines = headers.build(
             assignment, known.profile, each.secret, now, self._settings.user_agent
         )
-        each.started, each.sent = now, True
+        each.start = Start.now(self._clock, now)
         return Request(
             each.key,
             target.url or "",
@@ -336,12 +349,13 @@ class HttpExecutor:
         results: Counter[str] = Counter()
         for reply in replies:
             each = self._tries[reply.key]
-            self._metrics.webhook_seconds.observe(max(0.0, now - each.started))
+            started, finished = each.times(self._clock)
+            self._metrics.webhook_seconds.observe(finished - started)
             self._lanes.ended(each.assignment.tenant_id, each.origin)
             kept = answers.headers_of_interest(reply.headers)
             if not each.cancelled and answers.completes_later(reply, kept):
                 results["later"] += 1
-                self._expect_later(each, now)
+                self._expect_later(each)
             else:
                 results[_result_class(reply)] += 1
                 del self._tries[reply.key]
@@ -354,7 +368,7 @@ class HttpExecutor:
     def _conclude(self, each: _Try, reply: Reply, kept: dict[str, str], now: float) -> Report:
         if reply.trouble == "cancelled":
             if each.cancelled:
-                return self._ended(each, now)
+                return self._ended(each)
             reply = reply._replace(trouble="connection", message="the sender was restarted")
         if each.secret:
             reply, kept = _masked(reply, kept, each.secret)
@@ -363,8 +377,7 @@ class HttpExecutor:
         return Report(
             each.assignment,
             verdict.outcome,
-            each.started,
-            now,
+            *each.times(self._clock),
             result=answers.result_of(reply, kept),
             error=verdict.error,
             retryable=verdict.retryable,
@@ -373,9 +386,10 @@ class HttpExecutor:
             response=reply.body or None,
         )
 
-    def _expect_later(self, each: _Try, now: float) -> None:
+    def _expect_later(self, each: _Try) -> None:
         """The receiver took the work: the try goes on, without a connection, to its timeout."""
-        rest = each.started + each.assignment.spec.timeout - now
+        started, now = each.times(self._clock)
+        rest = started + each.assignment.spec.timeout - now
         assert self._loop is not None
         each.later = self._loop.call_later(max(0.0, rest), self._not_completed, each)
 
@@ -388,8 +402,7 @@ class HttpExecutor:
         report = Report(
             each.assignment,
             Outcome.TIMED_OUT,
-            each.started,
-            self._clock.now(),
+            *each.times(self._clock),
             error=TaskError("timeout", text),
             retryable=on is None or "timeout" in on,
             status_code=202,
@@ -398,7 +411,6 @@ class HttpExecutor:
 
     def _withdraw(self, tries: Sequence[_Try], outcome: Outcome | None = None) -> None:
         """Take back tries that are not under way."""
-        now = self._clock.now()
         for each in tries:
             del self._tries[each.key]
             tenant_id = each.assignment.tenant_id
@@ -406,11 +418,11 @@ class HttpExecutor:
                 each.later.cancel()
             elif not self._lanes.remove(tenant_id, each.origin, each):
                 self._waiting[tenant_id].remove(each)
-        self._hand_in([self._ended(each, now, outcome) for each in tries])
+        self._hand_in([self._ended(each, outcome) for each in tries])
 
-    def _ended(self, each: _Try, now: float, outcome: Outcome | None = None) -> Report:
+    def _ended(self, each: _Try, outcome: Outcome | None = None) -> Report:
         chosen = outcome or (Outcome.RELEASED if self._releasing else Outcome.CANCELLED)
-        return Report(each.assignment, chosen, each.started or now, now)
+        return Report(each.assignment, chosen, *each.times(self._clock))
 
     def _hand_in(self, reports: Sequence[Report]) -> None:
         if reports:

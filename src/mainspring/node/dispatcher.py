@@ -25,7 +25,6 @@ from mainspring.domain.rows import TaskRow
 from mainspring.engine.demand import Holder, taker_of
 from mainspring.engine.entry import Entry
 from mainspring.engine.leases import Held, Running
-from mainspring.engine.ledger import WORTH_TELLING, Cause
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import Errands
@@ -239,11 +238,8 @@ class Dispatcher:
     def _begin(self, begun: Sequence[Begun]) -> None:
         """Start what was leased without queueing."""
         now = self._state.clock.now()
-        for row, assignment in begun:
+        for row, _ in begun:
             self._state.engine.relayed(row, now)
-            late = now - assignment.due
-            lateness = {Cause.UNATTRIBUTED.value: round(late, 6)} if late >= WORTH_TELLING else {}
-            self._recorder.expect(assignment, lateness)
         self._give_out((row.capability, assignment) for row, assignment in begun)
         self._metrics.tasks_claimed.inc(len(begun))
 
@@ -337,14 +333,15 @@ class Dispatcher:
         self._state.poke()
 
     async def _lease(self, picked: Sequence[Entry]) -> list[Assignment]:
-        refs = [TaskRef(e.row.tenant_id, e.row.id, e.row.rev) for e in picked]
-        worker = self._state.worker
+        refs = [TaskRef(e.tenant_id, e.row.id, e.row.rev, e.lateness(e.ready_at)) for e in picked]
+        # As whom they were picked: once we are another, our limits are counted anew.
+        tenure, worker = self._state.tenure(), self._state.worker
         crash.reach("claim.before_commit")
         lease = self._config.lease
         try:
             # Who was picked keeps its place meanwhile: to look at it would take a connection, too.
             assignments = await until_sent(
-                lambda: self._store.claim(self._state.tenure(), refs, worker=worker, lease=lease),
+                lambda: self._store.claim(tenure, refs, worker=worker, lease=lease),
                 self._metrics,
             )
         except StoreUnavailable:
@@ -360,10 +357,7 @@ class Dispatcher:
     def _hand_out(self, picked: Sequence[Entry], assignments: Sequence[Assignment]) -> None:
         for worker in list(self._doubted):
             self._no_more_doubt(worker, [assignment.id for assignment in assignments])
-        now = self._state.clock.now()
         entries = {entry.row.id: entry for entry in picked}
-        for assignment in assignments:
-            self._recorder.expect(assignment, entries[assignment.id].lateness(now))
         self._give_out((entries[a.id].row.capability, a) for a in assignments)
         crash.reach("claim.handed_out")
 

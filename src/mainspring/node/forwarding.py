@@ -150,7 +150,15 @@ class Forwarding:
         self._reserved[number] = _Reserved(poll, slots, node, kind)
         self._post.send(
             node,
-            Grant(self._state.node_id, number, poll.holder, poll.offer, slots, poll.idle),
+            Grant(
+                self._state.node_id,
+                number,
+                poll.holder,
+                poll.offer,
+                slots,
+                poll.idle,
+                poll.announces,
+            ),
         )
         asyncio.get_running_loop().call_later(_PATIENCE, self._give_up, number)
 

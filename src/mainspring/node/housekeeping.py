@@ -1,16 +1,18 @@
 """Housekeeping: duties that one node of the cluster has at a time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import structlog
 
 from mainspring.config import Config
 from mainspring.errors import StoreUnavailable
 from mainspring.node.state import NodeState
-from mainspring.store.housekeeping import ArchiveHook, Housekeeping, Round
+from mainspring.store.housekeeping import Housekeeping
+from mainspring.store.table_changes import ArchiveHook, Round
 
 log = structlog.get_logger()
 
@@ -19,7 +21,7 @@ _LOOK_EVERY = 1.0
 _LEASE = 150.0
 # A version before this one does all under the first name, and archives nothing: it must not drop
 # what is being archived.
-_RETIRING, _TIDYING = "housekeeping", "tidying"
+_RETIRING, _TIDYING, _INDEXING = "housekeeping", "tidying", "indexing"
 _OLD_TRANSACTION = 60.0
 
 Chore = Callable[[], Awaitable[object]]
@@ -47,6 +49,7 @@ class Housekeeper:
         async with asyncio.TaskGroup() as loops:
             loops.create_task(_repeat("tidy", self.tidy, _TIDY_EVERY))
             loops.create_task(_repeat("retire", self.retire, _TIDY_EVERY))
+            loops.create_task(_repeat("build_indexes", self.build_indexes, _TIDY_EVERY))
             loops.create_task(_repeat("watch", self._watch, _LOOK_EVERY))
 
     async def leave(self) -> None:
@@ -59,10 +62,13 @@ class Housekeeper:
         """A round of chores, if they are ours; one that fails keeps no other from being done."""
         if not await self._holds(_TIDYING):
             return
-        days = self._config.retention_days
+        days, ledger = self._config.retention_days, self._house.ledger
         chores: dict[str, Chore] = {
             "make_partitions": self._make_partitions,
             "clear_defaults": partial(self._house.clear_defaults, days),
+            "make_ledger_partitions": self._make_ledger_partitions,
+            "clear_ledger": partial(ledger.clear, self._config.ledger_retention_days),
+            "clear_deleted_schedules": ledger.clear_deleted,
             "forget_expired": self._house.forget_expired,
             "forget_gone": self._house.forget_gone,
             "forget_old_keys": partial(self._house.forget_old_keys, days),
@@ -74,20 +80,35 @@ class Housekeeper:
             await _attempt(name, chore)
 
     async def retire(self) -> None:
-        """Take old history out, if that is ours to do, and for as long as it is: two nodes must not
-        archive the same."""
-        if not await self._holds(_RETIRING):
+        """Take old history out, if that is ours to do: two nodes must not archive the same."""
+        await self._while_held(_RETIRING, self._retire)
+
+    async def _while_held(self, duty: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do work that takes long, if it is ours to do and for as long as it is."""
+        if not await self._holds(duty):
             return
-        days = self._config.retention_days
-        retiring = asyncio.create_task(self._house.retire_partitions(days, self._archive))
+        working = asyncio.create_task(work())
         try:
-            while not (await asyncio.wait([retiring], timeout=_LEASE / 3))[0]:
-                if not await self._still_holds(_RETIRING):
+            while not (await asyncio.wait([working], timeout=_LEASE / 3))[0]:
+                if not await self._still_holds(duty):
                     return
-            _tell("retired old history", await retiring)
+            await working
         finally:
-            retiring.cancel()
-            await asyncio.wait([retiring])
+            working.cancel()
+            await asyncio.wait([working])
+
+    async def _retire(self) -> None:
+        days, ledger_days = self._config.retention_days, self._config.ledger_retention_days
+        _tell("retired old history", await self._house.retire_partitions(days, self._archive))
+        retired = await self._house.ledger.retire_partitions(ledger_days, self._archive)
+        _tell("retired old decisions", retired)
+
+    async def build_indexes(self) -> None:
+        """Build indexes that an upgrade declared, if that is ours to do."""
+        await self._while_held(_INDEXING, self._build_indexes)
+
+    async def _build_indexes(self) -> None:
+        _tell("built indexes of history", await self._house.build_indexes())
 
     async def _holds(self, duty: str) -> bool:
         return await self._house.hold_duty(self._state.node_id, _LEASE, duty)
@@ -108,6 +129,10 @@ class Housekeeper:
     async def _make_partitions(self) -> None:
         made = await self._house.make_partitions(self._config.partitions_ahead)
         _tell("made partitions for history", made)
+
+    async def _make_ledger_partitions(self) -> None:
+        made = await self._house.ledger.make_partitions(self._config.partitions_ahead)
+        _tell("made partitions for the ledger", made)
 
     async def _clear_departed(self) -> None:
         cleared = await self._house.clear_departed()

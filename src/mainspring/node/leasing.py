@@ -51,6 +51,8 @@ class Wish:
     about: Mapping[str, object] | None = None
     running: frozenset[Try] | None = None
     """What it holds, if it says so."""
+    announces: bool = False
+    """Whether it tells of what it begins."""
 
 
 @dataclass(slots=True)
@@ -112,7 +114,9 @@ class LeaseDesk:
         await self._roster.admit(wish.holder, wish.offer, wish.about)
         leased = await self._not_arrived(wish)
         if not leased:
-            poll = Poll(wish.holder, wish.offer, wish.most, idle=not wish.running)
+            poll = Poll(
+                wish.holder, wish.offer, wish.most, idle=not wish.running, announces=wish.announces
+            )
             leased = await self._wait(self._open(poll), wish.wait)
         given = self._answered.setdefault(wish.holder, {})
         given.update(((task.assignment.id, task.assignment.fence), task) for task in leased)
@@ -219,8 +223,7 @@ class LeaseDesk:
             if entry.row.id in got and (leased := self._readable(self._leased.pop(entry.row.id))):
                 waiting = self._waiting[entry.poll]
                 if waiting.ours:
-                    lateness = entry.lateness(now)
-                    self._reporting.remember(leased.assignment, lateness, entry.poll.holder)
+                    self._reporting.remember(leased.assignment, entry.poll.holder)
                 self._metrics.start_delay.observe(now - leased.assignment.due)
                 waiting.got.append(leased)
         for poll in polls:
@@ -244,7 +247,8 @@ class LeaseDesk:
 
     async def _reconsider(self, waiting: _Waiting) -> None:
         """Everything that was picked for a poll was refused: it waits on, unless its worker is not
-        the one any more that goes by its name."""
+        the one that goes by its name. Then it was replaced, or the database was set back to before
+        it began: if it is there, it asks again, and hears which of the two it is."""
         holder = waiting.poll.holder
         current = await until_answered(lambda: self._roster.is_current(holder), self._metrics)
         if waiting.answer.done() or waiting.over:
@@ -257,7 +261,7 @@ class LeaseDesk:
                 self._forwarding.waits(waiting.poll)
         else:
             self._roster.forget(holder)
-            self._turn_away(waiting)
+            self._end(waiting)
 
     def _turn_away(self, waiting: _Waiting) -> None:
         del self._waiting[waiting.poll]
@@ -295,7 +299,10 @@ class LeaseDesk:
         engine, now = self._state.engine, self._state.clock.now()
         if self._closed or not engine.awaits(grant.holder.tenant_id, grant.offer, now):
             return []
-        poll = Poll(grant.holder, grant.offer, grant.slots, idle=grant.idle, here=False)
+        poll = Poll(
+            grant.holder, grant.offer, grant.slots, idle=grant.idle, here=False,
+            announces=grant.announces,
+        )  # fmt: skip
         leased = await self._wait(self._open(poll, ours=False), 0)
         return [(task.assignment.id, task.assignment.fence) for task in leased]
 
@@ -316,7 +323,7 @@ class LeaseDesk:
             self._release(leased)
             return
         for task in filter(self._readable, leased):
-            self._reporting.remember(task.assignment, None, poll.holder)
+            self._reporting.remember(task.assignment, poll.holder)
             waiting.got.append(task)
         self._arrived(waiting)
 
@@ -380,5 +387,5 @@ class LeaseDesk:
 
 def _pick(entry: Entry) -> WorkerPick:
     assert entry.poll is not None
-    row, holder = entry.row, entry.poll.holder
-    return WorkerPick(row.tenant_id, row.id, row.rev, holder.worker, holder.incarnation)
+    row, holder, waited = entry.row, entry.poll.holder, entry.lateness(entry.ready_at)
+    return WorkerPick(row.tenant_id, row.id, row.rev, holder.worker, holder.incarnation, waited)

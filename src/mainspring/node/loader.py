@@ -5,9 +5,11 @@ what expired. What can take long, reading whole partitions, is the stocktaker's 
 """
 
 from collections.abc import Collection, Sequence
+from uuid import UUID
 
 from mainspring import crash
 from mainspring.config import Config
+from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.chores import Chores
@@ -45,8 +47,9 @@ class Loader:
         self._stock = stock
         self._metrics = metrics
         self._chores = Chores(state, metrics, state.load_wanted)
-        self._heard: list[int] = []
-        """Wake rows of which the engine has heard: they may go."""
+        self._heard: tuple[UUID, list[int]] = (state.node_id, [])
+        """Wake rows of which the engine has heard: they may go. Not under another id of the node:
+        in a database that was set back, these numbers are given to others."""
         self._read_until = 0.0
 
     async def run(self) -> None:
@@ -56,10 +59,13 @@ class Loader:
             if every("wakes", self._config.wake_poll) or self._state.wakes_wanted:
                 self._state.wakes_wanted = False
                 await chores.attempt(self._take_wakes)
-            if self._state.engine.limits_wanted or every("limits", _LIMITS_EVERY):
+            wanted = self._state.engine.limits_wanted or self._limits_are_old
+            if every("limits", _LIMITS_EVERY) or wanted:
                 await chores.attempt(self._refresh_limits)
             if every("expire", _EXPIRE_EVERY):
                 await chores.attempt(self._expire)
+            if self._state.engine.set_aside.untold:
+                await chores.attempt(self._explain_ends)
             await chores.rest()
 
     async def _advance(self) -> None:
@@ -81,19 +87,24 @@ class Loader:
         tenure = self._state.tenure()
         if not tenure.partitions:
             return
-        woken = await self._store.take_wakes(tenure, self._heard, limit=_WAKES_AT_ONCE)
+        known_as, heard = self._heard
+        if known_as != tenure.node_id:
+            heard = []
+        woken = await self._store.take_wakes(tenure, heard, limit=_WAKES_AT_ONCE)
         if woken.wakes:
             crash.reach("wake.read")
-            await self._hear(woken)
+            await self._hear(tenure, woken)
         # Not before: what the engine has not heard of must be there to be read again.
-        self._heard = woken.wakes
+        self._heard = (tenure.node_id, woken.wakes)
         if len(woken.wakes) == _WAKES_AT_ONCE:
             self._chores.soon_again("wakes")
 
-    async def _hear(self, woken: Woken) -> None:
+    async def _hear(self, tenure: Tenure, woken: Woken) -> None:
         if woken.rows:
             # A task may have been moved here because its tenant got a limit: know it first.
             await self._learn_limits({row.tenant_id for row in woken.rows})
+            if self._state.node_id != tenure.node_id:
+                return  # meanwhile the database may have been set back, and they with it
         self._saw(woken.rows)
         self._dispatcher.cancel(self._state.engine.gone(woken.gone, self._state.clock.now()))
         self._dispatcher.nudge_workers(woken.rows)
@@ -104,13 +115,28 @@ class Loader:
         if rows:
             self._state.poke()
 
+    @property
+    def _limits_are_old(self) -> bool:
+        return self._state.limits_read_by != self._state.node_id
+
     async def _refresh_limits(self) -> None:
+        node = self._state.node_id
         await self._learn_limits(None)
+        self._state.limits_read_by = node
+        if self._stock.loading:
+            self._state.stock_wanted.set()
 
     async def _learn_limits(self, tenants: Collection[int] | None) -> None:
         limits = await self._keys.limits(tenants)
         self._state.engine.set_limits(limits, self._state.clock.now())
         self._state.poke()
+
+    async def _explain_ends(self) -> None:
+        """Whoever ended tasks that waited may not have known for what they did."""
+        accounts = self._state.engine.set_aside
+        ended = accounts.to_tell(_EXPIRED_AT_ONCE)
+        await self._store.explain_ends(ended)
+        accounts.told(len(ended))
 
     async def _expire(self) -> None:
         tenure = self._state.tenure()

@@ -57,6 +57,8 @@ class Membership:
         self._moved = asyncio.Event()
         self._moving = asyncio.Lock()
         """Held while partitions move: our identity stays the same meanwhile."""
+        self._beats = 0
+        """How many heartbeats the database has counted, as far as we know."""
         self._url: str | None = None
 
     def hint(self) -> None:
@@ -114,27 +116,35 @@ class Membership:
 
     async def _beat(self, cluster: Cluster) -> None:
         epoch, sent = self._state.epoch, clock.monotonic()
-        now = await cluster.beat(self._state.node_id, epoch)
-        if now is None:
+        beat = await cluster.beat(self._state.node_id, epoch, self._beats)
+        if beat is None:
             # Unless it was our own handover that raised the epoch: when it is over, we know.
             async with self._moving:
                 if self._state.epoch == epoch:
                     await self._rejoin(cluster)
             return
-        jump = self._clock.sample(now, sent=sent, received=clock.monotonic())
+        self._beats = beat.beats
+        jump = self._clock.sample(beat.now, sent=sent, received=clock.monotonic())
         if jump:
             log.warning(
                 "the database's clock jumped", action="clock.jumped", seconds=round(jump, 3)
             )
 
     async def _rejoin(self, cluster: Cluster) -> None:
-        """We were declared dead: whatever we owned is another's now. Start again as a new node."""
-        log.warning("declared dead by others", action="node.fenced", node=str(self._state.node_id))
+        """We were declared dead, or the database is not the one that we knew: it was restarted,
+        restored or replaced, and what we believe may never have been. Start again as a new node."""
+        former = self._state.node_id
+        log.warning("no longer a member", action="node.fenced", node=str(former))
         self._metrics.node_fenced.inc()
         self._stock.give_up(range(PARTITIONS))
         self._state.renew()
+        self._beats = 0
         self._state.epoch = await cluster.join(
-            self._state.node_id, self._config.node_name, self._url, self._version
+            self._state.node_id,
+            self._config.node_name,
+            self._url,
+            self._version,
+            former=former,
         )
         self.hint()
 

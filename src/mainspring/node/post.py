@@ -60,6 +60,7 @@ class Grant(Struct, tag=True):
     offer: Offer
     slots: int
     idle: bool
+    announces: bool = False
 
 
 class Granted(Struct, tag=True):

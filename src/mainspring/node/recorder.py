@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
@@ -14,9 +14,8 @@ from mainspring import crash
 from mainspring.config import Config
 from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
 from mainspring.domain.rows import TaskRow
-from mainspring.domain.settlement import Finish, Retry, settle
+from mainspring.domain.settlement import Finish, Retry, finish, settle
 from mainspring.domain.task import TaskState
-from mainspring.engine.ledger import blame, with_queue
 from mainspring.errors import StoreUnavailable
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
@@ -77,7 +76,6 @@ class Recorder:
         self._metrics = metrics
         self._rng = rng
         self._queue: deque[Report] = deque()
-        self._lateness: dict[tuple[UUID, int], Mapping[str, float]] = {}
         self._asked: dict[tuple[UUID, int], list[_Asked]] = {}
         self._filled = asyncio.Event()
         self._writing = 0
@@ -86,11 +84,6 @@ class Recorder:
     def relay_to(self, starter: Starter) -> None:
         """Let it start what is released and may run at once."""
         self._starter = starter
-
-    def expect(self, assignment: Assignment, lateness: Mapping[str, float]) -> None:
-        """A task is about to start, this late."""
-        if lateness:
-            self._lateness[assignment.id, assignment.fence] = lateness
 
     def report(self, reports: Sequence[Report]) -> None:
         """Take reports from an executor: the sink of all executors."""
@@ -114,11 +107,13 @@ class Recorder:
         await asked.answered
         return [name in asked.accepted for name in names]
 
-    async def lose_steps(self, held: Sequence[TaskRef], blamed: Collection[UUID]) -> None:
+    async def lose_steps(
+        self, held: Sequence[TaskRef], blamed: Collection[UUID], presumed: Collection[UUID]
+    ) -> None:
         """Steps that end by being lost, because they were asked to cancel or kill every worker:
         their runs hear of it."""
         tenure, now = self._state.tenure(), self._state.clock.now()
-        done = await self._steps.lose(tenure, held, now, blamed=blamed)
+        done = await self._steps.lose(tenure, held, now, blamed=blamed, presumed=presumed)
         self.moved(done.moved)
         self._metrics.executions.labels("lost").inc(len(done.accepted))
 
@@ -158,10 +153,9 @@ class Recorder:
         finishes: list[Finish] = []
         retries: list[Retry] = []
         for report in batch:
-            waited = self._lateness.pop((report.assignment.id, report.assignment.fence), None)
-            match self._settle(report, waited):
-                case Finish() as finish:
-                    finishes.append(finish)
+            match settle(report, self._rng):
+                case Finish() as end:
+                    finishes.append(end)
                 case Retry() as retry:
                     retries.append(retry)
         accepted: set[UUID] = set()
@@ -188,10 +182,6 @@ class Recorder:
                 if asked.open == 0 and not asked.answered.done():
                     asked.answered.set_result(None)
 
-    def _settle(self, report: Report, waited: Mapping[str, float] | None) -> Finish | Retry:
-        lateness = with_queue(waited, report.started - report.assignment.due)
-        return settle(report, lateness, blame, self._rng)
-
     async def _record_finishes(self, finishes: Sequence[Finish]) -> set[UUID]:
         """Steps of workflows are written apart: nobody else's outcome waits for a run's row."""
         steps = [f for f in finishes if f.report.assignment.workflow_run_id is not None]
@@ -205,12 +195,12 @@ class Recorder:
         """Outcomes were written: the engine and the metrics hear of it."""
         crash.reach("record.committed")
         now = self._state.clock.now()
-        for finish in finishes:
-            assignment = finish.report.assignment
+        for end in finishes:
+            assignment = end.report.assignment
             self._state.engine.ended(assignment.id, assignment.fence, now)
-        done = [finish for finish in finishes if finish.report.assignment.id in accepted]
-        self._count(finish.report for finish in done)
-        for state, count in Counter(finish.state.value for finish in done).items():
+        done = [end for end in finishes if end.report.assignment.id in accepted]
+        self._count(end.report for end in done)
+        for state, count in Counter(end.state.value for end in done).items():
             self._metrics.tasks_finished.labels(state).inc(count)
         self._metrics.fenced_outcomes.inc(len(finishes) - len(accepted))
         return accepted
@@ -229,7 +219,7 @@ class Recorder:
             if assignment.id in again or assignment.id in unwritten:
                 self._state.engine.ended(assignment.id, assignment.fence, now)
             else:
-                cancelled.append(Finish(retry.report, TaskState.CANCELLED))
+                cancelled.append(finish(retry.report, TaskState.CANCELLED))
         self._count(retry.report for retry in retries if retry.report.assignment.id in again)
         return again, cancelled
 
@@ -364,13 +354,12 @@ def _apart(reports: Sequence[Report]) -> Iterator[Sequence[Report]]:
         reports = later
 
 
-def _unrecordable(finish: Finish, error: Exception) -> Finish:
+def _unrecordable(end: Finish, error: Exception) -> Finish:
     """What an executor said cannot be stored: the task failed, and says so."""
-    told = _storable(finish.report, error)._replace(
+    told = _storable(end.report, error)._replace(
         outcome=Outcome.FAILED, result=None, retryable=False
     )
-    reason = finish.dead_because or "not_retryable"
-    return Finish(told, TaskState.FAILED, reason, finish.sla_met, finish.blame, None)
+    return finish(told, TaskState.FAILED, end.dead_because or "not_retryable")
 
 
 def _given_up(report: Report, error: Exception) -> bool:

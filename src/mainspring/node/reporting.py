@@ -12,9 +12,8 @@ from uuid import UUID
 
 from mainspring import crash
 from mainspring.config import Config
-from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
+from mainspring.domain.execution import Assignment, Outcome, Report, TaskError, believed
 from mainspring.engine.demand import Holder
-from mainspring.engine.ledger import Cause
 from mainspring.node.recorder import Recorder
 from mainspring.node.roster import Roster
 from mainspring.node.state import NodeState
@@ -28,7 +27,6 @@ _LARGE = 512
 """A payload beyond this is not remembered: nobody reads it again."""
 _TIMEOUT_GRACE = 2.0
 """A worker ends its tries by itself when their time is over; so long after it, we do."""
-_WORTH_TELLING = 0.01
 _LONGER = 2
 """A try that heartbeats is a long one: its lease is longer from then on, its beats are fewer."""
 
@@ -60,8 +58,9 @@ class _Lease(NamedTuple):
     """What is remembered of a lease that was given here."""
 
     assignment: Assignment
-    lateness: Mapping[str, float] | None
     holder: Holder
+    leased: float
+    """When, by the steady clock."""
 
 
 class Reporting:
@@ -82,15 +81,13 @@ class Reporting:
         self._roster = roster
         self._remembered: OrderedDict[tuple[UUID, int], _Lease] = OrderedDict()
 
-    def remember(
-        self, assignment: Assignment, lateness: Mapping[str, float] | None, holder: Holder
-    ) -> None:
+    def remember(self, assignment: Assignment, holder: Holder) -> None:
         """A task was leased here."""
         name = (assignment.id, assignment.fence)
         self._roster.leased(holder, 1)
         if len(assignment.payload) > _LARGE:
             assignment = assignment._replace(payload=b"")
-        self._remembered[name] = _Lease(assignment, lateness, holder)
+        self._remembered[name] = _Lease(assignment, holder, self._state.clock.steady())
         if len(self._remembered) > _MOST_REMEMBERED:
             self._remembered.popitem(last=False)
 
@@ -161,7 +158,7 @@ class Reporting:
         reports = await self._read(tenant_id, others, now) if others else {}
         for index, one, known in ours:
             self._forget(known.assignment, one.outcome)
-            reports[index] = self._report_of(one, known.assignment, False, known.lateness, now)
+            reports[index] = self._report_of(one, known.assignment, False, known, now)
         told = sorted(reports)  # of two reports of a try the first counts
         first: dict[tuple[UUID, int], Outcome] = {}
         for index in told:
@@ -191,8 +188,7 @@ class Reporting:
             if (one.id, one.fence) in held:
                 task, cancelled = held[one.id, one.fence]
                 known = self._forget(task, one.outcome)
-                lateness = known.lateness if known else None
-                reports[index] = self._report_of(one, task, cancelled, lateness, now)
+                reports[index] = self._report_of(one, task, cancelled, known, now)
         return reports
 
     def _forget(self, assignment: Assignment, outcome: Outcome) -> _Lease | None:
@@ -206,18 +202,15 @@ class Reporting:
         said: Said,
         assignment: Assignment,
         cancelled: bool,
-        lateness: Mapping[str, float] | None,
+        known: _Lease | None,
         now: float,
     ) -> Report:
         """A worker's clock may be wrong: what it says happened between the claim and now."""
-        now = max(now, assignment.picked)
-        started = min(max(said.started or assignment.picked, assignment.picked), now)
-        finished = min(max(said.finished or now, started), now)
-        if lateness is None:
-            # Another node claimed it, or this one before it was restarted: nobody knows why then.
-            late = assignment.picked - assignment.due
-            lateness = {Cause.UNATTRIBUTED.value: round(late, 6)} if late > _WORTH_TELLING else {}
-        self._recorder.expect(assignment, lateness)
+        held = now - assignment.picked
+        if known is not None:
+            # The database's clock may stand still for us, after it jumped back.
+            held = max(held, self._state.clock.steady() - known.leased)
+        started, finished = believed(assignment.picked, held, said.started, said.finished)
         outcome = said.outcome
         if cancelled and outcome is not Outcome.SUCCEEDED:
             outcome = Outcome.CANCELLED

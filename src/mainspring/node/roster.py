@@ -74,6 +74,7 @@ class Roster:
         self._began = began
         self._known: dict[tuple[int, str], _Known] = {}
         self._held: dict[tuple[int, str], int] = {}
+        state.when_renewed(self._held.clear)
 
     async def admit(self, holder: Holder, offer: Offer, about: Mapping[str, object] | None) -> None:
         """A worker asks for tasks. Conflict when another process has taken its name."""
@@ -158,7 +159,8 @@ class Roster:
         }
         if changed:
             await self._workers.note_held(self._state.node_id, dict(sorted(changed.items())))
-            self._held = held
+            self._held.clear()
+            self._held.update(held)
 
     def forget(self, holder: Holder) -> None:
         known = self._known.get(holder[:2])

@@ -16,7 +16,7 @@ from uuid import UUID
 import msgspec
 import structlog
 
-from mainspring.clock import Clock
+from mainspring.clock import Clock, Start
 from mainspring.domain.capability import takes_slot
 from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
 from mainspring.errors import StoreUnavailable
@@ -48,8 +48,9 @@ class _Try:
     """A task whose run goes on."""
 
     assignment: Assignment
-    started: float
-    begun: bool = False
+    start: Start
+    begun_by: UUID | None = None
+    """The node's id when its run was begun: under another one there may be no such run."""
     cancelling: bool = False
 
 
@@ -112,7 +113,7 @@ class RunStarter:
     def start(self, assignments: Sequence[Assignment]) -> None:
         now = self._clock.now()
         for assignment in assignments:
-            found = _Try(assignment, max(now, assignment.picked))
+            found = _Try(assignment, Start.now(self._clock, max(now, assignment.picked)))
             self._tries[assignment.id, assignment.fence] = found
             self._to_begin.add(found)
         self._wanted.set()
@@ -126,13 +127,13 @@ class RunStarter:
         found = self._tries.get((task_id, fence))
         if found is not None and not found.cancelling:
             found.cancelling = True
-            if found.begun:
+            if found.begun_by is not None:
                 self._to_cancel.append(found)
                 self._wanted.set()
 
     def holds_back(self, task_id: UUID, fence: int) -> str | None:
         found = self._tries.get((task_id, fence))
-        if found is None or found.begun:
+        if found is None or found.begun_by is not None:
             return None  # what it runs waits for steps, and the run tells for which
         return f"{len(self._to_begin)} runs are about to begin"
 
@@ -209,15 +210,17 @@ class RunStarter:
                 for run_id, state in await self._runs.ended([t.assignment for t in asked]):
                     self._end(waiting[run_id], state)
         finally:
+            node = self._state.node_id
             for found in filter(self._is_open, asked):
-                self._begun.add(found)
+                # To begin again what is begun does nothing.
+                (self._begun if found.begun_by == node else self._to_begin).add(found)
         return False
 
     def _is_open(self, found: _Try) -> bool:
         return self.has(found.assignment.id, found.assignment.fence)
 
     async def _begin(self, found: _Try) -> None:
-        assignment = found.assignment
+        assignment, node = found.assignment, self._state.node_id
         try:
             wanted = msgspec.json.decode(assignment.payload, type=RunRequest)
         except (msgspec.MsgspecError, RecursionError) as problem:
@@ -235,7 +238,7 @@ class RunStarter:
             text = f"there is no workflow {wanted.workflow[:100]!r}"
             self._conclude(found, Outcome.FAILED, TaskError("no-workflow", text))
             return
-        found.begun = True
+        found.begun_by = node
         self._begun.add(found)
         if found.cancelling:
             self._to_cancel.append(found)
@@ -277,6 +280,6 @@ class RunStarter:
     ) -> None:
         assignment = found.assignment
         del self._tries[assignment.id, assignment.fence]
-        finished = max(found.started, self._clock.now())
         fields: dict[str, Any] = {"result": result, "error": error, "retryable": False}
-        self._report([Report(assignment, outcome, found.started, finished, **fields)])
+        started, finished = found.start.at, found.start.end(self._clock)
+        self._report([Report(assignment, outcome, started, finished, **fields)])

@@ -1,7 +1,7 @@
 """What the drivers of one node share: the engine, the clock, and the node's right to act."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
@@ -30,6 +30,9 @@ class NodeState:
     """Set when the stocktaker has."""
     doubtful: set[int] = field(default_factory=set)
     """Partitions in which something may have been written that the engine was not told of."""
+    limits_read_by: UUID | None = None
+    """The node's id when all tenants' limits were read last: nothing is begun by older ones."""
+    _forgetting: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def worker(self) -> str:
@@ -40,9 +43,18 @@ class NodeState:
         """Our right to act, as of now: partitions that are ours and loaded."""
         return Tenure(self.node_id, self.epoch, self.engine.partitions)
 
+    def when_renewed(self, forget: Callable[[], None]) -> None:
+        """Call this when what was read from the database may never have been. What is remembered
+        under the node's id needs no call: it is another one then."""
+        self._forgetting.append(forget)
+
     def renew(self) -> None:
-        """Become a new incarnation, after the old one was declared dead."""
+        """Become a new incarnation, after the old one was declared dead or the database was
+        restarted, restored or replaced."""
         self.node_id, self.epoch = uuid4(), 0
+        self.load_wanted.set()
+        for forget in self._forgetting:
+            forget()
 
     def look_for_wakes(self) -> None:
         """Somebody changed something: let the loader look at the wake rows now."""

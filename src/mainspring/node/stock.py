@@ -102,9 +102,15 @@ class Stocktaker:
         if not self._to_load:
             self._chunk = _CHUNK
             self._metrics.partitions_owned.set(len(self._state.engine.partitions))
-        elif self._state.engine.horizon:  # else the loader has yet to say how far to look
+        elif self._loader_was_here:
             self._state.stock_wanted.set()
             await self._take_stock_of(dict(islice(self._to_load.items(), self._chunk)))
+
+    @property
+    def _loader_was_here(self) -> bool:
+        """Whether it is known how far to look, and how much each tenant may run."""
+        state = self._state
+        return bool(state.engine.horizon) and state.limits_read_by == state.node_id
 
     def _look_into_doubts(self) -> None:
         for partition in self._state.doubtful & self._state.engine.partitions:

@@ -90,7 +90,10 @@ class LeaseUpkeep:
         refs = [TaskRef(task.tenant_id, task.id, task.fence) for task in ended]
         # If a node died between the claim and the worker, that is not the worker's doing.
         blamed = [task.id for task in ended if task.taker is not None and task.confirmed]
-        lost = await until_answered(lambda: self._store.lose(refs, blamed=blamed), self._metrics)
+        presumed = [task.id for task in ended if task.presumed_begun]
+        lost = await until_answered(
+            lambda: self._store.lose(refs, blamed=blamed, presumed=presumed), self._metrics
+        )
         self._metrics.executions.labels("lost").inc(len(lost.rows) + len(lost.gone))
         found = {row.id for row in lost.rows} | set(lost.gone)
         self._count_losses(ended, found, set(lost.gone))
@@ -98,11 +101,16 @@ class LeaseUpkeep:
         self._hear(lost)
         others = [(task.tenant_id, task.id) for task in ended if task.id not in found]
         if others:
-            await self._lose_steps(others, blamed)
+            await self._lose_steps(others, blamed, presumed)
             with self._state.engine.reading():
                 self._hear(await self._look_at(others))
 
-    async def _lose_steps(self, tasks: Sequence[tuple[int, UUID]], blamed: Sequence[UUID]) -> None:
+    async def _lose_steps(
+        self,
+        tasks: Sequence[tuple[int, UUID]],
+        blamed: Sequence[UUID],
+        presumed: Sequence[UUID],
+    ) -> None:
         """Steps whose runs have to hear of it are not ended with the others."""
         unheard = [
             TaskRef(row.tenant_id, row.id, row.fence)
@@ -110,7 +118,9 @@ class LeaseUpkeep:
             if row.state == "running" and (row.cancel_requested or row.id in blamed)
         ]
         if unheard:
-            await until_answered(lambda: self._recorder.lose_steps(unheard, blamed), self._metrics)
+            await until_answered(
+                lambda: self._recorder.lose_steps(unheard, blamed, presumed), self._metrics
+            )
 
     async def _look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
         return await until_answered(lambda: self._store.look_at(tasks), self._metrics)

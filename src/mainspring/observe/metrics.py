@@ -6,6 +6,7 @@ from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -62,6 +63,11 @@ class Metrics:
     def exposition(self) -> bytes:
         """All values as Prometheus text."""
         return generate_latest(self.registry)
+
+    def open_exposition(self) -> bytes:
+        """All values as OpenMetrics text."""
+        text: bytes = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
+        return text
 
     def _count_requests(self) -> None:
         self.http_requests = self._counter(
@@ -162,6 +168,12 @@ class Metrics:
             "node_fenced", "Times this node found that its tenure was over"
         )
         self.database_errors = self._counter("database_errors", "Calls that lost the database")
+        self.loop_stalls = self._counter(
+            "loop_stalls", "Times that the event loop stood still for `loop_stall` or longer"
+        )
+        self.longest_stall = self._gauge(
+            "loop_longest_stall_seconds", "The longest of these times so far"
+        )
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(f"mainspring_{name}", help, labels, registry=self.registry)

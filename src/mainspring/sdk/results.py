@@ -87,11 +87,16 @@ class Execution(Struct, kw_only=True):
     worker: str
     outcome: str
     finished_at: datetime
+    due_at: datetime | None = None
+    picked_at: datetime | None = None
     started_at: datetime | None = None
+    """None if nobody knows that it started: it was lost, or went back."""
     status_code: int | None = None
     response: Any = None
     error: dict[str, str] | None = None
     duration_ms: float = 0.0
+    lateness: dict[str, float] = field(default_factory=dict)
+    """Where the seconds between due and start went, by cause."""
 
 
 class Gate(Struct):

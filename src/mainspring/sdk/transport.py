@@ -164,6 +164,16 @@ class BlockingTransport:
         except (OSError, EOFError) as problem:
             raise _lost(self._url, problem) from problem
 
+    def connect(self, within: float) -> socket.socket:
+        """A connection for who writes and reads by itself."""
+        try:
+            return self._connection(monotonic() + within)
+        except (OSError, EOFError) as problem:
+            raise _lost(self._url, problem) from problem
+
+    def encode(self, request: Request) -> bytes:
+        return encoded(self._origin, request)
+
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - this face blocks, that is its purpose
 

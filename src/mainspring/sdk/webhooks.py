@@ -5,7 +5,8 @@
     if not verify("whsec_…", request.headers, request.body, now=time.time()):
         return 401
 
-For ed25519 (`whpk_…`) use any Standard Webhooks library.
+For ed25519 (`whpk_…`), which the Standard Webhooks libraries do not verify yet, use the package
+`cryptography`: docs/webhooks.md shows how.
 """
 
 import hmac

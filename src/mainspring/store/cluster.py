@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -59,6 +60,23 @@ class Standing:
     outdated: int
 
 
+class Beat(NamedTuple):
+    """The answer to a heartbeat: the database's time, and how many were counted."""
+
+    now: float
+    beats: int
+
+
+class Fenced(NamedTuple):
+    """What an operator's word changed that the database was set back: fences of tasks created
+    before a moment are `floor` at least, nodes were declared dead, and partitions' epochs rose."""
+
+    floor: int
+    before: datetime
+    nodes: int
+    epoch: int
+
+
 class Topology:
     """The whole cluster, to look at."""
 
@@ -79,6 +97,12 @@ class Topology:
         assert row is not None
         return Standing(*row)
 
+    async def restore_fence(self) -> Fenced:
+        """Issue no fence and no epoch again, whatever the database was set back to."""
+        row = await self._database.fetch_row(SQL["restore_fence"])
+        assert row is not None
+        return Fenced(*row)
+
 
 class Cluster:
     """Membership on connections of its own: heartbeats must never wait behind other work."""
@@ -86,17 +110,27 @@ class Cluster:
     def __init__(self, connection: asyncpg.Connection) -> None:
         self._connection = connection
 
-    async def join(self, node_id: UUID, name: str, url: str | None, version: str) -> int:
-        """Enter the cluster; answers the node's first epoch."""
+    async def join(
+        self,
+        node_id: UUID,
+        name: str,
+        url: str | None,
+        version: str,
+        *,
+        former: UUID | None = None,
+    ) -> int:
+        """Enter the cluster, and raise the floor of fences; answers the node's first epoch. A node
+        that was a member before gives its `former` id, which ends."""
         epoch: int = await self._connection.fetchval(
-            SQL["join_cluster"], node_id, name, url, version
+            SQL["join_cluster"], node_id, name, url, version, former
         )
         return epoch
 
-    async def beat(self, node_id: UUID, epoch: int) -> float | None:
-        """Say "alive"; answers the database's time, or None when the node was declared dead."""
-        now: float | None = await self._connection.fetchval(SQL["beat"], node_id, epoch)
-        return now
+    async def beat(self, node_id: UUID, epoch: int, beats: int = 0) -> Beat | None:
+        """Say "alive"; None when the node was declared dead, when the server is not the one that it
+        joined, or when fewer `beats` are counted than the node knows of."""
+        rows = await self._connection.fetch(SQL["beat"], node_id, epoch, beats)
+        return Beat(*rows[0]) if rows else None
 
     async def members(self) -> list[Member]:
         return [Member(*row) for row in await self._connection.fetch(SQL["members"])]

@@ -103,7 +103,7 @@ def begun_task(
     return row, assignment_of(
         (
             task.tenant_id, task.id, row.fence, partition, 1, 0, task.due, picked, lease_end,
-            task.spec, task.payload, task.run, None, None,
+            task.spec, task.payload, task.run, None, None, None, None,
         )
     )  # fmt: skip
 

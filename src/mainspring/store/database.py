@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from ssl import SSLContext
 from typing import Any, TypeVar, cast
@@ -56,6 +56,7 @@ outcomes would be given up that can be written as soon as somebody has looked af
 CLASHES = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 _CLASH_RETRIES = 5
+_CLOSING = 5.0
 # Every statement of ours looks rows up by key or walks an index. A plan made while a table was
 # small would scan it, and go on scanning when it has grown: so no scans, looking up is said to be
 # cheap (else a handful of look-ups seems dearer than reading a small index whole), and no planning
@@ -143,6 +144,17 @@ class Database:
     async def fetch_row(self, sql: str, *args: object) -> asyncpg.Record | None:
         rows = await self.fetch(sql, *args)
         return rows[0] if rows else None
+
+    async def run_alone(self, sql: str, patience: float) -> None:
+        """Run a statement that takes long, and may be part of no transaction, on a connection of
+        its own: nobody waits for one of the pool's meanwhile."""
+        connection = await connect(replace(self._options, statement_timeout=patience))
+        try:
+            await connection.execute(sql)
+        except CONNECTION_LOST as error:
+            raise StoreUnavailable(f"the database was lost: {error!r}") from error
+        finally:
+            await connection.close(timeout=_CLOSING)
 
     async def transact(self, work: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
         """Run several statements as one transaction; `work` may be called again after a clash."""

@@ -16,11 +16,16 @@ _MOST_STEPS_KEPT = 50_000
 
 
 class Definitions:
-    """A version never changes, so those that were read lately are kept: a run of thousands of steps
-    would read its own thousands of times."""
+    """A version does not change, unless the database is set back: so those that were read lately
+    are kept. A run of thousands of steps would read its own thousands of times."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[int, str, int], Definition] = OrderedDict()
+        self._steps_known = 0
+
+    def forget(self) -> None:
+        """Read them anew."""
+        self._known.clear()
         self._steps_known = 0
 
     async def get(self, connection: asyncpg.Connection, run: RunHead) -> Definition:

@@ -1,15 +1,16 @@
 """The store as the engine's drivers use it: windows, claims, wakes, outcomes."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 import asyncpg
 import msgspec
 
 from mainspring.domain.execution import Assignment
+from mainspring.domain.lateness import Earlier, EndedWaiting, Waited
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.settlement import Finish, Retry
@@ -20,6 +21,7 @@ from mainspring.store.database import Database, sparse
 SQL = queries.load("engine") | queries.load("outcomes")
 
 _LONE_PARTITION_PATIENCE = 60.0
+_NO_WAITS: Mapping[UUID, Waited] = {}
 _spec_decoder = msgspec.json.Decoder(TaskSpec)
 
 
@@ -47,6 +49,8 @@ class TaskRef(NamedTuple):
     tenant_id: int
     id: UUID
     guard: int
+    waited: Waited | None = None
+    """Of a pick: what it waited for since it was due."""
 
 
 class Extended(NamedTuple):
@@ -146,11 +150,18 @@ class EngineStore:
         self, tenure: Tenure, picks: Iterable[TaskRef], *, worker: str, lease: float
     ) -> list[Assignment]:
         """Lease due tasks, guarded by rev. What is not in the answer was not leased."""
-        tenants, ids, revs = _columns(picks)
+        ordered = sorted(picks)
         rows = await self._database.fetch(
-            SQL["claim"], tenure.node_id, tenure.epoch, lease, worker, tenants, ids, revs
+            SQL["claim"],
+            tenure.node_id,
+            tenure.epoch,
+            lease,
+            worker,
+            *_columns(ordered),
+            sparse([pick.waited for pick in ordered]),
         )
-        return [assignment_of(row) for row in rows]
+        waited = waits_of(ordered)
+        return [assignment_of(row, waited) for row in rows]
 
     async def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Assignment]:
         """After a claim whose answer was lost: what we got. What we did not get, that claim will
@@ -160,7 +171,7 @@ class EngineStore:
         async def work(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
             await connection.execute(SQL["void_claim"], tenants, ids, revs)
             rows: Sequence[asyncpg.Record] = await connection.fetch(
-                SQL["claimed_by"], tenants, ids, worker
+                SQL["claimed_by"], tenants, ids, revs, worker
             )
             return rows
 
@@ -170,9 +181,8 @@ class EngineStore:
         self, tasks: Sequence[tuple[int, UUID]], *, worker: str
     ) -> list[Assignment]:
         """Those of these tasks that a worker of ours has."""
-        rows = await self._database.fetch(
-            SQL["claimed_by"], [tenant for tenant, _ in tasks], [task for _, task in tasks], worker
-        )
+        columns = _columns(TaskRef(tenant_id, task_id, 0) for tenant_id, task_id in tasks)
+        rows = await self._database.fetch(SQL["claimed_by"], *columns, worker)
         return [assignment_of(row) for row in rows]
 
     async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
@@ -180,10 +190,18 @@ class EngineStore:
         rows = await self._database.fetch(SQL["extend"], lease, *_columns(held))
         return [Extended(*row) for row in rows]
 
-    async def lose(self, held: Iterable[TaskRef], *, blamed: Collection[UUID] = ()) -> Seen:
+    async def lose(
+        self,
+        held: Iterable[TaskRef],
+        *,
+        blamed: Collection[UUID] = (),
+        presumed: Collection[UUID] = (),
+    ) -> Seen:
         """End leases that ran out by the database's clock, or whose worker has begun anew, guarded
-        by fence. Of those in `blamed` it counts that they were lost with their worker."""
-        return _seen(await self._database.fetch(SQL["lose"], *_columns(held), list(blamed)))
+        by fence. Of those in `blamed` it counts that they were lost with their worker; those in
+        `presumed` count as begun, whatever their worker said."""
+        columns = (*_columns(held), list(blamed), list(presumed))
+        return _seen(await self._database.fetch(SQL["lose"], *columns))
 
     async def expire(self, tenure: Tenure, *, limit: int) -> list[UUID]:
         """End tasks of our partitions that were not started by their expiry, some at a time."""
@@ -191,6 +209,16 @@ class EngineStore:
             SQL["expire"], tenure.node_id, tenure.epoch, list(tenure.partitions), limit
         )
         return [row["id"] for row in rows]
+
+    async def explain_ends(self, ended: Sequence[EndedWaiting]) -> None:
+        """Put down to causes what nobody has accounted for, of tasks that ended as they waited."""
+        ordered = sorted(ended, key=lambda one: (one.tenant_id, one.id))
+        await self._database.fetch(
+            SQL["explain_ends"],
+            [one.tenant_id for one in ordered],
+            [one.id for one in ordered],
+            [one.waited for one in ordered],
+        )
 
     # Outcomes --------------------------------------------------------------------------------
 
@@ -220,6 +248,8 @@ class EngineStore:
             sparse([r.status_code for r in reports]),
             sparse([r.response for r in reports]),
             sparse([r.assignment.workflow_run_id for r in reports]),
+            [r.own_lateness or {} for r in ordered],
+            sparse([r.earlier.stored() if r.earlier else None for r in ordered]),
         )
         return [TaskRow(*row) for row in rows]
 
@@ -247,6 +277,8 @@ def finish_arguments(tenure: Tenure, finished: Iterable[Finish]) -> tuple[object
         sparse([f.lateness for f in ordered]),
         sparse([r.status_code for r in reports]),
         sparse([r.response for r in reports]),
+        # Of the try, where that of its task is another one.
+        sparse([None if f.own_lateness is f.lateness else f.own_lateness or {} for f in ordered]),
     )
 
 
@@ -261,16 +293,30 @@ def _columns(refs: Iterable[TaskRef]) -> tuple[list[int], list[UUID], list[int]]
     return [r.tenant_id for r in ordered], [r.id for r in ordered], [r.guard for r in ordered]
 
 
-def assignment_of(row: Iterable[Any]) -> Assignment:
-    """A leased task, as claims and their like return it."""
+class Pick(Protocol):
+    """A task that was picked, and what it waited for."""
+
+    @property
+    def id(self) -> UUID: ...
+    @property
+    def waited(self) -> Waited | None: ...
+
+
+def waits_of(picks: Iterable[Pick]) -> dict[UUID, Waited]:
+    """What picks waited for, of those that are late: a claim need not send it back."""
+    return {pick.id: pick.waited for pick in picks if pick.waited is not None}
+
+
+def assignment_of(row: Iterable[Any], waits: Mapping[UUID, Waited] = _NO_WAITS) -> Assignment:
+    """A leased task, as claims and their like return it; `waits` has what a row leaves out."""
     (
         tenant_id, task_id, fence, partition, attempts, failures, due, picked, end, spec, payload,
-        run, run_id, step,
+        run, run_id, step, waited, earlier,
     ) = row  # fmt: skip
     read, unreadable = read_spec(spec)
     return Assignment(
         tenant_id, task_id, fence, partition, attempts, failures, due, picked, end, read, payload,
-        run, run_id, step, unreadable,
+        run, run_id, step, waits.get(task_id, waited), Earlier.read(earlier), unreadable,
     )  # fmt: skip
 
 

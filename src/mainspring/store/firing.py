@@ -27,6 +27,7 @@ from mainspring.store.schedule_rows import Entry, StoredSchedule
 SQL = queries.load("schedules")
 _CREATE_TASKS = queries.load("tasks")["create_tasks"]
 
+_INSTANT = 1e-6
 MOST_TASKS = 5000
 """So many tasks are made in one transaction; further schedules wait for the next one."""
 
@@ -160,14 +161,18 @@ class Firing:
     def made_up(
         self, schedule: StoredSchedule, times: Sequence[float], max_running: int | None
     ) -> tuple[list[NewTask], list[Entry]]:
-        """Tasks for nominal times of the past, so many of them at once, and their lines."""
+        """Tasks for nominal times of the past, so many of them at once, and their lines. They are
+        due now, one after the other: counted from its nominal time each would be years late, and
+        for that go before all that is urgent today."""
         template = schedule.template
         limit = max_running or schedule.definition.max_running
         turn = (f"backfill:{schedule.id}", limit)
         if template.concurrency_key is not None:
             turn = (template.concurrency_key, min(limit, template.concurrency_limit or limit))
         tasks = [
-            self.task(schedule, at, number=schedule.runs + index, concurrency=turn)
+            self.task(schedule, at, number=schedule.runs + index, concurrency=turn)._replace(
+                due=round(schedule.now + index * _INSTANT, 6)
+            )
             for index, at in enumerate(times, 1)
         ]
         entries = [

@@ -1,6 +1,6 @@
 """The store as workers' leases use it: claims on their behalf, heartbeats, what reports need."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -8,10 +8,11 @@ from uuid import UUID
 import asyncpg
 
 from mainspring.domain.execution import Assignment, Outcome
+from mainspring.domain.lateness import Waited
 from mainspring.domain.placement import Tenure
 from mainspring.store import queries
 from mainspring.store.database import Database, sparse
-from mainspring.store.engine import TaskRef, assignment_of
+from mainspring.store.engine import TaskRef, assignment_of, waits_of
 
 SQL = queries.load("leases") | queries.load("engine")
 
@@ -27,10 +28,12 @@ class WorkerPick(NamedTuple):
     rev: int
     worker: str
     incarnation: str
+    waited: Waited | None = None
+    """What it waited for since it was due."""
 
     @property
     def ref(self) -> TaskRef:
-        return TaskRef(self.tenant_id, self.id, self.rev)
+        return TaskRef(self.tenant_id, self.id, self.rev, self.waited)
 
 
 class Leased(NamedTuple):
@@ -43,14 +46,20 @@ class Leased(NamedTuple):
     labels: dict[str, str] | None
     schedule_id: UUID | None
     nominal_at: datetime | None
+    suspect: bool = False
+    """Whether a lease of it ended unreported: its worker says that it begins, before it does."""
 
 
 class Beat(NamedTuple):
-    """A try that a worker says it is running."""
+    """A try that a worker says it holds."""
 
     id: UUID
     fence: int
     progress: bytes | None = None
+    started: bool = True
+    """Whether it has begun."""
+    alone: bool = False
+    """Whether nothing else runs in the worker."""
 
 
 class Beaten(NamedTuple):
@@ -90,10 +99,17 @@ class LeaseStore:
         self, tenure: Tenure, picks: Iterable[WorkerPick], *, lease: float
     ) -> list[Leased]:
         """Lease due tasks to workers, guarded by rev. What is not in the answer was not leased."""
+        ordered = sorted(picks)
         rows = await self._database.fetch(
-            SQL["claim_for_workers"], tenure.node_id, tenure.epoch, lease, *_columns(picks)
+            SQL["claim_for_workers"],
+            tenure.node_id,
+            tenure.epoch,
+            lease,
+            *_columns(ordered),
+            sparse([pick.waited for pick in ordered]),
         )
-        return [_leased(row) for row in rows]
+        waited = waits_of(ordered)
+        return [_leased(row, waited) for row in rows]
 
     async def claimed_for(self, picks: Iterable[WorkerPick]) -> list[Leased]:
         """After a claim whose answer was lost: what came of it, once it can come late no more."""
@@ -131,6 +147,8 @@ class LeaseStore:
             [beat.fence for beat in ordered],
             sparse([beat.progress for beat in ordered]),
             grace,
+            [beat.started for beat in ordered],
+            [beat.alone for beat in ordered],
         )
         return [Beaten(*row) for row in rows]
 
@@ -162,9 +180,9 @@ class LeaseStore:
         return [Judged(*row) for row in rows]
 
 
-def _leased(row: asyncpg.Record) -> Leased:
+def _leased(row: asyncpg.Record, waited: Mapping[UUID, Waited] | None = None) -> Leased:
     values = tuple(row)
-    return Leased(assignment_of(values[:_ASSIGNMENT]), *values[_ASSIGNMENT:])
+    return Leased(assignment_of(values[:_ASSIGNMENT], waited or {}), *values[_ASSIGNMENT:])
 
 
 def _columns(picks: Iterable[WorkerPick]) -> tuple[list[object], ...]:

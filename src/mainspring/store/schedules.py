@@ -13,7 +13,7 @@ import msgspec
 from mainspring.domain.misfire import Decision, Ruling
 from mainspring.domain.placement import Tenure
 from mainspring.domain.schedule import Definition, spread_of
-from mainspring.store import queries, timezones
+from mainspring.store import ledger_retention, queries, timezones
 from mainspring.store.answers import Conclude
 from mainspring.store.database import Database
 from mainspring.store.firing import Firing, Settled, record
@@ -200,9 +200,8 @@ class Schedules:
             if locked is None:
                 return False
             check(locked)
-            await connection.execute(SQL["allow_purge"])
             await connection.execute(SQL["delete_schedule"], tenant_id, schedule_id)
-            await connection.execute(SQL["delete_occurrences"], tenant_id, schedule_id)
+            await ledger_retention.delete_ledger(connection, tenant_id, schedule_id)
             await connection.execute(
                 SQL["audit"], tenant_id, actor, "schedule.deleted", str(schedule_id), None
             )

@@ -12,7 +12,7 @@ import asyncpg
 from mainspring.domain.execution import Outcome, Report, TaskError
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
-from mainspring.domain.settlement import Finish
+from mainspring.domain.settlement import Finish, finish
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow_rules import RunState
 from mainspring.store import queries
@@ -118,15 +118,18 @@ class StepOutcomes:
         now: float,
         *,
         blamed: Collection[UUID] = (),
+        presumed: Collection[UUID] = (),
     ) -> StepsFinished:
         """End tries of steps whose lease ran out, and that were asked to cancel, or, of those in
-        `blamed`, were leased alone and lost with their worker."""
+        `blamed`, began alone and were lost with their worker; those in `presumed` count as
+        begun."""
         rows = await self._database.fetch(
             SQL["lost_steps"],
             [h.tenant_id for h in held],
             [h.id for h in held],
             [h.guard for h in held],
             list(blamed),
+            list(presumed),
         )
         if not rows:
             return StepsFinished(set(), Moved())
@@ -181,9 +184,9 @@ def _lost(row: asyncpg.Record, now: float) -> Finish:
     a = assignment_of(tuple(row)[:-1])
     report = Report(a, Outcome.LOST, a.picked, max(a.picked, now))
     if row["cancel_requested"]:
-        return Finish(report, TaskState.CANCELLED)
+        return finish(report, TaskState.CANCELLED)
     error = TaskError("poison", "it was lost with its worker, alone as well")
-    return Finish(report._replace(error=error), TaskState.FAILED, "poison")
+    return finish(report._replace(error=error), TaskState.FAILED, "poison")
 
 
 def _note_released(row: asyncpg.Record, moved: Moved) -> None:
@@ -195,7 +198,7 @@ def _note_released(row: asyncpg.Record, moved: Moved) -> None:
             (
                 task.tenant_id, task.id, task.fence, task.partition, row["attempts"],
                 row["failures"], task.due, row["picked"], task.lease_end, row["spec"],
-                row["payload"], task.due, row["workflow_run_id"], row["step"],
+                row["payload"], task.due, row["workflow_run_id"], row["step"], None, None,
             )
         )  # fmt: skip
         moved.begun.append((task, assignment))

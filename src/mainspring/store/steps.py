@@ -443,9 +443,12 @@ class Steps:
         return Ended(head.tenant_id, head.id, step, state, result=result or None, error=error)
 
 
-def new_steps(rng: Random, most_bytes: int = MOST_BYTES) -> Steps:
-    """One that shares nothing with others."""
-    return Steps(Definitions(), new_ids(Random(rng.getrandbits(64))), rng, most_bytes)
+def new_steps(
+    rng: Random, most_bytes: int = MOST_BYTES, definitions: Definitions | None = None
+) -> Steps:
+    """One that shares nothing with others, but for the definitions it is given."""
+    ids = new_ids(Random(rng.getrandbits(64)))
+    return Steps(definitions or Definitions(), ids, rng, most_bytes)
 
 
 def _left_out(head: RunHead, definition: Definition, step: Step) -> list[Ended]:

@@ -27,11 +27,22 @@ from mainspring.store.creation import (
 )
 from mainspring.store.database import Database
 from mainspring.store.engine import assignment_of
+from mainspring.store.list_paths import (
+    INDEXES,
+    LIST_PATHS,
+    MOST,
+    SHORTCUTS,
+    ListPath,
+    paths_of,
+    shortcuts_of,
+)
+from mainspring.store.list_search import ListSearch
 from mainspring.store.paging import Found, fill
 from mainspring.store.planner import CROWD, tell_the_planner
 from mainspring.store.steps import Steps, new_steps
 
 SQL = queries.load("tasks")
+_LISTS = {path: path.of(SQL["list_tasks"]) for path in LIST_PATHS + SHORTCUTS}
 T = TypeVar("T")
 
 _TELLING = 1.0
@@ -124,6 +135,8 @@ class StoredExecution:
     attempt: int
     fence: int
     worker: str
+    due_at: datetime
+    picked_at: datetime
     started_at: datetime | None
     finished_at: datetime
     outcome: str
@@ -131,6 +144,7 @@ class StoredExecution:
     response: bytes | None
     error: dict[str, str] | None
     duration_ms: float
+    lateness: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +176,12 @@ class Tasks:
     """The store's face for the API."""
 
     def __init__(
-        self, database: Database, *, near: float, scan: int = 1000, steps: Steps | None = None
+        self, database: Database, *, near: float, scan: int = MOST, steps: Steps | None = None
     ) -> None:
         self._database = database
         self._near = near
         self._scan = scan
+        self._indexes: frozenset[str] = frozenset()
         self._steps = steps or new_steps(SystemRandom())
 
     async def create(
@@ -222,18 +237,35 @@ class Tasks:
 
         Payloads are empty unless asked for: a page of large ones need not cross the wire.
         """
-        look = partial(self._look, tenant_id, where, payloads)
-        return Page(*await fill(look, before, limit))
-
-    async def _look(
-        self, tenant_id: int, where: TaskFilter, payloads: bool, before: UUID | None, limit: int
-    ) -> Found[StoredTask, UUID]:
+        ready = await self._ready()
         # Without a filter every row that is looked at is shown: no need to look at more.
-        scan = limit if where == _EVERYTHING else self._scan
+        most = limit if where == _EVERYTHING else self._scan
+        read = partial(self._read, tenant_id, where, payloads)
+        search = ListSearch(read, paths_of(where, ready), shortcuts_of(where, ready), most)
+        return Page(*await fill(search.look, before, limit))
+
+    async def _ready(self) -> frozenset[str]:
+        """The indexes of history that may be used. Once all are there, nobody asks again."""
+        if not self._indexes >= INDEXES:
+            rows = await self._database.fetch(SQL["ready_indexes"])
+            self._indexes = frozenset(row["name"] for row in rows)
+        return self._indexes
+
+    async def _read(
+        self,
+        tenant_id: int,
+        where: TaskFilter,
+        payloads: bool,
+        path: ListPath,
+        scan: int,
+        before: UUID | None,
+        limit: int,
+    ) -> Found[StoredTask, UUID]:
+        """Return what one path finds among `scan` rows, and how far it got (None: to the end)."""
         unfinished = where.state is None or not TaskState(where.state).final
         finished = where.state is None or TaskState(where.state).final
         rows = await self._database.fetch(
-            SQL["list_tasks"],
+            _LISTS[path],
             tenant_id,
             before or UUID(int=2**128 - 1),
             scan,
@@ -250,11 +282,8 @@ class Tasks:
             where.schedule_id,
             where.workflow_run_id,
         )
-        *_, scanned, edge = rows[0]
-        tasks = [StoredTask(*tuple(row)[:-2]) for row in rows if row["id"] is not None]
-        if len(tasks) == limit:
-            return tasks, tasks[-1].id
-        return tasks, edge if scanned == scan else None
+        tasks = [StoredTask(*tuple(row)[:-1]) for row in rows if row["id"] is not None]
+        return tasks, rows[0]["edge"]
 
     async def executions(
         self, tenant_id: int, task_id: UUID, *, outcome: str | None, limit: int = 1000

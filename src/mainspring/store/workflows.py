@@ -57,7 +57,7 @@ class Workflows:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._known: OrderedDict[tuple[int, str, int], Definition] = OrderedDict()
+        self._known: OrderedDict[bytes, Definition] = OrderedDict()
         self._steps_known = 0
 
     async def put(
@@ -114,7 +114,7 @@ class Workflows:
         row = await self._database.fetch_row(SQL["get_workflow"], tenant_id, name, version)
         if row is None:
             return None
-        definition = self.definition(tenant_id, name, row["version"], row["definition"])
+        definition = self._definition(row["definition"])
         return StoredWorkflow(name, row["version"], definition, row["created_at"])
 
     async def has(self, tenant_id: int, name: str) -> bool:
@@ -151,15 +151,14 @@ class Workflows:
 
         return await self._database.transact(work)
 
-    def definition(self, tenant_id: int, name: str, version: int, encoded: bytes) -> Definition:
-        """A definition from its bytes. A version never changes, so those that were read lately are
-        kept: a run of thousands of steps would read it thousands of times."""
-        key = (tenant_id, name, version)
-        known = self._known.get(key)
+    def _definition(self, encoded: bytes) -> Definition:
+        """A definition from its bytes. Those that were read lately are kept: a run of thousands of
+        steps would decode it thousands of times."""
+        known = self._known.get(encoded)
         if known is not None:
-            self._known.move_to_end(key)
+            self._known.move_to_end(encoded)
             return known
-        made = self._known[key] = decode_definition(encoded)
+        made = self._known[encoded] = decode_definition(encoded)
         self._steps_known += len(made.steps)
         while self._steps_known > _MOST_STEPS_KEPT and len(self._known) > 1:
             _, dropped = self._known.popitem(last=False)

@@ -26,8 +26,8 @@ from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.settlement import Finish, settle
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.core import Engine, EngineSettings
-from mainspring.engine.ledger import blame
+from mainspring.engine.core import Engine
+from mainspring.engine.settings import EngineSettings
 from mainspring.errors import NotFound
 from mainspring.sdk.app import App
 from mainspring.sdk.context import Context, Line, entered
@@ -239,7 +239,7 @@ class VirtualTime:
         self._running.pop(task.id, None)
         verdict = Verdict("failed", None, "cancelled") if done.cancelled() else done.result()
         report = _report(assignment, verdict, began.timestamp(), now, done.cancelled())
-        outcome = settle(report, None, blame, self._rng)
+        outcome = settle(report, self._rng)
         result = None if verdict.result is None else msgspec.json.decode(verdict.result)
         self.runs.append(
             Run(

@@ -69,9 +69,6 @@ function limitsOf(schema) {
   if (schema.maximum !== undefined) words.push(`≤ ${schema.maximum}`);
   if (schema.maxLength !== undefined) words.push(`≤ ${schema.maxLength} characters`);
   if (schema.maxItems !== undefined) words.push(`≤ ${schema.maxItems} items`);
-  if (schema.default !== undefined && schema.default !== null) {
-    words.push(`default ${JSON.stringify(schema.default)}`);
-  }
   return words.join(", ");
 }
 

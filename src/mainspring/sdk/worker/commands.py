@@ -20,7 +20,7 @@ import msgspec
 
 from mainspring.errors import NonRetryable
 from mainspring.sdk.worker.allowing import Allowed, Command
-from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, Verdict, failure
+from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, RELEASED, Verdict, failure
 from mainspring.sdk.worker.tries import Try
 
 _CHUNK = 2**16
@@ -31,6 +31,8 @@ _KEPT_ALWAYS = ("PATH", "HOME", "LANG", "TZ")
 
 class CommandRunner:
     """Runs commands."""
+
+    apart = True
 
     def __init__(self, allowed: Allowed, environment: Mapping[str, str]) -> None:
         self._allowed = allowed
@@ -59,6 +61,9 @@ class CommandRunner:
     async def _run(self, attempt: Try) -> None:
         try:
             command, argv = self._allowed.find(attempt.leased.target.argv or [""])
+            if not attempt.begin():
+                attempt.settle(RELEASED)
+                return
             program = await self._spawn(attempt, command, argv)
         except NonRetryable as refused:
             attempt.settle(failure(refused))
@@ -69,7 +74,7 @@ class CommandRunner:
             return
         self._running[attempt] = program, command
         try:
-            if attempt.ending is not None:  # it was ended before it began
+            if attempt.ending is not None:  # it was ended while it was started
                 program.signal(signal.SIGKILL)
             attempt.settle(await _watch(program, command, attempt))
         except Exception as problem:  # of ours, not of the program's: it must be heard all the same

@@ -17,7 +17,6 @@ from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.protocol import (
     About,
     Held,
-    Leased,
     LeaseIn,
     LeaseOut,
     Nodes,
@@ -39,6 +38,14 @@ _MOST_TOLD = 200
 _BUSY_WAIT = 2.0
 _AFTER_REFUSAL = 1.0
 _TOO_SOON = 0.9
+_LASTED = 1.0
+"""A poll that lasted so long is none of a hot loop, however long it was meant to last."""
+_SHORTEST_POLL = 0.1
+_AT_ONCE = 2
+"""How often a worker asks again at once after answers that came too soon: to ask is what a node may
+want of it."""
+_SHORT_PAUSE = 0.05
+_LONG_PAUSE = 2.0
 
 
 class Lane:
@@ -107,7 +114,10 @@ class Home(Protocol):
     options: WorkerOptions
     complaints: Complaints
 
-    def begin_all(self, tasks: Sequence[Leased], lane: Lane) -> None: ...
+    async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[LeaseOut, int]:
+        """Ask a node for tasks; those that come are begun. Return the answer, and how many of its
+        leases are new here."""
+        ...
 
     def held_tries(self, most: int) -> list[tuple[UUID, int]] | None:
         """All tries it holds, so that the server sees which answers were lost; None for too many
@@ -121,6 +131,23 @@ class Home(Protocol):
     def nudged(self) -> None:
         """Something is wanted of the tries it holds."""
         ...
+
+
+class Pace:
+    """How long a poller rests after answers that came soon and began nothing, one after the other:
+    whatever the reason, nobody gains if it asks as often as it can."""
+
+    def __init__(self) -> None:
+        self._in_vain = 0
+
+    def rest(self, lasted: float, wanted: float, *, began: bool) -> float:
+        """Seconds to rest after an answer."""
+        if began or lasted >= max(_SHORTEST_POLL, min(_LASTED, wanted)) * _TOO_SOON:
+            self._in_vain = 0
+            return 0.0
+        self._in_vain += 1
+        doublings = self._in_vain - _AT_ONCE - 1
+        return 0.0 if doublings < 0 else min(_LONG_PAUSE, _SHORT_PAUSE * 2.0 ** min(doublings, 16))
 
 
 class Leaser:
@@ -159,12 +186,13 @@ class Leaser:
 
     async def _poll(self, url: str, count: int) -> None:
         pause = _FIRST_PAUSE
+        pace = Pace()
         busy = False
         while not self._closing:
             want = await self._demand(count, busy)
             self._lane.polls += 1
             try:
-                came = await self._ask(url, want)
+                came = await self._ask(url, want, pace)
                 if came is None:
                     # Meanwhile its slots are for the other nodes.
                     await asyncio.sleep(pause * (0.5 + random()))
@@ -174,13 +202,13 @@ class Leaser:
             finally:
                 self._lane.polls -= 1
 
-    async def _ask(self, url: str, want: int) -> bool | None:
+    async def _ask(self, url: str, want: int, pace: Pace) -> bool | None:
         """Whether tasks came; None where nobody answered."""
         lane, complaints = self._lane, self._home.complaints
         lane.asked += want
         asked = monotonic()
         try:
-            came = await self._lease(url, want)
+            came, rest = await self._lease(url, want, pace)
         except RequestError as refused:
             log.error("the server refuses to lease: %s", refused)
             raise
@@ -191,6 +219,8 @@ class Leaser:
             lane.asked -= want
             lane.room.set()
         complaints.answered(url, asked)
+        if rest:
+            await asyncio.sleep(rest * (0.5 + random()))
         return came
 
     async def _demand(self, count: int, busy: bool) -> int:
@@ -205,7 +235,8 @@ class Leaser:
         idle = max(1, count * _PER_NODE - lane.polls)
         return min(-(-lane.open_slots // idle), _MOST_AT_ONCE)
 
-    async def _lease(self, url: str, want: int) -> bool:
+    async def _lease(self, url: str, want: int, pace: Pace) -> tuple[bool, float]:
+        """Whether tasks came, and how long to rest before the next request."""
         options, lane = self._home.options, self._lane
         held = self._home.held_tries(_MOST_TOLD)
         body = LeaseIn(
@@ -222,16 +253,15 @@ class Leaser:
             None if held is None else [Held(*key) for key in held],
             Resources(options.memory_mb, options.cpu),
             self._home.about(),
+            announces_starts=True,
         )
         asked_at = monotonic()
-        answer = await self._home.nodes.ask(
-            url, LEASES, body, LeaseOut, within=options.wait + _MARGIN, blocking=False
-        )
-        self._home.begin_all(answer.tasks, lane)
+        answer, new = await self._home.ask(url, body, lane, options.wait + _MARGIN)
+        lasted = monotonic() - asked_at
         wait = body.wait if answer.wait is None else answer.wait
-        if not answer.tasks and monotonic() - asked_at < wait * _TOO_SOON:
+        if not answer.tasks and lasted < wait * _TOO_SOON:
             self._home.nudged()
         if held is None and any(task.alone for task in answer.tasks):
             # With so many tries that they cannot be told it looks idle: the same task comes again.
             await asyncio.sleep(_AFTER_REFUSAL)
-        return bool(answer.tasks)
+        return bool(answer.tasks), pace.rest(lasted, wait, began=new > 0)

@@ -23,8 +23,15 @@ class Left(NamedTuple):
     problem: BaseException
 
 
-async def _staying(coroutine: Coroutine[Any, Any, Any]) -> Any:
+class NotBegun:
+    """Returned in place of a handler's result where it may not begin any more."""
+
+
+async def _staying(attempt: Try, coroutine: Coroutine[Any, Any, Any]) -> Any:
     """A task that raises these two would take the event loop, and all other tries, with it."""
+    if not attempt.begin():
+        coroutine.close()
+        return NotBegun
     try:
         return await coroutine
     except (SystemExit, KeyboardInterrupt) as problem:
@@ -33,6 +40,8 @@ async def _staying(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 class LoopRunner:
     """Starts a coroutine per try."""
+
+    apart = False
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -50,7 +59,7 @@ class LoopRunner:
             return
         around = contextvars.copy_context()
         around.run(entered, attempt.context)
-        attempt.handle = task = self._loop.create_task(_staying(coroutine), context=around)
+        attempt.handle = task = self._loop.create_task(_staying(attempt, coroutine), context=around)
         self.tries[task] = attempt
         task.add_done_callback(partial(self._done, attempt))
 
@@ -69,6 +78,9 @@ class LoopRunner:
             return
         problem = task.exception()
         value = None if problem is not None else task.result()
+        if value is NotBegun:
+            attempt.settle(RELEASED)
+            return
         if isinstance(value, Left):
             problem = value.problem
         if problem is None:

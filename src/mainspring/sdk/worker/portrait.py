@@ -19,7 +19,7 @@ class Portrait:
         self._looked = monotonic()
         self._used = sum(os.times()[:2])
 
-    def draw(self, finished: int, running: int) -> About:
+    def draw(self, finished: int, running: int, heartbeat_errors: int) -> About:
         now, used = monotonic(), sum(os.times()[:2])
         share = (used - self._used) / max(now - self._looked, 0.001)
         self._looked, self._used = now, used
@@ -30,7 +30,11 @@ class Portrait:
             versions={"mainspring": __version__, "python": platform.python_version()},
             cpu_percent=round(100 * share, 1),
             memory_bytes=memory_mb_of(os.getpid()) * 2**20,
-            statistics={"finished": finished, "running": running},
+            statistics={
+                "finished": finished,
+                "running": running,
+                "heartbeat_errors": heartbeat_errors,
+            },
         )
 
 

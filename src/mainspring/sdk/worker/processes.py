@@ -13,7 +13,7 @@ import msgspec
 
 from mainspring.sdk.worker.child import Order, Word
 from mainspring.sdk.worker.options import WorkerOptions
-from mainspring.sdk.worker.outcomes import Verdict
+from mainspring.sdk.worker.outcomes import RELEASED, Verdict
 from mainspring.sdk.worker.portrait import memory_mb_of
 from mainspring.sdk.worker.tries import Try
 
@@ -39,6 +39,8 @@ class Child:
 
 class ProcessRunner:
     """Hands tries to idle processes; makes one when none is idle."""
+
+    apart = True
 
     def __init__(self, path: str, environment: dict[str, str], options: WorkerOptions) -> None:
         self._path = path
@@ -79,9 +81,8 @@ class ProcessRunner:
         try:
             child = child or await self._spawn()
             self._children[attempt] = child
-            if attempt.ending is not None:  # it was ended before it began
-                child.kill()
-            verdict = await _converse(child, attempt)
+            # It may have been ended while the process was made.
+            verdict = await _converse(child, attempt) if attempt.begin() else RELEASED
         except Exception as problem:  # whatever it is, the try has ended and must be reported
             verdict = await _post_mortem(child, problem)
         finally:

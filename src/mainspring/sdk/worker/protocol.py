@@ -1,7 +1,10 @@
 """What a worker and the server say to each other, and how a worker finds the server's nodes."""
 
+import socket
 from collections import deque
 from collections.abc import Iterable
+from copy import copy
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -11,7 +14,15 @@ import msgspec
 from msgspec import Raw, Struct
 
 from mainspring.clock import monotonic
-from mainspring.errors import CallFailed, MainspringError, NotReady, Unavailable, Unreachable
+from mainspring.errors import (
+    CallFailed,
+    InvalidRequest,
+    MainspringError,
+    MalformedRequest,
+    NotReady,
+    Unavailable,
+    Unreachable,
+)
 from mainspring.sdk.calling import read
 from mainspring.sdk.environment import Address
 from mainspring.sdk.results import TaskTarget
@@ -21,10 +32,13 @@ from mainspring.sdk.wire import Request
 T = TypeVar("T")
 
 NODES = "/v1/workers/nodes"
+HEARTBEAT = "/v1/leases/heartbeat"
 
 _SHUNNED = 30.0
 """Seconds for which a node is left out that did not answer, or said that it stops."""
 _PATIENCE = 5.0
+_OLDER_FOR = 60.0
+"""Seconds for which a node counts as older that refused what older ones do not know."""
 _NOWHERE = frozenset({"0.0.0.0", "::"})
 _HERE = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -69,6 +83,16 @@ class LeaseIn(Struct, omit_defaults=True):
     running: list[Held] | None = None
     resources: Resources | None = None
     about: About | None = None
+    announces_starts: bool = False
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether it says something that older nodes refuse."""
+        return self.announces_starts
+
+    def as_before(self) -> "LeaseIn":
+        """The same for a node that does not know the latest fields."""
+        return msgspec.structs.replace(self, announces_starts=False)
 
 
 class Leased(Struct):
@@ -87,6 +111,11 @@ class Leased(Struct):
     def alone(self) -> bool:
         """Whether it was lost together with its workers: nothing else may run beside it."""
         return self.context.get("alone") is True
+
+    @property
+    def suspect(self) -> bool:
+        """Whether a lease of it ended unreported: that it begins is said before it does."""
+        return self.context.get("suspect") is True
 
     @property
     def picked(self) -> float:
@@ -153,12 +182,14 @@ class ServerClock:
         return min(self._converted[1] - self._offset, latest)
 
 
-class Beat(Struct):
-    """A try that is still running."""
+class Beat(Struct, omit_defaults=True):
+    """A try that is held, and whether it has begun, with nothing else beside it."""
 
     id: UUID
     fence: int
     progress: Any = None
+    started: bool = True
+    alone: bool = False
 
 
 class HeartbeatIn(Struct):
@@ -167,6 +198,17 @@ class HeartbeatIn(Struct):
     worker: str
     incarnation: str
     running: list[Beat]
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether it says something that older nodes refuse."""
+        return any(beat.alone or not beat.started for beat in self.running)
+
+    def as_before(self) -> "HeartbeatIn":
+        """The same for a node that does not know the latest fields. To it whatever is named has
+        begun, so what has not is left out."""
+        begun = [Beat(beat.id, beat.fence, beat.progress) for beat in self.running if beat.started]
+        return HeartbeatIn(self.worker, self.incarnation, begun)
 
 
 class Kept(Struct):
@@ -227,6 +269,18 @@ class LogsIn(Struct):
     lines: list[LineOut]
 
 
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A connection to a node, and how requests are written to it."""
+
+    connection: socket.socket
+    way: BlockingTransport
+    headers: dict[str, str]
+
+    def encode(self, path: str, body: object) -> bytes:
+        return self.way.encode(Request("POST", path, self.headers, msgspec.json.encode(body)))
+
+
 class Nodes:
     """The nodes a worker knows: the address it was given, and those it was told of.
 
@@ -243,6 +297,14 @@ class Nodes:
             "User-Agent": "mainspring-worker",
         }
         self._ways: dict[tuple[str, bool], Transport] = {}
+        self._older: dict[str, float] = {}
+        """Nodes that refused what older versions do not know, and until when we believe it."""
+
+    def apart(self) -> "Nodes":
+        """The same nodes over connections of their own: for another event loop."""
+        other = copy(self)
+        other._ways = {}
+        return other
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -282,7 +344,21 @@ class Nodes:
     async def ask(
         self, url: str, path: str, body: object, answer: type[T], *, within: float, blocking: bool
     ) -> T:
-        """One request to one node."""
+        """One request to one node. One of an older version, which refuses what it does not know, is
+        asked as its version has it."""
+        if not (isinstance(body, LeaseIn | HeartbeatIn) and body.is_newer):
+            return await self._ask(url, path, body, answer, within=within, blocking=blocking)
+        if self._older.get(url, 0.0) <= monotonic():
+            try:
+                return await self._ask(url, path, body, answer, within=within, blocking=blocking)
+            except (MalformedRequest, InvalidRequest):
+                self._older[url] = monotonic() + _OLDER_FOR
+        before = body.as_before()
+        return await self._ask(url, path, before, answer, within=within, blocking=blocking)
+
+    async def _ask(
+        self, url: str, path: str, body: object, answer: type[T], *, within: float, blocking: bool
+    ) -> T:
         request = Request("POST", path, self._headers, msgspec.json.encode(body))
         try:
             response = await self._way(url, blocking).send(request, within)
@@ -313,6 +389,12 @@ class Nodes:
             except CallFailed as problem:
                 lost = problem
         raise lost
+
+    def stream(self, within: float) -> Stream:
+        """A connection to a node that answers, for who writes to it by itself. It blocks."""
+        way = self._way(self._in_order()[0], True)
+        assert isinstance(way, BlockingTransport)
+        return Stream(way.connect(within), way, self._headers)
 
     def shunned(self, url: str) -> bool:
         return self._shunned.get(url, 0.0) > monotonic()

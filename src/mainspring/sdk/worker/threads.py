@@ -14,7 +14,7 @@ from typing import Any
 
 from mainspring.sdk.context import entered
 from mainspring.sdk.worker.loop_runner import Struck, tell
-from mainspring.sdk.worker.outcomes import Verdict, failure, success
+from mainspring.sdk.worker.outcomes import RELEASED, Verdict, failure, success
 from mainspring.sdk.worker.tries import Try
 
 
@@ -49,6 +49,8 @@ class _Worker(threading.Thread):
 
 class ThreadRunner:
     """Hands tries to threads; makes a thread when none is idle."""
+
+    apart = False
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -100,6 +102,8 @@ class ThreadRunner:
 def _call(attempt: Try) -> Verdict:
     function = attempt.function
     assert function is not None
+    if not attempt.begin():
+        return RELEASED
     try:
         call = function.signature.unpack(attempt.leased.payload, attempt.context)
         around = contextvars.copy_context()

@@ -1,11 +1,12 @@
 """One try of a task in a worker, whoever runs it."""
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from mainspring.clock import monotonic, wall_clock
-from mainspring.sdk.worker.outcomes import Ending, Verdict, ended
+from mainspring.sdk.worker.outcomes import RELEASED, Ending, Verdict, ended
 
 if TYPE_CHECKING:
     from mainspring.sdk.context import Context
@@ -13,10 +14,20 @@ if TYPE_CHECKING:
     from mainspring.sdk.worker.protocol import Leased
 
 
+_deciding = threading.Lock()
+"""Held while it is decided whether a try begins: another thread may be about to withdraw it."""
+
+
 class Runner(Protocol):
     """Runs tries of one kind. Called on the event loop."""
 
-    def start(self, attempt: "Try") -> None: ...
+    apart: bool
+    """Whether its tries run in processes of their own, and cannot easily kill this one."""
+
+    def start(self, attempt: "Try") -> None:
+        """Run it. Right before its first step it calls `attempt.begin`, and releases it if it may
+        not."""
+        ...
 
     def stop(self, attempt: "Try") -> None:
         """End it as `attempt.ending` says; it settles when it has ended."""
@@ -28,7 +39,10 @@ class Try:
 
     __slots__ = (
         "_on_settled",
+        "alone",
+        "arriving",
         "began",
+        "begun",
         "context",
         "deadline",
         "ending",
@@ -37,8 +51,12 @@ class Try:
         "handle",
         "lease_end",
         "leased",
+        "margin",
+        "named",
+        "on_begin",
         "runner",
         "settled",
+        "started",
         "started_at",
         "verdict",
     )
@@ -58,7 +76,21 @@ class Try:
         self.context = context
         self.function = function
         self.runner = runner
+        self.margin = 0.0
+        """Seconds before the end of its lease from which on it does not begin."""
+        self.arriving = False
+        """Whether its lease is kept, but the event loop has not heard of it yet."""
+        self.started = False
+        """Whether its runner has it."""
+        self.begun = False
+        """Whether the first step of its handler is done, or about to be."""
         self.began = monotonic()
+        """When that was; before that, when it arrived."""
+        self.named = False
+        """Whether the server has confirmed that it knows that it began."""
+        self.alone = False
+        """Whether nothing else runs beside it."""
+        self.on_begin: Callable[[Try], None] | None = None
         self.started_at = wall_clock()
         self.finished_at = 0.0
         self.deadline = self.began + leased.timeout
@@ -73,13 +105,51 @@ class Try:
     def key(self) -> tuple[UUID, int]:
         return self.leased.id, self.leased.fence
 
+    def start(self) -> None:
+        """Hand it to its runner, unless it was ended meanwhile."""
+        if not self.settled:
+            self.started = True
+            self.runner.start(self)
+
+    def begin(self) -> bool:
+        """Begin, in whichever thread its handler runs. Return whether it may: not when somebody
+        ended it, and not when its lease is over."""
+        now = monotonic()
+        with _deciding:
+            if self.settled or self.ending is not None or self.lease_end - self.margin <= now:
+                return False
+            # Whoever sees that it has begun, in another thread, also sees when.
+            self.began, self.started_at = now, wall_clock()
+            self.begun = True
+        if self.on_begin is not None:
+            self.on_begin(self)
+        return True
+
+    def withdraw(self) -> bool:
+        """Keep it from beginning, from another thread. Return whether that was in time."""
+        with _deciding:
+            if self.begun or self.settled or self.ending is not None:
+                return False
+            self.ending = "released"
+            return True
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether it was withdrawn before any runner had it: then nobody else settles it."""
+        return self.ending is not None and not (self.started or self.arriving or self.settled)
+
     def end(self, why: Ending) -> None:
-        """End it from outside. A lost lease outweighs all other reasons: nothing is reported."""
-        if self.settled or (self.ending is not None and why != "lost"):
+        """End it from outside. A lost lease outweighs all other reasons: nothing is reported. What
+        did not begin has not failed: when its time is over it is released."""
+        if self.arriving or self.settled or (self.ending is not None and why != "lost"):
             return
-        self.ending = why
+        with _deciding:
+            self.ending = "released" if why == "timeout" and not self.begun else why
         self.context.cancel()
-        self.runner.stop(self)
+        if self.started:
+            self.runner.stop(self)
+        else:
+            self.settle(RELEASED)
 
     def settle(self, verdict: Verdict) -> None:
         """It has ended. What was decided from outside meanwhile counts more than what it says,
@@ -87,7 +157,7 @@ class Try:
         if self.settled:
             return
         self.settled = True
-        self.finished_at = max(wall_clock(), self.started_at)
+        self.stop_the_time()
         told: Verdict | None = verdict
         if self.ending == "lost":
             told = None
@@ -95,6 +165,11 @@ class Try:
             told = ended(self.ending, self.leased.timeout)
         self.verdict = told
         self._on_settled(self)
+
+    def stop_the_time(self) -> None:
+        """Note when it ended. How long it took is measured by the steady clock: the machine's other
+        one may have been set meanwhile."""
+        self.finished_at = self.started_at + max(0.0, monotonic() - self.began)
 
     def give_up(self) -> None:
         """It does not end. Report it all the same; whatever it still does is on its own."""

@@ -1,4 +1,4 @@
-"""The worker: everything that leases, runs, keeps and reports, on one event loop and one thread."""
+"""The worker: all that leases, runs, keeps and reports, on one event loop and two threads."""
 
 import asyncio
 import logging
@@ -16,14 +16,16 @@ from mainspring.sdk.environment import Address, child_environment
 from mainspring.sdk.worker.allowing import Allowed
 from mainspring.sdk.worker.commands import CommandRunner
 from mainspring.sdk.worker.heart import Heart
-from mainspring.sdk.worker.lanes import Complaints, Lane, Leaser
+from mainspring.sdk.worker.lanes import LEASES, Complaints, Lane, Leaser
+from mainspring.sdk.worker.lease_reader import LeaseReader
 from mainspring.sdk.worker.loop_runner import LoopRunner
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import RELEASED
 from mainspring.sdk.worker.portrait import Portrait, memory_mb_of
 from mainspring.sdk.worker.processes import ProcessRunner
-from mainspring.sdk.worker.protocol import About, Leased, Nodes, ServerClock
+from mainspring.sdk.worker.protocol import About, Leased, LeaseIn, LeaseOut, Nodes, ServerClock
 from mainspring.sdk.worker.reports import LogSender, Reporter
+from mainspring.sdk.worker.suspects import Suspects
 from mainspring.sdk.worker.threads import ThreadRunner
 from mainspring.sdk.worker.tries import Runner, Try
 
@@ -60,8 +62,14 @@ class Worker:
         self._tries: dict[Try, Lane] = {}
         """All whose leases have to be kept: running, or not acknowledged yet."""
         self._keys: set[tuple[UUID, int]] = set()
-        self._suspect: Try | None = None
-        """A running try that must be alone: it was lost with its workers before."""
+        self._exclusive: Try | None = None
+        """A try beside which nothing may run: it was lost with its workers before. It waits until
+        all others are over, or runs."""
+        self._announced: Try | None = None
+        """The last such try whose start was announced."""
+        self._left_behind = False
+        """Whether code of a try may still run that was given up."""
+        self._draining = False
         self._done: OrderedDict[tuple[UUID, int], None] = OrderedDict()
         """The last tries that are over: an answer may still be on its way that gives them again."""
         self._portrait = Portrait(options)
@@ -82,6 +90,7 @@ class Worker:
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Work until `stop`; `ready` is called when it begins to ask for tasks."""
         self._build()
+        self._reader.start()
         self._heart.start()
         duties: list[Coroutine[Any, Any, None]] = [
             self._reporter.run(),
@@ -105,6 +114,8 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
             self._heart.stop()
+            await self._reader.call(self._lease_nodes.close())
+            self._reader.stop()
             self._logs.close()
             await self._processes.close()
             if self._commands is not None:
@@ -129,6 +140,10 @@ class Worker:
         self._logs = LogSender(self.nodes)
         self._reporter = Reporter(self.nodes, self._logs, self._forget)
         self._clock = ServerClock()
+        self._loop = loop
+        self._reader = LeaseReader(type(loop))
+        self._lease_nodes = self.nodes.apart()
+        self._suspects = Suspects(loop, self._held, self._start_named, self._place)
         self._heart = Heart(options, self.nodes, self._clock, loop, self._held, self._loop_runner)
         self._heart.warn = log.warning
         if self.replace_process is not None:
@@ -143,20 +158,38 @@ class Worker:
 
     # Tries -----------------------------------------------------------------------------------
 
-    def begin_all(self, tasks: Sequence[Leased], lane: Lane) -> None:
-        """Start what one answer brought."""
-        if tasks:
-            self._clock.sample(tasks[-1])
-        for leased in tasks:
-            self.begin(leased, lane)
+    async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[LeaseOut, int]:
+        """Ask a node for tasks. The answer is read, and its leases are kept, also while a handler
+        blocks the event loop. What came is begun here even if nobody waits for it any more."""
+        return await self._reader.call(self._ask(url, body, lane, within))
 
-    def begin(self, leased: Leased, lane: Lane) -> None:
-        """Start a task that was leased just now. One that is or was here already was given twice,
-        because the server could not know that the first answer had arrived."""
-        key = (leased.id, leased.fence)
-        if key in self._keys or key in self._done:
-            return
-        lane.take()
+    async def _ask(
+        self, url: str, body: LeaseIn, lane: Lane, within: float
+    ) -> tuple[LeaseOut, int]:
+        answer = await self._lease_nodes.ask(
+            url, LEASES, body, LeaseOut, within=within, blocking=False
+        )
+        arrived = self.register(answer.tasks, lane) if answer.tasks else []
+        if arrived:
+            self._loop.call_soon_threadsafe(self.begin_all, arrived)
+        return answer, len(arrived)
+
+    def register(self, tasks: Sequence[Leased], lane: Lane) -> list[Try]:
+        """Keep the leases of tasks that came just now, in the thread that reads. One that is or was
+        here already was given twice, because the server could not know that the first answer had
+        arrived."""
+        self._clock.sample(tasks[-1])
+        arrived = []
+        for leased in tasks:
+            key = (leased.id, leased.fence)
+            if key not in self._keys and key not in self._done:
+                attempt = self._try_of(leased)
+                self._keys.add(key)
+                self._tries[attempt] = lane
+                arrived.append(attempt)
+        return arrived
+
+    def _try_of(self, leased: Leased) -> Try:
         name = leased.target.name or (leased.target.argv or [""])[0]
         context = Context(
             leased.id,
@@ -170,22 +203,57 @@ class Worker:
         )
         functions = self.app.functions if self.app is not None else {}
         function = functions.get(leased.target.name or "")
-        runner = self._runner_of(leased, function) if self._may_run(leased) else None
+        runner = self._runner_of(leased, function)
         lease_end = self._clock.local(leased.lease_until)
         attempt = Try(leased, lease_end, context, function, runner or _NoRunner(), self._settled)
-        self._tries[attempt] = lane
-        self._keys.add(attempt.key)
-        self.running += 1
-        if leased.alone and runner is not None:
-            self._suspect = attempt
+        attempt.margin = self._clock.margin
+        attempt.arriving = True
+        return attempt
+
+    def begin_all(self, arrived: Sequence[Try]) -> None:
+        """Start what one answer brought."""
+        for attempt in arrived:
+            attempt.arriving = False
+            self._tries[attempt].take()
+            self.running += 1
+            self._place(attempt)
+
+    def _place(self, attempt: Try) -> None:
+        """Start it now, or when nothing else runs, or release it. A node knows only what it gave
+        itself: here it is seen that nothing runs beside what must be alone."""
+        unable = isinstance(attempt.runner, _NoRunner)
+        if unable or self._draining or self._exclusive is not None:
+            attempt.settle(RELEASED)
+        elif attempt.leased.alone:
+            self._exclusive = attempt
             for each in self._lanes:
                 each.close()
-        attempt.runner.start(attempt)
+            self._announce_exclusive()
+        elif attempt.leased.suspect and not attempt.runner.apart:
+            self._suspects.add(attempt)
+        elif self._suspects.busy:
+            self._suspects.hold_back(attempt)
+        else:
+            attempt.start()
 
-    def _may_run(self, leased: Leased) -> bool:
-        """A node knows only what it gave itself: here it is seen that a suspect runs alone. What
-        may not run now is released, and comes again."""
-        return self._suspect is None and not (leased.alone and self.running)
+    def _start_named(self, attempt: Try) -> None:
+        self._heart.start_named(attempt)
+
+    def _announce_exclusive(self) -> None:
+        """Once all others are over, and their reports acknowledged. Until then it waits, but not
+        for so long that little of its own time is left: then it is released, and comes again when
+        this worker, or another one, holds nothing."""
+        attempt = self._exclusive
+        if attempt is None or attempt is self._announced or len(self._tries) > 1:
+            return
+        self._announced = attempt
+        attempt.alone = not self._left_behind
+        self._heart.announce(attempt)
+
+    def _has_waited_enough(self, attempt: Try, now: float) -> bool:
+        if attempt is not self._exclusive or attempt.started or len(self._tries) == 1:
+            return False
+        return now - attempt.began >= min(self._clock.lease, attempt.leased.timeout / 2)
 
     def _runner_of(self, leased: Leased, function: Any) -> Runner | None:
         if leased.target.type == "command":
@@ -200,8 +268,8 @@ class Worker:
         self._tries[attempt].free()
         self.finished += 1
         self.running -= 1
-        if attempt is self._suspect:
-            self._suspect = None
+        if attempt is self._exclusive:
+            self._exclusive = None
             for each in self._lanes:
                 each.reopen()
         if attempt.verdict is None:
@@ -214,10 +282,12 @@ class Worker:
 
     def _forget(self, attempt: Try) -> None:
         self._tries.pop(attempt, None)
+        self._done[attempt.key] = None  # before it is gone from the others: a thread looks at both
         self._keys.discard(attempt.key)
-        self._done[attempt.key] = None
         if len(self._done) > _MOST_REMEMBERED:
             self._done.popitem(last=False)
+        if self._exclusive is not None:
+            self._announce_exclusive()
 
     def _held(self) -> list[Try]:
         return list(self._tries)
@@ -230,7 +300,7 @@ class Worker:
         if now < self._introduced + _INTRODUCE_EVERY:
             return None
         self._introduced = now
-        return self._portrait.draw(self.finished, self.running)
+        return self._portrait.draw(self.finished, self.running, self._heart.errors)
 
     def nudged(self) -> None:
         if self._tries:
@@ -250,12 +320,18 @@ class Worker:
         while True:
             now = self._heart.pulse = monotonic()
             for attempt in self._held():
+                if attempt.is_withdrawn:
+                    attempt.settle(RELEASED)
                 if attempt.settled:
                     continue
                 if attempt.lease_end - self._clock.margin <= now:
-                    attempt.end("lost")  # cut off: stop before somebody else begins
+                    # Cut off: stop before somebody else begins.
+                    attempt.end("lost" if attempt.begun else "released")
+                if self._has_waited_enough(attempt, now):
+                    attempt.end("released")
                 if attempt.ending is not None and now >= attempt.deadline + _STUBBORN:
                     log.error("task %s does not stop: it is left behind", attempt.leased.id)
+                    self._left_behind = True
                     attempt.give_up()
                 elif now >= attempt.deadline:
                     attempt.end("timeout")
@@ -279,8 +355,10 @@ class Worker:
     # The end ---------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
+        self._draining = True
         for leaser in self._leasers:
             await leaser.close()
+        await self._reader.barrier()
         await self._wait_for_tries(self.options.grace)
         for attempt in self._held():
             attempt.end("released")
@@ -303,7 +381,9 @@ class Worker:
 
 
 class _NoRunner:
-    """For a task that this worker never offered to run, or cannot run now."""
+    """For a task that this worker never offered to run."""
+
+    apart = True
 
     def start(self, attempt: Try) -> None:
         attempt.settle(RELEASED)

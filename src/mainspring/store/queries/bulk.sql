@@ -48,17 +48,18 @@ WITH locked AS MATERIALIZED (
 ), ended AS (
     DELETE FROM tasks t USING locked l
     WHERE t.tenant_id = $1 AND t.id = l.id AND t.rev = l.rev AND t.state <> 'running'
-    RETURNING t.*
+    RETURNING t.*, clock_timestamp() AS now
 ), history AS (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,
         tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
         capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
-        nominal_at, workflow_run_id, step)
-    SELECT id, created_at, run_at, due_at, expires_at, clock_timestamp(),
+        nominal_at, workflow_run_id, step, started_at, sla_met, blame, lateness)
+    SELECT id, created_at, run_at, due_at, expires_at, now,
         tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, 'cancelled', queue,
         capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
-        nominal_at, workflow_run_id, step
-    FROM ended
+        nominal_at, workflow_run_id, step, j.*
+    FROM ended CROSS JOIN LATERAL judge_end('cancelled', state, earlier, waited, due_at,
+        paused_at, spec, now) AS j
 ), asked AS (
     UPDATE tasks t SET cancel_requested = true, rev = t.rev + 1
     FROM locked l

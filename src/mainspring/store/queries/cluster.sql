@@ -1,14 +1,80 @@
 -- Nodes, partitions and the moves between them.
 
 -- name: join_cluster
-INSERT INTO nodes (id, name, url, version) VALUES ($1, $2, $3, $4)
+-- Enter the cluster, and let nothing be repeated that a life of this database may have issued which is no
+-- more: the fences of tasks that there are rise to a floor, which no restore repeats because it follows the
+-- clock. Where the server is another one than that of the last to join, or the node was a member before
+-- ($5), its clock may be behind the one by which tasks were created: a minute is added. Nodes that joined
+-- another server can do nothing any more, and what they had in flight ended with it; our own former row may
+-- have something in flight, for which FOR UPDATE waits. Rows of nodes are locked before those of partitions,
+-- as by all who move them. The floor is not ahead of the clock by more than that minute, however many join:
+-- else a life that is lost could have issued what the clock comes to later.
+WITH was AS MATERIALIZED (
+    SELECT server_started <> pg_postmaster_start_time() AS changed,
+        CASE WHEN server_started <> pg_postmaster_start_time() OR $5::uuid IS NOT NULL
+        THEN 60 ELSE 0 END AS margin
+    FROM fence_floor FOR UPDATE
+), raised AS (
+    UPDATE fence_floor f
+    SET floor = greatest(f.floor + coalesce(was.changed, false)::integer, fence_of_now() + was.margin),
+        before = greatest(f.before, clock_timestamp() + was.margin * interval '1 second'),
+        server_started = pg_postmaster_start_time()
+    FROM was
+    RETURNING f.floor
+), former AS MATERIALIZED (
+    SELECT n.id FROM nodes n, raised
+    WHERE n.state = 'active' AND (n.id = $5 OR NOT is_this_server(n.server_started))
+    FOR UPDATE OF n
+), buried AS (
+    UPDATE nodes n SET state = 'dead', epoch = n.epoch + 1 FROM former WHERE n.id = former.id
+), places AS MATERIALIZED (
+    SELECT p.partition FROM partitions p, was, (SELECT count(*) FROM former) AS after
+    WHERE was.changed ORDER BY p.partition FOR UPDATE OF p
+), epochs AS (
+    UPDATE partitions p SET epoch = greatest(p.epoch + 1, raised.floor)
+    FROM places, raised WHERE p.partition = places.partition
+)
+INSERT INTO nodes (id, name, url, version, server_started)
+SELECT $1, $2, $3, $4, pg_postmaster_start_time() FROM raised
 RETURNING epoch;
 
+-- name: restore_fence
+-- The same for an operator, who says that the database was set back. All nodes are declared dead: those
+-- that run join again, and read everything anew. The minute is added only where the server is another one: what
+-- is ahead of the clock would be issued again after a second restore within that minute.
+WITH was AS MATERIALIZED (
+    SELECT CASE WHEN server_started IS DISTINCT FROM pg_postmaster_start_time()
+        THEN 60 ELSE 0 END AS margin
+    FROM fence_floor FOR UPDATE
+), raised AS (
+    UPDATE fence_floor f
+    SET floor = greatest(f.floor + 1, fence_of_now() + was.margin),
+        before = greatest(f.before, clock_timestamp() + was.margin * interval '1 second')
+    FROM was
+    RETURNING f.floor, f.before
+), former AS MATERIALIZED (
+    SELECT n.id FROM nodes n, raised WHERE n.state = 'active' ORDER BY n.id FOR UPDATE OF n
+), buried AS (
+    UPDATE nodes n SET state = 'dead', epoch = n.epoch + 1 FROM former WHERE n.id = former.id
+    RETURNING n.id
+), places AS MATERIALIZED (
+    SELECT p.partition FROM partitions p, (SELECT count(*) FROM former) AS after
+    ORDER BY p.partition FOR UPDATE OF p
+), epochs AS (
+    UPDATE partitions p SET epoch = greatest(p.epoch + 1, raised.floor)
+    FROM places, raised WHERE p.partition = places.partition
+    RETURNING p.epoch
+)
+SELECT raised.floor, raised.before, (SELECT count(*) FROM buried) AS nodes,
+    (SELECT max(epoch) FROM epochs) AS epoch
+FROM raised;
+
 -- name: beat
--- "I am alive": answers the epoch only to a node that nobody has declared dead.
-UPDATE nodes SET heartbeat_at = clock_timestamp()
-WHERE id = $1 AND epoch = $2 AND state = 'active'
-RETURNING extract(epoch FROM clock_timestamp())::float8 AS now;
+-- "I am alive": answers the time only to a node that nobody has declared dead, and that has joined this
+-- very server. Beats that were counted cannot be fewer than before ($3), unless the database was set back.
+UPDATE nodes SET heartbeat_at = clock_timestamp(), beats = beats + 1
+WHERE id = $1 AND epoch = $2 AND state = 'active' AND is_this_server(server_started) AND beats >= $3
+RETURNING extract(epoch FROM clock_timestamp())::float8 AS now, beats;
 
 -- name: members
 SELECT id, name, url, epoch,
@@ -47,7 +113,8 @@ RETURNING CASE WHEN n.state = 'dead' THEN n.id END;
 -- name: take_over
 -- Take partitions that nobody living owns. The node's own row proves that it is itself alive.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND state = 'active' FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND state = 'active' AND is_this_server(server_started)
+    FOR KEY SHARE
 ), free AS MATERIALIZED (
     SELECT p.partition FROM partitions p
     WHERE p.partition = ANY ($3::smallint[])

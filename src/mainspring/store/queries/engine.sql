@@ -5,13 +5,16 @@
 -- name: claim
 -- Lease due tasks. What comes back is what may be started; the rest is looked at again.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+    SELECT n.id, f.floor, f.before FROM nodes n, fence_floor f
+    WHERE n.id = $1 AND n.epoch = $2 AND is_this_server(n.server_started) FOR KEY SHARE OF n
 )
 UPDATE tasks t
-SET state = 'running', rev = t.rev + 1, fence = t.fence + 1, attempts = t.attempts + 1,
+SET state = 'running', rev = t.rev + 1,
+    fence = greatest(t.fence + 1, CASE WHEN t.created_at < node.before THEN node.floor END),
+    attempts = t.attempts + 1,
     picked_at = clock_timestamp(), lease_until = clock_timestamp() + $3 * interval '1 second',
-    worker = $4
-FROM unnest($5::integer[], $6::uuid[], $7::integer[]) AS pick (tenant_id, id, rev), node
+    worker = $4, waited = pick.waited
+FROM unnest($5::integer[], $6::uuid[], $7::integer[], $8::jsonb[]) AS pick (tenant_id, id, rev, waited), node
 WHERE t.tenant_id = pick.tenant_id AND t.id = pick.id AND t.rev = pick.rev
   AND t.state = 'scheduled'
   AND t.due_at <= clock_timestamp()
@@ -19,7 +22,7 @@ WHERE t.tenant_id = pick.tenant_id AND t.id = pick.id AND t.rev = pick.rev
 RETURNING t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
     extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
-    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step;
+    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, NULL::jsonb, t.earlier;
 
 -- name: void_claim
 -- After a claim whose answer was lost: it may still be on its way. This waits for it if it has
@@ -30,20 +33,21 @@ WHERE t.tenant_id = pick.tenant_id AND t.id = pick.id AND t.rev = pick.rev
   AND t.state = 'scheduled';
 
 -- name: claimed_by
--- After that: which of these did we get?
-SELECT tenant_id, id, fence, partition, attempts, failures,
+-- After that: which of these did we get? One whose rev is no higher is an earlier execution of ours, in a
+-- database that was set back meanwhile.
+SELECT t.tenant_id, t.id, fence, partition, attempts, failures,
     extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM picked_at)::float8 AS picked,
     extract(epoch FROM lease_until)::float8 AS lease_until, spec, payload,
-    extract(epoch FROM run_at)::float8 AS run, workflow_run_id, step
-FROM tasks
-WHERE (tenant_id, id) IN (SELECT * FROM unnest($1::integer[], $2::uuid[]))
-  AND state = 'running' AND worker = $3;
+    extract(epoch FROM run_at)::float8 AS run, workflow_run_id, step, waited, earlier
+FROM unnest($1::integer[], $2::uuid[], $3::integer[]) AS pick (tenant_id, id, rev)
+JOIN tasks t ON t.tenant_id = pick.tenant_id AND t.id = pick.id
+WHERE t.state = 'running' AND t.worker = $4 AND t.rev > pick.rev;
 
 -- name: take_stock
 -- The window of some partitions: what is running, and of each stream the first few that are due
 -- in (after, until].
 SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
-    priority, due, expires, fence, lease_end, cancel_requested, worker, incarnation
+    priority, due, expires, fence, lease_end, cancel_requested, worker, incarnation, waited
 FROM (
     SELECT *, row_number() OVER (
         PARTITION BY partition, state, tenant_id, queue, capability, concurrency_key, priority
@@ -58,7 +62,7 @@ WHERE state = 'running' OR nth <= $4;
 -- name: load_more
 -- The next of a stream that did not fit the window before.
 SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
-    priority, due, expires, fence, lease_end, cancel_requested
+    priority, due, expires, fence, lease_end, cancel_requested, worker, incarnation, waited
 FROM window_rows
 WHERE partition = $1 AND NOT parked AND state = 'scheduled' AND tenant_id = $2
   AND due_at >= to_timestamp($3) AND due_at <= to_timestamp($4)
@@ -73,7 +77,7 @@ LIMIT $10;
 -- ($4). So a statement that is lost, or comes late, takes nothing away that is not known; what is read
 -- twice does no harm. A task that is no longer there comes back without a rev.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND is_this_server(server_started) FOR KEY SHARE
 ), heard AS (
     DELETE FROM wakes w USING node WHERE w.id = ANY ($4::bigint[])
 ), woken AS (
@@ -91,7 +95,7 @@ WITH node AS MATERIALIZED (
 )
 SELECT w.tenant_id, w.task_id AS id, rev, partition, state, queue, capability, concurrency_key,
     concurrency_limit, priority, due, expires, fence, lease_end, cancel_requested, worker, incarnation,
-    w.wakes
+    waited, w.wakes
 FROM (
     SELECT tenant_id, task_id, array_agg(id) AS wakes FROM woken GROUP BY tenant_id, task_id
 ) w
@@ -104,7 +108,8 @@ LEFT JOIN LATERAL (
 -- name: look_at
 -- The same for tasks we wonder about ourselves.
 SELECT w.tenant_id, w.id, rev, partition, state, queue, capability, concurrency_key,
-    concurrency_limit, priority, due, expires, fence, lease_end, cancel_requested, worker, incarnation
+    concurrency_limit, priority, due, expires, fence, lease_end, cancel_requested, worker, incarnation,
+    waited
 FROM unnest($1::integer[], $2::uuid[]) AS w (tenant_id, id)
 LEFT JOIN window_rows t ON t.tenant_id = w.tenant_id AND t.id = w.id;
 

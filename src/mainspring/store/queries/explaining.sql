@@ -4,7 +4,7 @@
 -- An unfinished task as its owner sees it, with what else decides about its start.
 SELECT w.tenant_id, w.id, w.rev, w.partition, w.state, w.queue, w.capability, w.concurrency_key,
     w.concurrency_limit, w.priority, w.due, w.expires, w.fence, w.lease_end, w.cancel_requested,
-    w.worker, w.incarnation, t.attempts, n.max_running / n.spread AS tenant_limit,
+    w.worker, w.incarnation, w.waited, t.attempts, n.max_running / n.spread AS tenant_limit,
     s.needed - s.finished AS open, s.needed, s.state = 'expanded' AS has_items,
     r.state = 'paused' AS run_paused,
     CASE WHEN s.state = 'blocked' THEN ARRAY(

@@ -105,3 +105,43 @@ FROM pg_stat_activity
 WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND datname = current_database()
   AND backend_type = 'client backend'
 ORDER BY xact_start NULLS LAST LIMIT 1;
+
+-- name: missing_indexes
+-- Indexes that a partitioned table has, and one of its partitions lacks; `built` is one that waits to be
+-- attached, or, where it is not `whole`, what somebody left behind who was building it. The oldest partition
+-- comes first, for it is the next that is detached.
+SELECT parent.relname AS index, part.relname AS partition, quote_ident(home.nspname) AS home, built.relname IS NOT NULL AS built,
+    coalesce(b.indisvalid, false) AS whole,
+    part.relname || substr(parent.relname, length(divided.relname) + 1) AS name,
+    substring(pg_get_indexdef(i.indexrelid) FROM ' USING .*') AS definition
+FROM pg_index i
+JOIN pg_class parent ON parent.oid = i.indexrelid AND parent.relkind = 'I'
+JOIN pg_class divided ON divided.oid = i.indrelid
+JOIN pg_inherits place ON place.inhparent = divided.oid
+JOIN pg_class part ON part.oid = place.inhrelid
+JOIN pg_namespace home ON home.oid = part.relnamespace
+LEFT JOIN pg_class built ON built.relnamespace = part.relnamespace
+    AND built.relname = part.relname || substr(parent.relname, length(divided.relname) + 1)
+LEFT JOIN pg_index b ON b.indexrelid = built.oid
+WHERE NOT i.indisvalid AND divided.relname = ANY ($1::text[])
+  AND divided.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'tasks'::regclass)
+  AND NOT EXISTS (
+      SELECT FROM pg_inherits attached JOIN pg_index a ON a.indexrelid = attached.inhrelid
+      WHERE attached.inhparent = i.indexrelid AND a.indrelid = part.oid)
+ORDER BY part.relname, parent.relname;
+
+-- name: unfinished_indexes
+-- Indexes that every partition has, and that do not count as whole all the same: the last partition that lacked
+-- one was detached. To attach any of their parts once more lets PostgreSQL look again.
+SELECT format('%I.%I', home.nspname, parent.relname) AS index,
+    format('%I.%I', home.nspname, min(part.relname)) AS part
+FROM pg_index i
+JOIN pg_class parent ON parent.oid = i.indexrelid AND parent.relkind = 'I'
+JOIN pg_class divided ON divided.oid = i.indrelid
+JOIN pg_namespace home ON home.oid = divided.relnamespace
+JOIN pg_inherits attached ON attached.inhparent = i.indexrelid
+JOIN pg_class part ON part.oid = attached.inhrelid
+WHERE NOT i.indisvalid AND divided.relname = ANY ($1::text[])
+  AND divided.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'tasks'::regclass)
+GROUP BY home.nspname, parent.relname, i.indexrelid, i.indrelid
+HAVING count(*) = (SELECT count(*) FROM pg_inherits WHERE inhparent = i.indrelid);

@@ -4,17 +4,21 @@
 -- Lease due tasks to workers that wait. Not to an incarnation that was replaced meanwhile. All leases
 -- of a statement begin at one moment: who tells of them, or reads of it, works out one time and not many.
 WITH node AS MATERIALIZED (
-    SELECT id, clock_timestamp() AS now FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+    SELECT n.id, clock_timestamp() AS now, f.floor, f.before FROM nodes n, fence_floor f
+    WHERE n.id = $1 AND n.epoch = $2 AND is_this_server(n.server_started) FOR KEY SHARE OF n
 ), pick AS MATERIALIZED (
-    SELECT * FROM unnest($4::integer[], $5::uuid[], $6::integer[], $7::text[], $8::text[])
-        AS p (tenant_id, id, rev, worker, incarnation)
+    SELECT * FROM unnest($4::integer[], $5::uuid[], $6::integer[], $7::text[], $8::text[], $9::jsonb[])
+        AS p (tenant_id, id, rev, worker, incarnation, waited)
     WHERE NOT EXISTS (SELECT FROM workers w WHERE w.tenant_id = p.tenant_id AND w.name = p.worker
                       AND w.incarnation <> p.incarnation)
 )
 UPDATE tasks t
-SET state = 'running', rev = t.rev + 1, fence = t.fence + 1, attempts = t.attempts + 1,
+SET state = 'running', rev = t.rev + 1,
+    fence = greatest(t.fence + 1, CASE WHEN t.created_at < node.before THEN node.floor END),
+    attempts = t.attempts + 1,
     picked_at = node.now, lease_until = node.now + $3 * interval '1 second',
-    worker = pick.worker, incarnation = pick.incarnation, progress = NULL
+    worker = pick.worker, incarnation = pick.incarnation, progress = NULL, waited = pick.waited,
+    began = false, began_alone = false
 FROM pick, node
 WHERE t.tenant_id = pick.tenant_id AND t.id = pick.id AND t.rev = pick.rev
   AND t.state = 'scheduled'
@@ -23,33 +27,44 @@ WHERE t.tenant_id = pick.tenant_id AND t.id = pick.id AND t.rev = pick.rev
 RETURNING t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
     extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
-    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at;
+    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, NULL::jsonb, t.earlier,
+    t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at,
+    t.losses + t.unproven_losses > 0 AS suspect;
 
 -- name: claimed_for_workers
--- After a claim whose answer was lost: which of these did whom we claimed them for get?
+-- After a claim whose answer was lost: which of these did whom we claimed them for get? See `engine.claimed_by`
+-- for the rev.
 SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
     extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
-    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at
+    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, t.waited, t.earlier,
+    t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at,
+    t.losses + t.unproven_losses > 0 AS suspect
 FROM unnest($1::integer[], $2::uuid[], $3::integer[], $4::text[], $5::text[])
     AS p (tenant_id, id, rev, worker, incarnation)
 JOIN tasks t ON t.tenant_id = p.tenant_id AND t.id = p.id
-WHERE t.state = 'running' AND t.worker = p.worker AND t.incarnation = p.incarnation;
+WHERE t.state = 'running' AND t.worker = p.worker AND t.incarnation = p.incarnation AND t.rev > p.rev;
 
 -- name: extend_for_worker
 -- A worker's heartbeat: its leases live on, but for those past their hard timeout. None reaches far beyond
 -- it: half a lease is enough for the heartbeat that finds it over, and who falls silent before is not
--- waited for. A lease that an earlier incarnation holds is not this one's.
+-- waited for. One that comes early and says only that the execution began makes no lease longer: a worker
+-- that dies soon afterwards is missed as early as without. A lease that an earlier incarnation holds is not
+-- this one's.
 WITH held AS MATERIALIZED (
-    SELECT t.id, t.fence, h.progress, clock_timestamp() AS now, t.picked_at
+    SELECT t.id, t.fence, h.progress, h.started, h.alone, clock_timestamp() AS now, t.picked_at
         + ((convert_from(t.spec, 'UTF8')::json ->> 'timeout')::float8 + $8) * interval '1 second' AS last
-    FROM unnest($5::uuid[], $6::integer[], $7::bytea[]) AS h (id, fence, progress)
+    FROM unnest($5::uuid[], $6::integer[], $7::bytea[], $9::boolean[], $10::boolean[])
+        AS h (id, fence, progress, started, alone)
     JOIN tasks t ON t.tenant_id = $1 AND t.id = h.id AND t.fence = h.fence
     WHERE t.state = 'running' AND t.worker = $2 AND t.incarnation = $3
 )
 UPDATE tasks t
-SET progress = coalesce(held.progress, t.progress),
+SET progress = coalesce(held.progress, t.progress), began = t.began OR held.started,
+    began_alone = t.began_alone OR held.started AND held.alone,
     lease_until = CASE WHEN held.now >= held.last THEN t.lease_until
+                  WHEN held.started AND NOT t.began
+                       AND t.lease_until > held.now + $4 / 3 * interval '1 second' THEN t.lease_until
                   ELSE least(held.now + $4 * interval '1 second',
                              held.last + $4 / 2 * interval '1 second') END
 FROM held
@@ -62,7 +77,8 @@ RETURNING t.tenant_id, t.id, extract(epoch FROM t.lease_until)::float8 AS lease_
 SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
     extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, ''::bytea AS payload,
-    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, t.cancel_requested
+    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, t.waited, t.earlier,
+    t.cancel_requested
 FROM unnest($2::uuid[], $3::integer[]) AS held (id, fence)
 JOIN tasks t ON t.tenant_id = $1 AND t.id = held.id AND t.fence = held.fence
 WHERE t.state = 'running' AND t.incarnation IS NOT NULL;
@@ -72,7 +88,9 @@ WHERE t.state = 'running' AND t.incarnation IS NOT NULL;
 SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
     extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
-    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at
+    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, t.waited, t.earlier,
+    t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at,
+    t.losses + t.unproven_losses > 0 AS suspect
 FROM unnest($2::uuid[], $3::integer[]) AS held (id, fence)
 JOIN tasks t ON t.tenant_id = $1 AND t.id = held.id AND t.fence = held.fence
 WHERE t.state = 'running' AND t.incarnation IS NOT NULL;

@@ -7,19 +7,23 @@
 -- failed also becomes a dead letter. A step that was lost ends here, too: the try is told of as by
 -- `lose`.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND is_this_server(server_started) FOR KEY SHARE
 ), report AS (
     SELECT * FROM unnest($4::integer[], $5::uuid[], $6::integer[], $7::text[], $8::text[],
         $9::float8[], $10::float8[], $11::bytea[], $12::jsonb[], $13::text[], $14::boolean[],
-        $15::text[], $16::jsonb[], $17::integer[], $18::bytea[])
+        $15::text[], $16::jsonb[], $17::integer[], $18::bytea[], $19::jsonb[])
     AS r (tenant_id, id, fence, state, outcome, started, finished, result, error, dead_because,
-          sla_met, blame, lateness, status_code, response)
+          sla_met, blame, lateness, status_code, response, own_lateness)
 ), done AS (
     DELETE FROM tasks t USING report r
     WHERE t.tenant_id = r.tenant_id AND t.id = r.id AND t.fence = r.fence AND t.state = 'running'
-    RETURNING t.*, r.state AS final_state, r.outcome, to_timestamp(r.started) AS started_at,
+    RETURNING t.*, r.state AS final_state, r.outcome,
+        -- Of a try that was lost or released nobody knows that it started.
+        CASE WHEN r.outcome NOT IN ('lost', 'released') THEN to_timestamp(r.started)
+             ELSE to_timestamp((t.earlier ->> 'start')::float8) END AS started_at,
         to_timestamp(r.finished) AS finished_at, r.result, r.error AS final_error, r.dead_because,
-        r.sla_met, r.blame, r.lateness, r.status_code, r.response,
+        r.sla_met, r.blame, r.lateness, r.own_lateness,
+        r.status_code, r.response,
         CASE WHEN r.outcome <> 'lost' THEN r.error ELSE jsonb_build_object('code', 'lost', 'message',
             CASE WHEN t.lease_until <= clock_timestamp()
             THEN 'nothing was heard of who ran it until its lease ended'
@@ -37,9 +41,10 @@ WITH node AS MATERIALIZED (
     FROM done
 ), tries AS (
     INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
-        attempt, outcome, worker, error, status_code, response)
-    SELECT id, due_at, picked_at, CASE WHEN outcome <> 'lost' THEN started_at END, finished_at,
-        tenant_id, fence, attempts, outcome, worker, try_error, status_code, response
+        attempt, outcome, worker, error, status_code, response, lateness)
+    SELECT id, due_at, picked_at,
+        CASE WHEN outcome NOT IN ('lost', 'released') THEN started_at END, finished_at,
+        tenant_id, fence, attempts, outcome, worker, try_error, status_code, response, own_lateness
     FROM done
 ), dead AS (
     INSERT INTO dead_letters (id, tenant_id, died_at, reason, name, queue, priority,
@@ -68,11 +73,13 @@ SELECT tenant_id, id FROM done;
 -- A failed try with tries left: back to scheduled, or paused, as its run is. Not if somebody asked to
 -- cancel meanwhile.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND is_this_server(server_started) FOR KEY SHARE
 ), report AS (
     SELECT * FROM unnest($4::integer[], $5::uuid[], $6::integer[], $7::text[], $8::float8[],
-        $9::float8[], $10::jsonb[], $11::float8[], $12::integer[], $13::bytea[], $14::uuid[])
-    AS r (tenant_id, id, fence, outcome, started, finished, error, delay, status_code, response, run_id)
+        $9::float8[], $10::jsonb[], $11::float8[], $12::integer[], $13::bytea[], $14::uuid[],
+        $15::jsonb[], $16::jsonb[])
+    AS r (tenant_id, id, fence, outcome, started, finished, error, delay, status_code, response, run_id,
+          own_lateness, earlier)
 ), runs AS MATERIALIZED (
     -- Before their tasks, as everywhere. Who pauses one at this moment comes before us or after us.
     SELECT tenant_id, id, state FROM workflow_runs
@@ -80,7 +87,7 @@ WITH node AS MATERIALIZED (
     ORDER BY tenant_id, id FOR SHARE
 ), tried AS MATERIALIZED (
     SELECT t.tenant_id, t.id, t.fence, t.due_at, t.picked_at, t.attempts, t.worker, r.outcome,
-        r.started, r.finished, r.error, r.delay, r.status_code, r.response,
+        r.started, r.finished, r.error, r.delay, r.status_code, r.response, r.own_lateness, r.earlier,
         coalesce(w.state = 'paused', false) AS paused
     FROM tasks t JOIN report r ON t.tenant_id = r.tenant_id AND t.id = r.id AND t.fence = r.fence
     LEFT JOIN runs w ON w.tenant_id = r.tenant_id AND w.id = r.run_id
@@ -90,22 +97,27 @@ WITH node AS MATERIALIZED (
     UPDATE tasks t
     SET state = CASE WHEN r.paused THEN 'paused' ELSE 'scheduled' END, parked = r.paused,
         rev = t.rev + 1, error = r.error, picked_at = NULL, lease_until = NULL,
-        worker = NULL, incarnation = NULL,
+        worker = NULL, incarnation = NULL, began = false, began_alone = false,
         failures = t.failures + (r.outcome IN ('failed', 'timed_out'))::integer,
         -- A worker that lived to report it was not killed by it.
         losses = CASE WHEN r.outcome IN ('failed', 'timed_out') THEN 0 ELSE t.losses END,
+        unproven_losses = CASE WHEN r.outcome IN ('failed', 'timed_out') THEN 0 ELSE t.unproven_losses END,
         capability = CASE WHEN r.outcome IN ('failed', 'timed_out')
                      THEN regexp_replace(t.capability, ';alone$', '') ELSE t.capability END,
         due_at = CASE WHEN r.delay IS NULL THEN t.due_at
-                 ELSE clock_timestamp() + r.delay * interval '1 second' END
+                 ELSE clock_timestamp() + r.delay * interval '1 second' END,
+        earlier = r.earlier, paused_at = CASE WHEN r.paused THEN clock_timestamp() END,
+        waited = CASE WHEN r.delay IS NULL
+                 THEN until_lost(t.waited, t.due_at, t.picked_at, clock_timestamp()) END
     FROM tried r
     WHERE t.tenant_id = r.tenant_id AND t.id = r.id
     RETURNING t.*
 ), tries AS (
     INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
-        attempt, outcome, worker, error, status_code, response)
-    SELECT id, due_at, picked_at, to_timestamp(started), to_timestamp(finished), tenant_id, fence,
-        attempts, outcome, worker, error, status_code, response
+        attempt, outcome, worker, error, status_code, response, lateness)
+    SELECT id, due_at, picked_at, CASE WHEN outcome <> 'released' THEN to_timestamp(started) END,
+        to_timestamp(finished), tenant_id, fence, attempts, outcome, worker, error, status_code,
+        response, own_lateness
     FROM tried
 ), woken AS (
     INSERT INTO wakes (partition, tenant_id, task_id)
@@ -114,14 +126,17 @@ WITH node AS MATERIALIZED (
 )
 SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
     priority, extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM expires_at)::float8 AS expires,
-    fence, NULL::float8 AS lease_end, cancel_requested
+    fence, NULL::float8 AS lease_end, cancel_requested, worker, incarnation, waited
 FROM again;
 
 -- name: lose
 -- Leases that ran out, or whose worker has begun anew: nobody will report these tries any more. A
 -- task that was asked to cancel ends as cancelled, any other is scheduled again (of a run that is
--- paused it is paused); due_at stays, so that its lateness shows. Where the worker is to blame ($4) losses are counted: after the second
--- the task is leased alone, and if it is lost alone too, it is what kills workers: a dead letter.
+-- paused it is paused); due_at stays, so that its lateness shows. Where a worker got the task ($4) losses are
+-- counted, apart for executions that began and for those not known to have begun. That one began is the
+-- word of its worker, or concluded for workers that do not tell ($5). After two losses the task is leased
+-- alone. If it began alone and is lost, for the third time or more, of which it had begun at least twice,
+-- it is what kills workers: a dead letter.
 -- A step that would end here is left as it is: its end concerns its run (`steps.lost_steps`).
 WITH runs AS MATERIALIZED (
     SELECT tenant_id, id, state FROM workflow_runs
@@ -132,16 +147,24 @@ WITH runs AS MATERIALIZED (
         WHERE t.workflow_run_id IS NOT NULL)
     ORDER BY tenant_id, id FOR SHARE
 ), expired AS MATERIALIZED (
-    SELECT t.tenant_id, t.id, t.fence, t.cancel_requested, blame.blamed,
+    SELECT t.tenant_id, t.id, t.fence, t.cancel_requested, proof.counted, proof.began,
         coalesce(w.state = 'paused', false) AS paused,
-        blame.blamed AND NOT t.cancel_requested AND t.capability LIKE '%;alone' AS poison,
+        judged.poison AND NOT t.cancel_requested AS poison,
         jsonb_build_object('code', 'lost', 'message', CASE WHEN t.lease_until <= clock_timestamp()
             THEN 'nothing was heard of who ran it until its lease ended'
-            ELSE 'its worker began anew' END) AS loss
+            ELSE 'its worker began anew' END
+            || CASE WHEN proof.began OR t.incarnation IS NULL THEN ''
+               ELSE '; it is not known to have begun' END) AS loss
     FROM tasks t JOIN unnest($1::integer[], $2::uuid[], $3::integer[]) AS held (tenant_id, id, fence)
         ON t.tenant_id = held.tenant_id AND t.id = held.id AND t.fence = held.fence
     CROSS JOIN LATERAL (
-        SELECT t.incarnation IS NOT NULL AND t.id = ANY ($4::uuid[]) AS blamed) AS blame
+        SELECT t.incarnation IS NOT NULL AND t.id = ANY ($4::uuid[]) AS counted,
+            t.began OR t.id = ANY ($5::uuid[]) AS began,
+            t.began_alone OR t.id = ANY ($5::uuid[]) AS began_alone) AS proof
+    CROSS JOIN LATERAL (
+        SELECT EXISTS (SELECT WHERE proof.counted AND proof.began AND proof.began_alone
+            AND t.capability LIKE '%;alone'
+            AND t.losses >= 1 AND t.losses + t.unproven_losses >= 2) AS poison) AS judged
     LEFT JOIN runs w ON w.tenant_id = t.tenant_id AND w.id = t.workflow_run_id
     WHERE t.state = 'running'
       AND (t.lease_until <= clock_timestamp()
@@ -149,20 +172,25 @@ WITH runs AS MATERIALIZED (
                SELECT FROM workers w WHERE w.tenant_id = t.tenant_id AND w.name = t.worker
                  AND w.incarnation <> t.incarnation))
       AND NOT (t.workflow_run_id IS NOT NULL
-               AND (t.cancel_requested OR blame.blamed AND t.capability LIKE '%;alone'))
+               AND (t.cancel_requested OR judged.poison))
     FOR UPDATE OF t
 ), tries AS (
     INSERT INTO executions (task_id, due_at, picked_at, finished_at, tenant_id, fence, attempt,
-        outcome, worker, error)
+        outcome, worker, error, lateness)
     SELECT t.id, t.due_at, t.picked_at, clock_timestamp(), t.tenant_id, t.fence, t.attempts, 'lost',
-        t.worker, e.loss
+        t.worker, e.loss, coalesce(until_picked(t.waited, t.due_at, t.picked_at), '{}')
     FROM tasks t JOIN expired e ON t.tenant_id = e.tenant_id AND t.id = e.id
 ), again AS (
     UPDATE tasks t
     SET state = CASE WHEN e.paused THEN 'paused' ELSE 'scheduled' END, parked = e.paused,
         rev = t.rev + 1, picked_at = NULL, lease_until = NULL, worker = NULL,
-        incarnation = NULL, losses = t.losses + e.blamed::integer,
-        capability = CASE WHEN e.blamed AND t.losses >= 1 AND t.capability NOT LIKE '%;alone'
+        incarnation = NULL, began = false, began_alone = false,
+        losses = t.losses + (e.counted AND e.began)::integer,
+        unproven_losses = t.unproven_losses + (e.counted AND NOT e.began)::integer,
+        waited = until_lost(t.waited, t.due_at, t.picked_at, clock_timestamp()),
+        paused_at = CASE WHEN e.paused THEN clock_timestamp() END,
+        capability = CASE WHEN e.counted AND t.losses + t.unproven_losses >= 1
+                          AND t.capability NOT LIKE '%;alone'
                      THEN t.capability || ';alone' ELSE t.capability END
     FROM expired e
     WHERE t.tenant_id = e.tenant_id AND t.id = e.id
@@ -174,23 +202,27 @@ WITH runs AS MATERIALIZED (
       AND (e.cancel_requested OR e.poison)
     RETURNING t.*, CASE WHEN e.poison THEN 'failed' ELSE 'cancelled' END AS final_state,
         CASE WHEN e.poison THEN jsonb_build_object('code', 'poison', 'message',
-            'its worker died three times while it ran, the last time with nothing else to do')
+            'its worker died again and again while it ran, the last time with nothing else to do')
         ELSE t.error END AS final_error, e.loss
+), judged AS (
+    SELECT e.tenant_id, e.id, j.* FROM ended e CROSS JOIN LATERAL judge_end(e.final_state, e.state, e.earlier,
+        until_lost(e.waited, e.due_at, e.picked_at, clock_timestamp()), e.due_at, NULL, e.spec,
+        clock_timestamp()) AS j
 ), history AS (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, picked_at, finished_at,
         tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
         capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
-        nominal_at)
+        nominal_at, started_at, sla_met, blame, lateness)
     SELECT id, created_at, run_at, due_at, expires_at, picked_at, clock_timestamp(),
         tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, final_state, queue,
         capability, concurrency_key, name, labels, final_error, spec, payload, replay_of, schedule_id,
-        nominal_at
-    FROM ended
+        nominal_at, started_at, sla_met, blame, lateness
+    FROM ended JOIN judged USING (tenant_id, id)
 ), dead AS (
     INSERT INTO dead_letters (id, tenant_id, died_at, reason, name, queue, priority,
         concurrency_key, concurrency_limit, labels, final_error, attempts, spec, payload,
         created_at, run_at, due_at, expires_at, picked_at, rev, fence, replay_of,
-        schedule_id, nominal_at)
+        schedule_id, nominal_at, started_at, sla_met, blame, lateness)
     SELECT id, tenant_id, clock_timestamp(), 'poison', name, queue, priority,
         concurrency_key, concurrency_limit, labels, final_error,
         coalesce((SELECT jsonb_agg(jsonb_build_object('attempt', e.attempt, 'outcome', e.outcome,
@@ -200,23 +232,23 @@ WITH runs AS MATERIALIZED (
         || jsonb_build_object('attempt', d.attempts, 'outcome', 'lost', 'error', d.loss,
                       'finished_at', clock_timestamp()),
         spec, payload, created_at, run_at, due_at, expires_at, picked_at, rev + 1, fence, replay_of,
-        schedule_id, nominal_at
-    FROM ended d WHERE final_state = 'failed'
+        schedule_id, nominal_at, started_at, sla_met, blame, lateness
+    FROM ended d JOIN judged USING (tenant_id, id) WHERE final_state = 'failed'
 )
 SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
     priority, extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM expires_at)::float8 AS expires,
-    fence, NULL::float8 AS lease_end, cancel_requested
+    fence, NULL::float8 AS lease_end, cancel_requested, worker, incarnation, waited
 FROM again
 UNION ALL
 SELECT tenant_id, id, NULL, partition, NULL, queue, capability, concurrency_key, concurrency_limit,
-    priority, NULL, NULL, fence, NULL, cancel_requested
+    priority, NULL, NULL, fence, NULL, cancel_requested, NULL, NULL, NULL
 FROM ended;
 
 -- name: expire
 -- Some of the tasks that were not started by expires_at, in the partitions of this node. Steps of
 -- workflows are left to `overdue_steps`. Who is about to change one may: it is looked at again.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND is_this_server(server_started) FOR KEY SHARE
 ), overdue AS MATERIALIZED (
     SELECT t.ctid FROM tasks t, node
     -- By the time at which the statement began: an index can answer that, and not what changes as we look.
@@ -228,16 +260,27 @@ WITH node AS MATERIALIZED (
     -- By their places, which nobody can change meanwhile. As a join it may be planned while the table is
     -- empty, and then compares each task with each.
     DELETE FROM tasks t WHERE t.ctid = ANY (ARRAY(SELECT ctid FROM overdue))
-    RETURNING t.*
+    RETURNING t.*, clock_timestamp() AS now
 ), history AS (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,
         tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
         capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
-        nominal_at)
-    SELECT id, created_at, run_at, due_at, expires_at, clock_timestamp(),
+        nominal_at, started_at, sla_met, blame, lateness)
+    SELECT id, created_at, run_at, due_at, expires_at, now,
         tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, 'expired', queue,
         capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
-        nominal_at
-    FROM ended
+        nominal_at, j.*
+    FROM ended CROSS JOIN LATERAL judge_end('expired', state, earlier, waited, due_at,
+        paused_at, spec, now) AS j
 )
 SELECT tenant_id, id FROM ended;
+
+-- name: explain_ends
+-- Tasks that ended while they waited, and what their owner saw them wait for.
+UPDATE task_history h
+SET lateness = put_down(h.lateness, t.waited),
+    blame = CASE WHEN h.sla_met THEN h.blame WHEN NOT h.sla_met
+            THEN phase_to_blame(put_down(h.lateness, t.waited)) END
+FROM unnest($1::integer[], $2::uuid[], $3::jsonb[]) AS t (tenant_id, id, waited)
+WHERE h.tenant_id = t.tenant_id AND h.id = t.id AND h.finished_at >= time_of(t.id)
+  AND h.started_at IS NULL AND h.lateness ? 'unattributed';

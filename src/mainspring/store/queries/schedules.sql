@@ -52,9 +52,6 @@ RETURNING rev;
 -- name: delete_schedule
 DELETE FROM schedules WHERE tenant_id = $1 AND id = $2 RETURNING partition;
 
--- name: delete_occurrences
-DELETE FROM occurrences WHERE schedule_id = $2 AND tenant_id = $1;
-
 -- name: list_occurrences
 -- Newest first; at one nominal time the backfill before the decision it made up for.
 SELECT nominal_at, to_at, pass, count, decision, reason, task_id, decided_at
@@ -82,7 +79,7 @@ ORDER BY wake_at LIMIT $3;
 -- Those that are due by the database's clock, for the node that owns them. What somebody else is
 -- changing at this moment is left for the next look.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND is_this_server(server_started) FOR KEY SHARE
 )
 SELECT s.tenant_id, s.id, s.rev, s.edition, s.partition, s.state, s.name, s.definition, s.template,
     s.created_at, s.updated_at, extract(epoch FROM s.decided_to)::float8 AS decided_to,
@@ -157,17 +154,18 @@ WITH asked AS (
 ), ended AS (
     DELETE FROM tasks t
     WHERE t.tenant_id = $1 AND t.id = ANY ($2::uuid[]) AND t.state <> 'running'
-    RETURNING t.*
+    RETURNING t.*, clock_timestamp() AS now
 ), history AS (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,
         tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
         capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
-        nominal_at)
-    SELECT id, created_at, run_at, due_at, expires_at, clock_timestamp(),
+        nominal_at, started_at, sla_met, blame, lateness)
+    SELECT id, created_at, run_at, due_at, expires_at, now,
         tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, 'cancelled',
         queue, capability, concurrency_key, name, labels, error, spec, payload, replay_of,
-        schedule_id, nominal_at
-    FROM ended
+        schedule_id, nominal_at, j.*
+    FROM ended CROSS JOIN LATERAL judge_end('cancelled', state, earlier, waited, due_at,
+        paused_at, spec, now) AS j
 ), told AS (
     SELECT partition, tenant_id, id FROM asked
     UNION ALL SELECT partition, tenant_id, id FROM ended
@@ -261,6 +259,3 @@ RETURNING c.name;
 
 -- name: audit
 INSERT INTO audit (tenant_id, actor, action, subject, detail) VALUES ($1, $2, $3, $4, $5);
-
--- name: allow_purge
-SELECT set_config('mainspring.purge', 'on', true);

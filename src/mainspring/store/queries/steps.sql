@@ -72,7 +72,7 @@ FROM runs r LEFT JOIN waiting w ON w.tenant_id = r.tenant_id AND w.run_id = r.id
 -- Steps whose turn has come: from blocked to scheduled, each once. A task goes where its run lives,
 -- so that one node does it all; of very many at once (`wide`) each goes its own way.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND is_this_server(server_started) FOR KEY SHARE
 ), input AS (
     SELECT * FROM unnest($4::integer[], $5::uuid[], $6::text[], $7::float8[], $8::boolean[],
         $9::bytea[], $10::bytea[], $11::text[], $12::text[], $13::text[], $14::jsonb[])
@@ -136,7 +136,7 @@ WHERE tenant_id = $1 AND run_id = $2 AND step = $3 AND item = $4 AND inside;
 -- Rows of steps or items ($20..), with their tasks. Tasks that are scheduled at once get a wake row
 -- like any other. Without the rows, where these are there already, only tasks are made.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND is_this_server(server_started) FOR KEY SHARE
 ), tenant AS MATERIALIZED (
     SELECT id, spread FROM tenants WHERE id = $4 FOR KEY SHARE
 ), input AS (
@@ -204,17 +204,18 @@ WITH input AS (
     DELETE FROM tasks t USING held i
     WHERE t.tenant_id = i.tenant_id AND t.id = i.task_id
     RETURNING t.*, i.item, i.run_id, i.step AS plain_step, i.state AS final_state, i.result,
-        i.error AS final_error
+        i.error AS final_error, clock_timestamp() AS now
 ), history AS (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,
         tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
         capability, concurrency_key, name, labels, error, spec, payload, result, replay_of,
-        schedule_id, nominal_at, workflow_run_id, step)
-    SELECT id, created_at, run_at, due_at, expires_at, clock_timestamp(),
+        schedule_id, nominal_at, workflow_run_id, step, started_at, sla_met, blame, lateness)
+    SELECT id, created_at, run_at, due_at, expires_at, now,
         tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, final_state, queue,
         capability, concurrency_key, name, labels, coalesce(final_error, error), spec, payload, result,
-        replay_of, schedule_id, nominal_at, workflow_run_id, step
-    FROM ended
+        replay_of, schedule_id, nominal_at, workflow_run_id, step, j.*
+    FROM ended CROSS JOIN LATERAL judge_end(final_state, state, earlier, waited, due_at,
+        paused_at, spec, now) AS j
 ), woken AS (
     INSERT INTO wakes (partition, tenant_id, task_id)
     SELECT partition, tenant_id, id FROM ended WHERE state = 'scheduled'
@@ -269,12 +270,13 @@ RETURNING r.id;
 SELECT definition FROM workflow_versions WHERE tenant_id = $1 AND name = $2 AND version = $3;
 
 -- name: lost_steps
--- Of these tries of steps, those that end by being lost: asked to cancel, or poison ($4: whose worker
--- is to blame).
+-- Of these tries of steps, those that end by being lost: asked to cancel, or poison by the rules of
+-- `outcomes.lose` ($4: those that a worker got, $5: those that are taken to have begun).
 SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
     extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
-    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, t.cancel_requested
+    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, t.waited, t.earlier,
+    t.cancel_requested
 FROM tasks t JOIN unnest($1::integer[], $2::uuid[], $3::integer[]) AS held (tenant_id, id, fence)
     ON t.tenant_id = held.tenant_id AND t.id = held.id AND t.fence = held.fence
 WHERE t.state = 'running' AND t.workflow_run_id IS NOT NULL
@@ -283,7 +285,9 @@ WHERE t.state = 'running' AND t.workflow_run_id IS NOT NULL
            SELECT FROM workers w WHERE w.tenant_id = t.tenant_id AND w.name = t.worker
              AND w.incarnation <> t.incarnation))
   AND (t.cancel_requested
-       OR t.incarnation IS NOT NULL AND t.id = ANY ($4::uuid[]) AND t.capability LIKE '%;alone');
+       OR t.incarnation IS NOT NULL AND t.id = ANY ($4::uuid[]) AND t.capability LIKE '%;alone'
+          AND (t.began AND t.began_alone OR t.id = ANY ($5::uuid[]))
+          AND t.losses >= 1 AND t.losses + t.unproven_losses >= 2);
 
 -- name: overdue_steps
 -- Steps in the partitions of a node that were not started by their expiry.
@@ -316,7 +320,7 @@ WHERE tenant_id = $1 AND id = $2 AND state = 'paused';
 -- name: pause_tasks
 -- What was released and waits for its turn is held back; what runs goes on.
 WITH held AS (
-    UPDATE tasks t SET state = 'paused', parked = true, rev = t.rev + 1
+    UPDATE tasks t SET state = 'paused', parked = true, rev = t.rev + 1, paused_at = clock_timestamp()
     FROM workflow_steps s
     WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.state = 'released' AND t.tenant_id = $1
       AND t.id = s.task_id AND t.state = 'scheduled'
@@ -326,7 +330,8 @@ INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM held RETURNING p
 
 -- name: unpause_tasks
 WITH held AS (
-    UPDATE tasks t SET state = 'scheduled', parked = false, rev = t.rev + 1
+    UPDATE tasks t SET state = 'scheduled', parked = false, rev = t.rev + 1, paused_at = NULL,
+        waited = waited_so_far(t.state, t.waited, t.due_at, t.paused_at, clock_timestamp())
     FROM workflow_steps s
     WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.state = 'released' AND t.tenant_id = $1
       AND t.id = s.task_id AND t.state = 'paused'
@@ -343,16 +348,17 @@ SELECT extract(epoch FROM clock_timestamp())::float8;
 -- `finish`, `advance`, `release` and `end_runs` do one by one is done at once. Runs of which a step is
 -- not so are left alone and come back as intricate; runs that somebody changed while this waited for
 -- them (the rest of the statement sees them as they were before) are left alone, too.
--- Of the released steps that the node itself can run so many as $23 are leased to it at once ($21,
--- $22), like tasks by `claim`, unless their tenant has a limit.
+-- Of the released steps that the node itself can run so many as $24 are leased to it at once ($22,
+-- $23), like tasks by `claim`, unless their tenant has a limit.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND is_this_server(server_started) FOR KEY SHARE
 ), report AS MATERIALIZED (
     SELECT * FROM unnest($4::integer[], $5::uuid[], $6::integer[], $7::text[], $8::text[],
         $9::float8[], $10::float8[], $11::bytea[], $12::jsonb[], $13::text[], $14::boolean[],
-        $15::text[], $16::jsonb[], $17::integer[], $18::bytea[], $19::uuid[], $20::text[])
+        $15::text[], $16::jsonb[], $17::integer[], $18::bytea[], $19::jsonb[], $20::uuid[],
+        $21::text[])
     AS r (tenant_id, id, fence, state, outcome, started, finished, result, error, dead_because,
-          sla_met, blame, lateness, status_code, response, run_id, step)
+          sla_met, blame, lateness, status_code, response, own_lateness, run_id, step)
 ), tenant AS MATERIALIZED (
     SELECT id, spread, max_running FROM tenants
     WHERE id IN (SELECT DISTINCT unnest($4::integer[])) FOR KEY SHARE
@@ -382,7 +388,7 @@ WITH node AS MATERIALIZED (
     WHERE t.tenant_id = r.tenant_id AND t.id = r.id AND t.fence = r.fence AND t.state = 'running'
     RETURNING t.*, r.outcome, to_timestamp(r.started) AS started_at,
         to_timestamp(r.finished) AS finished_at, r.result, r.sla_met, r.blame, r.lateness,
-        r.status_code, r.response
+        r.own_lateness, r.status_code, r.response
 ), history AS (
     INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, picked_at, started_at,
         finished_at, tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, sla_met,
@@ -395,9 +401,9 @@ WITH node AS MATERIALIZED (
     FROM done
 ), tries AS (
     INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
-        attempt, outcome, worker, status_code, response)
+        attempt, outcome, worker, status_code, response, lateness)
     SELECT id, due_at, picked_at, started_at, finished_at, tenant_id, fence, attempts, outcome, worker,
-        status_code, response
+        status_code, response, own_lateness
     FROM done
 ), own AS (
     UPDATE workflow_steps s
@@ -427,18 +433,21 @@ WITH node AS MATERIALIZED (
     FROM waiting w JOIN tenant n ON n.id = w.tenant_id
     WHERE w.state = 'released'
 ), turns AS (
-    SELECT *, may_start AND row_number() OVER (PARTITION BY may_start ORDER BY task_id) <= $23 AS starts
+    SELECT *, may_start AND row_number() OVER (PARTITION BY may_start ORDER BY task_id) <= $24 AS starts
     FROM ready
 ), begun AS (
     UPDATE tasks t
     SET state = CASE WHEN w.starts THEN 'running' ELSE 'scheduled' END, parked = false,
         rev = t.rev + 1, run_at = w.due_at, due_at = w.due_at,
-        fence = t.fence + w.starts::integer, attempts = t.attempts + w.starts::integer,
+        fence = CASE WHEN w.starts
+            THEN greatest(t.fence + 1, CASE WHEN t.created_at < f.before THEN f.floor END)
+            ELSE t.fence END,
+        attempts = t.attempts + w.starts::integer,
         picked_at = CASE WHEN w.starts THEN clock_timestamp() END,
-        lease_until = CASE WHEN w.starts THEN clock_timestamp() + $21 * interval '1 second' END,
-        worker = CASE WHEN w.starts THEN $22 END,
+        lease_until = CASE WHEN w.starts THEN clock_timestamp() + $22 * interval '1 second' END,
+        worker = CASE WHEN w.starts THEN $23 END,
         partition = partition_of(t.tenant_id, w.run_id, t.concurrency_key, w.spread)
-    FROM turns w
+    FROM turns w, fence_floor f
     WHERE t.tenant_id = w.tenant_id AND t.id = w.task_id AND t.state = 'blocked'
     RETURNING t.*
 ), counted AS (

@@ -6,7 +6,7 @@
 -- What may start at once ($29) is leased in the same breath, if it is due and nothing stands against
 -- it: it was created (rev 1) and claimed (rev 2).
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND is_this_server(server_started) FOR KEY SHARE
 ), tenant AS MATERIALIZED (
     -- A change of a tenant's spread waits for this, so that no task lands in an old partition.
     SELECT id, spread, max_running FROM tenants
@@ -109,7 +109,7 @@ FROM tasks WHERE tenant_id = $1 AND id = $2;
 SELECT tenant_id, id, fence, partition, attempts, failures,
     extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM picked_at)::float8 AS picked,
     extract(epoch FROM lease_until)::float8 AS lease_until, spec, payload,
-    extract(epoch FROM run_at)::float8 AS run, workflow_run_id, step
+    extract(epoch FROM run_at)::float8 AS run, workflow_run_id, step, waited, earlier
 FROM tasks WHERE tenant_id = $1 AND id = $2 AND state = 'running';
 
 -- name: change_task
@@ -117,7 +117,11 @@ FROM tasks WHERE tenant_id = $1 AND id = $2 AND state = 'running';
 UPDATE tasks
 SET rev = rev + 1, state = $4, parked = ($4 IN ('blocked', 'paused')), cancel_requested = $5,
     run_at = to_timestamp($6), due_at = to_timestamp($7), expires_at = to_timestamp($8), priority = $9,
-    queue = $10, capability = $11, name = $12, labels = $13, spec = $14, payload = $15
+    queue = $10, capability = $11, name = $12, labels = $13, spec = $14, payload = $15,
+    paused_at = CASE WHEN $4 = 'paused' THEN coalesce(paused_at, clock_timestamp()) END,
+    -- A task that is due at another time than before is not late yet.
+    waited = CASE WHEN due_at <> to_timestamp($7) THEN NULL WHEN $4 = 'paused' THEN waited
+             ELSE waited_so_far(state, waited, due_at, paused_at, clock_timestamp()) END
 WHERE tenant_id = $1 AND id = $2 AND rev = $3
 RETURNING rev;
 
@@ -126,17 +130,17 @@ RETURNING rev;
 WITH ended AS (
     DELETE FROM tasks
     WHERE tenant_id = $1 AND id = $2 AND rev = $3
-    RETURNING *
+    RETURNING *, clock_timestamp() AS now
 )
 INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,
     tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
     capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
-    nominal_at, workflow_run_id, step)
-SELECT id, created_at, run_at, due_at, expires_at, clock_timestamp(),
+    nominal_at, workflow_run_id, step, started_at, sla_met, blame, lateness)
+SELECT id, created_at, run_at, due_at, expires_at, now,
     tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, $4, queue,
     capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
-    nominal_at, workflow_run_id, step
-FROM ended
+    nominal_at, workflow_run_id, step, j.*
+FROM ended CROSS JOIN LATERAL judge_end($4, state, earlier, waited, due_at, paused_at, spec, now) AS j
 RETURNING id;
 
 -- name: wake
@@ -165,50 +169,68 @@ SELECT set_config('mainspring.purge', 'on', true);
 INSERT INTO audit (tenant_id, actor, action, subject, detail) VALUES ($1, $2, $3, $4, $5);
 
 -- name: list_executions
-SELECT attempt, fence, worker, started_at, finished_at, outcome, status_code, response, error,
-    extract(epoch FROM finished_at - coalesce(started_at, picked_at))::float8 * 1000 AS duration_ms
-FROM executions
+-- Of a task that was tried once its history says how late that was.
+SELECT attempt, fence, worker, due_at, picked_at, started_at, finished_at, outcome, status_code,
+    response, error,
+    greatest(0, extract(epoch FROM finished_at - coalesce(started_at, picked_at))::float8 * 1000) AS duration_ms,
+    coalesce(lateness, (
+        SELECT h.lateness FROM task_history h
+        WHERE h.tenant_id = $1 AND h.id = $2 AND h.finished_at >= time_of($2) AND h.fence = e.fence
+    )) AS lateness
+FROM executions e
 WHERE tenant_id = $1 AND task_id = $2 AND finished_at >= time_of($2)
   AND ($3::text IS NULL OR outcome = $3)
 ORDER BY fence LIMIT $4;
 
 -- name: list_tasks
 -- A page, newest first, over unfinished ($4) and finished ($5) tasks. At most `scan` ($3) rows are
--- looked at, so that a filter which nothing matches stays cheap; the row of `edge` says how far.
--- The limits in the branches, which `scan` never exceeds, are for the planner: where it does not know
--- a limit it expects to need a tenth of the table, and would sort a million rows to show fifty.
+-- looked at, so that a filter which nothing matches stays cheap; `edge` says how far, where there may
+-- be more. What is in braces is filled in by store/list_paths.py: which rows are looked at, by which
+-- index. They are looked at with few columns; those that match are read whole, in the same snapshot.
 WITH scanned AS MATERIALIZED (
-    SELECT * FROM (
-        (SELECT id, created_at, run_at, due_at, expires_at, picked_at, picked_at AS started_at,
-            NULL::timestamptz AS finished_at, rev, fence, attempts, concurrency_limit, priority,
-            cancel_requested, NULL::boolean AS sla_met, state, queue, concurrency_key, name,
-            NULL::text AS blame, labels, error, NULL::jsonb AS lateness, spec,
-            CASE WHEN $13::boolean THEN payload ELSE ''::bytea END AS payload,
-            NULL::bytea AS result, replay_of, schedule_id, nominal_at, workflow_run_id, step
-        FROM tasks WHERE tenant_id = $1 AND id < $2 AND $4
-        ORDER BY id DESC LIMIT 1000)
+    SELECT id, finished_at,
+        ($6::text IS NULL OR state = $6)
+        AND ($7::text IS NULL OR queue = $7)
+        AND ($8::text IS NULL OR name = $8)
+        AND ($9::jsonb IS NULL OR labels @> $9)
+        AND ($10::timestamptz IS NULL OR due_at >= $10)
+        AND ($11::timestamptz IS NULL OR due_at < $11)
+        AND ($14::uuid IS NULL OR schedule_id = $14)
+        AND ($15::uuid IS NULL OR workflow_run_id = $15) AS matches
+    FROM (
+        (SELECT id, NULL::timestamptz AS finished_at, state, queue, name, labels, due_at,
+            schedule_id, workflow_run_id
+        FROM tasks WHERE $4 AND {unfinished})
         UNION ALL
-        (SELECT id, created_at, run_at, due_at, expires_at, picked_at, started_at,
-            finished_at, rev, fence, attempts, concurrency_limit, priority,
-            false, sla_met, state, queue, concurrency_key, name,
-            blame, labels, error, lateness, spec,
-            CASE WHEN $13::boolean THEN payload ELSE ''::bytea END AS payload,
-            result, replay_of, schedule_id, nominal_at, workflow_run_id, step
-        FROM task_history WHERE tenant_id = $1 AND id < $2 AND $5
-        ORDER BY id DESC LIMIT 1000)
+        (SELECT id, finished_at, state, queue, name, labels, due_at, schedule_id, workflow_run_id
+        FROM task_history WHERE $5 AND {finished})
     ) every ORDER BY id DESC LIMIT $3
-), page AS (
-    SELECT * FROM scanned
-    WHERE ($6::text IS NULL OR state = $6)
-      AND ($7::text IS NULL OR queue = $7)
-      AND ($8::text IS NULL OR name = $8)
-      AND ($9::jsonb IS NULL OR labels @> $9)
-      AND ($10::timestamptz IS NULL OR due_at >= $10)
-      AND ($11::timestamptz IS NULL OR due_at < $11)
-      AND ($14::uuid IS NULL OR schedule_id = $14)
-      AND ($15::uuid IS NULL OR workflow_run_id = $15)
-    ORDER BY id DESC LIMIT $12
+), page AS MATERIALIZED (
+    SELECT id, finished_at FROM scanned WHERE matches ORDER BY id DESC LIMIT $12
+), shown AS (
+    SELECT t.id, created_at, run_at, due_at, expires_at, picked_at, picked_at AS started_at,
+        NULL::timestamptz AS finished_at, rev, fence, attempts, concurrency_limit, priority,
+        cancel_requested, NULL::boolean AS sla_met, state, queue, concurrency_key, name,
+        NULL::text AS blame, labels, error, NULL::jsonb AS lateness, spec,
+        CASE WHEN $13::boolean THEN payload ELSE ''::bytea END AS payload,
+        NULL::bytea AS result, replay_of, schedule_id, nominal_at, workflow_run_id, step
+    FROM page JOIN tasks t ON t.tenant_id = $1 AND t.id = page.id
+    WHERE page.finished_at IS NULL
+    UNION ALL
+    SELECT t.id, created_at, run_at, due_at, expires_at, picked_at, started_at,
+        t.finished_at, rev, fence, attempts, concurrency_limit, priority,
+        false, sla_met, state, queue, concurrency_key, name,
+        blame, labels, error, lateness, spec,
+        CASE WHEN $13::boolean THEN payload ELSE ''::bytea END AS payload,
+        result, replay_of, schedule_id, nominal_at, workflow_run_id, step
+    FROM page JOIN task_history t
+        ON t.tenant_id = $1 AND t.id = page.id AND t.finished_at = page.finished_at
 ), edge AS (
-    SELECT count(*) AS scanned, (SELECT id FROM scanned ORDER BY id LIMIT 1) AS edge FROM scanned
+    SELECT (SELECT id FROM scanned ORDER BY id DESC OFFSET $3 - 1 LIMIT 1) AS edge
 )
-SELECT page.*, edge.scanned, edge.edge FROM edge LEFT JOIN page ON true ORDER BY page.id DESC;
+SELECT shown.*, edge.edge FROM edge LEFT JOIN shown ON true ORDER BY shown.id DESC;
+
+-- name: ready_indexes
+-- Indexes of history that every partition has; on large tables they are built one by one.
+SELECT c.relname AS name FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+WHERE i.indrelid = 'task_history'::regclass AND i.indisvalid;

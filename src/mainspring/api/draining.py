@@ -1,0 +1,88 @@
+"""The end of a server: whoever got a connection gets an answer before it is closed.
+
+While a node drains, each answer says `Connection: close`. Connections that the kernel has accepted
+for us are served, too; and one that is idle is closed only after a moment in which no request came,
+because a client may have sent one before it could know.
+"""
+
+import asyncio
+import ctypes
+import socket
+import struct
+import sys
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from fcntl import ioctl
+from termios import FIONREAD
+from typing import Protocol
+
+IDLE_FOR = 1.0
+"""Seconds without a request after which a connection counts as idle."""
+
+_LOOK_EVERY = 0.05
+_SO_ATTACH_FILTER = 26
+# Of packets for the listening socket, drop those with SYN and without ACK (byte 13 of the header).
+_NO_NEW_CONNECTIONS = (
+    (0x30, 0, 0, 13),  # load the flags
+    (0x54, 0, 0, 0x12),  # keep SYN and ACK of them
+    (0x15, 0, 1, 0x02),  # SYN alone?
+    (0x06, 0, 0, 0),  # then drop the packet
+    (0x06, 0, 0, 0xFFFF_FFFF),  # else keep all of it
+)
+
+
+@dataclass(slots=True)
+class Draining:
+    """Whether a server ends its connections, each with its next answer."""
+
+    began: bool = False
+
+
+class Connection(Protocol):
+    """A connection that is to end."""
+
+    def close_if_idle(self) -> None:
+        """Close it unless something is under way, or was until a moment ago."""
+
+    def cut_off(self) -> None:
+        """Close it, with a word about the reason if nothing was answered yet."""
+
+
+def refuse_connections(listening: socket.socket) -> None:
+    """Let no connection be opened any more, while those that are open wait to be accepted: closing
+    the socket would reset them. Where the system cannot do so, that remains possible."""
+    if sys.platform != "linux":
+        return
+    program = b"".join(struct.pack("HBBI", *step) for step in _NO_NEW_CONNECTIONS)
+    kept = ctypes.create_string_buffer(program)
+    address = struct.pack("HP", len(_NO_NEW_CONNECTIONS), ctypes.addressof(kept))
+    with suppress(OSError):
+        listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, address)
+
+
+async def drained(
+    connections: Collection[Connection], tasks: Collection["asyncio.Task[None]"], within: float
+) -> None:
+    """Wait until all connections are closed and all requests are served; those that are left after
+    `within` seconds are cut off."""
+    time = asyncio.get_running_loop().time
+    deadline = time() + within
+    while (connections or tasks) and time() < deadline:
+        for connection in list(connections):
+            connection.close_if_idle()
+        await asyncio.sleep(_LOOK_EVERY)
+    for connection in list(connections):
+        connection.cut_off()
+    for task in list(tasks):
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def has_unread(transport: asyncio.BaseTransport) -> bool:
+    """Whether the kernel holds bytes of the client that nobody has read."""
+    found = transport.get_extra_info("socket")
+    if found is None or found.fileno() < 0:
+        return False
+    (count,) = struct.unpack("i", ioctl(found.fileno(), FIONREAD, bytes(4)))
+    return bool(count > 0)

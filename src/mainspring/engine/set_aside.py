@@ -1,0 +1,78 @@
+"""What tasks had waited for when they left the window, for when they come back, or end."""
+
+from collections import OrderedDict, deque
+from collections.abc import Collection
+from typing import NamedTuple
+from uuid import UUID
+
+from mainspring.domain.lateness import Cause, EndedWaiting
+from mainspring.engine.entry import Entry
+
+_MOST = 10_000
+
+
+class _Account(NamedTuple):
+    """What a task that was due since then had waited for, before its next try."""
+
+    partition: int
+    due: float
+    fence: int
+    tenant_id: int
+    waited: dict[Cause, float]
+
+
+class SetAside:
+    """A task leaves the window and comes back when it is edited or paused, when it makes room for
+    others, and when its claim is refused."""
+
+    def __init__(self) -> None:
+        self._accounts: OrderedDict[UUID, _Account] = OrderedDict()
+        self._ended: deque[EndedWaiting] = deque(maxlen=_MOST)
+
+    def note(self, entry: Entry) -> None:
+        """A task left the window."""
+        row = entry.row
+        if not entry.waited:
+            return
+        self._accounts[row.id] = _Account(
+            row.partition, row.due, row.fence, row.tenant_id, entry.waited
+        )
+        if len(self._accounts) > _MOST:
+            self._accounts.popitem(last=False)
+
+    def take_up(self, entry: Entry, owned_since: float) -> None:
+        """A task that is late already came into the window: let it go on with its account. What it
+        waited before its partition was ours, nobody knows."""
+        row = entry.row
+        known = self._accounts.pop(row.id, None)
+        if known is not None and known[1:3] == (row.due, row.fence):
+            entry.waited = known.waited
+            return
+        before_us = entry.unaccounted(owned_since)
+        if before_us > 0:
+            entry.add_wait(Cause.UNATTRIBUTED, before_us)
+
+    def ended(self, task_id: UUID) -> None:
+        """A task is finished: if it was waiting, whoever ended it did not know for what."""
+        known = self._accounts.pop(task_id, None)
+        if known is not None:
+            waited = {cause.value: round(seconds, 6) for cause, seconds in known.waited.items()}
+            self._ended.append(EndedWaiting(known.tenant_id, task_id, waited))
+
+    @property
+    def untold(self) -> int:
+        """How many tasks ended while they waited, of which nobody was told why."""
+        return len(self._ended)
+
+    def to_tell(self, most: int) -> list[EndedWaiting]:
+        """Return some of them; `told` when they are written."""
+        return [self._ended[n] for n in range(min(most, len(self._ended)))]
+
+    def told(self, count: int) -> None:
+        for _ in range(min(count, len(self._ended))):
+            self._ended.popleft()
+
+    def forget(self, partitions: Collection[int]) -> None:
+        """Others act for these partitions from now on."""
+        for task_id in [i for i, a in self._accounts.items() if a.partition in partitions]:
+            del self._accounts[task_id]

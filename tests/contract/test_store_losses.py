@@ -1,0 +1,260 @@
+"""Leases that ended unreported: what is counted, and when a task is given up as poison."""
+
+from typing import NamedTuple
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from contract.store_lab import Lab, held, memory_lab, retry
+from mainspring.domain.capability import ALONE
+from mainspring.domain.execution import Assignment, Outcome
+from mainspring.domain.placement import Tenure
+from mainspring.domain.rows import TaskRow
+from mainspring.store.leases import Beat, WorkerPick
+
+
+class Loss(NamedTuple):
+    """How a worker is lost with a task."""
+
+    started: bool = False
+    """Its worker said that the execution began,"""
+    alone: bool = False
+    """and that nothing else ran."""
+    presumed: bool = False
+    """The owner takes it as begun."""
+    counted: bool = True
+    """The worker got the task, as far as the owner knows."""
+
+    @property
+    def began(self) -> bool:
+        return self.started or self.presumed
+
+
+SILENT = Loss()
+STARTED = Loss(started=True)
+ALONE_STARTED = Loss(started=True, alone=True)
+PRESUMED = Loss(presumed=True)
+BY_NODE = Loss(started=True, alone=True, counted=False)
+
+
+async def leased(lab: Lab, tenure: Tenure, row: TaskRow, lease: float = 0.0) -> Assignment:
+    found = await lab.lease(tenure, row, lease=lease)
+    assert found is not None
+    return found
+
+
+async def say(lab: Lab, task: Assignment, loss: Loss) -> None:
+    beat = Beat(task.id, task.fence, started=loss.started, alone=loss.alone)
+    await lab.leases.extend_for(task.tenant_id, "w", "1", [beat], lease=0.0, grace=5.0)
+
+
+async def lose(lab: Lab, tenure: Tenure, row: TaskRow, loss: Loss) -> TaskRow | None:
+    """Lease it, and lose its worker. Return how it waits again; None if it is given up."""
+    task = await leased(lab, tenure, row)
+    await say(lab, task, loss)
+    seen = await lab.engine.lose(
+        [held(task)],
+        blamed=[task.id] if loss.counted else [],
+        presumed=[task.id] if loss.presumed else [],
+    )
+    assert len(seen.rows) + len(seen.gone) == 1
+    return seen.rows[0] if seen.rows else None
+
+
+async def test_three_losses_of_a_worker_that_never_tells_are_enough(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row: TaskRow | None = await lab.create(tenant)
+    assert row is not None
+    task_id = row.id
+    for expected in ("handler:work", f"handler:work{ALONE}"):
+        row = await lose(lab, tenure, row, PRESUMED)
+        assert row is not None
+        assert (row.capability, row.worker, row.incarnation) == (expected, None, None)
+    assert await lose(lab, tenure, row, PRESUMED) is None
+    assert await lab.inspect.dead_letter(task_id) == ("poison", ["lost"] * 3)
+    end = await lab.inspect.end_of(task_id)
+    assert end is not None
+    assert (end.state, end.failures) == ("failed", 0)
+
+
+@pytest.mark.parametrize(
+    ("losses", "given_up"),
+    [
+        ([SILENT, STARTED, ALONE_STARTED], True),
+        ([STARTED, SILENT, ALONE_STARTED], True),
+        ([SILENT, SILENT, ALONE_STARTED], False),  # it began once: that may be chance
+        ([SILENT, SILENT, ALONE_STARTED, ALONE_STARTED], True),
+        ([STARTED, STARTED, STARTED], False),  # others ran beside it
+        ([STARTED, STARTED, SILENT], False),
+        ([STARTED, STARTED, BY_NODE], False),
+        ([STARTED, ALONE_STARTED], False),  # two are too few
+        ([SILENT, STARTED, PRESUMED], True),
+        ([SILENT] * 9, False),
+    ],
+)
+async def test_what_is_poison(lab: Lab, losses: list[Loss], given_up: bool) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row: TaskRow | None = await lab.create(tenant)
+    for loss in losses:
+        assert row is not None, "given up too early"
+        row = await lose(lab, tenure, row, loss)
+    assert (row is None) is given_up
+
+
+async def test_what_did_not_begin_is_counted_apart_and_told(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+    for loss, expected in (
+        (SILENT, (0, 1)),
+        (STARTED, (1, 1)),
+        (BY_NODE, (1, 1)),
+        (STARTED, (2, 1)),
+        (SILENT, (2, 2)),
+    ):
+        lost = await lose(lab, tenure, row, loss)
+        assert lost is not None
+        assert await lab.inspect.losses_of(row.id) == expected
+        row = lost
+    assert [outcome for _, outcome in await lab.inspect.tries_of(row.id)] == ["lost"] * 5
+
+
+async def test_each_lease_needs_its_own_proof(lab: Lab) -> None:
+    """Word of an earlier execution, or of another worker, says nothing of this one."""
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+    for loss in (ALONE_STARTED, ALONE_STARTED, SILENT, SILENT):
+        lost = await lose(lab, tenure, row, loss)
+        assert lost is not None
+        row = lost
+    assert await lab.inspect.losses_of(row.id) == (2, 2)
+    task = await leased(lab, tenure, row)
+    for name, fence in (("other", task.fence), ("w", task.fence - 1)):
+        beat = Beat(task.id, fence, started=True, alone=True)
+        await lab.leases.extend_for(tenant, name, "1", [beat], lease=9.0, grace=5.0)
+    assert (await lab.engine.lose([held(task)], blamed=[task.id])).rows
+    assert await lab.inspect.losses_of(row.id) == (2, 3)
+
+
+async def test_alone_is_word_of_the_heartbeat_that_names_it_as_begun(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+    for _ in range(2):
+        lost = await lose(lab, tenure, row, STARTED)
+        assert lost is not None
+        row = lost
+    task = await leased(lab, tenure, row)
+    for loss in (Loss(started=False, alone=True), STARTED):
+        await say(lab, task, loss)
+    assert (await lab.engine.lose([held(task)], blamed=[task.id])).rows
+
+
+async def test_what_was_lost_is_leased_as_suspect_until_it_reports(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+
+    async def lease(row: TaskRow) -> tuple[Assignment, bool]:
+        pick = WorkerPick(tenant, row.id, row.rev, "w", "1")
+        (found,) = await lab.leases.claim_for(tenure, [pick], lease=0.0)
+        ((again),) = await lab.leases.leased(tenant, [(row.id, found.assignment.fence)])
+        (claimed,) = await lab.leases.claimed_for([pick])
+        assert found.suspect == again.suspect == claimed.suspect
+        return found.assignment, found.suspect
+
+    task, suspect = await lease(row)
+    assert not suspect
+    (row,) = (await lab.engine.lose([held(task)])).rows
+    task, suspect = await lease(row)
+    assert not suspect, "a node was lost, no worker"
+    (row,) = (await lab.engine.lose([held(task)], blamed=[task.id])).rows
+    task, suspect = await lease(row)
+    assert suspect
+    (row,) = await lab.engine.retry(tenure, [retry(task, outcome=Outcome.RELEASED, delay=None)])
+    task, suspect = await lease(row)
+    assert suspect
+    (row,) = await lab.engine.retry(tenure, [retry(task, delay=0.0)])
+    assert await lab.inspect.losses_of(row.id) == (0, 0)
+    assert not (await lease(row))[1]
+
+
+async def test_a_report_clears_the_suspicion_and_a_release_does_not(lab: Lab) -> None:
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row = await lab.create(tenant)
+    for _ in range(2):
+        lost = await lose(lab, tenure, row, STARTED)
+        assert lost is not None
+        row = lost
+    task = await leased(lab, tenure, row, 60.0)
+    (row,) = await lab.engine.retry(tenure, [retry(task, outcome=Outcome.RELEASED, delay=None)])
+    assert row.capability.endswith(ALONE)
+    task = await leased(lab, tenure, row, 60.0)
+    (row,) = await lab.engine.retry(tenure, [retry(task, delay=0.0)])
+    assert row.capability == "handler:work"
+
+
+_losses = st.lists(
+    st.builds(
+        Loss,
+        started=st.booleans(),
+        alone=st.booleans(),
+        presumed=st.booleans(),
+        counted=st.booleans(),
+    ),
+    max_size=9,
+)
+
+
+async def check_history(lab: Lab, losses: list[Loss]) -> None:
+    """Whatever the order: what never began is not counted, what did not begin alone is no poison,
+    and what began alone and is lost again and again is."""
+    tenure, tenant = await lab.join(), await lab.tenant()
+    row: TaskRow | None = await lab.create(tenant)
+    began = unproven = 0
+    for loss in losses:
+        assert row is not None
+        task_id, was_alone = row.id, row.capability.endswith(ALONE)
+        row = await lose(lab, tenure, row, loss)
+        began += loss.counted and loss.began
+        unproven += loss.counted and not loss.began
+        ran_alone = was_alone and (loss.presumed or (loss.started and loss.alone))
+        poison = loss.counted and ran_alone and began >= 2 and began + unproven >= 3
+        assert (row is None) is poison
+        if row is None:
+            return
+        assert await lab.inspect.losses_of(task_id) == (began, unproven)
+        assert row.capability.endswith(ALONE) is (began + unproven >= 2)
+
+
+@settings(max_examples=200, database=None, deadline=None)
+@given(_losses)
+async def test_any_history_of_losses_in_memory(losses: list[Loss]) -> None:
+    await check_history(memory_lab(), losses)
+
+
+@pytest.mark.server
+@settings(
+    max_examples=60,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(losses=_losses)
+async def test_any_history_of_losses(real_lab: Lab, losses: list[Loss]) -> None:
+    await check_history(real_lab, losses)
+
+
+@pytest.mark.server
+async def test_proof_ends_with_its_lease(real_lab: Lab, connection: asyncpg.Connection) -> None:
+    """Nodes of the version before lease tasks without knowing of it."""
+    tenure, tenant = await real_lab.join(), await real_lab.tenant()
+    row: TaskRow | None = await real_lab.create(tenant)
+    assert row is not None
+    row = await lose(real_lab, tenure, row, ALONE_STARTED)
+    proof = "SELECT began OR began_alone FROM tasks"
+    assert await connection.fetchval(proof) is False
+    assert row is not None
+    task = await leased(real_lab, tenure, row)
+    await connection.execute("UPDATE tasks SET began = true, began_alone = true")
+    await real_lab.engine.retry(tenure, [retry(task, delay=None)])
+    assert await connection.fetchval(proof) is False

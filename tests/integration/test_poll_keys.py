@@ -1,0 +1,50 @@
+"""The turn of a poll under an Idempotency-Key, in the database."""
+
+import asyncio
+from dataclasses import replace
+
+from mainspring.api.app import build_app
+from mainspring.api.lease_wire import LONGEST_WAIT
+from mainspring.config import Config
+from mainspring.node.leasing import Wish
+from mainspring.store.leases import Leased
+from support.api import QuietDesk, opened_office
+from support.door import SOON, opened_door
+
+POLL = b'{"worker": "w1", "incarnation": "i1", "handlers": ["extract"], "wait": 60}'
+HEAD = (
+    b"POST /v1/leases HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a:all\r\n"
+    b"Idempotency-Key: k1\r\nContent-Length: %d\r\n\r\n" % len(POLL)
+)
+
+
+class WaitingDesk(QuietDesk):
+    """A desk where every poll waits until it is told to end."""
+
+    def __init__(self) -> None:
+        self.waiting = asyncio.Event()
+        self.end = asyncio.Event()
+
+    async def lease(self, wish: Wish) -> list[Leased]:
+        self.waiting.set()
+        await self.end.wait()
+        return []
+
+
+async def test_turn_of_a_poll_outlasts_its_wait(database_url: str) -> None:
+    """Or another poll under the key would be served beside it, and lease other tasks."""
+    async with opened_office(database_url, Config()) as office:
+        desk = WaitingDesk()
+        async with opened_door(build_app(replace(office.deps, desk=desk))) as doorway:
+            visitor = await doorway.visit()
+            visitor.say(HEAD + POLL)
+            async with asyncio.timeout(SOON):
+                await desk.waiting.wait()
+            turn = await office.database.fetch_row(
+                "SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 AS left"
+                " FROM idempotency_keys WHERE key = 'k1'"
+            )
+            assert turn is not None
+            assert turn["left"] > LONGEST_WAIT
+            desk.end.set()
+            assert (await visitor.hear())[0] == 200
