@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from random import Random
 from time import perf_counter
 from typing import Any, NoReturn
@@ -70,6 +70,18 @@ class Desk:
             " wake_at = clock_timestamp() - $2 * interval '1 second' WHERE id = $1",
             UUID(schedule["id"]),
             seconds,
+        )
+
+    async def come_due(self, schedule: dict[str, Any], at: datetime) -> None:
+        """Let one occurrence be due, and none before or soon after it."""
+        cron = f"{at.second} {at.minute} {at.hour} {at.day} {at.month} *"
+        edited = await self.patch(f"/{schedule['id']}", {"cron": cron})
+        assert edited.status == 200, edited.body
+        await self.office.database.fetch(
+            "UPDATE schedules SET decided_to = $2::timestamptz - interval '1 second',"
+            " next_at = $2, wake_at = $2 WHERE id = $1",
+            UUID(schedule["id"]),
+            at,
         )
 
     async def decide(self) -> Settled:
@@ -359,21 +371,17 @@ async def test_two_hours_of_outage(desk: Desk, policy: str, fired: range) -> Non
 
 
 async def test_overlap_policies_with_a_slow_run(desk: Desk) -> None:
+    policies = ("allow", "skip", "queue", "cancel_running")
+    once = "0 0 1 1 *"
     made = {
-        policy: await desk.make(cron="* * * * * *", overlap=policy, max_running=1)
-        for policy in ("allow", "skip", "queue", "cancel_running")
+        policy: await desk.make(cron=once, overlap=policy, max_running=1) for policy in policies
     }
-    for _ in range(3):
+    now = datetime.now(UTC).replace(microsecond=0)
+    for seconds_ago in (30, 20, 10):
         for schedule in made.values():
-            await desk.office.database.fetch(
-                "UPDATE schedules SET decided_to = date_trunc('second', clock_timestamp())"
-                " - interval '0.5 seconds', next_at = date_trunc('second', clock_timestamp()),"
-                " wake_at = date_trunc('second', clock_timestamp()) WHERE id = $1",
-                UUID(schedule["id"]),
-            )
+            await desk.come_due(schedule, now - timedelta(seconds=seconds_ago))
         settled = await desk.decide()
         assert settled.decided == 4
-        await desk.office.database.fetch("SELECT pg_sleep(1)")
     ledgers = {policy: await desk.ledger(schedule) for policy, schedule in made.items()}
     assert [d for d, _ in ledgers["allow"]] == ["fired"] * 3
     assert [d for d, _ in ledgers["skip"]] == ["fired"] + ["skipped_overlap"] * 2

@@ -101,6 +101,12 @@ FROM pg_stat_xact_user_tables WHERE relname ~ '^task'
 """
 
 
+_SUMMARIZE = """
+SELECT brin_summarize_new_values(inhrelid) FROM pg_inherits
+WHERE inhparent = 'task_history_due'::regclass
+"""
+
+
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[CountingDatabase]:
     opened = CountingDatabase(DatabaseOptions(database_url, connections=2))
@@ -134,6 +140,8 @@ async def crowd(database: Database, tenant_id: int) -> list[Row]:
     await write_rows(database, tenant_id, [*rare, *many])
     await database.fetch("VACUUM (ANALYZE) tasks")
     await database.fetch("VACUUM (ANALYZE) task_history")
+    # Vacuum leaves out the last blocks of a partition; how many these are depends on the hour.
+    await database.fetch(_SUMMARIZE)
     return rare
 
 
