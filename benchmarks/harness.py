@@ -14,10 +14,10 @@ from pathlib import Path
 
 import aiohttp
 
-from mainspring.store.database import Database, DatabaseOptions
-from mainspring.store.embedded import EmbeddedServer
+from mainspring.postgres.database import Database, DatabaseOptions
+from mainspring.postgres.embedded import EmbeddedServer
+from mainspring.postgres.migrate import migrate
 from mainspring.store.keys import Keys, NewKey
-from mainspring.store.migrate import migrate
 
 API_KEY = "ms_bench_key"
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -15,7 +15,7 @@ import asyncpg
 import msgspec
 
 from benchmarks.harness import Bench, bench, percentile
-from mainspring.store.database import Database, DatabaseOptions
+from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.housekeeping import Housekeeping
 
 _DAYS = 30

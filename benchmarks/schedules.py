@@ -9,9 +9,9 @@ import asyncpg
 import msgspec
 
 from benchmarks.harness import Bench, bench, cpu_seconds, memory_mb, percentile
-from mainspring.domain.schedule import Definition
+from mainspring import timezones
+from mainspring.domain.schedule.definition import Definition
 from mainspring.domain.task import Target, TaskSpec
-from mainspring.store import timezones
 from mainspring.store.schedule_rows import Template
 
 _DAY = 86400.0

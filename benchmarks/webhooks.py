@@ -27,7 +27,7 @@ from benchmarks.lifecycle import Backlog
 from mainspring.execution.guard import Egress, parse_networks
 from mainspring.execution.sender import ThreadSender
 from mainspring.execution.transfers import Reply, Request, SenderSettings
-from mainspring.store.database import Database, DatabaseOptions
+from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.keys import Keys, NewKey
 
 _JSON = {"Content-Type": "application/json"}

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from mainspring.store.embedded import EmbeddedServer
+from mainspring.postgres.embedded import EmbeddedServer
 
 if TYPE_CHECKING:
     from support.cluster import Cluster
@@ -89,7 +89,7 @@ def pg_server() -> Iterator[str]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def migrated_server(pg_server: str) -> str:
     """The server with a migrated database to copy from: copying is far quicker than migrating."""
-    from mainspring.store.migrate import migrate  # here, so that pure tests need no store
+    from mainspring.postgres.migrate import migrate
 
     await _execute(pg_server, f"CREATE DATABASE {TEMPLATE}")
     await migrate(_database(pg_server, TEMPLATE))
@@ -118,7 +118,7 @@ async def cluster(database_url: str, tmp_path: Path) -> AsyncIterator["Cluster"]
 @pytest.fixture
 async def world(database_url: str) -> AsyncIterator["RunWorld"]:
     """Runs of workflows on a database of their own, driven by hand."""
-    from mainspring.store.database import Database, DatabaseOptions
+    from mainspring.postgres.database import Database, DatabaseOptions
     from support.runs import RunWorld
 
     database = Database(DatabaseOptions(database_url))

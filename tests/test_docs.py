@@ -32,9 +32,9 @@ from mainspring.cli.main import app
 from mainspring.config import Config, load
 from mainspring.domain.task import RUN_WORKFLOW
 from mainspring.execution.builtin import HANDLERS, NOOP
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.embedded_programs import find_binaries
 from mainspring.sdk.enqueue import FUNCTION
-from mainspring.store import queries
-from mainspring.store.embedded_programs import find_binaries
 from support.docs import (
     DOCUMENTS,
     GENERATED,

@@ -23,9 +23,10 @@ LONGEST_FILE = 500
 LONGEST_FUNCTION = 60
 
 # Which rooms (packages, and modules at the root) each room may import from, besides itself.
-ROOTS = {"config", "errors", "clock", "lifecycle", "crash"}
+ROOTS = {"config", "errors", "clock", "lifecycle", "crash", "timezones"}
 ADAPTER = ROOTS | {"domain", "observe"}
-JOINER = ADAPTER | {"engine", "store", "broker", "execution", "notify"}
+USE_CASE = ADAPTER | {"store", "postgres"}
+JOINER = USE_CASE | {"engine", "schedules", "workflows", "broker", "execution", "notify"}
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"errors", "domain", "sdk"},
     "errors": set(),
@@ -34,19 +35,24 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"errors", "domain"},
     "lifecycle": {"errors", "clock", "observe"},
     "tls": {"errors", "config"},
+    "timezones": {"domain"},
     "domain": {"errors"},
     "engine": {"errors", "domain"},
     # The clock is a root without dependencies; a worker measures timeouts and leases with it.
-    "sdk": {"errors", "domain", "clock", "__init__"},
+    "sdk": {"errors", "domain", "wire", "clock", "__init__"},
     # What users' tests import: the engine in virtual time, and a server in a process of its own.
     "testing": {"errors", "domain", "clock", "engine", "sdk"},
     "observe": ROOTS,
-    "store": ADAPTER,
+    "wire": {"domain"},
+    "postgres": ADAPTER,
+    "store": ADAPTER | {"postgres", "workflows"},
+    "schedules": USE_CASE,
+    "workflows": USE_CASE,
     "broker": ADAPTER,
     "execution": ADAPTER,
     "notify": ADAPTER,
     "node": JOINER,
-    "api": JOINER | {"node", "__init__"},
+    "api": JOINER | {"wire", "node", "__init__"},
     "dashboard": {"errors"},
     "cli": {"wiring", "config", "errors", "clock", "sdk", "observe", "__init__"},
     "__main__": {"cli"},
@@ -58,7 +64,7 @@ CONCRETE = {
     "mainspring.broker.redis",
     "mainspring.broker.rabbitmq",
     "mainspring.broker.kafka",
-    "mainspring.store.embedded",
+    "mainspring.postgres.embedded",
 }
 
 PURE_ROOMS = {"domain", "engine"}

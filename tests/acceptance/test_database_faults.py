@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from mainspring.errors import StoreUnavailable
-from mainspring.store.embedded import EmbeddedServer
-from mainspring.store.migrate import migrate
+from mainspring.postgres.embedded import EmbeddedServer
+from mainspring.postgres.migrate import migrate
 from support.client import Client, Unacknowledged, fail, noop
 from support.cluster import Cluster
 from support.traffic import Traffic

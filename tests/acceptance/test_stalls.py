@@ -10,17 +10,18 @@ from structlog.testing import capture_logs
 
 from mainspring.config import Config
 from mainspring.observe.watchdog import EXIT_STALLED
-from mainspring.wiring import Server
+from mainspring.wiring.server import Server
 from support.cluster import Cluster
 from support.process import START_WITHIN
 from support.waiting import eventually
 
 STUCK = """
 import asyncio
-from mainspring import config, wiring
+from mainspring import config
+from mainspring.wiring.server import Server
 
 async def main():
-    server = wiring.Server(config.load())
+    server = Server(config.load())
     await server.start()
     print(server.url, flush=True)
     while True:

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from contract.store_lab import Lab, memory_lab, postgres_lab
-from mainspring.store.database import Database, DatabaseOptions, connect
+from mainspring.postgres.database import Database, DatabaseOptions, connect
 
 _EMPTY = """
 TRUNCATE tenants, tasks, task_history, executions, dead_letters, idempotency_keys, nodes,

@@ -16,19 +16,19 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.lateness import Waited
 from mainspring.domain.placement import NOBODY, PARTITIONS, Tenure, partition_of
 from mainspring.domain.rows import TaskRow
-from mainspring.domain.schedule import Definition
+from mainspring.domain.schedule.definition import Definition
 from mainspring.domain.settlement import DeathCause, Finish, Retry
 from mainspring.domain.task import Target, TaskSpec, TaskState
 from mainspring.domain.tenant import TenantLimits
+from mainspring.postgres.database import Database
+from mainspring.schedules.occurrences import Firing
+from mainspring.schedules.service import Schedules
+from mainspring.store.claims import EngineStore, TaskRef
 from mainspring.store.cluster import Cluster
 from mainspring.store.creation import Creation, Keyed, NewTask
-from mainspring.store.database import Database
-from mainspring.store.engine import EngineStore, TaskRef
-from mainspring.store.firing import Firing
 from mainspring.store.keys import Keys
 from mainspring.store.leases import LeaseStore, WorkerPick
 from mainspring.store.schedule_rows import Template
-from mainspring.store.schedules import Schedules
 from mainspring.store.tasks import Change, LockedTask, Tasks
 from mainspring.store.tenants import Tenants
 from mainspring.store.workers import Workers

@@ -4,8 +4,8 @@ from uuid import uuid4
 
 from contract.store_lab import Lab, finish, held, retry
 from mainspring.domain.placement import Tenure
+from mainspring.store.claims import TaskRef
 from mainspring.store.creation import Creation
-from mainspring.store.engine import TaskRef
 from mainspring.store.leases import WorkerPick
 
 

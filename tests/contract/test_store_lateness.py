@@ -26,8 +26,8 @@ from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.settlement import Retry
 from mainspring.domain.task import Target, TaskSpec
-from mainspring.store.database import Database, DatabaseOptions
-from mainspring.store.engine import TaskRef
+from mainspring.postgres.database import Database, DatabaseOptions
+from mainspring.store.claims import TaskRef
 from mainspring.store.leases import WorkerPick
 from support.store import StoreWorld, success
 

@@ -8,8 +8,8 @@ import pytest
 
 from contract.store_lab import EVERYWHERE, Lab
 from mainspring.domain.placement import Tenure
-from mainspring.domain.schedule import Definition, Misfire, OverlapPolicy
-from mainspring.store.firing import Settled
+from mainspring.domain.schedule.definition import Definition, Misfire, OverlapPolicy
+from mainspring.schedules.occurrences import Settled
 
 pytestmark = pytest.mark.slow
 

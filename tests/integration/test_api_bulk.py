@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mainspring.config import Config
-from mainspring.store import bulk
 from mainspring.store.tasks import TaskFilter
+from mainspring.workflows import bulk_cancel as bulk
 from support.api import Office, opened_office
 from support.letters import INJECTIONS, Undertaker
 

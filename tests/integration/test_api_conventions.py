@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from mainspring.api.app import paths_of
-from mainspring.api.openapi import describe
-from mainspring.api.routing import ForAll, ForTenants
+from mainspring.api.http.resource import ForAll, ForTenants
+from mainspring.api.openapi.document import describe
 from mainspring.config import Config
 from mainspring.errors import StoreUnavailable
 from support.api import Office, opened_office

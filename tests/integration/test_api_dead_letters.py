@@ -9,8 +9,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from mainspring.api import replaying
-from mainspring.api.parameters import encode_cursor
+from mainspring.api.dead_letters import replaying
+from mainspring.api.http.parameters import encode_cursor
 from mainspring.config import Config
 from mainspring.domain.execution import TaskError
 from support.api import Office, opened_office

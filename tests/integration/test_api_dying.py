@@ -11,8 +11,8 @@ from datetime import timedelta
 import pytest
 
 from mainspring import crash
-from mainspring.api import idempotency
 from mainspring.api.app import build_app
+from mainspring.api.http import idempotency
 from mainspring.config import Config
 from mainspring.store.answers import Answers
 from mainspring.store.vault import Vault

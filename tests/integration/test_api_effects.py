@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mainspring.api import idempotency
+from mainspring.api.http import idempotency
 from mainspring.config import Config
 from mainspring.store.answers import Answers, Turn
 from mainspring.store.housekeeping import Housekeeping

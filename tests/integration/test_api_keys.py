@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from mainspring.api import auth, key_activity
+from mainspring.api.http import auth, key_activity
 from mainspring.config import Config
 from mainspring.domain import apikey
 from mainspring.domain.tenant import ApiKey
-from mainspring.store import paging
 from mainspring.store.audit import AuditFilter, AuditLog
 from mainspring.store.keys import Keys, NewKey
+from mainspring.store.lists import paging
 from support.api import SCOPES, Office, opened_office
 from support.asgi import Answer
 

@@ -12,17 +12,17 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from mainspring import timezones
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import PARTITIONS, Tenure
 from mainspring.errors import StoreUnavailable
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.state import NodeState
-from mainspring.store import timezones
+from mainspring.schedules.occurrences import Firing, Settled
+from mainspring.schedules.service import Schedules
 from mainspring.store.calendars import Calendars
-from mainspring.store.firing import Firing, Settled
 from mainspring.store.housekeeping import Housekeeping
-from mainspring.store.schedules import Schedules
 from support.api import Office, opened_office
 from support.asgi import Answer
 

@@ -11,8 +11,9 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from mainspring.api import auth, ingest, key_activity
-from mainspring.api.rate_limits import RateLimits
+from mainspring.api.http import auth, key_activity
+from mainspring.api.http.rate_limits import RateLimits
+from mainspring.api.tasks import ingest
 from mainspring.config import Config
 from mainspring.errors import StoreUnavailable
 from mainspring.store.tasks import Tasks

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from mainspring.errors import StoreUnavailable
-from mainspring.store.database import DatabaseOptions, connect
+from mainspring.postgres.database import DatabaseOptions, connect
 from mainspring.store.tasks import Tasks
 from support.asgi import Answer
 from support.listening import NOOP, Api, listening_api

@@ -16,7 +16,12 @@ import pytest
 import structlog
 from starlette.types import ASGIApp
 
-from mainspring.api.routing import ForAll, ForOperators, ForTenants, Operation
+from mainspring.api.http.resource import (
+    ForAll,
+    ForOperators,
+    ForTenants,
+    Operation,
+)
 from mainspring.config import Config
 from mainspring.observe.logging import set_up_logging
 from support.api import SCOPES, Office, opened_office

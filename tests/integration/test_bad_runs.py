@@ -19,7 +19,7 @@ from mainspring.node.run_starter import RunStarter
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.step_rows import Moved
-from mainspring.store.task_runs import TaskRuns
+from mainspring.workflows.task_runs import TaskRuns
 from support.rows import assignment, row, task_id
 from support.runs import RunWorld, step, workflow
 from support.waiting import eventually

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from mainspring.store.database import Database, DatabaseOptions
+from mainspring.postgres.database import Database, DatabaseOptions
 from support.client import noop
 from support.waiting import eventually
 from support.workers import Shop, opened_shop, work

@@ -15,11 +15,11 @@ import typer
 from mainspring import __version__
 from mainspring.cli.running import reporting
 from mainspring.errors import InvalidRequest, Problem
-from mainspring.sdk.worker.heart import EXIT_BLOCKED
-from mainspring.store import doctor
-from mainspring.store.database import DatabaseOptions
-from mainspring.store.embedded import EmbeddedServer
-from mainspring.store.migrate import available
+from mainspring.postgres import doctor
+from mainspring.postgres.database import DatabaseOptions
+from mainspring.postgres.embedded import EmbeddedServer
+from mainspring.postgres.migrate import available
+from mainspring.sdk.worker.heartbeat_thread import EXIT_BLOCKED
 from support.process import run
 from support.waiting import eventually
 from support.workers import opened_shop

@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 
 from mainspring.errors import NothingSent, StoreUnavailable
-from mainspring.store.database import Database, DatabaseOptions
+from mainspring.postgres.database import Database, DatabaseOptions
 
 
 @pytest.fixture

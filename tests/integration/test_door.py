@@ -10,8 +10,8 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mainspring.api.door import DoorConfig, DoorLimits, DoorServer
-from mainspring.api.middleware import CYCLE
+from mainspring.api.http.middleware import CYCLE
+from mainspring.api.http.server import DoorConfig, DoorLimits, DoorServer
 from mainspring.errors import ServerError
 from mainspring.observe.metrics import Metrics
 from support.door import LIMITS as PATIENT

@@ -7,7 +7,8 @@ import sys
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from mainspring.api import door, draining
+from mainspring.api.http import draining
+from mainspring.api.http import server as door
 from support.door import Doorway, Visitor, opened_door
 from support.waiting import eventually
 

@@ -21,8 +21,8 @@ import pytest
 
 import mainspring
 from mainspring.errors import ServerError
-from mainspring.store import embedded, embedded_programs
-from mainspring.store.embedded import EmbeddedServer
+from mainspring.postgres import embedded, embedded_programs
+from mainspring.postgres.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ AS_NOBODY: dict[str, Any] = {
 OWNER = """
 import json, sys
 from pathlib import Path
-from mainspring.store.embedded import EmbeddedServer
+from mainspring.postgres.embedded import EmbeddedServer
 server = EmbeddedServer(Path(sys.argv[1]), settings=json.loads(sys.argv[2]))
 print(json.dumps([server.start(), server.pid]), flush=True)
 sys.stdin.read()

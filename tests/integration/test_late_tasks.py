@@ -13,7 +13,7 @@ import pytest
 
 from mainspring.domain.placement import PARTITIONS, partition_of
 from mainspring.domain.tenant import TenantLimits
-from mainspring.store.database import Database, DatabaseOptions
+from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.keys import NewKey
 from mainspring.store.tenants import Tenants
 from support.client import Client

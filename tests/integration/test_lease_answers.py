@@ -8,7 +8,7 @@ import pytest
 
 from mainspring.domain.capability import Offer
 from mainspring.engine.demand import Holder
-from mainspring.node.leasing import LeaseDesk, Wish
+from mainspring.node.workers.lease_service import LeaseDesk, Wish
 from support.waiting import eventually
 from support.workers import Shop, opened_shop
 

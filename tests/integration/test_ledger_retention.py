@@ -9,10 +9,10 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from mainspring.store.database import Database, DatabaseOptions
+from mainspring.postgres.database import Database, DatabaseOptions
+from mainspring.postgres.table_changes import Round
 from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.ledger_retention import LedgerRetention, delete_ledger
-from mainspring.store.table_changes import Round
 from support.evidence import Evidence, waits_for_a_lock
 from support.waiting import eventually
 

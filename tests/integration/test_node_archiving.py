@@ -14,7 +14,7 @@ from mainspring.node import archiving
 from mainspring.node.archiving import ArchiveCommand
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.state import NodeState
-from mainspring.store.database import Database, DatabaseOptions
+from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.housekeeping import Housekeeping
 from support.cluster import Cluster
 from support.waiting import eventually

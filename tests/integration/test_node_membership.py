@@ -18,12 +18,17 @@ from mainspring.engine.settings import EngineSettings
 from mainspring.errors import StoreUnavailable
 from mainspring.lifecycle import Supervisor
 from mainspring.node.membership import Membership
+from mainspring.node.partition_loader import Stocktaker
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
-from mainspring.node.stock import Stocktaker
 from mainspring.observe.metrics import Metrics
+from mainspring.postgres.database import (
+    CONNECTION_LOST,
+    Database,
+    DatabaseOptions,
+    connect,
+)
 from mainspring.store.cluster import SQL, Cluster
-from mainspring.store.database import CONNECTION_LOST, Database, DatabaseOptions, connect
 from support.waiting import eventually
 
 IDLE = 3.0

@@ -11,9 +11,9 @@ import pytest
 
 from mainspring.domain.placement import PARTITIONS
 from mainspring.domain.tenant import TenantLimits
+from mainspring.postgres.database import Database, DatabaseOptions, connect
+from mainspring.store.claims import TaskRef
 from mainspring.store.cluster import Cluster
-from mainspring.store.database import Database, DatabaseOptions, connect
-from mainspring.store.engine import TaskRef
 from mainspring.store.leases import Beat, LeaseStore, WorkerPick
 from mainspring.store.tasks import Change, LockedTask, Tasks
 from mainspring.store.tenants import Tenants

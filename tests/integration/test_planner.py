@@ -7,10 +7,10 @@ from unittest import mock
 import pytest
 
 from mainspring.domain.placement import Tenure
-from mainspring.store import planner
-from mainspring.store.database import Database, DatabaseOptions, connect
+from mainspring.postgres import planner
+from mainspring.postgres.database import Database, DatabaseOptions, connect
+from mainspring.postgres.planner import CROWD
 from mainspring.store.housekeeping import Housekeeping
-from mainspring.store.planner import CROWD
 from support.store import StoreWorld
 
 

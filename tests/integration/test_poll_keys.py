@@ -4,10 +4,10 @@ import asyncio
 from dataclasses import replace
 
 from mainspring.api.app import build_app
-from mainspring.api.lease_wire import LONGEST_WAIT
 from mainspring.config import Config
-from mainspring.node.leasing import Wish
+from mainspring.node.workers.lease_service import Wish
 from mainspring.store.leases import Leased
+from mainspring.wire.workers import LONGEST_WAIT
 from support.api import QuietDesk, opened_office
 from support.door import SOON, opened_door
 

@@ -11,10 +11,10 @@ import pytest
 from mainspring.domain.execution import Assignment
 from mainspring.domain.placement import PARTITIONS, Tenure
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow import Step
-from mainspring.store.step_outcomes import StepsFinished
+from mainspring.domain.workflow.definition import Step
 from mainspring.store.step_rows import Moved, Relay
 from mainspring.store.tasks import Change, Tasks
+from mainspring.workflows.outcomes import StepsFinished
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually
 

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.task import TaskState
-from mainspring.store import list_search, paging
-from mainspring.store.database import Database, DatabaseOptions
+from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.keys import Keys
-from mainspring.store.list_paths import INDEXES
+from mainspring.store.lists import paging
+from mainspring.store.lists import search as list_search
+from mainspring.store.lists.paths import INDEXES
 from mainspring.store.tasks import TaskFilter, Tasks
 from support.lists import Row, matches, write_rows
 

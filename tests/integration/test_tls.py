@@ -18,13 +18,14 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import aiohttp
 import pytest
 
-from mainspring import wiring
-from mainspring.api.door import DoorConfig, DoorLimits, DoorServer
+from mainspring.api.http.server import DoorConfig, DoorLimits, DoorServer
 from mainspring.config import Config, load
 from mainspring.errors import ConfigError, StoreUnavailable
 from mainspring.observe.metrics import Metrics
-from mainspring.store.database import Database
+from mainspring.postgres.database import Database
 from mainspring.tls import server_context
+from mainspring.wiring import commands
+from mainspring.wiring.settings import database_options
 from support.certificates import Authority, Certificate
 from support.cluster import Cluster
 
@@ -144,7 +145,7 @@ def test_settings_that_cannot_work_are_named(authority: Authority, tmp_path: Pat
     with pytest.raises(ConfigError, match="tls_certificate"):
         server_context(Config(tls_certificate=str(server.chain), tls_key=str(other.key)))
     with pytest.raises(ConfigError, match="database_ca"):
-        wiring.database_options(Config(database_url="x", database_ca=str(tmp_path / "missing")))
+        database_options(Config(database_url="x", database_ca=str(tmp_path / "missing")))
 
 
 # --- a whole installation, from its first key on ---------------------------------------------
@@ -258,7 +259,7 @@ async def pump(reader: StreamReader, writer: StreamWriter) -> None:
 
 async def ask(url: str, ca: Path | None) -> int:
     config = Config(database_url=url, database_ca=str(ca) if ca else None)
-    database = Database(wiring.database_options(config))
+    database = Database(database_options(config))
     try:
         await database.open()
         row = await database.fetch_row("SELECT 1 AS one")
@@ -287,11 +288,11 @@ async def test_migrations_go_the_same_way(
     async with tls_in_front_of(database_url, certificate) as url:
         here = url.format(host="127.0.0.1")
         config = Config(database_url=here, database_ca=str(authority.file))
-        assert await wiring.migrate(config) == []
-        findings = await wiring.examine(config)
+        assert await commands.migrate(config) == []
+        findings = await commands.examine(config)
         assert findings
         with pytest.raises(StoreUnavailable):
-            await wiring.migrate(Config(database_url=here, database_ca=str(stranger.file)))
+            await commands.migrate(Config(database_url=here, database_ca=str(stranger.file)))
 
 
 async def test_a_server_without_tls_is_refused(database_url: str, authority: Authority) -> None:

@@ -13,7 +13,7 @@ from msgspec import Raw
 from mainspring.domain.execution import Outcome, Report, TaskError
 from mainspring.errors import StoreUnavailable
 from mainspring.node import node
-from mainspring.store.database import Database, DatabaseOptions, connect
+from mainspring.postgres.database import Database, DatabaseOptions, connect
 from mainspring.store.tasks import Tasks
 from support.client import Client
 from support.waiting import eventually

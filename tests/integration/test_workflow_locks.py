@@ -10,12 +10,13 @@ import pytest
 from mainspring.domain.execution import Assignment
 from mainspring.domain.settlement import Finish
 from mainspring.domain.task import TaskState
-from mainspring.store import queries, steps
-from mainspring.store.database import DatabaseOptions, connect
-from mainspring.store.engine import finish_arguments
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import DatabaseOptions, connect
+from mainspring.store.claims import finish_arguments
 from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.keys import Keys
 from mainspring.store.step_rows import Ended, Moved, RunHead, Start, ended_of
+from mainspring.workflows import advancing as steps
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually
 

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from mainspring.domain.execution import Assignment
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow import Definition, Step
-from mainspring.domain.workflow_checks import with_implied_needs
-from mainspring.store.database import Database, DatabaseOptions
+from mainspring.domain.workflow.checks import with_implied_needs
+from mainspring.domain.workflow.definition import Definition, Step
+from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.step_rows import NO_RELAY, Relay
 from support.run_model import RunModel
 from support.runs import RunWorld, finish, step

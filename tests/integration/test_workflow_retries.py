@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow import Definition, Step
+from mainspring.domain.workflow.definition import Definition, Step
 from support.runs import RunWorld, step, workflow
 
 

@@ -11,8 +11,8 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.settlement import Retry
 from mainspring.domain.task import TaskState
 from mainspring.errors import Conflict
-from mainspring.store.database import DatabaseOptions, connect
-from mainspring.store.engine import TaskRef
+from mainspring.postgres.database import DatabaseOptions, connect
+from mainspring.store.claims import TaskRef
 from mainspring.store.housekeeping import Housekeeping
 from mainspring.store.step_rows import Moved, RunHead, Start
 from mainspring.store.step_tasks import StepTasks

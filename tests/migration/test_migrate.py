@@ -10,8 +10,13 @@ import asyncpg
 import pytest
 
 from mainspring.errors import MigrationError
-from mainspring.store import migrate as migrations
-from mainspring.store.migrate import Migration, available, migrate, pending
+from mainspring.postgres import migrate as migrations
+from mainspring.postgres.migrate import (
+    Migration,
+    available,
+    migrate,
+    pending,
+)
 
 _numbers = count(1)
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from mainspring.domain.capability import ALONE
 from mainspring.domain.tenant import TenantLimits
-from mainspring.node.reporting import Said, Verdict
+from mainspring.node.workers.reports import Said, Verdict
 from simulation.store import MemoryStore
 from simulation.tables import Finished, NodeRow, ScheduleRow, Task
 from simulation.world import SimulationFailed

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import asyncpg
 
-from mainspring.api.ingest import Ingest
+from mainspring.api.tasks.ingest import Ingest
 from mainspring.clock import DatabaseClock
 from mainspring.config import Config
 from mainspring.domain.capability import needs_worker
@@ -24,20 +24,20 @@ from mainspring.execution.port import ReportSink
 from mainspring.node.deadlines import Deadlines
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
-from mainspring.node.leasing import LeaseDesk
 from mainspring.node.loader import Loader
 from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
 from mainspring.node.node import Node
-from mainspring.node.post import Post
+from mainspring.node.partition_loader import Stocktaker
 from mainspring.node.recorder import Recorder
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
-from mainspring.node.stock import Stocktaker
+from mainspring.node.workers.lease_service import LeaseDesk
+from mainspring.node.workers.mailbox import Post
 from mainspring.observe.metrics import Metrics
-from mainspring.store.firing import Firing
-from mainspring.store.step_outcomes import StepOutcomes, StepsFinished
+from mainspring.schedules.occurrences import Firing
 from mainspring.store.step_rows import Moved
+from mainspring.workflows.outcomes import StepOutcomes, StepsFinished
 from simulation.leases import MemoryLeases, RemoteLeases, RemoteMessages, RemoteWorkers
 from simulation.remote import RemoteConnection, RemoteEngineStore, RemoteKeys, RemoteTasks
 from simulation.schedules import MemorySchedules, RemoteSchedules

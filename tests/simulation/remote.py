@@ -16,8 +16,14 @@ from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.settlement import Finish, Retry
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store import cluster
+from mainspring.store.claims import (
+    EngineStore,
+    Extended,
+    Seen,
+    TaskRef,
+    Woken,
+)
 from mainspring.store.creation import NO_HEAD_START, Creation, HeadStart, Made
-from mainspring.store.engine import EngineStore, Extended, Seen, TaskRef, Woken
 from mainspring.store.keys import Keys
 from mainspring.store.tasks import Change, LockedTask, Tasks
 from mainspring.store.tenants import StoredTenant, Tenants

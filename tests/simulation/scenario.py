@@ -18,12 +18,12 @@ from mainspring.domain import transitions
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import partition_of
 from mainspring.domain.retry import RetryPolicy
-from mainspring.domain.schedule import Definition, Misfire
+from mainspring.domain.schedule.definition import Definition, Misfire
 from mainspring.domain.task import Target, TaskSpec, TaskState
 from mainspring.domain.tenant import TenantLimits
 from mainspring.domain.transitions import Move, Standing
 from mainspring.errors import Conflict, StoreUnavailable
-from mainspring.node.reporting import Said, Verdict
+from mainspring.node.workers.reports import Said, Verdict
 from mainspring.store.creation import Creation, NewTask
 from mainspring.store.schedule_rows import Template
 from mainspring.store.tasks import Change, LockedTask
@@ -483,7 +483,7 @@ def _in_virtual_time(world: World, logged: Any) -> Iterator[None]:
     structlog.configure(processors=[logged], cache_logger_on_first_use=False)
     with (
         mock.patch("mainspring.clock.monotonic", world.monotonic),
-        mock.patch("mainspring.api.ingest.monotonic", world.monotonic),
+        mock.patch("mainspring.api.tasks.ingest.monotonic", world.monotonic),
         mock.patch("mainspring.node.state.uuid4", world.uuid),
     ):
         try:

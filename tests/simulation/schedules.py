@@ -12,10 +12,15 @@ from uuid import UUID
 import msgspec
 
 from mainspring.domain.placement import Tenure
-from mainspring.domain.schedule import Definition, spread_of
-from mainspring.store.firing import Firing, Placed, Settled, decide
+from mainspring.domain.schedule.definition import Definition, spread_of
+from mainspring.schedules.occurrences import (
+    Firing,
+    Placed,
+    Settled,
+    decide,
+)
+from mainspring.schedules.service import Due, Schedules
 from mainspring.store.schedule_rows import StoredSchedule
-from mainspring.store.schedules import Due, Schedules
 from simulation.remote import Link
 from simulation.store import MemoryStore
 from simulation.tables import Line, ScheduleRow

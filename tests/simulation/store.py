@@ -17,8 +17,14 @@ from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.settlement import Finish, Retry
 from mainspring.domain.task import TaskState
 from mainspring.domain.tenant import TenantLimits
+from mainspring.store.claims import (
+    Extended,
+    Seen,
+    TaskRef,
+    Woken,
+    read_spec,
+)
 from mainspring.store.creation import NO_HEAD_START, Creation, HeadStart, Made, NewTask
-from mainspring.store.engine import Extended, Seen, TaskRef, Woken, read_spec
 from mainspring.store.tasks import Change, LockedTask
 from simulation.cluster import MemoryCluster
 from simulation.tables import (

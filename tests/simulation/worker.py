@@ -11,9 +11,9 @@ from mainspring.domain.capability import ALONE, Offer
 from mainspring.domain.execution import Outcome, TaskError
 from mainspring.engine.demand import Holder
 from mainspring.errors import Conflict, MainspringError, NotReady, StoreUnavailable
-from mainspring.node.leasing import LeaseDesk, Wish
-from mainspring.node.post import Try
-from mainspring.node.reporting import Pulse, Said, Verdict
+from mainspring.node.workers.lease_service import LeaseDesk, Wish
+from mainspring.node.workers.mailbox import Try
+from mainspring.node.workers.reports import Pulse, Said, Verdict
 from mainspring.store.leases import Beat, Leased
 from simulation.node import SimNode, resolve
 from simulation.world import CALM, World

@@ -7,8 +7,8 @@ from random import Random
 from uuid import UUID
 
 from mainspring.api.app import ApiDependencies, build_app
-from mainspring.api.key_activity import KeyActivity
-from mainspring.api.middleware import Envelope
+from mainspring.api.http.key_activity import KeyActivity
+from mainspring.api.http.middleware import Envelope
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.execution import Report
@@ -17,11 +17,11 @@ from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.demand import Holder
 from mainspring.engine.explain import Situation
-from mainspring.node.leasing import Wish
-from mainspring.node.reporting import Pulse, Said, Verdict
+from mainspring.node.workers.lease_service import Wish
+from mainspring.node.workers.reports import Pulse, Said, Verdict
 from mainspring.observe.metrics import Metrics
+from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.creation import NO_HEAD_START, HeadStart, NewTask
-from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.keys import Keys, NewKey
 from mainspring.store.leases import Beat, Leased
 from mainspring.store.step_rows import Moved

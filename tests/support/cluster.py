@@ -12,7 +12,7 @@ from typing import Self
 import aiohttp
 
 from mainspring.domain.placement import PARTITIONS
-from mainspring.store.database import Database, DatabaseOptions
+from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.keys import Keys, NewKey
 from mainspring.store.tenants import Tenants
 from support.client import Client

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import msgspec
 from starlette.types import ASGIApp
 
-from mainspring.api.door import DoorConfig, DoorLimits, DoorServer
-from mainspring.api.prompt import Learner
+from mainspring.api.http.fast_path import Learner
+from mainspring.api.http.server import DoorConfig, DoorLimits, DoorServer
 from mainspring.observe.metrics import Metrics
 
 LIMITS = DoorLimits(connections=100, headers=20, head=4096, patience=30)

@@ -6,7 +6,7 @@ from uuid import UUID
 import asyncpg
 
 from mainspring.errors import StoreUnavailable
-from mainspring.store.database import Database
+from mainspring.postgres.database import Database
 from support.waiting import eventually
 
 _UNFINISHED = "SELECT id, state, fence, lease_until, due_at FROM tasks WHERE id = ANY ($1::uuid[])"

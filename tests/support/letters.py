@@ -7,7 +7,7 @@ from mainspring.domain.execution import Outcome, Report, TaskError
 from mainspring.domain.placement import PARTITIONS, Tenure
 from mainspring.domain.settlement import Finish
 from mainspring.domain.task import TaskState
-from mainspring.store.engine import EngineStore, TaskRef
+from mainspring.store.claims import EngineStore, TaskRef
 from support.api import Office
 from support.asgi import AsgiClient
 

@@ -17,8 +17,8 @@ from mainspring.domain.rows import TaskRow
 from mainspring.engine.explain import Situation
 from mainspring.errors import StoreUnavailable
 from mainspring.observe.metrics import Metrics
+from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.creation import NO_HEAD_START, Creation, HeadStart, Made, NewTask
-from mainspring.store.database import Database, DatabaseOptions
 from mainspring.store.keys import Keys, NewKey
 from mainspring.store.step_rows import Moved
 from mainspring.store.tasks import Tasks

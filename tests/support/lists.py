@@ -6,7 +6,7 @@ from datetime import datetime
 from uuid import UUID
 
 from mainspring.domain.task import UNFINISHED
-from mainspring.store.database import Database
+from mainspring.postgres.database import Database
 from mainspring.store.tasks import TaskFilter
 
 

@@ -13,8 +13,13 @@ from typing import Protocol
 
 import asyncpg
 
-from mainspring.store.embedded import PORT, EmbeddedServer
-from mainspring.store.embedded_programs import ENVIRONMENT, find_binaries, give, tools_for
+from mainspring.postgres.embedded import PORT, EmbeddedServer
+from mainspring.postgres.embedded_programs import (
+    ENVIRONMENT,
+    find_binaries,
+    give,
+    tools_for,
+)
 from support.waiting import eventually
 
 # The machine does not fail, only the server: no need to wait for its disk.

@@ -7,8 +7,8 @@ from typing import Any, cast
 import msgspec
 
 from mainspring.api.app import ApiDependencies, paths_of
-from mainspring.api.openapi import describe
-from mainspring.api.routing import Operation
+from mainspring.api.http.resource import Operation
+from mainspring.api.openapi.document import describe
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow import Definition
-from mainspring.domain.workflow_rules import Decision, decide, run_state
+from mainspring.domain.workflow.definition import Definition
+from mainspring.domain.workflow.rules import Decision, decide, run_state
 
 OVER = {"completed", "failed", "cancelled", "expired", "skipped"}
 LOST = {"failed", "cancelled", "expired"}

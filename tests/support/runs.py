@@ -12,16 +12,16 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import PARTITIONS, Tenure
 from mainspring.domain.settlement import Finish
 from mainspring.domain.task import Target, TaskSpec, TaskState
-from mainspring.domain.workflow import Definition, Step, TaskTemplate
-from mainspring.store.database import Database
-from mainspring.store.definitions import Definitions
-from mainspring.store.engine import EngineStore, TaskRef
+from mainspring.domain.workflow.definition import Definition, Step, TaskTemplate
+from mainspring.postgres.database import Database
+from mainspring.store.claims import EngineStore, TaskRef
 from mainspring.store.keys import Keys
-from mainspring.store.step_outcomes import StepOutcomes, StepsFinished
 from mainspring.store.step_rows import NO_RELAY, NewRun, Relay
-from mainspring.store.steps import Steps
-from mainspring.store.workflow_runs import StoredStep, WorkflowRuns
 from mainspring.store.workflows import Workflows
+from mainspring.workflows.advancing import Steps
+from mainspring.workflows.definitions import Definitions
+from mainspring.workflows.outcomes import StepOutcomes, StepsFinished
+from mainspring.workflows.runs import StoredStep, WorkflowRuns
 
 _SPEC = msgspec.json.encode(TaskSpec(Target("handler", name="work")).stored()).decode()
 

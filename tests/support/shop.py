@@ -12,9 +12,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from mainspring.api.door import Door, DoorConfig, DoorLimits
-from mainspring.api.middleware import CYCLE
-from mainspring.api.prompt import Reply, Serve
+from mainspring.api.http.fast_path import Reply, Serve
+from mainspring.api.http.middleware import CYCLE
+from mainspring.api.http.server import Door, DoorConfig, DoorLimits
 from mainspring.observe.metrics import Metrics
 from support.door import LIMITS, SOON
 

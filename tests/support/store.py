@@ -11,9 +11,9 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import PARTITIONS, Tenure
 from mainspring.domain.settlement import Finish
 from mainspring.domain.task import Target, TaskSpec, TaskState
+from mainspring.postgres.database import Database
+from mainspring.store.claims import EngineStore, TaskRef
 from mainspring.store.creation import Creation, NewTask
-from mainspring.store.database import Database
-from mainspring.store.engine import EngineStore, TaskRef
 from mainspring.store.keys import Keys
 from mainspring.store.tasks import Tasks
 

@@ -9,7 +9,7 @@ import msgspec
 from starlette.types import Scope
 
 from mainspring.api.app import build_app
-from mainspring.api.prompt import Reply, Serve
+from mainspring.api.http.fast_path import Reply, Serve
 from mainspring.config import Config
 from mainspring.store.vault import Vault
 from support.api import Office, opened_office

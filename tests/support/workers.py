@@ -11,7 +11,7 @@ import aiohttp
 
 from mainspring.config import Config
 from mainspring.store.keys import NewKey
-from mainspring.wiring import Server
+from mainspring.wiring.server import Server
 from support.client import Client, Unacknowledged
 from support.cluster import Node, Tenant
 from support.waiting import eventually

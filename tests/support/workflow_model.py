@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow import Definition, OnFailure, Step, TaskTemplate, When
+from mainspring.domain.workflow.definition import (
+    Definition,
+    OnFailure,
+    Step,
+    TaskTemplate,
+    When,
+)
 
 NOOP = TaskTemplate('{"target":{"type":"handler","name":"mainspring.noop"}}', "{}", "handler")
 WAITING, RUNNING = TaskState.BLOCKED, TaskState.RUNNING

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
-from mainspring.api.routing import Operation
+from mainspring.api.http.resource import Operation
 from support.routes import document, every_route
 
 DOCUMENT = document()
@@ -16,7 +16,7 @@ COMPONENTS: dict[str, dict[str, Any]] = DOCUMENT["components"]["schemas"]
 
 @pytest.mark.parametrize(("method", "path", "operation"), list(every_route()))
 def test_every_operation_is_documented(method: str, path: str, operation: Operation) -> None:
-    """See mainspring.api.documentation for how."""
+    """See mainspring.api.openapi.operation for how."""
     doc = operation.doc
     assert doc is not None, f"{method} {path} carries no Doc"
     assert doc.summary.rstrip(".") == doc.summary != "", "a summary is a title"

@@ -6,7 +6,12 @@ from uuid import UUID, uuid4
 import pytest
 from starlette.datastructures import QueryParams
 
-from mainspring.api.parameters import decode_cursor, encode_cursor, outcome_query, task_query
+from mainspring.api.http.parameters import (
+    decode_cursor,
+    encode_cursor,
+    outcome_query,
+    task_query,
+)
 from mainspring.errors import InvalidRequest
 
 

@@ -8,10 +8,10 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import pytest
 
-from mainspring import api
-from mainspring.api.decoding import decode_task
-from mainspring.api.patterns import in_words
+from mainspring import wire
+from mainspring.api.http.decoding import decode_task
 from mainspring.errors import InvalidRequest
+from mainspring.wire.patterns import in_words
 
 
 def patterns_in(kind: Any) -> Iterator[str]:
@@ -23,12 +23,11 @@ def patterns_in(kind: Any) -> Iterator[str]:
 
 def wire_patterns() -> list[str]:
     found: set[str] = set()
-    for module in pkgutil.iter_modules(api.__path__):
-        if module.name.endswith("wire"):
-            for member in vars(importlib.import_module(f"{api.__name__}.{module.name}")).values():
-                if isinstance(member, type) and issubclass(member, msgspec.Struct):
-                    for kind in get_type_hints(member, include_extras=True).values():
-                        found.update(patterns_in(kind))
+    for module in pkgutil.iter_modules(wire.__path__):
+        for member in vars(importlib.import_module(f"{wire.__name__}.{module.name}")).values():
+            if isinstance(member, type) and issubclass(member, msgspec.Struct):
+                for kind in get_type_hints(member, include_extras=True).values():
+                    found.update(patterns_in(kind))
     return sorted(found)
 
 

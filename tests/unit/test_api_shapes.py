@@ -8,20 +8,20 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
-from mainspring.api.admin_wire import KeyIn
-from mainspring.api.bulk_wire import CancelIn, ReplayIn
-from mainspring.api.decoding import (
+from mainspring.api.http.decoding import (
     decode_as,
     decode_batch,
     decode_patch,
     decode_task,
     readable_as,
 )
-from mainspring.api.lease_wire import HeartbeatIn, LeaseIn
-from mainspring.api.schedule_wire import PreviewIn
-from mainspring.api.wire import BatchIn, HttpTarget, TaskPatch
 from mainspring.domain.task import TaskState
 from mainspring.errors import InvalidRequest, RequestError
+from mainspring.wire.admin import KeyIn
+from mainspring.wire.dead_letters import CancelIn, ReplayIn
+from mainspring.wire.schedules import PreviewIn
+from mainspring.wire.tasks import BatchIn, HttpTarget, TaskPatch
+from mainspring.wire.workers import HeartbeatIn, LeaseIn
 
 
 def pointers(body: object, decode: object = decode_task) -> list[str]:

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainspring.api.decoding import decode_batch, decode_lines, decode_task
-from mainspring.api.payloads import nested_too_deeply
-from mainspring.api.validation import TaskValidator
+from mainspring.api.http.decoding import decode_batch, decode_lines, decode_task
+from mainspring.api.http.payloads import nested_too_deeply
+from mainspring.api.tasks.validation import TaskValidator
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds

@@ -6,7 +6,7 @@ import pytest
 
 from mainspring.config import Config, load, strangers
 from mainspring.errors import ConfigError
-from mainspring.store.database import DatabaseOptions
+from mainspring.postgres.database import DatabaseOptions
 
 
 def problems(environ: dict[str, str]) -> tuple[str, ...]:

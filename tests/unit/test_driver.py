@@ -2,7 +2,7 @@
 
 import asyncpg.protocol.protocol as driver
 
-from mainspring.store import database
+from mainspring.postgres import database
 
 
 def test_the_driver_asks_for_containers_by_their_kind() -> None:

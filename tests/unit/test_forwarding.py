@@ -16,11 +16,19 @@ from mainspring.engine.core import Engine
 from mainspring.engine.demand import Holder, Poll
 from mainspring.engine.settings import EngineSettings
 from mainspring.lifecycle import Errands
-from mainspring.node import forwarding
-from mainspring.node.forwarding import Forwarding
-from mainspring.node.leasing import LeaseDesk, _Waiting
-from mainspring.node.post import Grant, Granted, Kind, Letter, Post, Ready, Try
 from mainspring.node.state import NodeState
+from mainspring.node.workers import remote_workers as forwarding
+from mainspring.node.workers.lease_service import LeaseDesk, _Waiting
+from mainspring.node.workers.mailbox import (
+    Grant,
+    Granted,
+    Kind,
+    Letter,
+    Post,
+    Ready,
+    Try,
+)
+from mainspring.node.workers.remote_workers import Forwarding
 from support.rows import assignment, row, task_id
 
 WORK = Offer(frozenset({"default"}), frozenset({"work"}))

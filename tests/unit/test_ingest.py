@@ -7,8 +7,8 @@ from uuid import UUID
 import pytest
 
 from contract.store_lab import SPEC
-from mainspring.api import ingest as ingesting
-from mainspring.api.ingest import Ingest
+from mainspring.api.tasks import ingest as ingesting
+from mainspring.api.tasks.ingest import Ingest
 from mainspring.clock import ManualClock
 from mainspring.domain.placement import Tenure
 from mainspring.errors import NothingSent, StoreUnavailable

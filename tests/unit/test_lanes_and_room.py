@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from mainspring.engine.room import Room
+from mainspring.engine.slot_quota import Room
 from mainspring.execution.guard import Origin
 from mainspring.execution.lanes import Caps, Lanes
 

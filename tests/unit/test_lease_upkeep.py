@@ -20,7 +20,7 @@ from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store.engine import Extended, Seen, TaskRef
+from mainspring.store.claims import Extended, Seen, TaskRef
 from support.rows import assignment, row, task_id
 from support.waiting import eventually
 

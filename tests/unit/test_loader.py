@@ -22,13 +22,13 @@ from mainspring.engine.settings import EngineSettings
 from mainspring.engine.window import Refill
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.lifecycle import Supervisor
-from mainspring.node import chores
+from mainspring.node import periodic_jobs as chores
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.loader import Loader
+from mainspring.node.partition_loader import Stocktaker
 from mainspring.node.state import NodeState
-from mainspring.node.stock import Stocktaker
 from mainspring.observe.metrics import Metrics
-from mainspring.store.engine import EngineStore, Seen, Woken
+from mainspring.store.claims import EngineStore, Seen, Woken
 from mainspring.store.keys import Keys
 
 NOW = 1000.0

@@ -13,10 +13,10 @@ from mainspring.engine.core import Engine
 from mainspring.engine.leases import Held
 from mainspring.engine.settings import EngineSettings
 from mainspring.node.loader import Loader
+from mainspring.node.partition_loader import Stocktaker
 from mainspring.node.state import NodeState
-from mainspring.node.stock import Stocktaker
 from mainspring.observe.metrics import Metrics
-from mainspring.store.engine import Woken
+from mainspring.store.claims import Woken
 from support.waiting import eventually
 
 

@@ -18,8 +18,8 @@ from mainspring.node.materializer import Materializer
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store.firing import Settled
-from mainspring.store.schedules import Due, Schedules
+from mainspring.schedules.occurrences import Settled
+from mainspring.schedules.service import Due, Schedules
 
 
 class Unanswered(Schedules):

@@ -4,8 +4,9 @@ import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mainspring.api import duplicates, views
-from mainspring.api.views import new_task_json, new_task_out
+from mainspring.api.http import duplicate_names as duplicates
+from mainspring.api.tasks import views
+from mainspring.api.tasks.views import new_task_json, new_task_out
 from mainspring.domain.task import Target, TaskSpec
 from mainspring.store.creation import NewTask
 from support.specs import mappings, specs, words

@@ -8,7 +8,7 @@ from uuid import uuid4
 import msgspec
 
 from mainspring.engine.demand import Holder
-from mainspring.node.post import Began, Letter, Post
+from mainspring.node.workers.mailbox import Began, Letter, Post
 
 
 async def test_a_letter_that_nobody_can_read_does_not_spoil_the_others() -> None:

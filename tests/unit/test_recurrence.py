@@ -12,10 +12,16 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from mainspring.domain import cron, rrule, rrule_days
-from mainspring.domain.recurrence import Interval, ZonedRecurrence
-from mainspring.domain.schedule import Definition, recurrence_of, timetable
-from mainspring.domain.zones import DstPolicy, GapPolicy, RepeatPolicy, UnknownZone, zone
+from mainspring.domain.schedule import cron, rrule, rrule_days
+from mainspring.domain.schedule.definition import Definition, recurrence_of, timetable
+from mainspring.domain.schedule.recurrence import Interval, ZonedRecurrence
+from mainspring.domain.schedule.zones import (
+    DstPolicy,
+    GapPolicy,
+    RepeatPolicy,
+    UnknownZone,
+    zone,
+)
 from support.calendars import Fields, scan
 
 ZONES = [

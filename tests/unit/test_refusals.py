@@ -7,7 +7,7 @@ import pytest
 from asyncpg.exceptions._base import DataError as ClientDataError
 
 from mainspring.errors import StoreUnavailable
-from mainspring.store.database import REFUSED, Database, DatabaseOptions
+from mainspring.postgres.database import REFUSED, Database, DatabaseOptions
 
 
 class _Pool:

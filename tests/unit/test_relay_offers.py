@@ -23,8 +23,8 @@ from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
+from mainspring.store.claims import Seen
 from mainspring.store.creation import NO_HEAD_START, NewTask, begun_task
-from mainspring.store.engine import Seen
 from mainspring.store.step_rows import NO_RELAY
 from support.rows import assignment, row, task_id
 

@@ -14,9 +14,9 @@ from mainspring.engine.core import Engine
 from mainspring.engine.demand import Holder
 from mainspring.engine.settings import EngineSettings
 from mainspring.errors import StoreUnavailable
-from mainspring.node.reporting import Reporting
-from mainspring.node.roster import Roster
 from mainspring.node.state import NodeState
+from mainspring.node.workers.registry import Roster
+from mainspring.node.workers.reports import Reporting
 from mainspring.store.workers import Touch, Workers, offer_shown
 
 HOLDER = Holder(1, "w", "1")

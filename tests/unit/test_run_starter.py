@@ -16,7 +16,7 @@ from mainspring.node.recorder import Recorder
 from mainspring.node.run_starter import RunStarter
 from mainspring.node.state import NodeState
 from mainspring.store.step_rows import Moved
-from mainspring.store.task_runs import TaskRuns
+from mainspring.workflows.task_runs import TaskRuns
 from support.rows import assignment, row
 
 FLOOD = 400

@@ -12,10 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from mainspring.domain import misfire
-from mainspring.domain.describe import describe, warnings
-from mainspring.domain.misfire import Decision
-from mainspring.domain.schedule import (
+from mainspring.domain.schedule import misfire
+from mainspring.domain.schedule.definition import (
     Definition,
     Misfire,
     MisfirePolicy,
@@ -23,9 +21,11 @@ from mainspring.domain.schedule import (
     spread_of,
     timetable,
 )
-from mainspring.domain.template import Values, expand
-from mainspring.domain.zones import DstPolicy
-from mainspring.store.firing import decide
+from mainspring.domain.schedule.description import describe, warnings
+from mainspring.domain.schedule.misfire import Decision
+from mainspring.domain.schedule.template import Values, expand
+from mainspring.domain.schedule.zones import DstPolicy
+from mainspring.schedules.occurrences import decide
 from mainspring.store.schedule_rows import StoredSchedule
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()

@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
-from mainspring.domain import cron, misfire
-from mainspring.domain.recurrence import ZonedRecurrence
-from mainspring.domain.schedule import Backlog, Definition, Misfire, timetable
-from mainspring.domain.zones import DstPolicy, zone
+from mainspring.domain.schedule import cron, misfire
+from mainspring.domain.schedule.definition import (
+    Backlog,
+    Definition,
+    Misfire,
+    timetable,
+)
+from mainspring.domain.schedule.recurrence import ZonedRecurrence
+from mainspring.domain.schedule.zones import DstPolicy, zone
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "schedules.md"
 NOON = datetime(2027, 6, 1, 12, tzinfo=UTC).timestamp()

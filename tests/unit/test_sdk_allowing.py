@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mainspring.errors import ConfigError, NonRetryable
-from mainspring.sdk.worker.allowing import load_allowed
+from mainspring.sdk.worker.allowlist import load_allowed
 
 GOOD = """
 [defaults]

@@ -8,12 +8,13 @@ import pytest
 
 from mainspring.clock import monotonic
 from mainspring.sdk.environment import Address
-from mainspring.sdk.worker import lanes, suspects
-from mainspring.sdk.worker.lanes import Lane, Leaser
+from mainspring.sdk.worker import leasing as lanes
+from mainspring.sdk.worker import suspects
+from mainspring.sdk.worker.execution import Try
+from mainspring.sdk.worker.leasing import Lane, Leaser
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import RELEASED, Verdict
 from mainspring.sdk.worker.protocol import Leased, LeaseIn, LeaseOut
-from mainspring.sdk.worker.tries import Try
 from mainspring.sdk.worker.worker import Worker
 from support.sdk_tries import leased
 from support.waiting import eventually

@@ -29,8 +29,9 @@ from mainspring.sdk.context import Context, Line
 from mainspring.sdk.environment import Address
 from mainspring.sdk.wire import Response
 from mainspring.sdk.worker import child, reports
-from mainspring.sdk.worker.heart import Heart
-from mainspring.sdk.worker.lanes import Leaser
+from mainspring.sdk.worker.execution import Try
+from mainspring.sdk.worker.heartbeat_thread import Heart
+from mainspring.sdk.worker.leasing import Leaser
 from mainspring.sdk.worker.loop_runner import LoopRunner, tell
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, Verdict
@@ -45,7 +46,6 @@ from mainspring.sdk.worker.protocol import (
     ServerClock,
 )
 from mainspring.sdk.worker.reports import LogSender, Reporter, outcome_of
-from mainspring.sdk.worker.tries import Try
 from mainspring.sdk.worker.worker import Worker
 from support.process import is_running
 from support.sdk_tries import leased

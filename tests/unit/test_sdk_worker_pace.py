@@ -7,7 +7,12 @@ from uuid import UUID
 import pytest
 
 from mainspring.errors import Unavailable
-from mainspring.sdk.worker.lanes import Complaints, Lane, Leaser, Pace
+from mainspring.sdk.worker.leasing import (
+    Complaints,
+    Lane,
+    Leaser,
+    Pace,
+)
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.protocol import About, LeaseIn, LeaseOut
 from support.sdk_tries import leased
@@ -100,7 +105,7 @@ async def test_no_answers_make_a_worker_ask_in_a_hot_loop(
                 enough.set()
         await asyncio.get_running_loop().run_in_executor(None, lambda: None)
 
-    monkeypatch.setattr("mainspring.sdk.worker.lanes.asyncio.sleep", rest)
+    monkeypatch.setattr("mainspring.sdk.worker.leasing.asyncio.sleep", rest)
     server = Server(answer)
     work = asyncio.create_task(Leaser(Lane(1, ["x"], commands=False), Refusing(server)).run())
     async with asyncio.timeout(10):

@@ -23,8 +23,11 @@ from mainspring.sdk.app import App
 from mainspring.sdk.context import Context, Line
 from mainspring.sdk.environment import Address
 from mainspring.sdk.wire import Response
-from mainspring.sdk.worker import lanes, reports, tries
-from mainspring.sdk.worker.lanes import Complaints, Lane, Leaser
+from mainspring.sdk.worker import execution as tries
+from mainspring.sdk.worker import leasing as lanes
+from mainspring.sdk.worker import reports
+from mainspring.sdk.worker.execution import Try
+from mainspring.sdk.worker.leasing import Complaints, Lane, Leaser
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import Ending, Verdict
 from mainspring.sdk.worker.protocol import (
@@ -37,7 +40,6 @@ from mainspring.sdk.worker.protocol import (
     ServerClock,
 )
 from mainspring.sdk.worker.reports import LogSender, Reporter
-from mainspring.sdk.worker.tries import Try
 from mainspring.sdk.worker.worker import Worker
 from support.sdk_tries import EPOCH, leased
 

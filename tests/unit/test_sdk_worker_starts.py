@@ -15,9 +15,10 @@ from mainspring.errors import InvalidRequest, Unreachable
 from mainspring.sdk.context import Context
 from mainspring.sdk.environment import Address
 from mainspring.sdk.wire import Request, Response
-from mainspring.sdk.worker import heart as heart_module
+from mainspring.sdk.worker import heartbeat_thread as heart_module
 from mainspring.sdk.worker import start_channels
-from mainspring.sdk.worker.heart import Heart
+from mainspring.sdk.worker.execution import Runner, Try
+from mainspring.sdk.worker.heartbeat_thread import Heart
 from mainspring.sdk.worker.loop_runner import LoopRunner
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import RELEASED, Ending, Verdict
@@ -35,7 +36,6 @@ from mainspring.sdk.worker.protocol import (
 )
 from mainspring.sdk.worker.start_channels import StartChannels
 from mainspring.sdk.worker.threads import ThreadRunner
-from mainspring.sdk.worker.tries import Runner, Try
 from support.sdk_tries import leased
 from support.waiting import eventually
 

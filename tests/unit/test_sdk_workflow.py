@@ -11,14 +11,14 @@ import pytest
 
 import mainspring
 from mainspring import App, Context, InvalidArguments
-from mainspring.api.validation import TaskValidator
-from mainspring.api.workflow_validation import WorkflowValidator
-from mainspring.api.workflow_wire import WorkflowIn
+from mainspring.api.tasks.validation import TaskValidator
+from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.workflow import Definition
+from mainspring.domain.workflow.definition import Definition
 from mainspring.sdk.workflow import INDEX, ITEM, Workflow
+from mainspring.wire.workflows import WorkflowIn
 
 
 def nightly() -> Workflow:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.api.door import listen
+from mainspring.api.http.server import listen
 from mainspring.cli import developing, serving
 from mainspring.config import Config
 from mainspring.errors import ConfigError, ServerError
-from mainspring.store.embedded_keeper import Keeper
+from mainspring.postgres.embedded_supervisor import Keeper
 
 
 class Frail:

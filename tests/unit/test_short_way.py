@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Scope
 
-from mainspring.api.cycle import Cycle
-from mainspring.api.door import Door
-from mainspring.api.prompt import KnownHeads, Serve
+from mainspring.api.http.cycle import Cycle
+from mainspring.api.http.fast_path import KnownHeads, Serve
+from mainspring.api.http.server import Door
 from support.door import LIMITS
 from support.shop import ORDINARY, SPOT, Exchange, Shop, Wire, post
 

@@ -6,8 +6,8 @@ from typing import cast
 
 import pytest
 
-from mainspring.domain.workflow import Definition, OnFailure, Step
-from mainspring.domain.workflow_checks import graph_problems, with_implied_needs
+from mainspring.domain.workflow.checks import graph_problems, with_implied_needs
+from mainspring.domain.workflow.definition import Definition, OnFailure, Step
 from support.workflow_model import CANCELLED, COMPLETED, FAILED, NOOP, Model
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "workflows.md"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mainspring.domain.workflow_retry import Standing, same_lists, with_left_out
+from mainspring.domain.workflow.retry import Standing, same_lists, with_left_out
 from support.runs import step, workflow
 
 FLOW = workflow(

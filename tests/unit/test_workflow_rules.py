@@ -10,11 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mainspring.domain import workflow_rules
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow import Definition, Step, TaskTemplate, When
-from mainspring.domain.workflow_checks import graph_problems, with_implied_needs
-from mainspring.domain.workflow_rules import (
+from mainspring.domain.workflow import rules as workflow_rules
+from mainspring.domain.workflow.checks import graph_problems, with_implied_needs
+from mainspring.domain.workflow.definition import (
+    Definition,
+    Step,
+    TaskTemplate,
+    When,
+)
+from mainspring.domain.workflow.rules import (
     Decision,
     RenderFailed,
     RunState,

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainspring.api.decoding import decode_as
-from mainspring.api.validation import TaskValidator
-from mainspring.api.workflow_validation import WorkflowValidator
-from mainspring.api.workflow_wire import WorkflowIn
+from mainspring.api.http.decoding import decode_as
+from mainspring.api.tasks.validation import TaskValidator
+from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.workflow import Definition
+from mainspring.domain.workflow.definition import Definition
 from mainspring.errors import InvalidRequest, TooLarge
+from mainspring.wire.workflows import WorkflowIn
 
 NOOP = {"type": "handler", "name": "mainspring.noop"}
 DECODER = msgspec.json.Decoder(WorkflowIn)

@@ -1,1 +1,1 @@
-"""The HTTP face: one module per subject, problem documents for everything that goes wrong."""
+"""The HTTP API: a folder per resource, and what every request passes in http/."""

@@ -4,62 +4,71 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from mainspring.api import bulk_docs, lease_docs, operation_docs, secret_docs, task_docs
-from mainspring.api.admin_paths import admin_paths
-from mainspring.api.auth import Authenticator
-from mainspring.api.bulk import TaskBulk
-from mainspring.api.completion import Completion
-from mainspring.api.dead_letters import DeadLetterResource
-from mainspring.api.description import described
-from mainspring.api.effects import EffectLog
-from mainspring.api.egress import Egress
-from mainspring.api.explaining import TaskExplanation
-from mainspring.api.idempotency import Idempotency
-from mainspring.api.ingest import Ingest
-from mainspring.api.key_activity import KeyActivity
-from mainspring.api.key_watch import KeyWatch
-from mainspring.api.lease_wire import LONGEST_WAIT
-from mainspring.api.leases import LeaseResource
-from mainspring.api.middleware import Envelope
-from mainspring.api.operations import Operations
-from mainspring.api.patching import TaskPatcher
+from mainspring.api.admin import operation_docs, secret_docs
+from mainspring.api.admin.egress import Egress
+from mainspring.api.admin.operations import Operations
+from mainspring.api.admin.routes import admin_paths
+from mainspring.api.admin.secrets import Secrets
+from mainspring.api.dead_letters import docs as bulk_docs
+from mainspring.api.dead_letters.letters import DeadLetterResource
+from mainspring.api.dead_letters.replaying import Replayer
+from mainspring.api.http.auth import Authenticator
+from mainspring.api.http.idempotency import Idempotency
+from mainspring.api.http.key_activity import KeyActivity
+from mainspring.api.http.key_watch import KeyWatch
+from mainspring.api.http.middleware import Envelope
+from mainspring.api.http.rate_limits import RateLimits
+from mainspring.api.http.resource import (
+    ForAll,
+    ForOperators,
+    ForTenants,
+    Operation,
+    Resource,
+)
+from mainspring.api.http.router import Router
+from mainspring.api.openapi.endpoints import described
 from mainspring.api.ports import LeasePort, NodePort
-from mainspring.api.rate_limits import RateLimits
-from mainspring.api.replaying import Replayer
-from mainspring.api.router import Router
-from mainspring.api.routing import ForAll, ForOperators, ForTenants, Operation, Resource
-from mainspring.api.run_paths import run_paths
-from mainspring.api.schedule_paths import schedule_paths
-from mainspring.api.secrets import Secrets
-from mainspring.api.task_changes import TaskChanges
-from mainspring.api.task_creation import TaskCreation
-from mainspring.api.task_reading import TaskReading
-from mainspring.api.validation import TaskValidator
-from mainspring.api.workers import LogResource, WorkerResource
-from mainspring.api.workflow_paths import workflow_paths
-from mainspring.api.workflow_runs import RunResource
+from mainspring.api.schedules.routes import schedule_paths
+from mainspring.api.tasks import docs as task_docs
+from mainspring.api.tasks.bulk import TaskBulk
+from mainspring.api.tasks.changes import TaskChanges
+from mainspring.api.tasks.completion import Completion
+from mainspring.api.tasks.creation import TaskCreation
+from mainspring.api.tasks.effects import EffectLog
+from mainspring.api.tasks.explaining import TaskExplanation
+from mainspring.api.tasks.ingest import Ingest
+from mainspring.api.tasks.patching import TaskPatcher
+from mainspring.api.tasks.reading import TaskReading
+from mainspring.api.tasks.validation import TaskValidator
+from mainspring.api.workers import docs as lease_docs
+from mainspring.api.workers.leases import LeaseResource
+from mainspring.api.workers.registry import LogResource, WorkerResource
+from mainspring.api.workflows.routes import workflow_paths
+from mainspring.api.workflows.run_routes import run_paths
+from mainspring.api.workflows.runs import RunResource
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.observe.metrics import Metrics
+from mainspring.postgres.database import Database
+from mainspring.schedules.occurrences import Firing
+from mainspring.schedules.service import Schedules
 from mainspring.store.administration import Administration
 from mainspring.store.answers import Answers, Effects
-from mainspring.store.bulk import BulkChanges
 from mainspring.store.calendars import Calendars
-from mainspring.store.database import Database
 from mainspring.store.dead_letters import DeadLetters
-from mainspring.store.definitions import Definitions
 from mainspring.store.explaining import Explaining
-from mainspring.store.firing import Firing
 from mainspring.store.keys import Keys
-from mainspring.store.schedules import Schedules
 from mainspring.store.secrets import WebhookSecrets
-from mainspring.store.steps import Steps, new_steps
 from mainspring.store.tasks import Tasks
 from mainspring.store.vault import Vault
 from mainspring.store.workers import Workers
-from mainspring.store.workflow_runs import WorkflowRuns
 from mainspring.store.workflows import Workflows
+from mainspring.wire.workers import LONGEST_WAIT
+from mainspring.workflows.advancing import Steps, new_steps
+from mainspring.workflows.bulk_cancel import BulkChanges
+from mainspring.workflows.definitions import Definitions
+from mainspring.workflows.runs import WorkflowRuns
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.demand import Holder
 from mainspring.engine.explain import Situation
-from mainspring.node.leasing import Wish
-from mainspring.node.reporting import Pulse, Said, Verdict
+from mainspring.node.workers.lease_service import Wish
+from mainspring.node.workers.reports import Pulse, Said, Verdict
 from mainspring.store.creation import HeadStart, NewTask
 from mainspring.store.leases import Beat, Leased
 from mainspring.store.step_rows import Moved

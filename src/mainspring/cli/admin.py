@@ -104,10 +104,10 @@ def create_operator_key(name: _KeyName = None) -> None:
     """Make an operator's key in the database that DATABASE_URL names, and print it this once."""
     config = load_config()
 
-    from mainspring import wiring
+    from mainspring.wiring import commands
 
     async def work() -> None:
-        typer.echo(await wiring.create_operator_key(config, name))
+        typer.echo(await commands.create_operator_key(config, name))
 
     run(work)
 
@@ -117,10 +117,10 @@ def revoke_operator_key(key: Annotated[str, typer.Argument(help="Its id or the k
     """End an operator's key, in the database that DATABASE_URL names."""
     config = load_config()
 
-    from mainspring import wiring
+    from mainspring.wiring import commands
 
     async def work() -> None:
-        if not await wiring.revoke_operator_key(config, key):
+        if not await commands.revoke_operator_key(config, key):
             typer.echo("mainspring: there is no such operator's key", err=True)
             raise typer.Exit(1)
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import typer
 
-from mainspring import wiring
 from mainspring.cli import serving
 from mainspring.config import Config
 from mainspring.errors import ConfigError, ServerError
+from mainspring.wiring import commands, settings
+from mainspring.wiring.server import Server
 
 _SCOPES = frozenset({"read", "write", "work", "admin"})
 _GRACE = 2.0
@@ -67,13 +68,13 @@ class _Development:
     def __init__(self, config: Config, data: Path) -> None:
         self._config = config
         self._data = data
-        self._database = wiring.embedded_server(data)
+        self._database = commands.embedded_server(data)
 
-    async def start(self) -> wiring.Server:
+    async def start(self) -> Server:
         url = await self._database.start()
         sealing = self._config.secrets_key or self._kept("secrets-key", _new_secrets_key)
         config = replace(self._config, database_url=url, secrets_key=sealing)
-        await wiring.migrate(config)
+        await commands.migrate(config)
         server = await serving.start(config)
         try:
             key = await self._add_key(server)
@@ -83,7 +84,7 @@ class _Development:
             raise
         return server
 
-    async def watch(self, server: wiring.Server) -> None:
+    async def watch(self, server: Server) -> None:
         """Keep the database running; raises when it, or the node, cannot go on."""
         tasks = [asyncio.create_task(work) for work in (self._database.keep(), server.ended())]
         await serving.first(*tasks)
@@ -94,15 +95,15 @@ class _Development:
     async def stop(self) -> None:
         await self._database.stop()
 
-    async def _add_key(self, server: wiring.Server) -> str:
+    async def _add_key(self, server: Server) -> str:
         """The key of tenant `default` with all scopes that is also an operator.
 
         It is the one the user chose, or else one that is made once and kept beside the data.
         """
         secret = self._config.api_key or self._kept(
-            "api-key", lambda: wiring.new_key(server.config).secret
+            "api-key", lambda: settings.new_key(server.config).secret
         )
-        await wiring.add_development_key(server, secret, _SCOPES)
+        await commands.add_development_key(server, secret, _SCOPES)
         return secret
 
     def _kept(self, name: str, make: Callable[[], str]) -> str:

@@ -61,12 +61,12 @@ def dev(
     """Run everything on this machine, with a private PostgreSQL: for development."""
     loaded = load_config(port=port)
     # Here, so that a worker loads nothing of the server.
-    from mainspring import wiring
     from mainspring.cli import developing
+    from mainspring.wiring import settings
 
     with explaining():
         config = developing.for_development(loaded)
-        wiring.check(config)
+        settings.check(config)
         directory = data or developing.default_data()
     run(lambda: developing.develop(config, directory))
 
@@ -78,11 +78,11 @@ def server(
 ) -> None:
     """Run one node on the PostgreSQL that DATABASE_URL names."""
     config = load_config(host=host, port=port)
-    from mainspring import wiring
     from mainspring.cli import serving
+    from mainspring.wiring import settings
 
     with explaining():
-        wiring.check(config)
+        settings.check(config)
     run(lambda: serving.serve(config))
 
 
@@ -153,10 +153,10 @@ def migrate() -> None:
     """Bring the database to this version's schema."""
     config = load_config()
 
-    from mainspring import wiring
+    from mainspring.wiring import commands
 
     async def work() -> None:
-        applied = await wiring.migrate(config, partial(typer.echo, err=True))
+        applied = await commands.migrate(config, partial(typer.echo, err=True))
         for migration in applied:
             typer.echo(f"applied {migration.version:04} {migration.name}")
         if not applied:
@@ -170,10 +170,10 @@ def doctor() -> None:
     """Examine the database: version, settings, long transactions, clock; say what to change."""
     config = load_config()
 
-    from mainspring import wiring
+    from mainspring.wiring import commands
 
     async def work() -> None:
-        findings = await wiring.examine(config)
+        findings = await commands.examine(config)
         for finding in findings:
             typer.echo(f"{'ok  ' if finding.ok else 'look'}  {finding.subject}: {finding.detail}")
         if not all(finding.ok for finding in findings):
@@ -192,15 +192,15 @@ def restore_fence(
     Nodes do it by themselves when they start on it; this is for making sure. It may be repeated."""
     config = load_config()
 
-    from mainspring import wiring
+    from mainspring.wiring import commands
 
     async def work() -> None:
-        alive = await wiring.living_nodes(config)
+        alive = await commands.living_nodes(config)
         if alive and not force:
             typer.echo(f"mainspring: nodes are running: {', '.join(alive)}", err=True)
             typer.echo("stop them first; or let all of them join anew with --force", err=True)
             raise typer.Exit(1)
-        done = await wiring.restore_fence(config)
+        done = await commands.restore_fence(config)
         typer.echo(f"tasks created before {done.before:%Y-%m-%dT%H:%M:%SZ} are leased")
         typer.echo(f"with fences from {done.floor} on; epochs of partitions are {done.epoch}")
         if done.nodes:
@@ -229,10 +229,10 @@ def rotate_secrets() -> None:
     """Seal every secret in the database anew with the present secrets_key."""
     config = load_config()
 
-    from mainspring import wiring
+    from mainspring.wiring import commands
 
     async def work() -> None:
-        moved, left = await wiring.reseal(config)
+        moved, left = await commands.reseal(config)
         typer.echo(f"sealed {moved} secrets anew")
         if left:
             typer.echo(f"{left} belong to running tasks: run this again when they have ended")

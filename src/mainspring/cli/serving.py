@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import structlog
 import typer
 
-from mainspring import wiring
 from mainspring.config import Config, strangers
 from mainspring.observe.logging import set_up_logging
+from mainspring.wiring.server import Server
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -41,9 +41,9 @@ def begin(config: Config) -> asyncio.Event:
     return _stop_signal()
 
 
-async def start(config: Config) -> wiring.Server:
+async def start(config: Config) -> Server:
     """A node that serves."""
-    server = wiring.Server(config)
+    server = Server(config)
     await server.start()
     _calm_collector()
     return server

@@ -17,7 +17,7 @@ from mainspring.errors import ConfigError, MainspringError, RequestError
 from mainspring.sdk.app import App
 from mainspring.sdk.environment import Address, address
 from mainspring.sdk.periodic import Synced
-from mainspring.sdk.worker.allowing import Allowed, load_allowed
+from mainspring.sdk.worker.allowlist import Allowed, load_allowed
 from mainspring.sdk.worker.loading import load_app
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.worker import Worker

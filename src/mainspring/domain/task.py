@@ -17,6 +17,10 @@ RUN_WORKFLOW = f"{BUILT_IN_HANDLERS}workflow"
 """The handler that runs a workflow, and lasts as long as the run does."""
 
 
+Resolution = Literal["replayed", "archived"]
+"""What was done about a dead letter."""
+
+
 class TaskState(StrEnum):
     """Where a task is in its life. The last five are final."""
 

@@ -24,9 +24,9 @@ from mainspring.engine.explain import Situation
 from mainspring.engine.fair import Accepts, FairQueue, NeedsWorker
 from mainspring.engine.gates import expired
 from mainspring.engine.leases import Held, HeldLeases, Running, RunningTasks
-from mainspring.engine.room import Room
 from mainspring.engine.set_aside import SetAside
 from mainspring.engine.settings import EngineSettings
+from mainspring.engine.slot_quota import Room
 from mainspring.engine.timer import Timer
 from mainspring.engine.window import Refill, Window
 

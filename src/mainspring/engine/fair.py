@@ -24,8 +24,8 @@ from mainspring.engine.demand import Call, Demand, Poll, Stand, Taker
 from mainspring.engine.entry import Entry, Phase
 from mainspring.engine.explain import Situation
 from mainspring.engine.gates import KeyGate, RunningGate, expired
-from mainspring.engine.room import Room
 from mainspring.engine.shares import Group, TenantShare
+from mainspring.engine.slot_quota import Room
 
 UNKNOWN = TenantLimits(max_running=0)
 """Until a tenant's limits are known none of its tasks starts: they might be one too many."""

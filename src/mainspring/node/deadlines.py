@@ -11,9 +11,9 @@ from mainspring.errors import StoreUnavailable
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store.database import REFUSED
-from mainspring.store.step_outcomes import StepOutcomes
+from mainspring.postgres.database import REFUSED
 from mainspring.store.step_rows import Ended
+from mainspring.workflows.outcomes import StepOutcomes
 
 log = structlog.get_logger()
 

@@ -28,13 +28,13 @@ from mainspring.engine.leases import Held, Running
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import Errands
-from mainspring.node.patience import until_answered, until_sent
+from mainspring.node.lease_maintenance import LeaseUpkeep
 from mainspring.node.recorder import Recorder
+from mainspring.node.retrying import until_answered, until_sent
 from mainspring.node.state import NodeState
-from mainspring.node.upkeep import LeaseUpkeep
 from mainspring.observe.metrics import Metrics
+from mainspring.store.claims import EngineStore, TaskRef
 from mainspring.store.creation import NO_HEAD_START, HeadStart, NewTask, begun_task
-from mainspring.store.engine import EngineStore, TaskRef
 from mainspring.store.step_rows import NO_RELAY, Relay
 
 log = structlog.get_logger()

@@ -1,7 +1,7 @@
 """The loader: keeps the engine's window true to the database, as that changes and as time goes on.
 
 One loop, one thing at a time: the next stretch of time, changes by others (wake rows), limits, and
-what expired. What can take long, reading whole partitions, is the stocktaker's (`node/stock.py`).
+what expired. Reading whole partitions can take long: the partition loader does that.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,12 +12,12 @@ from mainspring.config import Config
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.errors import NothingSent, StoreUnavailable
-from mainspring.node.chores import Chores
 from mainspring.node.dispatcher import Dispatcher
+from mainspring.node.partition_loader import Stocktaker
+from mainspring.node.periodic_jobs import Chores
 from mainspring.node.state import NodeState
-from mainspring.node.stock import Stocktaker
 from mainspring.observe.metrics import Metrics
-from mainspring.store.engine import EngineStore, Woken
+from mainspring.store.claims import EngineStore, Woken
 from mainspring.store.keys import Keys
 
 _WAKES_AT_ONCE = 2000

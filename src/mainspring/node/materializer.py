@@ -11,16 +11,15 @@ from uuid import UUID
 
 import structlog
 
-from mainspring import crash
+from mainspring import crash, timezones
 from mainspring.config import Config
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store import timezones
+from mainspring.schedules.occurrences import Settled
+from mainspring.schedules.service import Due, Schedules
 from mainspring.store.creation import window_row
-from mainspring.store.firing import Settled
-from mainspring.store.schedules import Due, Schedules
 
 log = structlog.get_logger()
 

@@ -17,12 +17,12 @@ from mainspring import clock, crash
 from mainspring.config import Config
 from mainspring.domain.placement import PARTITIONS, preferred_owner
 from mainspring.errors import StoreUnavailable
+from mainspring.node.partition_loader import Stocktaker
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
-from mainspring.node.stock import Stocktaker
 from mainspring.observe.metrics import Metrics
+from mainspring.postgres.database import CONNECTION_LOST
 from mainspring.store.cluster import Cluster, Member
-from mainspring.store.database import CONNECTION_LOST
 
 log = structlog.get_logger()
 

@@ -19,14 +19,14 @@ from mainspring.lifecycle import Supervisor
 from mainspring.node.deadlines import Deadlines
 from mainspring.node.dispatcher import Begun, Dispatcher
 from mainspring.node.housekeeping import Housekeeper
-from mainspring.node.leasing import LeaseDesk
 from mainspring.node.loader import Loader
 from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
+from mainspring.node.partition_loader import Stocktaker
 from mainspring.node.recorder import Recorder
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
-from mainspring.node.stock import Stocktaker
+from mainspring.node.workers.lease_service import LeaseDesk
 from mainspring.store.creation import HeadStart, NewTask
 from mainspring.store.step_rows import Moved
 

@@ -20,10 +20,10 @@ from mainspring.errors import StoreUnavailable
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store.database import REFUSED
-from mainspring.store.engine import EngineStore, TaskRef
-from mainspring.store.step_outcomes import StepOutcomes
+from mainspring.postgres.database import REFUSED
+from mainspring.store.claims import EngineStore, TaskRef
 from mainspring.store.step_rows import NO_RELAY, Moved, Relay
+from mainspring.workflows.outcomes import StepOutcomes
 
 log = structlog.get_logger()
 

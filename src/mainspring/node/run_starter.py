@@ -23,8 +23,8 @@ from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import ReportSink
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
-from mainspring.store.database import REFUSED
-from mainspring.store.task_runs import TaskRuns
+from mainspring.postgres.database import REFUSED
+from mainspring.workflows.task_runs import TaskRuns
 
 log = structlog.get_logger()
 

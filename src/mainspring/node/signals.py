@@ -13,7 +13,7 @@ import structlog
 
 from mainspring.errors import StoreUnavailable
 from mainspring.node.state import NodeState
-from mainspring.store.database import CONNECTION_LOST, Database
+from mainspring.postgres.database import CONNECTION_LOST, Database
 
 log = structlog.get_logger()
 

@@ -17,12 +17,18 @@ import msgspec
 
 from mainspring.sdk.calling import PATIENCE, Caller
 from mainspring.sdk.environment import address
-from mainspring.sdk.faces import Awaiting, Blocking, F, both, run
 from mainspring.sdk.resources.administration import Installation, Keys, Secrets, Tenants
 from mainspring.sdk.resources.dead_letters import DeadLetters, Effects
 from mainspring.sdk.resources.schedules import Calendars, Schedules
 from mainspring.sdk.resources.tasks import Tasks
 from mainspring.sdk.resources.workflows import WorkflowRuns, Workflows
+from mainspring.sdk.sync_async import (
+    Awaiting,
+    Blocking,
+    F,
+    both,
+    run,
+)
 from mainspring.sdk.transport import AsyncTransport, BlockingTransport, Transport
 
 T = TypeVar("T")

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Self
 
+from mainspring.postgres.database import Database
 from mainspring.store.audit import AuditLog
 from mainspring.store.cluster import Topology
-from mainspring.store.database import Database
 from mainspring.store.key_ring import KeyRing
 from mainspring.store.tenants import Tenants
 

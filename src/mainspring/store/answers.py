@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import asyncpg
 
-from mainspring.store import queries
-from mainspring.store.database import Database
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
 from mainspring.store.tasks import Answer
 
 SQL = queries.load("answers")

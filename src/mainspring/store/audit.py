@@ -7,9 +7,9 @@ from typing import Any
 
 import asyncpg
 
-from mainspring.store import queries
-from mainspring.store.database import Database
-from mainspring.store.paging import Found, fill
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
+from mainspring.store.lists.paging import Found, fill
 
 SQL = queries.load("audit")
 

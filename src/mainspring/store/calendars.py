@@ -6,9 +6,9 @@ from datetime import date, datetime
 
 import asyncpg
 
-from mainspring.store import queries
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
 from mainspring.store.answers import Conclude
-from mainspring.store.database import Database
 
 SQL = queries.load("schedules")
 

@@ -8,9 +8,10 @@ from uuid import UUID
 
 import asyncpg
 
+from mainspring import timezones
 from mainspring.domain.placement import Tenure
-from mainspring.store import queries, timezones
-from mainspring.store.database import Database
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
 
 SQL = queries.load("cluster")
 

@@ -9,8 +9,8 @@ from mainspring.domain.execution import Assignment
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
-from mainspring.store.database import sparse
-from mainspring.store.engine import assignment_of
+from mainspring.postgres.database import sparse
+from mainspring.store.claims import assignment_of
 
 
 class NewTask(NamedTuple):

@@ -4,17 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 import asyncpg
 
 from mainspring.domain.placement import NOBODY
-from mainspring.store import queries
+from mainspring.domain.task import Resolution
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
 from mainspring.store.audit import write_entry
 from mainspring.store.creation import Creation, NewTask, creation_arguments
-from mainspring.store.database import Database
-from mainspring.store.paging import Found, fill
+from mainspring.store.lists.paging import Found, fill
 from mainspring.store.tasks import StoredTask
 
 SQL = queries.load("dead_letters")
@@ -23,7 +24,6 @@ CREATE_TASKS = queries.load("tasks")["create_tasks"]
 HEAVIEST_PAGE = 16 * 2**20
 """Bytes of payload after which a page ends."""
 
-Resolution = Literal["replayed", "archived"]
 
 _LAST_ID = UUID(int=2**128 - 1)
 _MOST_GROUPED = 100_000

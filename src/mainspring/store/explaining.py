@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from mainspring.domain.rows import TaskRow
-from mainspring.store import queries
-from mainspring.store.database import Database
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
 
 SQL = queries.load("explaining")
 

@@ -5,11 +5,10 @@ from uuid import UUID
 
 import asyncpg
 
-from mainspring.store import queries
-from mainspring.store.database import Database
-from mainspring.store.ledger_retention import LedgerRetention
-from mainspring.store.planner import tell_the_planner
-from mainspring.store.table_changes import (
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
+from mainspring.postgres.planner import tell_the_planner
+from mainspring.postgres.table_changes import (
     BATCHES,
     LARGEST_DEFAULT,
     ArchiveHook,
@@ -17,6 +16,7 @@ from mainspring.store.table_changes import (
     Round,
     TableChanges,
 )
+from mainspring.store.ledger_retention import LedgerRetention
 from mainspring.store.tenants import Tenants
 
 SQL = queries.load("housekeeping")

@@ -7,10 +7,10 @@ import asyncpg
 
 from mainspring.domain.apikey import KeyText
 from mainspring.errors import Conflict
-from mainspring.store import queries
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
 from mainspring.store.answers import Conclude
 from mainspring.store.audit import END_OF_IDS, write_entry
-from mainspring.store.database import Database
 from mainspring.store.keys import hash_secret
 
 SQL = queries.load("keys")

@@ -8,9 +8,9 @@ from hashlib import sha256
 import asyncpg
 
 from mainspring.domain.tenant import ApiKey, TenantLimits
-from mainspring.store import queries
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
 from mainspring.store.audit import INSTALLATION, write_entry
-from mainspring.store.database import Database
 
 SQL = queries.load("keys")
 

@@ -10,9 +10,9 @@ import asyncpg
 from mainspring.domain.execution import Assignment, Outcome
 from mainspring.domain.lateness import Waited
 from mainspring.domain.placement import Tenure
-from mainspring.store import queries
-from mainspring.store.database import Database, sparse
-from mainspring.store.engine import TaskRef, assignment_of, waits_of
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database, sparse
+from mainspring.store.claims import TaskRef, assignment_of, waits_of
 
 SQL = queries.load("leases") | queries.load("engine")
 

@@ -13,9 +13,9 @@ from uuid import UUID
 
 import asyncpg
 
-from mainspring.store import queries
-from mainspring.store.database import Database
-from mainspring.store.table_changes import (
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
+from mainspring.postgres.table_changes import (
     BATCHES,
     LARGEST_DEFAULT,
     ArchiveHook,

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from uuid import UUID
 
-from mainspring.store import queries
-from mainspring.store.database import Database
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
 
 SQL = queries.load("messages")
 

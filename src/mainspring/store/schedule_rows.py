@@ -8,8 +8,13 @@ from uuid import UUID
 
 import msgspec
 
-from mainspring.domain.misfire import Ruling
-from mainspring.domain.schedule import Definition, Timetable, spread_of, timetable
+from mainspring.domain.schedule.definition import (
+    Definition,
+    Timetable,
+    spread_of,
+    timetable,
+)
+from mainspring.domain.schedule.misfire import Ruling
 from mainspring.domain.task import TaskSpec
 
 _definition = msgspec.json.Decoder(Definition)

@@ -10,10 +10,10 @@ import msgspec
 
 from mainspring.domain.task import TaskSpec
 from mainspring.domain.webhook import KeyKind, SigningKey, TlsIdentity, WebhookProfile
-from mainspring.store import queries
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
 from mainspring.store.answers import Conclude
 from mainspring.store.audit import write_entry
-from mainspring.store.database import Database
 from mainspring.store.schedule_rows import Template
 from mainspring.store.vault import CLIENT_KEY, SIGNING_SECRET, TARGET_HEADERS, Vault
 from mainspring.store.workflows import decode_definition

@@ -12,9 +12,9 @@ from mainspring.domain.execution import Assignment, TaskError
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.settlement import Finish
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow import Definition, Step, TaskTemplate
-from mainspring.domain.workflow_rules import RunState
-from mainspring.store.database import sparse
+from mainspring.domain.workflow.definition import Definition, Step, TaskTemplate
+from mainspring.domain.workflow.rules import RunState
+from mainspring.postgres.database import sparse
 
 ITSELF = -1
 """The `item` of a step's own row; its items count from 0."""

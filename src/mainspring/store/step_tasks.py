@@ -10,11 +10,11 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Tenure
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow import FEW, TaskTemplate
-from mainspring.store import queries
-from mainspring.store.database import sparse
-from mainspring.store.planner import CROWD
-from mainspring.store.planner import SQL as PLANNER
+from mainspring.domain.workflow.definition import FEW, TaskTemplate
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import sparse
+from mainspring.postgres.planner import CROWD
+from mainspring.postgres.planner import SQL as PLANNER
 from mainspring.store.step_rows import (
     Ended,
     Moved,

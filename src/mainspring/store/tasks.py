@@ -16,7 +16,10 @@ from mainspring.domain.execution import Assignment
 from mainspring.domain.placement import Tenure
 from mainspring.domain.task import TaskState
 from mainspring.errors import StoreUnavailable
-from mainspring.store import queries
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
+from mainspring.postgres.planner import CROWD, tell_the_planner
+from mainspring.store.claims import assignment_of
 from mainspring.store.creation import (
     NO_HEAD_START,
     Creation,
@@ -25,9 +28,8 @@ from mainspring.store.creation import (
     begun_task,
     creation_arguments,
 )
-from mainspring.store.database import Database
-from mainspring.store.engine import assignment_of
-from mainspring.store.list_paths import (
+from mainspring.store.lists.paging import Found, fill
+from mainspring.store.lists.paths import (
     INDEXES,
     LIST_PATHS,
     MOST,
@@ -36,10 +38,8 @@ from mainspring.store.list_paths import (
     paths_of,
     shortcuts_of,
 )
-from mainspring.store.list_search import ListSearch
-from mainspring.store.paging import Found, fill
-from mainspring.store.planner import CROWD, tell_the_planner
-from mainspring.store.steps import Steps, new_steps
+from mainspring.store.lists.search import ListSearch
+from mainspring.workflows.advancing import Steps, new_steps
 
 SQL = queries.load("tasks")
 _LISTS = {path: path.of(SQL["list_tasks"]) for path in LIST_PATHS + SHORTCUTS}

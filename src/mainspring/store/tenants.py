@@ -9,10 +9,10 @@ import asyncpg
 from mainspring.domain.apikey import KeyText
 from mainspring.domain.tenant import TenantLimits
 from mainspring.errors import Conflict
-from mainspring.store import queries
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
 from mainspring.store.answers import Conclude
 from mainspring.store.audit import INSTALLATION, write_entry
-from mainspring.store.database import Database
 from mainspring.store.key_ring import NEVER, insert_key
 
 SQL = queries.load("tenants")

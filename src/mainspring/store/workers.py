@@ -6,8 +6,8 @@ from typing import NamedTuple
 from uuid import UUID
 
 from mainspring.domain.capability import MOST_NAMES, Offer
-from mainspring.store import queries
-from mainspring.store.database import Database, sparse
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database, sparse
 
 SQL = queries.load("workers")
 

@@ -8,11 +8,11 @@ from datetime import datetime
 import asyncpg
 import msgspec
 
-from mainspring.domain.workflow import Definition, OnFailure
-from mainspring.store import queries
+from mainspring.domain.workflow.definition import Definition, OnFailure
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
 from mainspring.store.answers import Conclude
 from mainspring.store.audit import write_entry
-from mainspring.store.database import Database
 
 SQL = queries.load("workflows")
 

@@ -8,11 +8,17 @@ from uuid import UUID
 
 import msgspec
 
-from mainspring.domain import misfire
-from mainspring.domain.misfire import Ruling, Verdict
-from mainspring.domain.schedule import Definition, Misfire, Timetable, spread_of, timetable
-from mainspring.domain.template import Values, expand
-from mainspring.domain.zones import DstPolicy
+from mainspring.domain.schedule import misfire
+from mainspring.domain.schedule.definition import (
+    Definition,
+    Misfire,
+    Timetable,
+    spread_of,
+    timetable,
+)
+from mainspring.domain.schedule.misfire import Ruling, Verdict
+from mainspring.domain.schedule.template import Values, expand
+from mainspring.domain.schedule.zones import DstPolicy
 from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem
 from mainspring.testing.tasks import in_seconds
 
@@ -56,7 +62,7 @@ class VirtualSchedule:
         return {**self.body, **shown}
 
     def decide(self, now: float, unfinished: int) -> Verdict:
-        """What becomes of what is due, by the rules of `domain/misfire.py`."""
+        """What becomes of what is due, by the rules of `domain/schedule/misfire.py`."""
         assert self.next is not None
         definition, moment = self.definition, now - self.offset
         cut = moment - definition.misfire.window

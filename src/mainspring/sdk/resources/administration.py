@@ -6,7 +6,6 @@ from typing import Any
 from uuid import UUID
 
 from mainspring.sdk.calling import part
-from mainspring.sdk.faces import F, both, each
 from mainspring.sdk.resources.base import Page, Resource
 from mainspring.sdk.results import (
     AuditEntry,
@@ -19,6 +18,7 @@ from mainspring.sdk.results import (
     Tenant,
     Worker,
 )
+from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import Duration
 
 SecretList = list[Secret]

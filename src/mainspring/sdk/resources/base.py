@@ -9,8 +9,8 @@ from msgspec import Struct
 from mainspring.clock import monotonic
 from mainspring.errors import TaskUnfinished
 from mainspring.sdk.calling import Caller
-from mainspring.sdk.faces import F, Faced
 from mainspring.sdk.results import Run, Task
+from mainspring.sdk.sync_async import F, Faced
 
 T = TypeVar("T")
 Ending = TypeVar("Ending", Task, Run)

@@ -6,9 +6,9 @@ from typing import Any
 from uuid import UUID
 
 from mainspring.sdk.calling import part
-from mainspring.sdk.faces import F, both, each
 from mainspring.sdk.resources.base import Page, Resource
 from mainspring.sdk.results import DeadLetter, DeadLetterGroup, Effect, Replayed, Task
+from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import Duration
 
 Groups = list[DeadLetterGroup]

@@ -11,9 +11,9 @@ from msgspec import Struct
 from mainspring.errors import Conflict, NotFound, PreconditionFailed
 from mainspring.sdk.calling import part
 from mainspring.sdk.encoding import encode, with_offset
-from mainspring.sdk.faces import F, both, each
 from mainspring.sdk.resources.base import Page, Resource
 from mainspring.sdk.results import Backfilled, Calendar, Occurrence, Preview, Schedule, Task
+from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import ScheduleChanges, ScheduleFields
 
 DEFINITION = "mainspring-definition"

@@ -10,9 +10,9 @@ from msgspec import Struct
 from mainspring.errors import TaskNotCompleted
 from mainspring.sdk.calling import part
 from mainspring.sdk.encoding import with_offset
-from mainspring.sdk.faces import F, both, each
 from mainspring.sdk.resources.base import Page, Resource
 from mainspring.sdk.results import Cancelled, Execution, Explanation, LogLine, Task
+from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import Target, TaskChanges, TaskFields
 
 Ids = list[UUID]

@@ -5,9 +5,9 @@ from typing import Any
 from uuid import UUID
 
 from mainspring.sdk.calling import part
-from mainspring.sdk.faces import F, both, each
 from mainspring.sdk.resources.base import Page, Resource
 from mainspring.sdk.results import Definition, Run, WorkflowSummary
+from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.workflow import Workflow
 
 _RUNS = "/v1/workflow-runs"

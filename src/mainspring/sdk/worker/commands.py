@@ -19,9 +19,9 @@ from typing import cast
 import msgspec
 
 from mainspring.errors import NonRetryable
-from mainspring.sdk.worker.allowing import Allowed, Command
+from mainspring.sdk.worker.allowlist import Allowed, Command
+from mainspring.sdk.worker.execution import Try
 from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, RELEASED, Verdict, failure
-from mainspring.sdk.worker.tries import Try
 
 _CHUNK = 2**16
 _LONGEST_LINE = 8192

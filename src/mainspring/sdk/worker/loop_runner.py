@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from mainspring.errors import MainspringError
 from mainspring.sdk.context import Context, entered
+from mainspring.sdk.worker.execution import Try
 from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, RELEASED, failure, success
-from mainspring.sdk.worker.tries import Try
 
 
 class Struck(BaseException):

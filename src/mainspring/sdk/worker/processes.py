@@ -12,10 +12,10 @@ from contextlib import suppress
 import msgspec
 
 from mainspring.sdk.worker.child import Order, Word
+from mainspring.sdk.worker.execution import Try
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import RELEASED, Verdict
-from mainspring.sdk.worker.portrait import memory_mb_of
-from mainspring.sdk.worker.tries import Try
+from mainspring.sdk.worker.worker_info import memory_mb_of
 
 _LONGEST_LINE = 256 * 2**20
 _word = msgspec.json.Decoder(Word).decode

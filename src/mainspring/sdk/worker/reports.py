@@ -25,6 +25,7 @@ from mainspring.errors import (
 )
 from mainspring.sdk.context import Line
 from mainspring.sdk.encoding import sendable
+from mainspring.sdk.worker.execution import Try
 from mainspring.sdk.worker.outcomes import Verdict
 from mainspring.sdk.worker.protocol import (
     ErrorOut,
@@ -36,7 +37,6 @@ from mainspring.sdk.worker.protocol import (
     ReportIn,
     ReportOut,
 )
-from mainspring.sdk.worker.tries import Try
 
 log = logging.getLogger("mainspring.worker")
 

@@ -16,8 +16,8 @@ from mainspring.errors import MainspringError
 from mainspring.sdk.worker.protocol import HEARTBEAT, Beat, HeartbeatIn, Nodes, Stream
 
 if TYPE_CHECKING:
+    from mainspring.sdk.worker.execution import Try
     from mainspring.sdk.worker.options import WorkerOptions
-    from mainspring.sdk.worker.tries import Try
 
 _MOST = 16
 _CHUNK = 2**16

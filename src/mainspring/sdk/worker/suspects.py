@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mainspring.clock import monotonic
 
 if TYPE_CHECKING:
-    from mainspring.sdk.worker.tries import Try
+    from mainspring.sdk.worker.execution import Try
 
 _MOMENT = 0.05
 """Seconds: whoever kills its process as it begins has done so by then."""

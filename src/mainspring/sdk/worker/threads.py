@@ -13,9 +13,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from mainspring.sdk.context import entered
+from mainspring.sdk.worker.execution import Try
 from mainspring.sdk.worker.loop_runner import Struck, tell
 from mainspring.sdk.worker.outcomes import RELEASED, Verdict, failure, success
-from mainspring.sdk.worker.tries import Try
 
 
 class _Worker(threading.Thread):

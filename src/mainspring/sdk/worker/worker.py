@@ -13,21 +13,26 @@ from mainspring.clock import monotonic
 from mainspring.sdk.app import App
 from mainspring.sdk.context import Context
 from mainspring.sdk.environment import Address, child_environment
-from mainspring.sdk.worker.allowing import Allowed
+from mainspring.sdk.worker.allowlist import Allowed
 from mainspring.sdk.worker.commands import CommandRunner
-from mainspring.sdk.worker.heart import Heart
-from mainspring.sdk.worker.lanes import LEASES, Complaints, Lane, Leaser
+from mainspring.sdk.worker.execution import Runner, Try
+from mainspring.sdk.worker.heartbeat_thread import Heart
 from mainspring.sdk.worker.lease_reader import LeaseReader
+from mainspring.sdk.worker.leasing import (
+    LEASES,
+    Complaints,
+    Lane,
+    Leaser,
+)
 from mainspring.sdk.worker.loop_runner import LoopRunner
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import RELEASED
-from mainspring.sdk.worker.portrait import Portrait, memory_mb_of
 from mainspring.sdk.worker.processes import ProcessRunner
 from mainspring.sdk.worker.protocol import About, Leased, LeaseIn, LeaseOut, Nodes, ServerClock
 from mainspring.sdk.worker.reports import LogSender, Reporter
 from mainspring.sdk.worker.suspects import Suspects
 from mainspring.sdk.worker.threads import ThreadRunner
-from mainspring.sdk.worker.tries import Runner, Try
+from mainspring.sdk.worker.worker_info import Portrait, memory_mb_of
 
 log = logging.getLogger("mainspring.worker")
 

@@ -185,7 +185,7 @@ ORDER BY fence LIMIT $4;
 -- name: list_tasks
 -- A page, newest first, over unfinished ($4) and finished ($5) tasks. At most `scan` ($3) rows are
 -- looked at, so that a filter which nothing matches stays cheap; `edge` says how far, where there may
--- be more. What is in braces is filled in by store/list_paths.py: which rows are looked at, by which
+-- be more. What is in braces is filled in by store/lists/paths.py: which rows are looked at, by which
 -- index. They are looked at with few columns; those that match are read whole, in the same snapshot.
 WITH scanned AS MATERIALIZED (
     SELECT id, finished_at,

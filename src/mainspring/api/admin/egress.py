@@ -1,0 +1,105 @@
+"""/v1/tenants/{id}/egress: what a tenant's webhooks may call, and who they are; for operators.
+
+What is kept here is used much later, by a sender that can only fail: so it is tried on arrival.
+"""
+
+from collections.abc import Callable, Iterator
+from ipaddress import ip_network
+
+import msgspec
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from starlette.responses import Response
+
+from mainspring.api.admin.secret_docs import EgressIn, EgressOut
+from mainspring.api.http.decoding import decode_as
+from mainspring.api.http.resource import OperatorCall, json_response
+from mainspring.errors import InvalidRequest, Problem
+from mainspring.store.secrets import EgressSettings, WebhookSecrets
+
+_EGRESS = msgspec.json.Decoder(EgressIn)
+
+
+class Egress:
+    """The rules of one tenant, read and replaced."""
+
+    def __init__(self, store: WebhookSecrets, changed: Callable[[int], None]) -> None:
+        self._store = store
+        self._changed = changed
+
+    async def read(self, call: OperatorCall) -> Response:
+        settings = await self._store.settings(call.tenant_id)
+        if settings is None:
+            raise call.no_such_tenant()
+        return _shown(settings)
+
+    async def change(self, call: OperatorCall) -> Response:
+        tenant_id = call.tenant_id
+        wanted = decode_as(_EGRESS, await call.body())
+        problems = list(_problems(wanted))
+        if problems:
+            raise InvalidRequest("some values do not make sense", problems)
+        settings = EgressSettings(
+            list(wanted.allow), list(wanted.deny), wanted.ca, wanted.certificate
+        )
+        key = None if wanted.key is None else wanted.key.encode()
+        if not await self._store.put_settings(tenant_id, settings, key, call.actor):
+            raise call.no_such_tenant()
+        self._changed(tenant_id)
+        return _shown(settings)
+
+
+def _shown(settings: EgressSettings) -> Response:
+    return json_response(
+        EgressOut(settings.allow, settings.deny, settings.ca, settings.certificate)
+    )
+
+
+def _problems(wanted: EgressIn) -> Iterator[Problem]:
+    for field, texts in (("allow", wanted.allow), ("deny", wanted.deny)):
+        for index, text in enumerate(texts):
+            if not _is_network(text):
+                yield Problem(f"/{field}/{index}", "is not an address or a network")
+    if wanted.ca is not None and not _certificates(wanted.ca):
+        yield Problem("/ca", "holds no certificate in PEM form")
+    if (wanted.certificate is None) != (wanted.key is None):
+        yield Problem("/key", "a certificate and its key go together")
+    elif wanted.certificate is not None and wanted.key is not None:
+        yield from _identity_problems(wanted.certificate, wanted.key)
+
+
+def _identity_problems(certificate: str, key: str) -> Iterator[Problem]:
+    """The first certificate is the tenant's own; others lead from it to an authority."""
+    chain, private = _certificates(certificate), _private_key(key)
+    if not chain:
+        yield Problem("/certificate", "holds no certificate in PEM form")
+    if private is None:
+        yield Problem("/key", "holds no private key in PEM form without a password")
+    if chain and private is not None and chain[0].public_key() != private.public_key():
+        yield Problem("/key", "is not the key of the certificate")
+
+
+def _certificates(text: str) -> list[x509.Certificate]:
+    try:
+        found = x509.load_pem_x509_certificates(text.encode())
+    except ValueError:
+        return []
+    # What stands around the certificates is of no matter, but the database cannot keep a NUL.
+    return [] if "\0" in text else found
+
+
+def _private_key(text: str) -> PrivateKeyTypes | None:
+    try:
+        return load_pem_private_key(text.encode(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return None
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ip_network(text)
+    except ValueError:
+        return False
+    return True

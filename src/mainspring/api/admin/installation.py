@@ -1,0 +1,100 @@
+"""The cluster, for operators, and the audit log, also for a tenant's admins: both only to read."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mainspring import timezones
+from mainspring.api.http.parameters import encode_cursor, page_query
+from mainspring.api.http.resource import Call, OperatorCall, json_response
+from mainspring.domain.placement import PARTITIONS
+from mainspring.store.audit import INSTALLATION, AuditEntry, AuditFilter, AuditLog
+from mainspring.store.cluster import NodeRecord, Topology
+from mainspring.wire.admin import (
+    AuditEntryOut,
+    AuditPage,
+    ClusterOut,
+    NodeOut,
+    PartitionOut,
+    SchedulesOut,
+)
+
+AUDIT_FILTERS = ("action", "actor", "subject")
+
+
+class ClusterResource:
+    """/v1/cluster."""
+
+    def __init__(self, topology: Topology, overdue_after: float) -> None:
+        self._topology = topology
+        self._overdue_after = overdue_after
+
+    async def show(self, _call: OperatorCall) -> Response:
+        nodes, partitions = await self._topology.nodes(), await self._topology.partitions()
+        standing = await self._topology.standing(self._overdue_after)
+        return json_response(
+            ClusterOut(
+                nodes=[_node_out(node) for node in nodes],
+                partitions=[PartitionOut(p.partition, p.owner, p.epoch) for p in partitions],
+                unowned=sum(p.owner is None for p in partitions),
+                skew=_skew(nodes),
+                tzdata=timezones.version(),
+                schedules=SchedulesOut(standing.overdue, standing.since, standing.outdated),
+            )
+        )
+
+
+class AuditResource:
+    """/v1/audit."""
+
+    def __init__(self, audit: AuditLog) -> None:
+        self._audit = audit
+
+    async def page(self, call: Call) -> Response:
+        return await self._page(call.request, call.tenant_id)
+
+    async def whole(self, call: OperatorCall) -> Response:
+        """Of every tenant, those that are gone too, and of the installation itself."""
+        return await self._page(call.request, None)
+
+    async def _page(self, request: Request, tenant_id: int | None) -> Response:
+        query = page_query(request.query_params, AUDIT_FILTERS)
+        where = AuditFilter(tenant_id, **query.where)
+        found = await self._audit.list(where, before=query.before, limit=query.limit)
+        last = found.next_before
+        cursor = None if last is None else encode_cursor(UUID(int=last))
+        return json_response(AuditPage([_entry_out(entry) for entry in found.entries], cursor))
+
+
+def _entry_out(entry: AuditEntry) -> AuditEntryOut:
+    return AuditEntryOut(
+        entry.id,
+        None if entry.tenant_id == INSTALLATION else entry.tenant_id,
+        entry.at,
+        entry.actor,
+        entry.action,
+        entry.subject,
+        entry.detail,
+    )
+
+
+def _node_out(node: NodeRecord) -> NodeOut:
+    return NodeOut(
+        node.id,
+        node.name,
+        node.url,
+        node.version,
+        node.state,
+        node.epoch,
+        node.started_at,
+        round(max(0.0, node.silent), 3),
+        node.owned,
+    )
+
+
+def _skew(nodes: Sequence[NodeRecord]) -> float:
+    """The largest share over a fair one, among the living."""
+    shares = [node.owned for node in nodes if node.state == "active"]
+    return round(max(shares) * len(shares) / PARTITIONS, 3) if shares else 0.0

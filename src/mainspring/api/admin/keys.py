@@ -1,0 +1,173 @@
+"""A tenant's keys: an admin makes, lists, replaces and revokes them. A secret is shown once."""
+
+import re
+from datetime import datetime
+from random import Random
+
+import msgspec
+from starlette.responses import Response
+
+from mainspring.api.http.auth import tenant_gone
+from mainspring.api.http.decoding import decode_as
+from mainspring.api.http.key_activity import KeyActivity
+from mainspring.api.http.parameters import number_cursor, page_query
+from mainspring.api.http.resource import Call, json_response
+from mainspring.clock import Clock
+from mainspring.domain import apikey
+from mainspring.domain.duration import parse_duration
+from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem
+from mainspring.store.key_ring import Expiry, KeyRing, StoredKey
+from mainspring.wire.admin import (
+    KeyIn,
+    KeyOut,
+    KeyPage,
+    NewKeyOut,
+    RotationIn,
+)
+
+_KEY = msgspec.json.Decoder(KeyIn)
+_ROTATION = msgspec.json.Decoder(RotationIn)
+_SHAPE_OF_IDS = re.compile(r"[0-9A-Za-z_-]{1,64}")
+_SECRET_HEADERS = {"Cache-Control": "no-store"}
+
+LONGEST_LIFE = 100 * 366 * 86400.0
+LONGEST_GRACE = 30 * 86400.0
+
+
+class KeyResource:
+    """/v1/keys."""
+
+    def __init__(
+        self,
+        ring: KeyRing,
+        activity: KeyActivity,
+        clock: Clock,
+        environment: str,
+        unpredictable: Random,
+    ) -> None:
+        self._ring = ring
+        self._activity = activity
+        self._clock = clock
+        self._environment = environment
+        self._unpredictable = unpredictable
+
+    async def create(self, call: Call) -> Response:
+        wanted = decode_as(_KEY, await call.body())
+        expiry = self._expiry(wanted.expires_at, wanted.expires_in)
+        text = apikey.make(self._environment, self._unpredictable)
+        made = await self._ring.create(
+            call.tenant_id,
+            text,
+            name=wanted.name,
+            scopes=frozenset(wanted.scopes),
+            expiry=expiry or Expiry(),
+            actor=call.actor,
+            conclude=call.keeps(lambda made: _shown_once(made, text)),
+        )
+        if made is None:
+            raise tenant_gone()
+        return _shown_once(made, text)
+
+    async def page(self, call: Call) -> Response:
+        query = page_query(call.request.query_params)
+        found = await self._ring.list(call.tenant_id, before=query.before, limit=query.limit)
+        cursor = number_cursor(found, query.limit, found[-1].seq if found else None)
+        return json_response(KeyPage([key_out(key) for key in found], cursor))
+
+    async def one(self, call: Call) -> Response:
+        key_id = _id_in(call)
+        return json_response(key_out(await self._existing(call.tenant_id, key_id)))
+
+    async def revoke(self, call: Call) -> Response:
+        key_id = _id_in(call)
+        if not await self._ring.revoke(call.tenant_id, key_id, call.actor):
+            raise _no_such_key(key_id)
+        self._activity.ended(key_id)
+        return Response(status_code=204)
+
+    async def rotate(self, call: Call) -> Response:
+        key_id = _id_in(call)
+        wanted = decode_as(_ROTATION, await call.body() or b"{}")
+        problems: list[Problem] = []
+        grace = _seconds(wanted.grace, "/grace", LONGEST_GRACE, problems)
+        expiry = self._expiry(wanted.expires_at, wanted.expires_in, problems)
+        text = apikey.make(self._environment, self._unpredictable)
+        made = await self._ring.rotate(
+            call.tenant_id,
+            key_id,
+            text,
+            grace=grace,
+            expiry=expiry,
+            actor=call.actor,
+            conclude=call.keeps(lambda made: _shown_once(made, text)),
+        )
+        if made is None:
+            await self._existing(call.tenant_id, key_id)
+            raise Conflict("the key has ended: make a new one instead")
+        self._activity.ended(key_id)  # not yet, but what is remembered of it is out of date
+        return _shown_once(made, text)
+
+    async def _existing(self, tenant_id: int, key_id: str) -> StoredKey:
+        key = await self._ring.get(tenant_id, key_id)
+        if key is None:
+            raise _no_such_key(key_id)
+        return key
+
+    def _expiry(
+        self,
+        at: datetime | None,
+        after: float | str | None,
+        problems: list[Problem] | None = None,
+    ) -> Expiry | None:
+        """When a key shall end; None when nothing was said. Raises all problems found so far."""
+        problems = [] if problems is None else problems
+        seconds = None
+        if at is not None and after is not None:
+            problems.append(Problem("/expires_in", "give either expires_at or expires_in"))
+        elif at is not None:
+            left = at.timestamp() - self._clock.now() if 1 < at.year < 9999 else -1.0
+            _check_span(left, "/expires_at", LONGEST_LIFE, problems)
+        elif after is not None:
+            seconds = _seconds(after, "/expires_in", LONGEST_LIFE, problems)
+            _check_span(seconds, "/expires_in", LONGEST_LIFE, problems)
+        if problems:
+            raise InvalidRequest("some values do not make sense", problems)
+        return None if at is None and seconds is None else Expiry(at, seconds)
+
+
+def key_out(key: StoredKey) -> KeyOut:
+    return msgspec.convert(key, KeyOut, from_attributes=True)
+
+
+def _shown_once(key: StoredKey, text: apikey.KeyText) -> Response:
+    body = NewKeyOut(**msgspec.structs.asdict(key_out(key)), api_key=text.secret)
+    return json_response(body, 201, {**_SECRET_HEADERS, "Location": f"/v1/keys/{key.id}"})
+
+
+def _seconds(given: float | str, pointer: str, most: float, problems: list[Problem]) -> float:
+    try:
+        seconds = parse_duration(given) if isinstance(given, str) else float(given)
+    except ValueError as error:
+        problems.append(Problem(pointer, str(error)))
+        return 1.0
+    if seconds > most:
+        problems.append(Problem(pointer, f"{most:.0f} seconds is the most"))
+    return seconds
+
+
+def _check_span(seconds: float, pointer: str, most: float, problems: list[Problem]) -> None:
+    if not 0 < seconds <= most and not problems:
+        days = most / 86400
+        problems.append(Problem(pointer, f"is not in the future, or more than {days:g} days away"))
+
+
+def _id_in(call: Call) -> str:
+    """The id in the path. What cannot be one cannot be found: the same answer as for others'."""
+    text: str = call.request.path_params["id"]
+    if _SHAPE_OF_IDS.fullmatch(text) is None:
+        raise _no_such_key(text)
+    return text
+
+
+def _no_such_key(key_id: str) -> NotFound:
+    return NotFound(f"there is no key {key_id[:64]!r}")

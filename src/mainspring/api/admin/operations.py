@@ -1,0 +1,48 @@
+"""For the people who run a node: is it alive, is it ready, what does it count."""
+
+from collections.abc import Callable
+
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.openmetrics import exposition as openmetrics
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mainspring.api.admin.operation_docs import OPEN_METRICS, PLAIN
+from mainspring.api.http.negotiation import preferred
+from mainspring.api.http.resource import OperatorCall, raw_json
+from mainspring.api.ports import NodePort
+from mainspring.errors import NotReady
+from mainspring.observe.metrics import Metrics
+
+
+class Operations:
+    """/healthz, /readyz and /metrics."""
+
+    def __init__(
+        self, node: NodePort, metrics: Metrics, complaint: Callable[[], str | None]
+    ) -> None:
+        self._node = node
+        self._metrics = metrics
+        self._complaint = complaint
+
+    async def healthz(self, _request: Request) -> Response:
+        """The process answers, and did so until now: that is all this says."""
+        if (complaint := self._complaint()) is not None:
+            raise NotReady(complaint)
+        return raw_json(b'{"status":"alive"}')
+
+    async def readyz(self, _request: Request) -> Response:
+        if not self._node.ready():
+            raise NotReady("this node is starting, stopping, or has lost the database")
+        return raw_json(b'{"status":"ready"}')
+
+    async def metrics(self, call: OperatorCall) -> Response:
+        accept = call.request.headers.get("accept", "*/*")
+        if preferred(accept, (PLAIN, OPEN_METRICS)) == OPEN_METRICS:
+            return _text(self._metrics.open_exposition(), openmetrics.CONTENT_TYPE_LATEST)
+        return _text(self._metrics.exposition(), CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _text(body: bytes, content_type: str) -> Response:
+    # Not `media_type`: Starlette would add a second charset.
+    return Response(body, headers={"Content-Type": content_type})

@@ -1,0 +1,209 @@
+"""Webhook secrets, egress rules and completion, in words and types."""
+
+from typing import Annotated, Literal
+from uuid import UUID
+
+from msgspec import Meta, Raw, Struct, field
+
+from mainspring.api.openapi.operation import (
+    GONE,
+    REPLAYED,
+    TENANT_ID,
+    Body,
+    Doc,
+    Link,
+    Reply,
+    never,
+    without,
+)
+from mainspring.errors import Conflict
+from mainspring.execution.signing import SECRET_PATTERN
+from mainspring.store.vault import NoKey
+from mainspring.wire.tasks import DAY, Line, TaskOut, Time
+
+TAG = "Webhooks"
+
+Kind = Literal["hmac", "ed25519"]
+SecretText = Annotated[str, Meta(min_length=1, max_length=200)]
+Certificates = Annotated[
+    str,
+    Meta(min_length=1, max_length=100_000, extra_json_schema={"format": "pem-certificates"}),
+]
+PrivateKey = Annotated[
+    str, Meta(min_length=1, max_length=100_000, extra_json_schema={"format": "pem-private-key"})
+]
+Network = Annotated[str, Meta(max_length=50, extra_json_schema={"format": "ip-network"})]
+Networks = Annotated[tuple[Network, ...], Meta(max_length=100)]
+
+
+class SecretIn(Struct, forbid_unknown_fields=True):
+    """A signing secret to make, or one to take over from elsewhere."""
+
+    name: Line | None = None
+    kind: Kind = "hmac"
+    secret: SecretText | None = None
+
+
+class RotateIn(Struct, forbid_unknown_fields=True):
+    """How long the old secret signs beside the new one, in seconds."""
+
+    overlap: Annotated[float, Meta(ge=0, le=30 * DAY)] = DAY
+    secret: SecretText | None = None
+
+
+class SecretOut(Struct):
+    """A signing secret without the secret."""
+
+    id: UUID
+    name: str | None
+    kind: str
+    public_key: str | None
+    created_at: Time
+    expires_at: Time | None
+
+
+class NewSecretOut(SecretOut):
+    """A signing secret, shown this once."""
+
+    secret: str
+
+
+class RotatedOut(Struct):
+    """The new secret, shown this once, and the old one with its end."""
+
+    current: NewSecretOut
+    previous: SecretOut
+
+
+class SecretList(Struct):
+    """The secrets that sign now."""
+
+    items: list[SecretOut]
+
+
+class EgressIn(Struct, forbid_unknown_fields=True):
+    """What a tenant's webhooks may call beside the installation's rules, and its TLS identity."""
+
+    allow: Networks = ()
+    deny: Networks = ()
+    ca: Certificates | None = None
+    certificate: Certificates | None = None
+    key: PrivateKey | None = None
+
+
+class EgressOut(Struct):
+    """The rules as they are; the client key is never shown."""
+
+    allow: list[str]
+    deny: list[str]
+    ca: str | None
+    certificate: str | None
+
+
+class CompleteIn(Struct, forbid_unknown_fields=True):
+    """How the work ended that a receiver had accepted with `Mainspring-Complete: later`."""
+
+    fence: int
+    status: Literal["succeeded", "failed"]
+    result: Raw = field(default_factory=Raw)
+    error: Annotated[str, Meta(max_length=10_000)] | None = None
+    retryable: bool = True
+
+
+_SECRET = {
+    "properties": {
+        "secret": {"anyOf": [{"type": "string", "pattern": SECRET_PATTERN}, {"type": "null"}]}
+    }
+}
+_LINKS = {
+    "rotate": Link("rotateSecret", {"id": "$response.body#/id"}, "replace it"),
+    "delete": Link("deleteSecret", {"id": "$response.body#/id"}, "end it"),
+}
+
+LIST = Doc(
+    id="listSecrets",
+    tag=TAG,
+    summary="List signing secrets",
+    description="Those that sign now. The secrets themselves are not shown.",
+    replies=[Reply(200, "The live secrets.", SecretList)],
+)
+CREATE = Doc(
+    id="createSecret",
+    tag=TAG,
+    summary="Make a signing secret",
+    description="The secret is in the answer and nowhere else afterwards. One that is taken over "
+    "from elsewhere says by its prefix which kind it is: `whsec_` HMAC, `whsk_` ed25519.",
+    bodies=[
+        Body(
+            SecretIn,
+            examples={"new": {"name": "main"}},
+            required=False,
+            rules={"SecretIn": _SECRET},
+        )
+    ],
+    replies=[Reply(201, "The new secret.", NewSecretOut, [REPLAYED], links=_LINKS)],
+    problems=[Conflict, NoKey],
+)
+ROTATE = Doc(
+    id="rotateSecret",
+    tag=TAG,
+    summary="Replace a signing secret",
+    description="Both sign until the old one ends, `overlap` seconds from now. The new one is of "
+    "the same kind.",
+    bodies=[
+        Body(
+            RotateIn,
+            examples={"a day": {"overlap": 86400}},
+            required=False,
+            rules={"RotateIn": _SECRET},
+        )
+    ],
+    replies=[Reply(201, "The new secret and the old one.", RotatedOut, [REPLAYED])],
+    problems=[Conflict, NoKey],
+)
+DELETE = Doc(
+    id="deleteSecret",
+    tag=TAG,
+    summary="Delete a signing secret",
+    description="It signs nothing any more.",
+    replies=[GONE],
+)
+READ_EGRESS = Doc(
+    id="readEgress",
+    tag=TAG,
+    summary="Read a tenant's egress rules",
+    params=[TENANT_ID],
+    replies=[Reply(200, "The rules.", EgressOut)],
+)
+CHANGE_EGRESS = Doc(
+    id="changeEgress",
+    tag=TAG,
+    summary="Replace a tenant's egress rules and TLS identity",
+    description="Networks that its webhooks may call, or may not, beside the installation's rules. "
+    "`ca` holds the authorities it trusts; `certificate` (its own first) and `key` go together.",
+    params=[TENANT_ID],
+    bodies=[
+        Body(
+            EgressIn,
+            examples={"office": {"allow": ["10.20.0.0/16"]}},
+            rules={"EgressIn": never(without("certificate", "key"), without("key", "certificate"))},
+        )
+    ],
+    replies=[Reply(200, "The rules.", EgressOut)],
+    problems=[NoKey],
+)
+COMPLETE = Doc(
+    id="completeTask",
+    tag=TAG,
+    summary="Report the outcome of accepted work",
+    description="For a receiver that answered 202 with `Mainspring-Complete: later`. The fence is "
+    "the one it was sent in `X-Mainspring-Fence`; a newer try makes an older fence void (409).",
+    bodies=[
+        Body(
+            CompleteIn,
+            examples={"done": {"fence": 1, "status": "succeeded", "result": {"rows": 12}}},
+        )
+    ],
+    replies=[Reply(200, "The task as it is now.", TaskOut)],
+    problems=[Conflict],
+)

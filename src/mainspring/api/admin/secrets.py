@@ -1,0 +1,128 @@
+"""/v1/secrets: the secrets that sign a tenant's webhooks. Each is shown once, when it is made."""
+
+import secrets
+from collections.abc import Callable
+from datetime import datetime
+from uuid import UUID, uuid4
+
+import msgspec
+from starlette.responses import Response
+
+from mainspring.api.admin.secret_docs import (
+    NewSecretOut,
+    RotatedOut,
+    RotateIn,
+    SecretIn,
+    SecretList,
+    SecretOut,
+)
+from mainspring.api.http.decoding import decode_as
+from mainspring.api.http.resource import Call, json_response
+from mainspring.domain.webhook import KeyKind, SigningKey
+from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem
+from mainspring.execution import signing
+from mainspring.store.secrets import NewSecret, StoredSecret, Successor, WebhookSecrets
+
+_SECRET = msgspec.json.Decoder(SecretIn)
+_ROTATION = msgspec.json.Decoder(RotateIn)
+_SECRET_HEADERS = {"Cache-Control": "no-store"}
+
+
+class Secrets:
+    """The verbs of /v1/secrets."""
+
+    def __init__(self, store: WebhookSecrets, changed: Callable[[int], None]) -> None:
+        self._store = store
+        self._changed = changed
+
+    async def list(self, call: Call) -> Response:
+        found = await self._store.list(call.tenant_id)
+        return json_response(SecretList([_shown(secret) for secret in found]))
+
+    async def create(self, call: Call) -> Response:
+        wanted = decode_as(_SECRET, await call.body() or b"{}")
+        key = _parsed(wanted.secret) if wanted.secret else _generated(wanted.kind)
+
+        def answer(made: StoredSecret) -> Response:
+            return json_response(_shown_once(made, key), 201, _SECRET_HEADERS)
+
+        new = _new(key, wanted.name)
+        made = await self._store.add(call.tenant_id, new, call.actor, call.keeps(answer))
+        if made is None:
+            raise Conflict("there are as many live secrets as a tenant may have: delete one first")
+        self._changed(call.tenant_id)
+        return answer(made)
+
+    async def rotate(self, call: Call) -> Response:
+        """A successor of the same kind; both sign until the old one ends."""
+        wanted = decode_as(_ROTATION, await call.body() or b"{}")
+        old = await self._existing(call)
+        key = _parsed(wanted.secret) if wanted.secret else _generated(old.kind)
+        if key.kind != old.kind:
+            raise InvalidRequest(
+                "not a valid successor", [Problem("/secret", "is of another kind")]
+            )
+
+        def answer(both: Successor) -> Response:
+            shown = RotatedOut(_shown_once(both[0], key), _shown(both[1]))
+            return json_response(shown, 201, _SECRET_HEADERS)
+
+        done = await self._store.rotate(
+            call.tenant_id,
+            old.id,
+            _new(key, old.name),
+            wanted.overlap,
+            call.actor,
+            call.keeps(answer),
+        )
+        if done is None:
+            raise Conflict("this secret was rotated already, or there are too many live ones")
+        self._changed(call.tenant_id)
+        return answer(done)
+
+    async def delete(self, call: Call) -> Response:
+        secret_id = call.id_or(_no_such_secret)
+        if not await self._store.delete(call.tenant_id, secret_id, call.actor):
+            raise _no_such_secret(secret_id)
+        self._changed(call.tenant_id)
+        return Response(status_code=204)
+
+    async def _existing(self, call: Call) -> StoredSecret:
+        wanted = call.id_or(_no_such_secret)
+        for secret in await self._store.list(call.tenant_id):
+            if secret.id == wanted:
+                return secret
+        raise _no_such_secret(wanted)
+
+
+def _parsed(text: str) -> SigningKey:
+    try:
+        return signing.parse_secret(text)
+    except ValueError as error:
+        raise InvalidRequest("the secret is not valid", [Problem("/secret", str(error))]) from None
+
+
+def _generated(kind: KeyKind) -> SigningKey:
+    return SigningKey(kind, secrets.token_bytes(signing.secret_size(kind)))
+
+
+def _new(key: SigningKey, name: str | None) -> NewSecret:
+    return NewSecret(uuid4(), name, key, signing.public_key(key))
+
+
+def _shown(secret: StoredSecret) -> SecretOut:
+    return SecretOut(
+        secret.id, secret.name, secret.kind, secret.public_key, secret.created_at, secret.expires_at
+    )
+
+
+def _shown_once(secret: StoredSecret, key: SigningKey) -> NewSecretOut:
+    ends: datetime | None = secret.expires_at
+    return NewSecretOut(
+        secret.id, secret.name, secret.kind, secret.public_key, secret.created_at, ends,
+        signing.format_secret(key),
+    )  # fmt: skip
+
+
+def _no_such_secret(secret_id: UUID | str) -> NotFound:
+    return NotFound(f"there is no secret {str(secret_id)[:64]!r}")

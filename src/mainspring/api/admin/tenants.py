@@ -1,0 +1,146 @@
+"""Tenants, for operators: made with a first key, listed, limited, let go. And a tenant's own view
+of its limits."""
+
+from random import Random
+
+import msgspec
+from msgspec import UNSET
+from starlette.responses import Response
+
+from mainspring.api.http.auth import tenant_gone
+from mainspring.api.http.decoding import decode_as
+from mainspring.api.http.key_activity import KeyActivity
+from mainspring.api.http.parameters import number_cursor, page_query
+from mainspring.api.http.resource import Call, OperatorCall, json_response
+from mainspring.config import Config
+from mainspring.domain import apikey
+from mainspring.domain.placement import PARTITIONS
+from mainspring.domain.tenant import TenantLimits
+from mainspring.errors import Conflict, InvalidRequest, Problem
+from mainspring.store.key_ring import MOST_LIVE_KEYS
+from mainspring.store.tenants import StoredTenant, Tenants
+from mainspring.wire.admin import (
+    SCOPES,
+    LimitsOut,
+    NewTenantOut,
+    TenantIn,
+    TenantOut,
+    TenantPage,
+    TenantPatch,
+)
+
+_TENANT = msgspec.json.Decoder(TenantIn)
+_PATCH = msgspec.json.Decoder(TenantPatch)
+_LARGEST_ID = 2**31 - 1
+
+
+class TenantResource:
+    """/v1/tenants and /v1/limits."""
+
+    def __init__(
+        self, tenants: Tenants, activity: KeyActivity, config: Config, unpredictable: Random
+    ) -> None:
+        self._tenants = tenants
+        self._activity = activity
+        self._config = config
+        self._unpredictable = unpredictable
+
+    async def create(self, call: OperatorCall) -> Response:
+        wanted = decode_as(_TENANT, await call.body())
+        spread = wanted.spread or _usual_spread(wanted.max_running)
+        limits = _checked(TenantLimits(wanted.weight, wanted.max_running, spread))
+        text = apikey.make(self._config.key_environment, self._unpredictable)
+        made = await self._tenants.create(
+            wanted.name,
+            limits,
+            text,
+            SCOPES,
+            call.actor,
+            call.keeps(lambda made: _shown_once(made, text)),
+        )
+        if made is None:
+            raise Conflict(f"there is a tenant {wanted.name!r} already")
+        return _shown_once(made, text)
+
+    async def page(self, call: OperatorCall) -> Response:
+        query = page_query(call.request.query_params)
+        before = None if query.before is None else min(query.before, _LARGEST_ID)
+        found = await self._tenants.list(before=before, limit=query.limit)
+        cursor = number_cursor(found, query.limit, found[-1].id if found else None)
+        return json_response(TenantPage([_tenant_out(tenant) for tenant in found], cursor))
+
+    async def one(self, call: OperatorCall) -> Response:
+        return _shown(call, await self._tenants.get(call.tenant_id))
+
+    async def edit(self, call: OperatorCall) -> Response:
+        tenant_id = call.tenant_id
+        patch = decode_as(_PATCH, await call.body())
+        changed = await self._tenants.change(tenant_id, lambda old: _merged(old, patch), call.actor)
+        return _shown(call, changed)
+
+    async def delete(self, call: OperatorCall) -> Response:
+        keys = await self._tenants.delete(call.tenant_id, call.actor)
+        if keys is None:
+            raise call.no_such_tenant()
+        for key_id in keys:
+            self._activity.ended(key_id)
+        return Response(status_code=204)
+
+    async def limits(self, call: Call) -> Response:
+        usage = await self._tenants.usage(call.tenant_id)
+        if usage is None:
+            raise tenant_gone()
+        return json_response(
+            LimitsOut(
+                usage.weight,
+                usage.max_running,
+                usage.spread,
+                usage.running,
+                usage.running_at_least,
+                usage.keys,
+                MOST_LIVE_KEYS,
+                self._config.requests_per_second or None,
+            )
+        )
+
+
+def _merged(old: TenantLimits, patch: TenantPatch) -> TenantLimits:
+    """The limits as they shall be. Who does not speak of the spread gets the usual one whenever a
+    limit comes or goes."""
+    weight = old.weight if patch.weight is UNSET else patch.weight
+    max_running = old.max_running if patch.max_running is UNSET else patch.max_running
+    if patch.spread is not UNSET:
+        spread = patch.spread
+    elif (old.max_running is None) == (max_running is None):
+        spread = old.spread
+    else:
+        spread = _usual_spread(max_running)
+    return _checked(TenantLimits(weight, max_running, spread))
+
+
+def _usual_spread(max_running: int | None) -> int:
+    """A tenant with a limit is gathered in one partition, where its limit is exact."""
+    return PARTITIONS if max_running is None else 1
+
+
+def _checked(limits: TenantLimits) -> TenantLimits:
+    if limits.max_running is not None and limits.max_running < limits.spread:
+        detail = f"each of {limits.spread} partitions must get a share of {limits.max_running}"
+        raise InvalidRequest("the limit is below the spread", [Problem("/max_running", detail)])
+    return limits
+
+
+def _tenant_out(tenant: StoredTenant) -> TenantOut:
+    return msgspec.convert(tenant, TenantOut, from_attributes=True)
+
+
+def _shown_once(tenant: StoredTenant, key: apikey.KeyText) -> Response:
+    body = NewTenantOut(**msgspec.structs.asdict(_tenant_out(tenant)), api_key=key.secret)
+    headers = {"Cache-Control": "no-store", "Location": f"/v1/tenants/{tenant.id}"}
+    return json_response(body, 201, headers)
+
+
+def _shown(call: OperatorCall, tenant: StoredTenant | None) -> Response:
+    if tenant is None:
+        raise call.no_such_tenant()
+    return json_response(_tenant_out(tenant))

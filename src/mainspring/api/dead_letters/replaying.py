@@ -1,0 +1,133 @@
+"""Replays: dead letters become new tasks, one at a time or many, and not more than is wise."""
+
+import asyncio
+from collections.abc import Sequence
+from uuid import UUID
+
+import msgspec
+
+from mainspring.api.ports import NodePort
+from mainspring.clock import Clock, monotonic
+from mainspring.domain.capability import capability_of
+from mainspring.domain.ids import TaskIds
+from mainspring.domain.task import TaskSpec
+from mainspring.store.creation import NewTask
+from mainspring.store.dead_letters import DeadLetters, LetterFilter, Replay, StoredLetter
+from mainspring.wire.dead_letters import ReplayedOut, ReplayIn
+
+_CHUNK = 100
+_CAREFUL_CHUNK = 10
+_WAIT_PER_CHUNK = 5.0
+_LONGEST = 30.0
+_LOOK_AGAIN = 0.1
+
+_decode_spec = msgspec.json.Decoder(TaskSpec).decode
+
+
+class Replayer:
+    """Makes new tasks of dead letters and tells the owners of them."""
+
+    def __init__(self, letters: DeadLetters, ids: TaskIds, clock: Clock, node: NodePort) -> None:
+        self._letters = letters
+        self._ids = ids
+        self._clock = clock
+        self._node = node
+
+    async def one(self, tenant_id: int, letter_id: UUID, actor: str) -> Replay | None:
+        """The new task of a letter, or the one it has already; None: there is no such letter."""
+        replays = await self._replay(tenant_id, [letter_id], actor)
+        return replays.get(letter_id)
+
+    async def count(self, tenant_id: int, where: LetterFilter, first: int) -> int:
+        """How many `many` would replay now."""
+        count, after, upto = 0, None, self._ids.make(self._clock.now())
+        while count < first:
+            found = await self._letters.unresolved(
+                tenant_id, where, after=after, upto=upto, limit=min(1000, first - count)
+            )
+            count += len(found.ids)
+            after = found.next_after
+            if after is None:
+                break
+        return count
+
+    async def many(
+        self, tenant_id: int, where: LetterFilter, wanted: ReplayIn, actor: str
+    ) -> ReplayedOut:
+        """Replay what matches, oldest first.
+
+        With a failure rate it goes in small steps, a quarter of what is wanted at most, and before
+        each looks at how the tasks made so far fare. What it made itself and died again is left
+        alone. A synchronous call cannot wait for long: after 5 s it judges by what is known, and
+        goes on if that is nothing; after 30 s in all it stops.
+        """
+        rate = wanted.stop_on_failure_rate
+        chunk = _CHUNK if rate is None else max(1, min(_CAREFUL_CHUNK, wanted.first // 4))
+        upto, after = self._ids.make(self._clock.now()), None
+        deadline = monotonic() + _LONGEST
+        made: list[UUID] = []
+        while len(made) < wanted.first:
+            found = await self._letters.unresolved(
+                tenant_id, where, after=after, upto=upto, limit=min(chunk, wanted.first - len(made))
+            )
+            if rate is not None and made and found.ids:
+                if await self._failing(tenant_id, made, rate, deadline):
+                    return ReplayedOut(len(made), made, True, "failure_rate")
+                if monotonic() >= deadline:
+                    return ReplayedOut(len(made), made, True, "time")
+            replays = await self._replay(tenant_id, found.ids, actor)
+            made += [replay.task_id for replay in replays.values() if replay.task is not None]
+            after = found.next_after
+            if after is None:
+                break
+        return ReplayedOut(len(made), made)
+
+    async def _failing(
+        self, tenant_id: int, made: Sequence[UUID], rate: float, deadline: float
+    ) -> bool:
+        """Whether too large a share of these tasks failed."""
+        until = min(monotonic() + _WAIT_PER_CHUNK, deadline)
+        while True:
+            seen = await self._letters.outcomes(tenant_id, made)
+            if seen.failed > rate * len(made):
+                return True  # however the others end
+            known = seen.failed + seen.others
+            if known == len(made) or monotonic() >= until:
+                return seen.failed > rate * known
+            await asyncio.sleep(_LOOK_AGAIN)
+
+    async def _replay(self, tenant_id: int, ids: Sequence[UUID], actor: str) -> dict[UUID, Replay]:
+        if not ids:
+            return {}
+        replays = await self._letters.replay(
+            tenant_id, ids, lambda letter: self._task_of(tenant_id, letter), actor
+        )
+        partitions = {r.partition for r in replays.values() if r.partition is not None}
+        if partitions:
+            self._node.changed()
+            if elsewhere := partitions - self._node.tenure().partitions:
+                self._node.hint_others(elsewhere)
+        return replays
+
+    def _task_of(self, tenant_id: int, letter: StoredLetter) -> NewTask:
+        """The same work once more, now: the old task's expiry does not bind the new one."""
+        now = round(self._clock.now(), 6)
+        dead = letter.task
+        return NewTask(
+            tenant_id=tenant_id,
+            id=self._ids.make(now),
+            created=now,
+            run=now,
+            due=now,
+            expires=None,
+            concurrency_key=dead.concurrency_key,
+            concurrency_limit=dead.concurrency_limit,
+            priority=dead.priority,
+            queue=dead.queue,
+            capability=capability_of(_decode_spec(dead.spec)),
+            name=dead.name,
+            labels=dead.labels,
+            spec=dead.spec,
+            payload=dead.payload,
+            replay_of=dead.id,
+        )

@@ -1,0 +1,126 @@
+"""Who is calling: bearer keys, remembered for a moment so that not every request asks the store."""
+
+from dataclasses import dataclass
+
+from mainspring.api.http.key_activity import KeyActivity
+from mainspring.clock import monotonic
+from mainspring.domain.apikey import is_mistyped
+from mainspring.domain.tenant import ApiKey
+from mainspring.errors import Forbidden, Unauthenticated
+from mainspring.store.keys import Keys, hash_secret
+
+_KNOWN_FOR = 4.0
+"""Who waits in an open request is looked at once a second: five seconds after a key was revoked
+nobody is served under it."""
+_UNKNOWN_FOR = 1.0
+_MOST_REMEMBERED = 10_000
+_LONGEST_SECRET = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    key: ApiKey | None
+    until: float
+
+
+class Authenticator:
+    """Turns an Authorization header into the key it names.
+
+    A revoked key is refused within seconds, because that is how long an answer is remembered. Only
+    hashes are kept, never secrets.
+    """
+
+    def __init__(self, keys: Keys, activity: KeyActivity) -> None:
+        self._keys = keys
+        self._activity = activity
+        self._remembered: dict[bytes, _Remembered] = {}
+        activity.when_ended(self._forget)
+
+    async def identify(self, authorization: str | None) -> ApiKey:
+        """The caller's key; Unauthenticated when there is none or nobody knows it."""
+        secret = _secret_in(authorization)
+        digest, now = hash_secret(secret), monotonic()
+        found = self._recall(digest, now) or await self._look_up(secret, digest)
+        if found.key is None:
+            raise Unauthenticated("the API key is not known, or it has ended")
+        self._activity.note(found.key.id, now)
+        return found.key
+
+    def remembered(self, digest: bytes) -> ApiKey | None:
+        """The key whose secret has this digest, where it was looked up a moment ago."""
+        now = monotonic()
+        found = self._recall(digest, now)
+        if found is None or found.key is None:
+            return None
+        self._activity.note(found.key.id, now)
+        return found.key
+
+    def _recall(self, digest: bytes, now: float) -> _Remembered | None:
+        found = self._remembered.get(digest)
+        return found if found is not None and found.until > now else None
+
+    async def _look_up(self, secret: str, digest: bytes) -> _Remembered:
+        if is_mistyped(secret):
+            raise Unauthenticated("the API key is mistyped: its checksum is wrong")
+        asked = monotonic()
+        key = await self._keys.find(secret)
+        found = _Remembered(key, asked + _good_for(key))
+        self._remembered.pop(digest, None)
+        if len(self._remembered) >= _MOST_REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+        self._remembered[digest] = found
+        return found
+
+    def forget_all(self) -> None:
+        """Look every key up anew: the database may have been set back, and then a key that there
+        was may be unknown, and its tenant's number be given to another."""
+        self._remembered = {}
+
+    def _forget(self, key_id: str) -> None:
+        self._remembered = {
+            digest: found
+            for digest, found in self._remembered.items()
+            if found.key is None or found.key.id != key_id
+        }
+
+
+def digest_of(authorization: str | None) -> bytes:
+    """What stands for the secret in an Authorization header."""
+    return hash_secret(_secret_in(authorization))
+
+
+def _good_for(key: ApiKey | None) -> float:
+    if key is None:
+        return _UNKNOWN_FOR
+    return _KNOWN_FOR if key.expires_in is None else min(_KNOWN_FOR, key.expires_in)
+
+
+def check_scope(key: ApiKey, scope: str, other: str | None = None) -> int:
+    """The tenant for which this key may act in this scope, or in the other one."""
+    if key.tenant_id is None:
+        raise Forbidden("this needs a tenant's key; an operator's key belongs to none")
+    if scope not in key.scopes and other not in key.scopes:
+        either = repr(scope) if other is None else f"{scope!r} or {other!r}"
+        raise Forbidden(f"this needs a key with the scope {either}")
+    return key.tenant_id
+
+
+def tenant_gone() -> Forbidden:
+    """For who was deleted while its key was still remembered."""
+    return Forbidden("the tenant of this key no longer exists")
+
+
+def check_operator(key: ApiKey) -> None:
+    """Operators alone may look at the whole installation."""
+    if not key.operator:
+        raise Forbidden("this needs an operator's key")
+
+
+def _secret_in(authorization: str | None) -> str:
+    if authorization is None:
+        raise Unauthenticated("send the header `Authorization: Bearer <key>`")
+    scheme, _, secret = authorization.partition(" ")
+    secret = secret.strip()
+    if scheme.lower() != "bearer" or not secret or len(secret) > _LONGEST_SECRET:
+        raise Unauthenticated("send the header `Authorization: Bearer <key>`")
+    return secret

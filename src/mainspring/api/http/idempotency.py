@@ -1,0 +1,313 @@
+"""One key, one effect: requests with the same Idempotency-Key get the first one's answer.
+
+Within a process the followers wait for the first; across nodes the key's row in the database
+decides. New tasks store their answer in the statement that creates them; any other POST takes a
+turn on the key, is served, and leaves its answer there: in the transaction that makes something
+(`Keeper`), or afterwards where doing it again is harmless. Should its node die before that, the
+turn runs out and the next request is served afresh.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256, shake_256
+from random import Random
+from typing import TypeVar
+
+import asyncpg
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mainspring import crash
+from mainspring.api.http.auth import tenant_gone
+from mainspring.api.http.bodies import read_body, with_body
+from mainspring.clock import monotonic
+from mainspring.errors import (
+    Busy,
+    InvalidRequest,
+    KeyReused,
+    Problem,
+    RequestError,
+    StoreUnavailable,
+)
+from mainspring.store.answers import Answers, Conclude, Turn, keep_answer
+from mainspring.store.tasks import Answer
+
+HEADER = "Idempotency-Key"
+REPLAYED = "Idempotency-Replayed"
+_WAIT = 10.0
+_LOOK_AGAIN = 0.05
+_LONGEST_TURN = 60.0
+"""Seconds that a request may take, besides those that it waits because it was asked to."""
+_IN_PROGRESS = 0
+_NONCE = 16
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """Whose request this is, under which key, and what it asks."""
+
+    tenant_id: int
+    key: str
+    body_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer, and whether it is one that was given before."""
+
+    body: bytes
+    status: int
+    replayed: bool
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a POST. `secret`, the caller's own, seals an answer that shows a secret; `waits` is
+    how long the operation may wait before it is served, or two polls would have the same turn."""
+
+    tenant_id: int
+    secret: str | None = None
+    waits: float = 0.0
+
+
+class Keeper:
+    """Keeps the answer to one request, sealed where it shows a secret."""
+
+    def __init__(self, turn: Turn, body_hash: bytes, ttl: float, secret: str | None) -> None:
+        self.turn = turn
+        self.ttl = ttl
+        self._body_hash = body_hash
+        self._secret = secret
+
+    async def keep(self, connection: asyncpg.Connection, response: Response) -> None:
+        """In the transaction of what was asked for: either both last or neither does."""
+        answer = self.sealed(_answer_of(response))
+        if not await keep_answer(connection, self.turn, answer, self.ttl):
+            raise Busy("this took so long that another request with its key may be served by now")
+
+    def sealed(self, answered: Answered) -> Answer:
+        body = answered.body
+        if self._secret is not None:
+            body = self.turn.token + _sealed(body, self._secret, self.turn.token)
+        return Answer(self._body_hash, answered.status, body, dict(answered.headers))
+
+
+Handler = Callable[[Request, Keeper | None], Awaitable[Response]]
+
+
+def keeping(keeper: Keeper | None, answer: Callable[[T], Response]) -> Conclude[T]:
+    """What a store does last in the transaction that makes something: `answer` says how the
+    caller will hear of it."""
+
+    async def conclude(connection: asyncpg.Connection, made: T) -> None:
+        if keeper is not None:
+            await keeper.keep(connection, answer(made))
+
+    return conclude
+
+
+def key_in(request: Request) -> str | None:
+    """The request's idempotency key, if it has one."""
+    given = request.headers.getlist(HEADER)
+    if not given:
+        return None
+    key = given[0]
+    if len(given) > 1:
+        raise InvalidRequest(
+            f"the header {HEADER} is not valid",
+            [Problem(f"/headers/{HEADER}", "is given more than once")],
+        )
+    if not 1 <= len(key) <= 255 or not (key.isascii() and key.isprintable()):
+        raise InvalidRequest(
+            f"the header {HEADER} is not valid",
+            [Problem(f"/headers/{HEADER}", "1 to 255 printable ASCII characters are allowed")],
+        )
+    return key
+
+
+def hash_of(request: Request, body: bytes, secret: str | None = None) -> bytes:
+    """What makes two requests the same: method, path, query and the body's bytes; where the answer
+    is a secret, also who asks."""
+    query = request.scope["query_string"].decode("latin-1")
+    target = f"{request.method} {request.url.path}{'?' if query else ''}{query}\n"
+    asked_by = b"" if secret is None else sha256(secret.encode("utf-8", "surrogatepass")).digest()
+    return sha256(target.encode() + asked_by + body).digest()
+
+
+class Idempotency:
+    """Keeps requests with the same key from running side by side."""
+
+    def __init__(self, answers: Answers, ttl: float, rng: Random) -> None:
+        self._answers = answers
+        self._ttl = ttl
+        self._rng = rng
+        self._running: dict[tuple[int, str], asyncio.Future[Answer | None]] = {}
+
+    async def create(
+        self, request: RequestKey, attempt: Callable[[], Awaitable[bytes | None]]
+    ) -> Answered:
+        """Run `attempt` unless the key was used before; then answer what was answered first.
+
+        `attempt` gives the body it answers with status 201, stored already, or None when the store
+        found the key taken.
+        """
+        return await self._once(request, lambda: self._create(request, attempt))
+
+    async def serve(self, caller: Caller, request: Request, handler: Handler) -> Response:
+        """Answer any other POST, once per key. A dry run changes nothing, so it takes no key."""
+        key = key_in(request)
+        if key is None or request.query_params.get("dry_run") in ("true", "1"):
+            return await handler(request, None)
+        body = await read_body(request)
+        asked = RequestKey(caller.tenant_id, key, hash_of(request, body, caller.secret))
+        again = with_body(request, body)
+        answered = await self._once(
+            asked, lambda: self._serve(asked, caller, lambda keeper: handler(again, keeper))
+        )
+        headers = dict(answered.headers)
+        if answered.replayed:
+            headers[REPLAYED] = "true"
+        return Response(answered.body, answered.status, headers)
+
+    async def _once(
+        self, request: RequestKey, attempt: Callable[[], Awaitable[Answered]]
+    ) -> Answered:
+        """When the first of several fails, the next one in line tries."""
+        deadline = monotonic() + _WAIT
+        while True:
+            first = self._running.get((request.tenant_id, request.key))
+            if first is None:
+                return await self._lead(request, attempt)
+            answer = await _follow(first, deadline)
+            if answer is not None:
+                return _replay(request, answer)
+
+    async def _lead(
+        self, request: RequestKey, attempt: Callable[[], Awaitable[Answered]]
+    ) -> Answered:
+        place = (request.tenant_id, request.key)
+        mine = self._running[place] = asyncio.get_running_loop().create_future()
+        try:
+            outcome = await attempt()
+            mine.set_result(
+                Answer(request.body_hash, outcome.status, outcome.body, dict(outcome.headers))
+            )
+            return outcome
+        finally:
+            del self._running[place]
+            if not mine.done():
+                mine.set_result(None)
+
+    async def _create(
+        self, request: RequestKey, attempt: Callable[[], Awaitable[bytes | None]]
+    ) -> Answered:
+        for _again in (False, True):  # its key may run out between the insert and the look
+            try:
+                body = await attempt()
+            except RequestError:
+                # The first answer stands, even if the same body would be refused today.
+                answer = await self._answers.find(request.tenant_id, request.key)
+                if answer is None:
+                    raise
+                return _replay(request, answer)
+            if body is not None:
+                return Answered(body, 201, replayed=False)
+            answer = await self._answers.find(request.tenant_id, request.key)
+            if answer is not None:
+                return _replay(request, answer)
+        raise tenant_gone()
+
+    async def _serve(
+        self, asked: RequestKey, caller: Caller, run: Callable[[Keeper], Awaitable[Response]]
+    ) -> Answered:
+        turn = Turn(asked.tenant_id, asked.key, self._rng.randbytes(_NONCE))
+        deadline = monotonic() + _WAIT
+        longest = _LONGEST_TURN + caller.waits
+        while not await self._answers.take_turn(turn, asked.body_hash, longest):
+            answer = await self._answers.find(asked.tenant_id, asked.key)
+            if answer is not None and answer.status != _IN_PROGRESS:
+                return _unsealed(_replay(asked, answer), caller.secret)
+            if answer is not None and answer.body_hash != asked.body_hash:
+                raise _reused()
+            if monotonic() > deadline:
+                raise _busy()
+            await asyncio.sleep(_LOOK_AGAIN)
+        keeper = Keeper(turn, asked.body_hash, self._ttl, caller.secret)
+        kept = False
+        try:
+            response = await run(keeper)
+            crash.reach("post.served")
+            answered = _answer_of(response)
+            if response.status_code < 400:
+                kept = await self._keep(keeper, answered)
+            return answered
+        finally:
+            if not kept:
+                await self._give_up(turn)
+
+    async def _keep(self, keeper: Keeper, answered: Answered) -> bool:
+        """Store an answer, unless the transaction of its effect has done so. The effect is there,
+        whether this works or not: the caller hears of it."""
+        try:
+            await self._answers.keep(keeper.turn, keeper.sealed(answered), keeper.ttl)
+        except StoreUnavailable as problem:
+            log.warning("an answer was not kept", action="answer.unkept", problem=str(problem))
+        return True
+
+    async def _give_up(self, turn: Turn) -> None:
+        try:
+            await self._answers.give_up(turn)
+        except StoreUnavailable:
+            log.info("a turn will run out by itself", action="answer.turn_left")
+
+
+async def _follow(first: asyncio.Future[Answer | None], deadline: float) -> Answer | None:
+    """The first one's answer; None when it failed."""
+    try:
+        return await asyncio.wait_for(asyncio.shield(first), deadline - monotonic())
+    except TimeoutError:
+        raise _busy() from None
+
+
+def _replay(request: RequestKey, answer: Answer) -> Answered:
+    if answer.body_hash != request.body_hash:
+        raise _reused()
+    return Answered(answer.body, answer.status, replayed=True, headers=answer.headers or {})
+
+
+def _answer_of(response: Response) -> Answered:
+    """A handler's answer as it is kept: the length follows from the body."""
+    headers = {name: value for name, value in response.headers.items() if name != "content-length"}
+    return Answered(bytes(response.body), response.status_code, replayed=False, headers=headers)
+
+
+def _sealed(body: bytes, secret: str, nonce: bytes) -> bytes:
+    """The body under a pad that only the caller's secret, of which we keep a hash, gives again.
+    Sealing what is sealed opens it."""
+    pad = shake_256(nonce + secret.encode("utf-8", "surrogatepass")).digest(len(body))
+    return bytes(a ^ b for a, b in zip(body, pad, strict=True))
+
+
+def _unsealed(answered: Answered, secret: str | None) -> Answered:
+    if secret is None:
+        return answered
+    body = _sealed(answered.body[_NONCE:], secret, answered.body[:_NONCE])
+    return replace(answered, body=body)
+
+
+def _busy() -> Busy:
+    return Busy("another request with this Idempotency-Key is still being served")
+
+
+def _reused() -> KeyReused:
+    return KeyReused(
+        "this Idempotency-Key was used before with another method, path, query or body"
+        " (or another API key, where the answer is a secret)"
+    )

@@ -1,0 +1,246 @@
+"""What every request passes: an id, a limit on its body, a problem document if it fails, a count.
+
+One plain ASGI layer, because every layer costs time on every request.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from random import Random
+
+from prometheus_client import Counter
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mainspring.api.http.fast_path import (
+    Headers,
+    Promise,
+    Promptly,
+    Reply,
+    Serve,
+)
+from mainspring.api.http.problems import answer_to
+from mainspring.clock import monotonic
+from mainspring.errors import MalformedRequest, RequestError, StoreUnavailable, TooLarge
+from mainspring.observe.metrics import Distribution, Metrics
+
+ROUTE = "mainspring.route"
+"""Where a resource leaves its path template in the scope, for the metrics."""
+
+HEADERS = "mainspring.headers"
+"""Where a resource leaves headers that every answer to the request shall carry."""
+
+FIELDS = "mainspring.fields"
+"""Where a resource finds the request's headers by name."""
+
+EXCHANGE = "mainspring.exchange"
+"""Where a resource finds the way to answer in one piece."""
+
+CYCLE = "mainspring.cycle"
+"""Where the server offers, if it does, to take a whole answer at once."""
+
+_ONE_OFF = frozenset(
+    {
+        b"expect",
+        b"idempotency-key",
+        b"traceparent",
+        b"transfer-encoding",
+        b"upgrade",
+        b"x-request-id",
+    }
+)
+"""A head with one of these will not come again, or asks for something unusual."""
+
+_SANE_ID = re.compile(rb"[A-Za-z0-9_.:/+=@-]{1,128}")
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+Learn = Callable[[Mapping[bytes, bytes]], Promptly | None]
+
+
+class Envelope:
+    """The outermost layer of the API."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        prompts: Mapping[str, Learn] | None = None,
+        *,
+        metrics: Metrics,
+        rng: Random,
+        max_body: int,
+    ) -> None:
+        self._app = app
+        self._prompts = prompts or {}
+        self._metrics = metrics
+        self._rng = rng
+        self._max_body = max_body
+        # Finding a series by its labels costs more than counting: each is looked up once.
+        self._series: dict[tuple[str, str, int], tuple[Counter, Distribution]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = monotonic()
+        headers = scope[FIELDS] = dict(scope["headers"])
+        exchange = scope[EXCHANGE] = Exchange(scope, self._request_id(headers), send)
+        try:
+            if not _declares_length(headers, self._max_body):
+                receive = _LimitedBody(receive, self._max_body)
+            await self._app(scope, receive, exchange.send)
+        except ClientDisconnect:
+            exchange.status = 499
+        except Exception as error:
+            if exchange.started:
+                raise  # half an answer is out: the server must break the connection
+            await exchange.answer(self.answer_to(error, scope["path"], exchange.request_id))
+        finally:
+            self._end(exchange, started)
+
+    def learn(self, scope: Scope) -> Serve | None:
+        """How to serve requests with the head of this one on the spot, as in `prompt.py`."""
+        learn = self._prompts.get(scope["path"])
+        if learn is None or scope["method"] != "POST" or scope["query_string"]:
+            return None
+        fields: dict[bytes, bytes] = dict(scope["headers"])
+        if not _ONE_OFF.isdisjoint(fields):
+            return None
+        try:
+            promptly = learn(fields) if _declares_length(fields, self._max_body) else None
+        except RequestError:
+            return None
+        return None if promptly is None else _OnTheSpot(self, scope["path"], promptly).serve
+
+    def answer_to(self, error: Exception, path: str, request_id: str) -> Response:
+        if isinstance(error, StoreUnavailable):
+            self._metrics.database_errors.inc()
+        return answer_to(error, path=path, request_id=request_id)
+
+    def new_id(self) -> str:
+        return f"{self._rng.getrandbits(128):032x}"
+
+    def _request_id(self, headers: dict[bytes, bytes]) -> str:
+        given = headers.get(b"x-request-id")
+        if given is not None and _SANE_ID.fullmatch(given):
+            return given.decode("ascii")
+        return self.new_id()
+
+    def _end(self, exchange: "Exchange", started: float) -> None:
+        scope = exchange.scope
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self.count(scope.get(ROUTE, "unknown"), method, exchange.status, monotonic() - started)
+        # They refer to the scope as it does to them: let go, or each request leaves a ring of
+        # objects behind, which only the collector finds, when all of it has grown cold.
+        scope.pop(EXCHANGE, None)
+        scope.pop(CYCLE, None)
+
+    def count(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Labels come from a fixed set only: a caller must not be able to make new series."""
+        series = (route, method, status)
+        found = self._series.get(series)
+        if found is None:
+            counter = self._metrics.http_requests.labels(*series)
+            found = self._series[series] = (counter, self._metrics.http_seconds.labels(route))
+        found[0].inc()
+        found[1].observe(seconds)
+
+
+class _OnTheSpot:
+    """Serves the requests with one head."""
+
+    def __init__(self, envelope: Envelope, path: str, promptly: Promptly) -> None:
+        self._envelope = envelope
+        self._path = path
+        self._promptly = promptly
+
+    def serve(self, body: bytes, reply: Reply) -> bool:
+        started = monotonic()
+        try:
+            admitted = self._promptly(body)
+        except Exception:
+            return False  # the ordinary way comes to the same end, and says what is wrong
+        if admitted is None:
+            return False
+        promise, headers = admitted
+        promise.kept.add_done_callback(lambda _: self._keep(promise, headers, reply, started))
+        return True
+
+    def _keep(self, promise: Promise, headers: Headers, reply: Reply, started: float) -> None:
+        request_id = self._envelope.new_id()
+        try:
+            response = promise.answer()
+        except Exception as error:
+            response = self._envelope.answer_to(error, self._path, request_id)
+        response.raw_headers.append((b"x-request-id", request_id.encode("ascii")))
+        response.raw_headers.extend(headers)
+        reply.answer_now(response)
+        self._envelope.count(self._path, "POST", response.status_code, monotonic() - started)
+
+
+class Exchange:
+    """Puts the request's id on the answer and remembers how far the answer got."""
+
+    def __init__(self, scope: Scope, request_id: str, send: Send) -> None:
+        self.scope = scope
+        self.request_id = request_id
+        self.started = False
+        self.status = 500
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            self.status = message["status"]
+            message["headers"].append((b"x-request-id", self.request_id.encode("ascii")))
+            message["headers"].extend(self.scope.get(HEADERS, ()))
+        await self._send(message)
+
+    async def answer(self, response: Response) -> None:
+        """Send a whole answer at once: nearly all are, and each write to a socket has its price."""
+        cycle = self.scope.get(CYCLE)
+        if cycle is None:
+            await response(self.scope, _nothing_comes, self.send)
+            return
+        self.started = True
+        self.status = response.status_code
+        response.raw_headers.append((b"x-request-id", self.request_id.encode("ascii")))
+        response.raw_headers.extend(self.scope.get(HEADERS, ()))
+        await cycle.answer(response)
+
+
+async def _nothing_comes() -> Message:
+    raise AssertionError("a whole answer asks for nothing more")
+
+
+class _LimitedBody:
+    """Counts the bytes of a body as they come, for callers who did not declare its length."""
+
+    def __init__(self, receive: Receive, most: int) -> None:
+        self._receive = receive
+        self._most = most
+        self._seen = 0
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._seen += len(message.get("body", b""))
+            if self._seen > self._most:
+                raise _too_large(self._most)
+        return message
+
+
+def _declares_length(headers: dict[bytes, bytes], most: int) -> bool:
+    """Whether the length is known beforehand: the server then takes no more bytes than that."""
+    declared = headers.get(b"content-length")
+    if declared is None:
+        return False
+    if not declared.isdigit():
+        raise MalformedRequest("Content-Length is not a number")
+    if len(declared) > 18 or int(declared) > most:
+        raise _too_large(most)
+    return b"transfer-encoding" not in headers
+
+
+def _too_large(most: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {most} bytes")

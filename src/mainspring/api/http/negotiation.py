@@ -1,0 +1,130 @@
+"""What a request must respect before anybody looks at its body: forms and parameters.
+
+The documentation of an operation names the forms it reads (415) and answers in (406), and its
+parameters: one that is misspelt must not be taken for none (422).
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
+from typing import get_origin
+from urllib.parse import parse_qsl
+
+from mainspring.api.openapi.operation import JSON, Doc
+from mainspring.errors import InvalidRequest, NotAcceptable, Problem, UnsupportedMediaType
+
+Headers = dict[bytes, bytes]
+_MOST_PARAMETERS = 200
+_CURLS_DEFAULT = b"application/x-www-form-urlencoded"
+
+
+class Manners:
+    """What one operation asks of its requests, as its documentation says."""
+
+    __slots__ = ("_consumes", "_in_any_case", "_known", "_produces", "_repeatable")
+
+    def __init__(self, doc: Doc, *, in_any_case: bool = False) -> None:
+        """`in_any_case`: it answers as it does whatever the caller accepts, as to a probe."""
+        self._in_any_case = in_any_case
+        self._consumes = frozenset([*(body.media_type for body in doc.bodies), *doc.also_consumes])
+        produced = {reply.media_type for reply in doc.replies if reply.type is not None}
+        self._produces = frozenset(produced or {JSON})
+        query = [param for param in doc.params if param.where == "query"]
+        self._known = frozenset(param.name for param in query)
+        self._repeatable = frozenset(p.name for p in query if get_origin(p.type) is list)
+
+    def check(self, headers: Headers, query: bytes) -> None:
+        """Before anything else is done: a request that cannot be answered shall change nothing."""
+        accept = headers.get(b"accept")
+        if accept and accept != b"*/*" and not self._suits(accept):
+            raise NotAcceptable(f"this answers in {' or '.join(sorted(self._produces))} only")
+        if self._consumes:
+            self._check_form(headers)
+        if query:
+            self._check_query(query)
+
+    def _suits(self, accept: bytes) -> bool:
+        return self._in_any_case or _accepts(accept, self._produces)
+
+    def _check_form(self, headers: Headers) -> None:
+        kind = headers.get(b"content-type", _CURLS_DEFAULT)
+        # Who does not say sends JSON, and so does who leaves curl's own word for `-d` as it is:
+        # nothing else is likely, and the body is checked anyway.
+        if kind != _CURLS_DEFAULT and not _is_one_of(kind, self._consumes):
+            raise UnsupportedMediaType(
+                f"send the body as {' or '.join(sorted(self._consumes))}, in UTF-8"
+            )
+        if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+            raise UnsupportedMediaType("send the body as it is, without a Content-Encoding")
+
+    def _check_query(self, query: bytes) -> None:
+        try:
+            pairs = parse_qsl(
+                query.decode("latin-1"), keep_blank_values=True, max_num_fields=_MOST_PARAMETERS
+            )
+        except ValueError:
+            raise InvalidRequest(f"more than {_MOST_PARAMETERS} query parameters") from None
+        problems = []
+        for name, count in Counter(name for name, _value in pairs).items():
+            if name not in self._known:
+                problems.append(Problem(_pointer(name), "is not a parameter of this operation"))
+            elif count > 1 and name not in self._repeatable:
+                problems.append(Problem(_pointer(name), "is given more than once"))
+        if problems:
+            raise InvalidRequest("some query parameters do not make sense", problems)
+
+
+def _pointer(name: str) -> str:
+    return "/query/" + name[:100].replace("~", "~0").replace("/", "~1")
+
+
+@lru_cache(256)
+def _is_one_of(content_type: bytes, known: Collection[str]) -> bool:
+    kind, *parameters = content_type.decode("latin-1").lower().split(";")
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "charset" and value.strip(' "') not in ("utf-8", "utf8", "us-ascii"):
+            return False
+    kind = kind.strip()
+    return kind in known or (JSON in known and _is_json(kind))
+
+
+def _is_json(kind: str) -> bool:
+    """Any kind of JSON document is one: application/merge-patch+json, for example."""
+    return kind.startswith("application/") and kind.endswith("+json")
+
+
+@lru_cache(256)
+def _accepts(accept: bytes, produced: Collection[str]) -> bool:
+    refused: set[str] = set()
+    ranges: set[str] = set()
+    for part in accept.decode("latin-1").lower().split(","):
+        name, *parameters = (piece.strip() for piece in part.split(";"))
+        zero = any(p.replace(" ", "") in ("q=0", "q=0.0", "q=0.00", "q=0.000") for p in parameters)
+        (refused if zero else ranges).add(name)
+    return any(
+        kind not in refused and bool(ranges & {kind, kind.partition("/")[0] + "/*", "*/*"})
+        for kind in produced
+    )
+
+
+def preferred(accept: str, kinds: Sequence[str]) -> str:
+    """Return the one of these media types that a caller likes best; the first of equals."""
+    weights: dict[str, float] = {}
+    for part in accept.lower().split(","):
+        name, *parameters = (piece.strip() for piece in part.split(";"))
+        weights[name] = max(weights.get(name, 0.0), _weight(parameters))
+
+    def weight(kind: str) -> float:
+        ranges = (kind, kind.partition("/")[0] + "/*", "*/*")
+        return next((weights[name] for name in ranges if name in weights), 0.0)
+
+    return max(kinds, key=weight)
+
+
+def _weight(parameters: Iterable[str]) -> float:
+    given = (p.partition("=")[2] for p in parameters if p.replace(" ", "").startswith("q="))
+    try:
+        return min(float(next(given, "1")), 1.0)
+    except ValueError:
+        return 1.0

@@ -1,0 +1,87 @@
+"""JSON that is the caller's own and kept as the bytes that came: looked at once, never changed.
+
+It is handed on to receivers and workers in many languages, so it must mean the same to all of them:
+no name twice in one object, no number that a reader cannot hold, no U+0000.
+"""
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from mainspring.api.http.duplicate_names import DuplicateNameError, refuse_duplicates
+from mainspring.errors import Oversize, Problem
+
+MOST_NESTING = 64
+
+_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_ESCAPES = re.compile(rb"\\(?:u0000|.)", re.DOTALL)
+_TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+def payload_problems(payload: bytes, most_bytes: int) -> Sequence[Problem]:
+    """What is wrong with something that a caller wants others to read; it is valid JSON."""
+    value, wrong = _read(payload, most_bytes)
+    if wrong is None and b"\\u0000" in payload and _has_nul(payload):
+        wrong = "contains U+0000, which not every reader can take"
+    if wrong is None:
+        wrong = _ambiguity(payload, value)
+    return _problems(payload, most_bytes, wrong)
+
+
+def result_problems(result: bytes, most_bytes: int) -> Sequence[Problem]:
+    """What is wrong with something that a worker hands back: only what nobody could read."""
+    _value, wrong = _read(result, most_bytes)
+    return _problems(result, most_bytes, wrong)
+
+
+def nested_too_deeply(payload: bytes) -> bool:
+    """Whether valid JSON is nested beyond the limit, found without a loop over its characters:
+    with all but the brackets gone, each pass that removes the innermost pairs takes one level."""
+    if payload.count(b"[") + payload.count(b"{") <= MOST_NESTING:
+        return False
+    brackets = _STRINGS.sub(b"", payload).translate(_TO_BRACKETS, _NOT_BRACKETS)
+    for _level in range(MOST_NESTING):
+        brackets = brackets.replace(b"[]", b"")
+        if not brackets:
+            return False
+    return True
+
+
+def _has_nul(payload: bytes) -> bool:
+    return any(found[0] == b"\\u0000" for found in _ESCAPES.finditer(payload))
+
+
+def _read(payload: bytes, most_bytes: int) -> tuple[object, str | None]:
+    """The value, or why nobody should have to read it."""
+    if len(payload) > most_bytes:
+        return None, f"has {len(payload)} bytes; the most is {most_bytes}"
+    if nested_too_deeply(payload):
+        return None, f"is nested more than {MOST_NESTING} levels deep"
+    try:
+        return _decode(payload), None
+    except msgspec.DecodeError as error:
+        return None, f"cannot be read: {error}"
+
+
+def _ambiguity(payload: bytes, value: object) -> str | None:
+    """Of a name that is given twice one is lost when the value is written anew, and a colon with
+    it. Where as many are left nothing was lost; else the slow way decides."""
+    colons = payload.count(b":")
+    if colons < 2 or colons == _encode(value).count(b":"):
+        return None
+    try:
+        refuse_duplicates(payload)
+    except DuplicateNameError as error:
+        return str(error)
+    return None
+
+
+def _problems(payload: bytes, most_bytes: int, wrong: str | None) -> Sequence[Problem]:
+    if wrong is None:
+        return ()
+    kind = Oversize if len(payload) > most_bytes else Problem
+    return (kind("/payload", wrong),)

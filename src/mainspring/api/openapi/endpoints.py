@@ -1,0 +1,93 @@
+"""The API's description of itself: /openapi.json for programs, /docs for people."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.resources import files
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Raw
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mainspring import __version__
+from mainspring.api.http.resource import ForAll, Operation
+from mainspring.api.openapi.document import Paths, describe
+from mainspring.api.openapi.operation import (
+    ETAG,
+    IF_NONE_MATCH,
+    Doc,
+    Reply,
+)
+
+_TAG = "Description"
+_UNCHANGED = Reply(304, "It has not changed.", headers=[ETAG])
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_ON_PAGES = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+# The document is too free in form to be a type of ours.
+_Document = Annotated[dict[str, Raw], Meta(extra_json_schema={"required": ["openapi", "paths"]})]
+
+OPENAPI = Doc(
+    id="openapi",
+    tag=_TAG,
+    summary="Read the OpenAPI document",
+    params=[IF_NONE_MATCH],
+    replies=[Reply(200, "This document.", _Document, headers=[ETAG]), _UNCHANGED],
+)
+
+
+def _page(name: str, summary: str, media_type: str) -> Doc:
+    return Doc(
+        id=name,
+        tag=_TAG,
+        summary=summary,
+        params=[IF_NONE_MATCH],
+        replies=[
+            Reply(200, "The page.", str, headers=[ETAG], media_type=media_type),
+            _UNCHANGED,
+        ],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """Bytes that stay the same while the process lives; asked for again, they are not sent."""
+
+    body: bytes
+    media_type: str
+
+    async def answer(self, request: Request) -> Response:
+        tag = f'"{sha256(self.body).hexdigest()[:32]}"'
+        headers = {**_ON_PAGES, "ETag": tag}
+        known = request.headers.get("if-none-match", "")
+        if tag in (one.strip().removeprefix("W/") for one in known.split(",")):
+            return Response(status_code=304, headers=headers)
+        return Response(self.body, headers={**headers, "Content-Type": self.media_type})
+
+
+def described(paths: Paths) -> dict[str, dict[str, Operation]]:
+    """The paths under which these paths are described."""
+    own = {
+        "/docs": _asset("docs.html", "text/html", "docs", "Browse the documentation"),
+        "/docs/docs.css": _asset("docs.css", "text/css", "docsStyle", "How the pages look"),
+        "/docs/docs.js": _asset("docs.js", "text/javascript", "docsScript", "How the pages work"),
+    }
+    placeholder = ForAll(_Fixed(b"", "").answer, OPENAPI)
+    everything = {**paths, "/openapi.json": {"GET": placeholder}, **own}
+    document = msgspec.json.encode(describe(everything, __version__))
+    fixed = _Fixed(document, "application/json")
+    return {"/openapi.json": {"GET": ForAll(fixed.answer, OPENAPI)}, **own}
+
+
+def _asset(name: str, media_type: str, id: str, summary: str) -> dict[str, Operation]:
+    body = (files(__package__) / "pages" / name).read_bytes()
+    fixed = _Fixed(body, f"{media_type}; charset=utf-8")
+    return {"GET": ForAll(fixed.answer, _page(id, summary, media_type))}

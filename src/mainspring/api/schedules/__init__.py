@@ -1,0 +1,1 @@
+"""/v1/schedules and /v1/calendars."""

@@ -1,0 +1,387 @@
+"""Making and changing schedules: create, replace, edit, delete, pause, resume, run now, backfill.
+
+Every change is decided on the locked row, after what was due before has been decided by the old
+definition: an edit while a schedule fires meets the old or the new one, never a mix.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import UNSET
+from starlette.responses import Response
+
+from mainspring.api.http.decoding import decode_as, readable_as
+from mainspring.api.http.parameters import flag
+from mainspring.api.http.resource import Call, json_response
+from mainspring.api.ports import NodePort
+from mainspring.api.schedules.reading import (
+    ScheduleReading,
+    existing_schedule,
+    no_such_schedule,
+    schedule_id_in,
+)
+from mainspring.api.schedules.validation import (
+    Checked,
+    ScheduleValidator,
+    check_key,
+    follows,
+    kept_anchor,
+    merged,
+    never_fires,
+    raise_if,
+    wanted_task,
+)
+from mainspring.api.schedules.views import asked_run, compared, schedule_out
+from mainspring.api.tasks.changes import check_rev, if_match
+from mainspring.api.tasks.views import new_task_out
+from mainspring.clock import Clock, monotonic
+from mainspring.config import Config
+from mainspring.domain.ids import TaskIds
+from mainspring.domain.placement import NOBODY
+from mainspring.domain.schedule.definition import Timetable
+from mainspring.errors import Conflict, InvalidRequest, Problem, RequestError, StoreUnavailable
+from mainspring.schedules.occurrences import Settled
+from mainspring.schedules.service import NameTaken, ScheduleChange, Schedules
+from mainspring.store.creation import window_row
+from mainspring.store.schedule_rows import StoredSchedule, Template
+from mainspring.wire.schedules import (
+    BackfilledOut,
+    BackfillIn,
+    ScheduleIn,
+    SchedulePatch,
+    TemplateIn,
+)
+
+_SCHEDULE = msgspec.json.Decoder(ScheduleIn)
+_PATCH = msgspec.json.Decoder(SchedulePatch)
+_BACKFILL = msgspec.json.Decoder(BackfillIn)
+_encode = msgspec.json.Encoder().encode
+MOST_BACKFILLED = 10_000
+_PATIENCE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a schedule shall be."""
+
+    name: str
+    checked: Checked
+    template: Template
+
+
+class ScheduleChanges:
+    """POST, PUT, PATCH, DELETE and the verbs of /v1/schedules."""
+
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        ids: TaskIds,
+        schedules: Schedules,
+        validator: ScheduleValidator,
+        reading: ScheduleReading,
+        node: NodePort,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._ids = ids
+        self._schedules = schedules
+        self._validator = validator
+        self._reading = reading
+        self._node = node
+
+    async def create(self, call: Call) -> Response:
+        now = self._clock.now()
+        wanted = await self._whole(call, now)
+        schedule_id = self._ids.make(now)
+        definition, table = wanted.checked.definition, wanted.checked.timetable
+        following = table.next(now)
+        if flag(call.request.query_params, "dry_run"):
+            moment = datetime.fromtimestamp(now, UTC)
+            unsaved = StoredSchedule(
+                call.tenant_id, schedule_id, 1, 1, 0, "active", wanted.name, _encode(definition),
+                _encode(wanted.template), moment, moment, now, following, None, 0,
+                list(wanted.checked.holidays), now,
+            )  # fmt: skip
+            shown = schedule_out(unsaved, self._config.overdue_after)
+            shown.fire_times = compared(None, table, now)
+            return json_response(shown)
+        made = await self._schedules.create(
+            call.tenant_id,
+            schedule_id,
+            wanted.name,
+            definition,
+            wanted.template,
+            now=now,
+            next_at=following,
+            conclude=call.keeps(self._created),
+        )
+        if made is None:
+            raise _taken(wanted.name)
+        self._announce(Settled(), made.partition)
+        return self._created(made)
+
+    def _created(self, schedule: StoredSchedule) -> Response:
+        response = self._reading.response(schedule)
+        response.status_code = 201
+        response.headers["Location"] = f"/v1/schedules/{schedule.id}"
+        return response
+
+    async def replace(self, call: Call) -> Response:
+        old = await existing_schedule(self._schedules, call)
+        check_rev(if_match(call.request), old.edition)
+        return await self._become(call, old, await self._whole(call, self._clock.now(), old))
+
+    async def edit(self, call: Call) -> Response:
+        patch = decode_as(_PATCH, await call.body(), _payloads)
+        old = await existing_schedule(self._schedules, call)
+        check_rev(if_match(call.request), old.edition)
+        now = self._clock.now()
+        problems: list[Problem] = []
+        timing = merged(old.definition, patch)
+        checked = await self._validator.timing(
+            call.tenant_id, timing, now, problems, anchor=kept_anchor(old.definition, timing)
+        )
+        template = old.template
+        if patch.workflow is not UNSET:
+            # One that stays as it is may have been deleted: that is no reason to refuse the rest.
+            problems += await self._validator.workflow(call.tenant_id, patch.workflow)
+        if (task := _patched_task(old, patch, problems)) is not None:
+            definition = checked.definition if checked else None
+            template = self._validator.template(task, definition, problems)
+        elif checked is not None:
+            problems += check_key(checked.definition, template)
+        if checked is not None:
+            problems += never_fires(checked, now)
+        raise_if(problems)
+        assert checked is not None
+        name = old.name if patch.name is UNSET else patch.name
+        return await self._become(call, old, _Wanted(name, checked, template))
+
+    async def delete(self, call: Call) -> Response:
+        schedule_id = schedule_id_in(call)
+        revs = if_match(call.request)
+        if not await self._schedules.delete(
+            call.tenant_id, schedule_id, call.actor, lambda s: check_rev(revs, s.edition)
+        ):
+            raise no_such_schedule(str(schedule_id))
+        return Response(status_code=204)
+
+    async def pause(self, call: Call) -> Response:
+        return await self._change(call, _paused)
+
+    async def resume(self, call: Call) -> Response:
+        return await self._change(call, _resumed)
+
+    async def run(self, call: Call) -> Response:
+        schedule_id = schedule_id_in(call)
+        settled = await self._schedules.run_now(
+            call.tenant_id, schedule_id, NOBODY, call.keeps(_first_task)
+        )
+        if settled is None:
+            raise no_such_schedule(str(schedule_id))
+        self._announce(settled)
+        return _first_task(settled)
+
+    async def backfill(self, call: Call) -> Response:
+        schedule_id = (await existing_schedule(self._schedules, call)).id
+        wanted = decode_as(_BACKFILL, await call.body())
+        first, last = max(0.0, wanted.from_.timestamp()), wanted.to.timestamp()
+        if wanted.to < wanted.from_:
+            raise InvalidRequest("the range is empty", [Problem("/to", "is before from")])
+
+        def choose(schedule: StoredSchedule) -> list[float]:
+            return _between(schedule.timetable, first, min(last, schedule.now - schedule.offset))
+
+        settled = await self._schedules.backfill(
+            call.tenant_id,
+            schedule_id,
+            NOBODY,
+            choose,
+            wanted.max_running,
+            call.keeps(_all_tasks),
+        )
+        if settled is None:
+            raise no_such_schedule(str(schedule_id))
+        self._announce(settled)
+        return _all_tasks(settled)
+
+    # Details ----------------------------------------------------------------------------------
+
+    async def _whole(self, call: Call, now: float, old: StoredSchedule | None = None) -> _Wanted:
+        """The schedule that a body describes completely."""
+        body = await call.body()
+        problems: list[Problem] = []
+        try:
+            wanted = decode_as(_SCHEDULE, body, _payloads)
+        except RequestError as error:
+            rest = readable_as(ScheduleIn, body)
+            if rest is not None:
+                with suppress(StoreUnavailable):  # what is known to be wrong is enough
+                    await self._check(call, rest, now, old, problems)
+            found = [p for p in problems if not follows(p, error.problems)]
+            raise type(error)(error.detail, [*error.problems, *found]) from None
+        checked, template = await self._check(call, wanted, now, old, problems)
+        raise_if(problems)
+        assert checked is not None
+        return _Wanted(wanted.name, checked, template)
+
+    async def _check(
+        self,
+        call: Call,
+        wanted: ScheduleIn,
+        now: float,
+        old: StoredSchedule | None,
+        problems: list[Problem],
+    ) -> tuple[Checked | None, Template]:
+        task = wanted_task(wanted.task, wanted.workflow, wanted.input, problems)
+        problems += await self._validator.workflow(call.tenant_id, wanted.workflow)
+        anchor = kept_anchor(old.definition, wanted) if old else None
+        checked = await self._validator.timing(call.tenant_id, wanted, now, problems, anchor=anchor)
+        definition = checked.definition if checked else None
+        template = self._validator.template(task, definition, problems)
+        if checked is not None:
+            problems += never_fires(checked, now)
+        return checked, template
+
+    async def _become(self, call: Call, old: StoredSchedule, wanted: _Wanted) -> Response:
+        table = wanted.checked.timetable
+        if flag(call.request.query_params, "dry_run"):
+            preview = _previewed(old, wanted)
+            shown = schedule_out(preview, self._config.overdue_after)
+            shown.fire_times = compared(old.timetable, table, old.now)
+            return json_response(shown)
+
+        def change(locked: StoredSchedule) -> ScheduleChange:
+            after = max(locked.now - locked.offset, locked.decided_to)
+            following = table.next(after)
+            state = "paused" if locked.state == "paused" else "active"
+            return replace(
+                ScheduleChange.of(locked),
+                state="ended" if following is None else state,
+                name=wanted.name,
+                definition=wanted.checked.definition,
+                template=wanted.template,
+                decided_to=after,
+                next=following,
+            )
+
+        try:
+            return await self._change(call, change)
+        except NameTaken:
+            raise _taken(wanted.name) from None
+
+    async def _change(
+        self, call: Call, decide: Callable[[StoredSchedule], ScheduleChange | None]
+    ) -> Response:
+        schedule_id = schedule_id_in(call)
+        revs = if_match(call.request)
+
+        def checked(locked: StoredSchedule) -> ScheduleChange | None:
+            check_rev(revs, locked.edition)
+            return decide(locked)
+
+        changed = await self._schedules.change(call.tenant_id, schedule_id, NOBODY, checked)
+        if changed is None:
+            raise no_such_schedule(str(schedule_id))
+        self._announce(changed.settled, changed.schedule.partition)
+        return self._reading.response(changed.schedule)
+
+    def _announce(self, settled: Settled, partition: int | None = None) -> None:
+        """Tell the owners of new tasks, of cancelled ones and of the schedule itself."""
+        ours = self._node.tenure().partitions
+        self._node.created(
+            [window_row(m.task, m.partition) for m in settled.made if m.partition in ours]
+        )
+        concerned = {made.partition for made in settled.made} | settled.cancelled_in
+        if partition is not None:
+            concerned.add(partition)
+        self._node.changed()
+        if elsewhere := concerned - ours:
+            self._node.hint_others(elsewhere)
+
+
+def _payloads(body: ScheduleIn | SchedulePatch) -> list[msgspec.Raw]:
+    """What is the caller's own in a body."""
+    task = [] if body.task is UNSET or body.task is None else [body.task.payload]
+    return task if body.input is UNSET else [*task, *body.input.values()]
+
+
+def _patched_task(
+    old: StoredSchedule, patch: SchedulePatch, problems: list[Problem]
+) -> TemplateIn | None:
+    """The task that a patch asks for; None when that stays as it is."""
+    asked = asked_run(old.template)
+    task = None if patch.task is UNSET else patch.task
+    if task is None and patch.workflow is UNSET and patch.input is UNSET:
+        return None
+    if task is not None and patch.workflow is UNSET:
+        return task
+    if patch.workflow is UNSET and asked is None:
+        problems.append(Problem("/input", "is for schedules that run a workflow"))
+        return None
+    workflow = patch.workflow if patch.workflow is not UNSET else asked.workflow if asked else None
+    given = patch.input if patch.input is not UNSET else asked.input if asked else {}
+    return wanted_task(task, workflow, given, problems)
+
+
+def _first_task(settled: Settled) -> Response:
+    task = settled.made[0].task
+    headers = {"Location": f"/v1/tasks/{task.id}", "ETag": '"1"'}
+    return json_response(new_task_out(task), 201, headers)
+
+
+def _all_tasks(settled: Settled) -> Response:
+    ids = [made.task.id for made in settled.made]
+    return json_response(BackfilledOut(len(ids), ids), 201)
+
+
+def _paused(schedule: StoredSchedule) -> ScheduleChange | None:
+    if schedule.state == "paused":
+        return None
+    if schedule.state == "ended":
+        raise Conflict("a schedule that has ended cannot be paused")
+    return replace(ScheduleChange.of(schedule), state="paused")
+
+
+def _resumed(schedule: StoredSchedule) -> ScheduleChange | None:
+    if schedule.state == "active":
+        return None
+    if schedule.state == "ended":
+        raise Conflict("a schedule that has ended cannot be resumed")
+    return replace(ScheduleChange.of(schedule), state="active")
+
+
+def _previewed(old: StoredSchedule, wanted: _Wanted) -> StoredSchedule:
+    definition = wanted.checked.definition
+    after = max(old.now, old.decided_to)
+    return replace(
+        old,
+        name=wanted.name,
+        definition_bytes=_encode(definition),
+        template_bytes=_encode(wanted.template),
+        holidays=list(wanted.checked.holidays),
+        decided_to=after,
+        next=wanted.checked.timetable.next(after),
+    )
+
+
+def _taken(name: str) -> Conflict:
+    return Conflict(f"there is a schedule {name!r} already")
+
+
+def _between(table: Timetable, first: float, last: float) -> list[float]:
+    """The times to backfill. Some rules take long to work out, so there is a bound on that too."""
+    patience = monotonic() + _PATIENCE
+    chosen: list[float] = []
+    at = table.next_run(first - 1e-6)
+    while at is not None and at <= last:
+        chosen.append(at)
+        if len(chosen) > MOST_BACKFILLED or monotonic() > patience:
+            detail = f"more than {MOST_BACKFILLED} occurrences, or too much to work out at once"
+            raise InvalidRequest("the range is too long", [Problem("/to", detail)])
+        at = table.next_run(at)
+    return chosen

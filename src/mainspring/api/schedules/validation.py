@@ -1,0 +1,325 @@
+"""From what a caller asked for to a definition and a template: the rules that join fields."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from math import floor
+
+import msgspec
+from msgspec import UNSET
+
+from mainspring.api.http.payloads import payload_problems
+from mainspring.api.tasks.validation import TaskValidator, seconds_of, span
+from mainspring.domain.schedule import cron, rrule
+from mainspring.domain.schedule.definition import (
+    Definition,
+    Misfire,
+    Timetable,
+    timetable,
+)
+from mainspring.domain.schedule.zones import DstPolicy, UnknownZone, zone
+from mainspring.domain.task import RUN_WORKFLOW
+from mainspring.errors import Problem, refusal
+from mainspring.store.calendars import Calendars
+from mainspring.store.schedule_rows import Template
+from mainspring.store.workflows import Workflows
+from mainspring.wire.schedules import (
+    WINDOWS,
+    DstIn,
+    MisfireIn,
+    SchedulePatch,
+    TemplateIn,
+    TimingIn,
+)
+from mainspring.wire.tasks import (
+    DAY,
+    JITTERS,
+    HandlerTarget,
+    RetryIn,
+    TaskIn,
+)
+
+_KINDS = ("cron", "interval", "rrule")
+_NO_KIND = "one of cron, interval and rrule is needed"
+_NO_TASK = "one of task and workflow is needed"
+_NEEDED = {_NO_KIND: ("/cron", "/interval", "/rrule"), _NO_TASK: ("/task", "/workflow")}
+INTERVALS = (1.0, 3660 * 86400.0)
+"""The shortest and the longest, in seconds."""
+
+_LAST_YEAR = 9000
+_SLOW_RULES = asyncio.Semaphore(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A definition that makes sense, with the dates of its calendars."""
+
+    definition: Definition
+    holidays: tuple[str, ...]
+
+    @property
+    def timetable(self) -> Timetable:
+        return timetable(self.definition, self.holidays)
+
+
+class ScheduleValidator:
+    """Checks schedules; reports everything that is wrong together."""
+
+    def __init__(
+        self, tasks: TaskValidator, calendars: Calendars, workflows: Workflows, max_payload: int
+    ) -> None:
+        self._tasks = tasks
+        self._calendars = calendars
+        self._workflows = workflows
+        self._max_payload = max_payload
+
+    async def timing(
+        self,
+        tenant_id: int,
+        wanted: TimingIn,
+        now: float,
+        problems: list[Problem],
+        *,
+        anchor: float | None = None,
+    ) -> Checked | None:
+        """What the fields mean together; None when that cannot be said."""
+        found = await self._calendars.dates(tenant_id, wanted.calendars)
+        problems += [
+            Problem(f"/calendars/{index}", f"there is no calendar {name!r}")
+            for index, name in enumerate(wanted.calendars)
+            if name not in found
+        ]
+        definition = await _define(wanted, now, anchor, problems)
+        return None if definition is None else Checked(definition, _holidays(found))
+
+    async def workflow(self, tenant_id: int, name: str | None) -> list[Problem]:
+        """What is wrong with the workflow that a schedule names, if it does."""
+        if name is None or await self._workflows.has(tenant_id, name):
+            return []
+        return [Problem("/workflow", f"there is no workflow {name!r}")]
+
+    def template(
+        self, wanted: TemplateIn, definition: Definition | None, problems: list[Problem]
+    ) -> Template:
+        """The task to make, compiled once for all occurrences."""
+        task = TaskIn(
+            target=wanted.target,
+            timeout=wanted.timeout,
+            sla=wanted.sla,
+            retry=wanted.retry,
+            requires=wanted.requires,
+        )
+        spec = self._tasks.compile(task)
+        payload = bytes(wanted.payload)
+        found = [*spec.problems, *payload_problems(payload, self._max_payload)]
+        problems += [p.at("/task" + p.pointer) for p in found]
+        limit = wanted.concurrency
+        if limit is not None and definition is not None:
+            problems += _key_problems(definition)
+        return Template(
+            msgspec.Raw(spec.encoded),
+            msgspec.Raw(payload),
+            spec.capability,
+            wanted.queue,
+            wanted.priority,
+            wanted.name,
+            wanted.labels or None,
+            limit.key if limit else None,
+            limit.limit if limit else None,
+        )
+
+
+def wanted_task(
+    task: TemplateIn | None,
+    workflow: str | None,
+    given: dict[str, msgspec.Raw],
+    problems: list[Problem],
+) -> TemplateIn:
+    """The task to make: the one given, or one that runs a workflow and lasts as long as the run."""
+    if task is not None:
+        if workflow is not None:
+            problems.append(Problem("/workflow", "cannot be given together with task"))
+        return task
+    if workflow is None:
+        problems.append(Problem("/task", _NO_TASK))
+    payload = msgspec.json.encode({"workflow": workflow or "", "input": given})
+    return TemplateIn(
+        target=HandlerTarget(RUN_WORKFLOW),
+        payload=msgspec.Raw(payload),
+        name=workflow,
+        timeout=DAY,
+        retry=RetryIn(max_attempts=1),
+    )
+
+
+def check_key(definition: Definition, template: Template) -> list[Problem]:
+    """A task has one concurrency key: the schedule's own, for policies that make tasks wait."""
+    return [] if template.concurrency_key is None else _key_problems(definition)
+
+
+def never_fires(checked: Checked, now: float) -> list[Problem]:
+    """What is wrong with a definition that has no time left."""
+    if checked.timetable.next(now) is not None:
+        return []
+    kind = next(name for name in _KINDS if getattr(checked.definition, name) is not None)
+    pointer = f"/{kind}" if checked.definition.end_at is None else "/end_at"
+    return [Problem(pointer, "never fires: no time is left")]
+
+
+def merged(old: Definition, patch: SchedulePatch) -> TimingIn:
+    """The fields of a schedule after a patch."""
+    values: dict[str, object] = {
+        "cron": old.cron,
+        "interval": old.interval,
+        "rrule": old.rrule,
+        "timezone": old.timezone,
+        "start_at": _instant(old.start_at),
+        "end_at": _instant(old.end_at),
+        "max_runs": old.max_runs,
+        "jitter": old.jitter,
+        "spread": old.spread,
+        "misfire": MisfireIn(old.misfire.policy, old.misfire.window, old.misfire.cap),
+        "overlap": old.overlap,
+        "max_running": old.max_running,
+        "dst": DstIn(old.dst.gap, old.dst.repeat),
+        "exclude": [date.fromisoformat(day) for day in old.exclude],
+        "calendars": list(old.calendars),
+        "stop_on_410": old.stop_on_410,
+    }
+    given = {name: value for name in values if (value := getattr(patch, name)) is not UNSET}
+    if not given.keys().isdisjoint(_KINDS):
+        # One takes the place of another; a null alone leaves none, which is refused later.
+        values |= dict.fromkeys(_KINDS)
+    return TimingIn(**{**values, **given})
+
+
+def kept_anchor(old: Definition, wanted: TimingIn) -> float | None:
+    """An interval or rule that stays as it was goes on being counted from where it was."""
+    interval = None if wanted.interval is None else _seconds(wanted.interval)
+    same = (old.interval, old.rrule) == (interval, wanted.rrule)
+    return old.anchor if same else None
+
+
+async def _define(
+    wanted: TimingIn, now: float, anchor: float | None, problems: list[Problem]
+) -> Definition | None:
+    before = len(problems)
+    given = [kind for kind in _KINDS if getattr(wanted, kind) is not None]
+    if not given:
+        problems.append(Problem("/cron", _NO_KIND))
+    problems += [
+        Problem(f"/{kind}", f"cannot be given together with {given[0]}") for kind in given[1:]
+    ]
+    start = wanted.start_at.timestamp() if wanted.start_at else None
+    end = wanted.end_at.timestamp() if wanted.end_at else None
+    problems += _time_problems(wanted)
+    definition = Definition(
+        timezone=wanted.timezone,
+        cron=wanted.cron,
+        interval=None if wanted.interval is None else _seconds(wanted.interval),
+        rrule=wanted.rrule,
+        anchor=start if start is not None else anchor if anchor is not None else float(floor(now)),
+        start_at=start,
+        end_at=end,
+        max_runs=wanted.max_runs,
+        jitter=span(wanted.jitter, JITTERS, "/jitter", problems),
+        spread=span(wanted.spread, JITTERS, "/spread", problems),
+        misfire=Misfire(
+            wanted.misfire.policy,
+            span(wanted.misfire.window, WINDOWS, "/misfire/window", problems),
+            wanted.misfire.cap,
+        ),
+        overlap=wanted.overlap,
+        max_running=wanted.max_running,
+        dst=DstPolicy(wanted.dst.gap, wanted.dst.repeat),
+        exclude=tuple(sorted({day.isoformat() for day in wanted.exclude})),
+        calendars=tuple(dict.fromkeys(wanted.calendars)),
+        stop_on_410=wanted.stop_on_410,
+    )
+    problems += _cron_problems(definition)
+    if len(problems) == before:
+        problems += await _rule_problems(definition)
+    return None if len(problems) > before else definition
+
+
+def _time_problems(wanted: TimingIn) -> list[Problem]:
+    problems = []
+    try:
+        zone(wanted.timezone)
+    except UnknownZone:
+        problems.append(Problem("/timezone", "is not a zone of the tz database"))
+    start, end = wanted.start_at, wanted.end_at
+    for name, moment in (("start_at", start), ("end_at", end)):
+        if moment is not None and not 1970 <= moment.year < _LAST_YEAR:
+            detail = f"is out of range: the year is one of 1970 to {_LAST_YEAR - 1}"
+            problems.append(Problem(f"/{name}", detail))
+    if start is not None and end is not None and end < start:
+        problems.append(Problem("/end_at", "is before start_at"))
+    if wanted.interval is not None:
+        try:
+            seconds = seconds_of(wanted.interval)
+        except ValueError as error:
+            problems.append(Problem("/interval", str(error)))
+        else:
+            if not INTERVALS[0] <= seconds <= INTERVALS[1]:
+                problems.append(Problem("/interval", "is not between one second and ten years"))
+    return problems
+
+
+def _cron_problems(definition: Definition) -> list[Problem]:
+    if definition.cron is not None:
+        try:
+            cron.parse(definition.cron)
+        except cron.CronError as error:
+            return [Problem("/cron", str(error))]
+    return []
+
+
+async def _rule_problems(definition: Definition) -> list[Problem]:
+    if definition.rrule is not None:
+        begin = zone(definition.timezone).wall(definition.anchor)
+        try:
+            # A rule that matches seldom is followed for years: the others shall not wait for it,
+            # nor for several of its kind at once.
+            async with _SLOW_RULES:
+                await asyncio.to_thread(rrule.parse, definition.rrule, begin, definition.timezone)
+        except rrule.RuleError as error:
+            return [Problem("/rrule", str(error))]
+    return []
+
+
+def _key_problems(definition: Definition) -> list[Problem]:
+    if definition.overlap not in ("queue", "cancel_running"):
+        return []
+    detail = f"cannot be given with overlap {definition.overlap!r}, which has a key of its own"
+    return [Problem("/task/concurrency", detail)]
+
+
+def _seconds(interval: float | str) -> float:
+    try:
+        return float(seconds_of(interval))
+    except ValueError:
+        return 1.0  # reported by _time_problems
+
+
+def _holidays(found: Mapping[str, Sequence[date]]) -> tuple[str, ...]:
+    return tuple(sorted({day.isoformat() for days in found.values() for day in days}))
+
+
+def _instant(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def follows(problem: Problem, refused: Sequence[Problem]) -> bool:
+    """Whether a problem may be there only because something else could not be read."""
+    return any(
+        f"{one.pointer}/".startswith(f"{problem.pointer}/")
+        or one.pointer in _NEEDED.get(problem.detail, ())
+        for one in refused
+    )
+
+
+def raise_if(problems: Sequence[Problem]) -> None:
+    if problems:
+        raise refusal("some values do not make sense", problems)

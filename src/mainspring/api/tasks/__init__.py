@@ -1,0 +1,1 @@
+"""/v1/tasks and /v1/effects."""

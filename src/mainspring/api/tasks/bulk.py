@@ -1,0 +1,40 @@
+"""Changes of many tasks at once."""
+
+import msgspec
+from starlette.responses import Response
+
+from mainspring.api.dead_letters.filters import task_filter
+from mainspring.api.http.decoding import decode_as
+from mainspring.api.http.parameters import flag
+from mainspring.api.http.resource import Call, json_response
+from mainspring.api.ports import NodePort
+from mainspring.wire.dead_letters import CancelIn, CancelledOut
+from mainspring.workflows.bulk_cancel import BulkChanges, Cancelled
+
+_CANCEL = msgspec.json.Decoder(CancelIn)
+
+
+class TaskBulk:
+    """POST /v1/tasks/cancel."""
+
+    def __init__(self, bulk: BulkChanges, node: NodePort) -> None:
+        self._bulk = bulk
+        self._node = node
+
+    async def cancel(self, call: Call) -> Response:
+        wanted = decode_as(_CANCEL, await call.body())
+        where = task_filter(wanted.filter)
+        if wanted.dry_run or flag(call.request.query_params, "dry_run"):
+            total = await self._bulk.count_cancellable(call.tenant_id, where)
+        else:
+            total = Cancelled()
+            async for done in self._bulk.cancel(call.tenant_id, where, call.actor):
+                total += done
+                self._tell(done)
+        return json_response(CancelledOut(total.ended, total.asked))
+
+    def _tell(self, done: Cancelled) -> None:
+        if done.partitions:
+            self._node.changed()
+        if elsewhere := done.partitions - self._node.tenure().partitions:
+            self._node.hint_others(elsewhere)

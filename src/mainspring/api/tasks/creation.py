@@ -1,0 +1,150 @@
+"""Creating tasks: one, or many at once."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from uuid import UUID
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mainspring.api.http.auth import tenant_gone
+from mainspring.api.http.decoding import (
+    decode_batch,
+    decode_lines,
+    decode_task,
+    readable_task,
+    readable_tasks,
+)
+from mainspring.api.http.fast_path import Promise
+from mainspring.api.http.idempotency import (
+    Answered,
+    Idempotency,
+    RequestKey,
+    hash_of,
+    key_in,
+)
+from mainspring.api.http.parameters import flag
+from mainspring.api.http.resource import Call, raw_json
+from mainspring.api.tasks.ingest import Ingest
+from mainspring.api.tasks.validation import TaskValidator
+from mainspring.api.tasks.views import new_task_json
+from mainspring.config import Config
+from mainspring.errors import RequestError
+from mainspring.store.creation import Creation, Keyed, NewTask
+
+_encode = msgspec.json.Encoder().encode
+_NDJSON = "application/x-ndjson"
+_ID_OPENS = b'{"id":"'
+
+Prepared = tuple[Sequence[NewTask], bytes]
+"""Tasks that may be inserted, and the answer to give once they are."""
+
+
+class _Ids(msgspec.Struct):
+    ids: list[UUID]
+
+
+class TaskCreation:
+    """POST /v1/tasks and POST /v1/tasks/batch."""
+
+    def __init__(
+        self, config: Config, validator: TaskValidator, ingest: Ingest, idempotency: Idempotency
+    ) -> None:
+        self._config = config
+        self._validator = validator
+        self._ingest = ingest
+        self._idempotency = idempotency
+
+    async def one(self, call: Call) -> Response:
+        body = await call.body()
+
+        async def prepare() -> Prepared:
+            try:
+                wanted = decode_task(body)
+            except RequestError as error:
+                await self._validator.refuse(error, readable_task(body))
+            task = self._validator.one(call.tenant_id, wanted)
+            return [task], new_task_json(task)
+
+        outcome = await self._create(call, body, prepare)
+        if outcome.status == 200:  # a dry run: there is nothing under that id
+            return _answer(outcome, {})
+        headers = {"Location": f"/v1/tasks/{_id_in(outcome.body)}", "ETag": '"1"'}
+        return _answer(outcome, headers)
+
+    def promptly(self, tenant_id: int, body: bytes) -> Promise:
+        """The same as `one` for a create without key or options, as nearly all are."""
+        task = self._validator.one(tenant_id, decode_task(body))
+        answer = new_task_json(task)
+        inserted = self._ingest.create(Creation(tenant_id, (task,)))
+
+        def created() -> Response:
+            if not inserted.result():
+                raise tenant_gone()
+            return raw_json(answer, 201, {"Location": f"/v1/tasks/{_id_in(answer)}", "ETag": '"1"'})
+
+        return Promise(inserted, created)
+
+    async def batch(self, call: Call) -> Response:
+        body = await call.body()
+
+        async def prepare() -> Prepared:
+            most, as_lines = self._config.max_batch, _is_ndjson(call.request)
+            try:
+                wanted = (decode_lines if as_lines else decode_batch)(body, most=most)
+            except RequestError as error:
+                rest = readable_tasks(body, most=most, as_lines=as_lines)
+                await self._validator.refuse(error, rest)
+            tasks = await self._validator.many(call.tenant_id, wanted)
+            return tasks, _encode(_Ids([task.id for task in tasks]))
+
+        return _answer(await self._create(call, body, prepare), {})
+
+    async def _create(
+        self, call: Call, body: bytes, prepare: Callable[[], Awaitable[Prepared]]
+    ) -> Answered:
+        key = key_in(call.request)
+        if call.request.scope["query_string"] and flag(call.request.query_params, "dry_run"):
+            return Answered((await prepare())[1], 200, replayed=False)
+        if key is None:
+            tasks, answer = await prepare()
+            await self._insert(Creation(call.tenant_id, tasks))
+            return Answered(answer, 201, replayed=False)
+        body_hash = hash_of(call.request, body)
+        attempt = self._keyed_attempt(call.tenant_id, key, body_hash, prepare)
+        return await self._idempotency.create(RequestKey(call.tenant_id, key, body_hash), attempt)
+
+    def _keyed_attempt(
+        self,
+        tenant_id: int,
+        key: str,
+        body_hash: bytes,
+        prepare: Callable[[], Awaitable[Prepared]],
+    ) -> Callable[[], Awaitable[bytes | None]]:
+        async def attempt() -> bytes | None:
+            tasks, answer = await prepare()
+            # The whole answer is known before the insert, so that both are stored together.
+            keyed = Keyed(key, body_hash, answer, self._config.idempotency_ttl)
+            created = await self._ingest.create(Creation(tenant_id, tasks, keyed))
+            return answer if created else None
+
+        return attempt
+
+    async def _insert(self, creation: Creation) -> None:
+        if not await self._ingest.create(creation):
+            raise tenant_gone()
+
+
+def _id_in(answer: bytes) -> str:
+    """The id of the task that an answer shows: its first field, in stored answers too."""
+    return answer[len(_ID_OPENS) : len(_ID_OPENS) + 36].decode("ascii")
+
+
+def _is_ndjson(request: Request) -> bool:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower() == _NDJSON
+
+
+def _answer(outcome: Answered, headers: dict[str, str]) -> Response:
+    if outcome.replayed:
+        headers["Idempotency-Replayed"] = "true"
+    return raw_json(outcome.body, outcome.status, headers)

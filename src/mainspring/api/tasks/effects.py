@@ -1,0 +1,49 @@
+"""The effect log: of all who are about to do something once, the first one hears that it is."""
+
+from collections.abc import Iterable
+
+import msgspec
+from starlette.responses import Response
+
+from mainspring.api.http.decoding import decode_as
+from mainspring.api.http.payloads import payload_problems
+from mainspring.api.http.resource import Call, json_response
+from mainspring.api.tasks.validation import seconds_of
+from mainspring.errors import Problem, refusal
+from mainspring.store.answers import Effects
+from mainspring.wire.dead_letters import LONGEST_EFFECT, EffectIn, EffectOut
+from mainspring.wire.tasks import DAY
+
+_EFFECT = msgspec.json.Decoder(EffectIn)
+_DEFAULT_TTL = 7 * DAY
+
+
+class EffectLog:
+    """/v1/effects."""
+
+    def __init__(self, effects: Effects, max_answer: int) -> None:
+        self._effects = effects
+        self._max_answer = max_answer
+
+    async def note(self, call: Call) -> Response:
+        """201 for the first, 200 and the first one's answer for all others."""
+        effect = decode_as(_EFFECT, await call.body(), lambda given: [given.answer])
+        problems = list(self._problems(effect))
+        if problems:
+            raise refusal("some values do not make sense", problems)
+        ttl = _DEFAULT_TTL if effect.ttl is None else seconds_of(effect.ttl)
+        noted = await self._effects.note(call.tenant_id, effect.key, bytes(effect.answer), ttl)
+        shown = EffectOut(effect.key, noted.first, msgspec.Raw(noted.answer), noted.created_at)
+        return json_response(shown, 201 if noted.first else 200)
+
+    def _problems(self, effect: EffectIn) -> Iterable[Problem]:
+        for problem in payload_problems(bytes(effect.answer), self._max_answer):
+            yield problem.at("/answer")
+        if effect.ttl is not None:
+            try:
+                seconds = seconds_of(effect.ttl)
+            except ValueError as error:
+                yield Problem("/ttl", str(error))
+            else:
+                if not 0 < seconds <= LONGEST_EFFECT:
+                    yield Problem("/ttl", f"is not between 0 and {LONGEST_EFFECT:.0f} seconds")

@@ -1,0 +1,123 @@
+"""Why a task is not running, or where the seconds of its lateness went."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Literal
+from uuid import UUID
+
+from msgspec import Struct
+from starlette.responses import Response
+
+from mainspring.api.http.resource import Call, json_response
+from mainspring.api.ports import NodePort
+from mainspring.api.tasks.reading import existing_task
+from mainspring.clock import Clock
+from mainspring.domain.task import TaskState
+from mainspring.engine.explain import Explanation, Situation, explain
+from mainspring.store.explaining import Dependency, Explaining, WaitingTask
+from mainspring.store.tasks import StoredTask, Tasks
+
+
+class GateOut(Struct):
+    """One question on the way to the start, in the order in which they are asked."""
+
+    gate: str
+    passed: bool
+    detail: str
+
+
+class ExplanationOut(Struct):
+    """`verdict` is the first gate that says no, or `ready`, `running`, `finished`.
+
+    `source` says who tells: the task's owner knows most, the database alone knows less.
+    """
+
+    task_id: UUID
+    state: str
+    verdict: str
+    gates: list[GateOut]
+    position: int | None
+    estimated_start: datetime | None
+    unblock: str
+    source: Literal["owner", "database"]
+    sla_met: bool | None
+    blame: str | None
+    lateness: dict[str, float]
+
+
+class TaskExplanation:
+    """GET /v1/tasks/{id}/explain."""
+
+    def __init__(self, tasks: Tasks, store: Explaining, node: NodePort, clock: Clock) -> None:
+        self._tasks = tasks
+        self._store = store
+        self._node = node
+        self._clock = clock
+
+    async def one(self, call: Call) -> Response:
+        task_id = call.task_id
+        waiting = await self._store.waiting(call.tenant_id, task_id)
+        if waiting is None:
+            return json_response(
+                _finished(await existing_task(self._tasks, call.tenant_id, task_id))
+            )
+        around = await self._around(waiting)
+        told = explain(waiting.row, waiting.attempts, around, self._clock.now())
+        return json_response(_unfinished(waiting, told, around))
+
+    async def _around(self, waiting: WaitingTask) -> Situation:
+        around = replace(self._node.explain(waiting.row), waits_for=_waits_for(waiting.dependency))
+        if around.owned:
+            return around
+        crowd = await self._store.crowd(waiting.row)
+        return replace(
+            around,
+            tenant_running=crowd.running,
+            tenant_limit=waiting.tenant_limit,
+            key_running=crowd.under_key,
+        )
+
+
+def _waits_for(dependency: Dependency | None) -> str | None:
+    if dependency is None:
+        return None
+    paused = "; its run is paused" if dependency.run_paused else ""
+    count = f"{dependency.open} of {dependency.needed}"
+    if dependency.has_items:
+        return f"it waits for {count} items of its list{paused}"
+    names = ", ".join(dependency.open_steps or ())
+    more = ", …" if dependency.open > len(dependency.open_steps or ()) else ""
+    return f"it waits for {count} steps before it: {names}{more}{paused}"
+
+
+def _unfinished(waiting: WaitingTask, told: Explanation, around: Situation) -> ExplanationOut:
+    start = told.estimated_start
+    return ExplanationOut(
+        task_id=waiting.row.id,
+        state=TaskState.RUNNING if around.started else waiting.row.state,
+        verdict=told.verdict,
+        gates=[GateOut(str(gate.gate), gate.passed, gate.detail) for gate in told.gates],
+        position=told.position,
+        estimated_start=None if start is None else datetime.fromtimestamp(start, UTC),
+        unblock=told.unblock,
+        source="owner" if around.owned else "database",
+        sla_met=None,
+        blame=None,
+        lateness={},
+    )
+
+
+def _finished(task: StoredTask) -> ExplanationOut:
+    return ExplanationOut(
+        task_id=task.id,
+        state=task.state,
+        verdict="finished",
+        gates=[],
+        position=None,
+        estimated_start=None,
+        unblock=f"The task is over: it is {task.state}.",
+        source="database",
+        sla_met=task.sla_met,
+        blame=task.blame,
+        lateness=task.lateness or {},
+    )

@@ -1,0 +1,49 @@
+"""The rules for http targets: what may be called, with which headers, and how secrets are kept."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from mainspring.domain.task import SealedHeaders
+from mainspring.domain.urls import url_problem
+from mainspring.errors import Problem
+from mainspring.execution.headers import name_problem
+from mainspring.wire.tasks import HttpTarget, TargetIn
+
+Seal = Callable[[Mapping[str, str]], str]
+"""Makes ciphertext of headers."""
+
+
+def http_problems(target: HttpTarget) -> Iterator[Problem]:
+    """Everything that is wrong with an http target."""
+    detail = url_problem(target.url)
+    if detail:
+        yield Problem("/target/url", detail)
+    secret = target.secret_headers or {}
+    for field, headers in (("headers", target.headers or {}), ("secret_headers", secret)):
+        yield from _name_problems(f"/target/{field}", headers)
+    if target.auth is not None:
+        both = "authorization" in {name.lower() for name in (*secret, *(target.headers or ()))}
+        if both:
+            yield Problem("/target/auth", "cannot be given together with a header Authorization")
+
+
+def has_secrets(target: TargetIn) -> bool:
+    return isinstance(target, HttpTarget) and bool(target.auth or target.secret_headers)
+
+
+def sealed_headers(target: HttpTarget, seal: Seal) -> SealedHeaders:
+    """The secret headers of a target as they are stored."""
+    headers = dict(target.secret_headers or {})
+    if target.auth is not None:
+        headers["Authorization"] = f"Bearer {target.auth.bearer}"
+    return SealedHeaders(sorted(headers), seal(headers), target.auth is not None)
+
+
+def _name_problems(pointer: str, headers: Mapping[str, str]) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for name in headers:
+        detail = name_problem(name)
+        if name.lower() in seen:
+            detail = "is given twice"
+        seen.add(name.lower())
+        if detail:
+            yield Problem(f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}", detail)

@@ -1,0 +1,238 @@
+"""Group commit: creations that come at the same time share one INSERT.
+
+Nothing waits for company: a flush takes whatever gathered while the flushes before it ran. Big
+batches have a lane of their own, so that a single create never queues behind one.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+import asyncpg
+import structlog
+
+from mainspring import crash
+from mainspring.api.ports import NodePort
+from mainspring.clock import Clock, monotonic
+from mainspring.domain.execution import Assignment
+from mainspring.domain.placement import Tenure
+from mainspring.domain.rows import TaskRow
+from mainspring.errors import InvalidRequest, NothingSent, StoreUnavailable
+from mainspring.observe.metrics import Metrics
+from mainspring.postgres.database import REFUSED
+from mainspring.store.creation import Creation, HeadStart, window_row
+from mainspring.store.tasks import Tasks
+
+_FLUSHES_AT_ONCE = 2
+_TASKS_PER_FLUSH = 1000
+_BIG = 100
+_REREAD_FOR = 5.0
+_REREAD_EVERY = 0.25
+# What a caller can change; of whatever else is refused the cause is ours.
+_OF_THE_VALUES = (
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.ProgramLimitExceededError,
+    asyncpg.InterfaceError,  # the driver cannot encode a value
+)
+
+_log = structlog.get_logger()
+
+
+class _Waiting(NamedTuple):
+    """A creation and its caller, who waits to hear whether it was inserted."""
+
+    creation: Creation
+    done: "asyncio.Future[bool]"
+
+
+class Ingest:
+    """The one way by which the API creates tasks."""
+
+    def __init__(
+        self, tasks: Tasks, node: NodePort, clock: Clock, metrics: Metrics, near: float
+    ) -> None:
+        self._tasks = tasks
+        self._node = node
+        self._clock = clock
+        self._metrics = metrics
+        self._near = near
+        self._small = _Lane(self._flush)
+        self._big = _Lane(self._flush)
+
+    def create(self, creation: Creation) -> "asyncio.Future[bool]":
+        """Insert all its tasks or none. True when it is committed; False when its idempotency key
+        was taken already. StoreUnavailable when that cannot be known."""
+        lane = self._big if len(creation.tasks) > _BIG else self._small
+        return lane.add(creation)
+
+    async def _flush(self, group: Sequence[_Waiting]) -> None:
+        creations = [waiting.creation for waiting in group]
+        start = self._node.offer_head_start(task for c in creations for task in c.tasks)
+        try:
+            made = await self._insert(creations, start)
+        except NothingSent as error:
+            for waiting in group:
+                _fail(waiting, error)
+        except StoreUnavailable as error:
+            await self._read_again(group, start, error)
+        except REFUSED as error:
+            await self._try_alone(group, error)
+        else:
+            for waiting in group:
+                _resolve(waiting, waiting.creation.tasks[0].id in made)
+
+    async def _insert(self, creations: Sequence[Creation], start: HeadStart) -> dict[UUID, int]:
+        tenure = self._node.tenure()
+        begun: Sequence[tuple[TaskRow, Assignment]] | None = ()
+        try:
+            crash.reach("create.before_commit")
+            made = await self._tasks.create(creations, tenure, start)
+            crash.reach("create.committed")
+            begun = made.begun
+        except NothingSent:
+            raise
+        except StoreUnavailable:
+            begun = None
+            raise
+        finally:
+            self._node.end_head_start(start, begun)
+        self._metrics.tasks_created.inc(len(made.partitions))
+        leased = {row.id for row, _ in made.begun}
+        if len(leased) < len(made.partitions):
+            self._announce(creations, dict(made.partitions), tenure, leased)
+        crash.reach("create.told_engine")
+        return made.partitions
+
+    def _announce(
+        self,
+        creations: Sequence[Creation],
+        made: Mapping[UUID, int | None],
+        tenure: Tenure,
+        known: Collection[UUID],
+    ) -> None:
+        """Tell the owners of what is due soon; the rest they will find when its time comes near.
+        What is `known` this node looks after already."""
+        until = self._clock.now() + self._near
+        ours: list[TaskRow] = []
+        others: set[int] = set()
+        for creation in creations:
+            for task in creation.tasks:
+                partition = made.get(task.id)
+                if partition is None or task.due > until:
+                    continue
+                if partition not in tenure.partitions:
+                    others.add(partition)
+                elif task.id not in known:
+                    ours.append(window_row(task, partition))
+        if ours:
+            self._node.created(ours)
+        if others:
+            self._node.hint_others(others)
+
+    async def _try_alone(self, group: Sequence[_Waiting], error: Exception) -> None:
+        """One bad row failed the whole statement: find it without failing the others."""
+        if len(group) > 1:
+            for waiting in group:
+                await self._flush([waiting])
+            return
+        _log.error("the database refused a task", action="create.refused", exc_info=error)
+        if isinstance(error, _OF_THE_VALUES):
+            _fail(group[0], InvalidRequest("the database refused the values of this task"))
+        else:
+            _fail(group[0], error)
+
+    async def _read_again(
+        self, group: Sequence[_Waiting], start: HeadStart, error: StoreUnavailable
+    ) -> None:
+        """The answer to an insert was lost: look, rather than guess, whether it took effect."""
+        deadline = monotonic() + _REREAD_FOR
+        by_tenant: dict[int, list[_Waiting]] = {}
+        for waiting in group:
+            by_tenant.setdefault(waiting.creation.tenant_id, []).append(waiting)
+        for tenant_id, members in by_tenant.items():
+            creations = [waiting.creation for waiting in members]
+            found = await self._find(tenant_id, creations, deadline)
+            self._metrics.tasks_created.inc(len(found))
+            self._announce(creations, found, self._node.tenure(), start.tasks)
+            for waiting in members:
+                if waiting.creation.tasks[0].id in found:  # one speaks for all: none or all exist
+                    _resolve(waiting, True)
+                else:
+                    _fail(waiting, error)
+
+    async def _find(
+        self, tenant_id: int, creations: Sequence[Creation], deadline: float
+    ) -> Mapping[UUID, int | None]:
+        """Which tasks exist, each with its partition while it is unfinished."""
+        ids = [task.id for creation in creations for task in creation.tasks]
+        while monotonic() < deadline:
+            try:
+                return await self._tasks.which_exist(tenant_id, ids)
+            except StoreUnavailable:
+                await asyncio.sleep(_REREAD_EVERY)
+        # They may be there all the same, and our engine does not know of them.
+        self._node.doubt()
+        return {}
+
+
+class _Lane:
+    """A queue of creations, emptied by at most two flushes at a time."""
+
+    def __init__(self, flush: Callable[[Sequence[_Waiting]], Awaitable[None]]) -> None:
+        self._flush = flush
+        self._queue: deque[_Waiting] = deque()
+        self._flushes: set[asyncio.Task[None]] = set()
+        self._starting = False
+
+    def add(self, creation: Creation) -> "asyncio.Future[bool]":
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Waiting(creation, done))
+        self._start()
+        return done
+
+    def _start(self) -> None:
+        if self._starting or not self._queue or len(self._flushes) >= _FLUSHES_AT_ONCE:
+            return
+        # The task runs in the loop's next turn: who arrives in this turn shares its flush.
+        self._starting = True
+        task = asyncio.create_task(self._drain())
+        self._flushes.add(task)
+        task.add_done_callback(self._flushes.discard)
+
+    async def _drain(self) -> None:
+        self._starting = False
+        while group := self._take():
+            self._start()
+            try:
+                await self._flush(group)
+            except Exception as error:
+                for waiting in group:
+                    _fail(waiting, error)
+            finally:
+                # Reached with callers still waiting only when the process is being stopped.
+                for waiting in group:
+                    _fail(waiting, StoreUnavailable("the node is stopping"))
+
+    def _take(self) -> list[_Waiting]:
+        group: list[_Waiting] = []
+        size = 0
+        while self._queue:
+            size += len(self._queue[0].creation.tasks)
+            if group and size > _TASKS_PER_FLUSH:
+                break
+            group.append(self._queue.popleft())
+        return group
+
+
+def _resolve(waiting: _Waiting, inserted: bool) -> None:
+    # The caller may have gone; its tasks are committed all the same.
+    if not waiting.done.done():
+        waiting.done.set_result(inserted)
+
+
+def _fail(waiting: _Waiting, error: Exception) -> None:
+    if not waiting.done.done():
+        waiting.done.set_exception(error)

@@ -1,0 +1,132 @@
+"""What a PATCH makes of a task: the same rules as for a new one, on the merged values."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from mainspring.api.http.payloads import payload_problems
+from mainspring.api.tasks.validation import (
+    EXPIRES_EARLY,
+    TaskValidator,
+    requirements_of,
+    retry_of,
+    span,
+    target_problems,
+)
+from mainspring.api.tasks.views import spec_of
+from mainspring.clock import Clock
+from mainspring.domain.capability import capability_of
+from mainspring.domain.task import Target, TaskSpec
+from mainspring.errors import Problem, refusal
+from mainspring.store.tasks import Change, LockedTask
+from mainspring.wire.tasks import (
+    JITTERS,
+    SLAS,
+    TIMEOUTS,
+    TargetIn,
+    TaskPatch,
+)
+
+T = TypeVar("T")
+
+_encode = msgspec.json.Encoder().encode
+
+
+class TaskPatcher:
+    """Merges a patch into a task; reports everything that is wrong together."""
+
+    def __init__(self, validator: TaskValidator, clock: Clock, max_payload: int) -> None:
+        self._validator = validator
+        self._clock = clock
+        self._max_payload = max_payload
+
+    def apply(self, task: LockedTask, patch: TaskPatch) -> Change:
+        problems: list[Problem] = []
+        if patch.concurrency is not UNSET:
+            problems.append(
+                Problem("/concurrency", "cannot be changed: it decides where the task lives")
+            )
+        if patch.payload is not UNSET:
+            problems.extend(payload_problems(bytes(patch.payload), self._max_payload))
+        if patch.target is not UNSET:
+            problems.extend(target_problems(patch.target))
+        spec = _merge_spec(spec_of(task), patch, self._validator.target, problems)
+        change = replace(
+            self._retimed(task, patch, spec, problems),
+            priority=_given(patch.priority, task.priority),
+            queue=_given(patch.queue, task.queue),
+            capability=capability_of(spec),
+            name=_given(patch.name, task.name),
+            labels=_given(patch.labels, task.labels) or None,
+            spec=_encode(spec.stored()),
+            payload=task.payload if patch.payload is UNSET else bytes(patch.payload),
+        )
+        if problems:
+            raise refusal("some values do not make sense", problems)
+        return change
+
+    def _retimed(
+        self, task: LockedTask, patch: TaskPatch, spec: TaskSpec, problems: list[Problem]
+    ) -> Change:
+        change, now = Change.of(task), round(self._clock.now(), 6)
+        if all(field is UNSET for field in (patch.run_at, patch.delay, patch.jitter)):
+            if patch.expires_at is UNSET:
+                return change
+            expires = self._validator.expiry(patch.expires_at, max(change.due, now), now, problems)
+            return replace(change, expires=expires)
+        delay = _given(patch.delay, None)
+        kept = task.run_at if delay is None else None
+        found: list[Problem] = []
+        times = self._validator.times(
+            _given(patch.run_at, kept),
+            delay,
+            spec.jitter,
+            _given(patch.expires_at, task.expires_at),
+            now,
+            found,
+        )
+        problems += (
+            found if patch.expires_at is not UNSET else _about_what_was_sent(found, task, patch)
+        )
+        return replace(change, run=times.run, due=times.due, expires=times.expires)
+
+
+def _about_what_was_sent(
+    problems: Sequence[Problem], task: LockedTask, patch: TaskPatch
+) -> Iterator[Problem]:
+    """The problems of a patch that leaves the expiry as it is: not with that, but with what came to
+    lie behind it."""
+    sent = next(name for name in ("run_at", "delay", "jitter") if getattr(patch, name) is not UNSET)
+    for problem in problems:
+        if problem.detail == EXPIRES_EARLY and task.expires_at is not None:
+            expires = task.expires_at.isoformat().replace("+00:00", "Z")
+            yield Problem(f"/{sent}", f"is not before the task expires, {expires}")
+        else:
+            yield problem
+
+
+def _merge_spec(
+    spec: TaskSpec,
+    patch: TaskPatch,
+    target: Callable[[TargetIn], Target],
+    problems: list[Problem],
+) -> TaskSpec:
+    def seconds(given: float | str | UnsetType, old: float, bounds: Meta, pointer: str) -> float:
+        return old if isinstance(given, UnsetType) else span(given, bounds, pointer, problems)
+
+    return replace(
+        spec,
+        target=spec.target if patch.target is UNSET else target(patch.target),
+        timeout=seconds(patch.timeout, spec.timeout, TIMEOUTS, "/timeout"),
+        sla=seconds(patch.sla, spec.sla, SLAS, "/sla"),
+        jitter=seconds(patch.jitter, spec.jitter, JITTERS, "/jitter"),
+        retry=spec.retry if patch.retry is UNSET else retry_of(patch.retry, problems),
+        requires=spec.requires if patch.requires is UNSET else requirements_of(patch.requires),
+    )
+
+
+def _given(value: T | UnsetType, otherwise: T) -> T:
+    return otherwise if isinstance(value, UnsetType) else value

@@ -1,0 +1,63 @@
+"""Reading tasks: one, a page of them, and the tries of one."""
+
+from uuid import UUID
+
+from starlette.responses import Response
+
+from mainspring.api.http.parameters import encode_cursor, outcome_query, task_query
+from mainspring.api.http.resource import Call, json_response, no_such_task
+from mainspring.api.tasks.views import executions_out, task_out
+from mainspring.store.tasks import StoredTask, Tasks
+from mainspring.wire.tasks import TaskPage
+
+
+class TaskReading:
+    """GET under /v1/tasks."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+
+    async def page(self, call: Call) -> Response:
+        query = task_query(call.request.query_params)
+        page = await self._tasks.list(
+            call.tenant_id,
+            query.where,
+            before=query.before,
+            limit=query.limit,
+            payloads=query.payloads,
+        )
+        items = [task_out(task, with_payload=query.payloads) for task in page.tasks]
+        cursor = encode_cursor(page.next_before) if page.next_before else None
+        return json_response(TaskPage(items, cursor))
+
+    async def one(self, call: Call) -> Response:
+        task = await existing_task(self._tasks, call.tenant_id, call.task_id)
+        known = call.request.headers.get("if-none-match")
+        if known is not None and names_revision(known, task.rev):
+            return Response(status_code=304, headers={"ETag": f'"{task.rev}"'})
+        return task_response(task)
+
+    async def executions(self, call: Call) -> Response:
+        outcome = outcome_query(call.request.query_params)
+        found = await self._tasks.executions(call.tenant_id, call.task_id, outcome=outcome)
+        if not found:
+            await existing_task(self._tasks, call.tenant_id, call.task_id)
+        return json_response(executions_out(found))
+
+
+async def existing_task(tasks: Tasks, tenant_id: int, task_id: UUID) -> StoredTask:
+    """The task, or the one answer for all that are not there or not yours."""
+    task = await tasks.get(tenant_id, task_id)
+    if task is None:
+        raise no_such_task(task_id)
+    return task
+
+
+def names_revision(header: str, rev: int) -> bool:
+    """Whether a list of entity tags has this revision; for reading, weak ones are good enough."""
+    tags = {tag.strip().removeprefix("W/") for tag in header.split(",")}
+    return "*" in tags or f'"{rev}"' in tags
+
+
+def task_response(task: StoredTask) -> Response:
+    return json_response(task_out(task), headers={"ETag": f'"{task.rev}"'})

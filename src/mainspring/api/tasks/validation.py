@@ -1,0 +1,320 @@
+"""From what a caller asked for to what is inserted: the rules that join fields, and the spec.
+
+Written for batches of thousands: a task whose spec was seen before costs a look-up, and every rule
+that does not concern a task costs one comparison.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from random import Random
+from typing import NoReturn
+
+import msgspec
+from msgspec import Meta
+
+from mainspring.api.http.decoding import MOST_PROBLEMS
+from mainspring.api.http.payloads import payload_problems
+from mainspring.api.tasks.http_targets import (
+    Seal,
+    has_secrets,
+    http_problems,
+    sealed_headers,
+)
+from mainspring.clock import Clock
+from mainspring.config import Config
+from mainspring.domain.capability import capability_of
+from mainspring.domain.duration import parse_duration
+from mainspring.domain.ids import TaskIds
+from mainspring.domain.retry import RetryPolicy
+from mainspring.domain.task import Requirements, Target, TaskSpec
+from mainspring.errors import Problem, RequestError, refusal
+from mainspring.store.creation import NewTask
+from mainspring.wire.tasks import (
+    BACKOFFS,
+    DAY,
+    JITTERS,
+    SLAS,
+    TIMEOUTS,
+    CommandTarget,
+    Delay,
+    HandlerTarget,
+    HttpTarget,
+    RequiresIn,
+    RetryIn,
+    TargetIn,
+    TaskIn,
+)
+
+EXPIRES_EARLY = "is not after the time the task is due"
+
+_CACHED_SPECS = 4096
+_LARGEST_CACHED = 4096
+_TASKS_PER_TURN = 200
+_LARGE_PAYLOAD = 100_000
+_SMALLEST_CHECKED = 4
+"""Shorter than this nothing can be wrong with a payload, `{}` above all."""
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledSpec:
+    """A spec that was checked: as stored, with what the columns repeat of it."""
+
+    encoded: bytes
+    capability: str
+    jitter: float
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When a task shall run; `due` is `run` plus its share of the jitter."""
+
+    run: float
+    due: float
+    expires: float | None
+
+
+class TaskValidator:
+    """Checks tasks and makes them ready to insert; reports everything that is wrong together."""
+
+    def __init__(
+        self, config: Config, clock: Clock, ids: TaskIds, rng: Random, seal: Seal | None = None
+    ) -> None:
+        self._seal = seal
+        self._config = config
+        self._clock = clock
+        self._ids = ids
+        self._rng = rng
+        self._specs: dict[tuple[object, ...], CompiledSpec] = {}
+
+    def one(self, tenant_id: int, task: TaskIn) -> NewTask:
+        """A single task; problems point into its body."""
+        problems: list[Problem] = []
+        made = self._make(tenant_id, task, round(self._clock.now(), 6), problems)
+        if problems:
+            raise refusal("some values do not make sense", problems)
+        return made
+
+    async def many(self, tenant_id: int, tasks: Sequence[TaskIn]) -> list[NewTask]:
+        """A batch; problems name the task's index. Others get their turn in between, because the
+        engine shares this thread and must not start its tasks late."""
+        now = round(self._clock.now(), 6)
+        made: list[NewTask] = []
+        problems: list[Problem] = []
+        for index, task in enumerate(tasks, 1):
+            found: list[Problem] = []
+            made.append(self._make(tenant_id, task, now, found))
+            if found:
+                at = f"/tasks/{index - 1}"
+                problems.extend(p.at(at + p.pointer) for p in found)
+                if len(problems) >= MOST_PROBLEMS:
+                    break
+            if index % _TASKS_PER_TURN == 0 or len(made[-1].payload) > _LARGE_PAYLOAD:
+                await asyncio.sleep(0)
+        if problems:
+            raise refusal("some values do not make sense", problems[:MOST_PROBLEMS])
+        return made
+
+    async def refuse(self, error: RequestError, tasks: Iterable[tuple[str, TaskIn]]) -> NoReturn:
+        """Refuse what could not be read, and say as well what is wrong with the rest: with the
+        tasks as far as they can be read, each with its place."""
+        now = round(self._clock.now(), 6)
+        problems = list(error.problems)
+        known = {problem.pointer for problem in problems}
+        for index, (at, task) in enumerate(tasks, 1):
+            if f"{at}/run_at" in known:
+                task.expires_at = None  # whether it is late enough cannot be said
+            found: list[Problem] = []
+            self._make(0, task, now, found)
+            problems.extend(p.at(at + p.pointer) for p in found)
+            if len(problems) >= MOST_PROBLEMS:
+                break
+            if index % _TASKS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        raise type(error)(error.detail, problems[:MOST_PROBLEMS])
+
+    def _make(self, tenant_id: int, task: TaskIn, now: float, problems: list[Problem]) -> NewTask:
+        spec = self.compile(task)
+        if spec.problems:
+            problems.extend(spec.problems)
+        payload = bytes(task.payload)
+        if len(payload) > _SMALLEST_CHECKED:
+            problems.extend(payload_problems(payload, self._config.max_payload))
+        if task.run_at is None and task.delay is None and not task.jitter and not task.expires_at:
+            times = Times(now, now, None)
+        else:
+            times = self.times(task.run_at, task.delay, spec.jitter, task.expires_at, now, problems)
+        limit = task.concurrency
+        return NewTask(
+            tenant_id,
+            self._ids.make(now),
+            now,
+            times.run,
+            times.due,
+            times.expires,
+            limit.key if limit else None,
+            limit.limit if limit else None,
+            task.priority,
+            task.queue,
+            spec.capability,
+            task.name,
+            task.labels or None,
+            spec.encoded,
+            payload,
+        )
+
+    def compile(self, task: TaskIn) -> CompiledSpec:
+        """The task's spec, checked and encoded once for all tasks that share it."""
+        key = (task.target, task.timeout, task.sla, task.jitter, task.retry, task.requires)
+        try:
+            found = self._specs.get(key)
+        except TypeError:  # headers are a mapping, which has no hash
+            return self._compile(task)
+        if found is None:
+            found = self._compile(task)
+            # What holds a secret is not remembered, or its neighbours' ciphertext would tell.
+            if not has_secrets(task.target) and len(found.encoded) <= _LARGEST_CACHED:
+                if len(self._specs) >= _CACHED_SPECS:
+                    self._specs.clear()
+                self._specs[key] = found
+        return found
+
+    def target(self, target: TargetIn) -> Target:
+        """A target as it is stored, its secrets sealed."""
+        return target_of(target, self._seal)
+
+    def _compile(self, task: TaskIn) -> CompiledSpec:
+        problems = list(target_problems(task.target))
+        target = target_of(task.target, None if problems else self._seal)
+        spec = TaskSpec(
+            target,
+            span(task.timeout, TIMEOUTS, "/timeout", problems),
+            span(task.sla, SLAS, "/sla", problems),
+            span(task.jitter, JITTERS, "/jitter", problems),
+            retry_of(task.retry, problems),
+            requirements_of(task.requires),
+        )
+        encoded = _encode(spec.stored())
+        return CompiledSpec(encoded, capability_of(spec), spec.jitter, tuple(problems))
+
+    def times(
+        self,
+        run_at: datetime | None,
+        delay: Delay | None,
+        jitter: float,
+        expires_at: datetime | None,
+        now: float,
+        problems: list[Problem],
+    ) -> Times:
+        """When it shall run; what is wrong with the times goes to `problems`."""
+        run = self._run(run_at, delay, now, problems)
+        # What was asked for too late is due now: nobody else is to blame for the time before.
+        due = max(run, now)
+        # Compared with the latest due time, so that luck with the jitter does not decide.
+        expires = self.expiry(expires_at, due + jitter, now, problems)
+        if jitter:
+            due = round(due + self._rng.uniform(0, jitter), 6)
+        return Times(run, due, expires)
+
+    def expiry(
+        self, expires_at: datetime | None, due: float, now: float, problems: list[Problem]
+    ) -> float | None:
+        """Until when what is due by then may start; what is wrong with it goes to `problems`."""
+        if expires_at is None:
+            return None
+        expires = expires_at.timestamp()
+        if expires <= due:
+            problems.append(Problem("/expires_at", EXPIRES_EARLY))
+        elif expires > now + 2 * self._config.horizon:
+            problems.append(Problem("/expires_at", _too_far(2 * self._config.horizon)))
+        return expires
+
+    def _run(
+        self, run_at: datetime | None, delay: Delay | None, now: float, problems: list[Problem]
+    ) -> float:
+        run, pointer = now, "/run_at"
+        if run_at is not None:
+            run = run_at.timestamp()
+            if delay is not None:
+                problems.append(Problem("/delay", "cannot be given together with run_at"))
+        elif delay is not None:
+            pointer = "/delay"
+            try:
+                run = round(now + seconds_of(delay), 6)
+            except ValueError as error:
+                problems.append(Problem(pointer, str(error)))
+        if run > now + self._config.horizon + 1e-6:  # it was rounded
+            problems.append(Problem(pointer, _too_far(self._config.horizon)))
+        elif run < 0:
+            problems.append(Problem(pointer, "is before 1970"))
+        return run
+
+
+def seconds_of(delay: Delay) -> float:
+    """A delay in seconds, whichever way it was written."""
+    return parse_duration(delay) if isinstance(delay, str) else delay
+
+
+def _too_far(most: float) -> str:
+    return f"is too far ahead: at most {most / DAY:g} days are allowed"
+
+
+def span(given: float | str, bounds: Meta, pointer: str, problems: list[Problem]) -> float:
+    """A duration in seconds, within its bounds; what is wrong with it goes to `problems`."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return _bounded(parse_duration(given), bounds)
+    except ValueError as error:
+        problems.append(Problem(pointer, str(error)))
+        return 0.0
+
+
+def _bounded(seconds: float, bounds: Meta) -> float:
+    if bounds.gt is not None and seconds <= bounds.gt:
+        raise ValueError(f"is not more than {bounds.gt:g} seconds")
+    if bounds.le is not None and seconds > bounds.le:
+        raise ValueError(f"is {seconds:.0f} seconds; the most is {bounds.le:.0f}")
+    return seconds
+
+
+def target_of(target: TargetIn, seal: Seal | None) -> Target:
+    """The target as the domain knows it; without a seal its secrets are left out."""
+    match target:
+        case HttpTarget():
+            return Target(
+                "http",
+                url=target.url,
+                method=target.method,
+                headers=target.headers or None,
+                secret=sealed_headers(target, seal) if seal and has_secrets(target) else None,
+            )
+        case HandlerTarget():
+            return Target("handler", name=target.name)
+        case CommandTarget():
+            return Target("command", argv=list(target.argv))
+
+
+def retry_of(retry: RetryIn, problems: list[Problem]) -> RetryPolicy:
+    return RetryPolicy(
+        retry.max_attempts,
+        span(retry.initial, BACKOFFS, "/retry/initial", problems),
+        retry.factor,
+        span(retry.max_delay, BACKOFFS, "/retry/max_delay", problems),
+        retry.jitter,
+        None if retry.on is None else list(retry.on),
+    )
+
+
+def requirements_of(requires: RequiresIn | None) -> Requirements | None:
+    if requires is None:
+        return None
+    return Requirements(list(requires.tags), requires.memory_mb, requires.cpu)
+
+
+def target_problems(target: TargetIn) -> tuple[Problem, ...]:
+    """What the shapes alone cannot say about a target."""
+    return tuple(http_problems(target)) if isinstance(target, HttpTarget) else ()

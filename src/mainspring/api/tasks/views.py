@@ -1,0 +1,248 @@
+"""Tasks and executions as callers read them."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from secrets import token_hex
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from mainspring.domain.retry import RetryPolicy
+from mainspring.domain.task import Target, TaskSpec
+from mainspring.store.claims import NO_SPEC, UNREADABLE
+from mainspring.store.creation import NewTask
+from mainspring.store.tasks import LockedTask, StoredExecution, StoredTask
+from mainspring.wire.tasks import (
+    ConcurrencyOut,
+    ExecutionList,
+    ExecutionOut,
+    RetryOut,
+    TargetOut,
+    TaskOut,
+)
+
+_decode_spec = msgspec.json.Decoder(TaskSpec).decode
+_encode = msgspec.json.Encoder().encode
+_BEARER = "Authorization"
+_LARGEST_SHARED = 4096
+_decode_any = msgspec.json.Decoder().decode
+
+
+MASK = "***"
+"""What is shown in place of a secret."""
+
+
+def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
+    """A task as it was found."""
+    spec, target = _read_spec(task.spec)
+    key, limit = task.concurrency_key, task.concurrency_limit
+    return TaskOut(
+        id=task.id,
+        name=task.name,
+        state=task.state,
+        cancel_requested=task.cancel_requested,
+        target=target,
+        payload=Raw(task.payload) if with_payload else UNSET,
+        run_at=task.run_at,
+        due_at=task.due_at,
+        expires_at=task.expires_at,
+        queue=task.queue,
+        priority=task.priority,
+        timeout=spec.timeout,
+        sla=spec.sla,
+        jitter=spec.jitter,
+        retry=retry_out(spec.retry),
+        concurrency=None if key is None or limit is None else ConcurrencyOut(key, limit),
+        requires=spec.requires,
+        labels=task.labels or {},
+        attempts=task.attempts,
+        fence=task.fence,
+        created_at=task.created_at,
+        picked_at=task.picked_at,
+        started_at=task.started_at,
+        finished_at=task.finished_at,
+        result=None if task.result is None else Raw(task.result),
+        progress=None if task.progress is None else Raw(task.progress),
+        error=task.error,
+        sla_met=task.sla_met,
+        blame=task.blame,
+        lateness=task.lateness or {},
+        schedule_id=task.schedule_id,
+        nominal_at=task.nominal_at,
+        workflow_run_id=task.workflow_run_id,
+        step=task.step,
+        replay_of=task.replay_of,
+    )
+
+
+def new_task_json(task: NewTask) -> bytes:
+    """`new_task_out` as JSON: cast from a mold where the task is a plain one, as nearly all are."""
+    if not _is_plain(task):
+        return _encode(new_task_out(task))
+    start, named, given, runs, is_due, made, end = _mold(task.spec, task.queue, task.priority)
+    run = _encode(_instant(task.run))
+    return b"".join(
+        (
+            start,
+            b'"%b"' % str(task.id).encode("ascii"),
+            named,
+            _encode(task.name),
+            given,
+            task.payload,
+            runs,
+            run,
+            is_due,
+            run if task.due == task.run else _encode(_instant(task.due)),
+            made,
+            run if task.created == task.run else _encode(_instant(task.created)),
+            end,
+        )
+    )
+
+
+def _is_plain(task: NewTask) -> bool:
+    if task.expires is not None or task.labels or task.concurrency_key is not None:
+        return False
+    return not (task.schedule_id or task.replay_of) and len(task.spec) <= _LARGEST_SHARED
+
+
+_BLANK = NewTask(0, UUID(int=0), 0, 0, 0, None, None, None, 0, "", "", None, None, b"", b"null")
+
+
+@lru_cache(1024)
+def _mold(spec: bytes, queue: str, priority: int) -> list[bytes]:
+    """The JSON of new tasks that share all this, cut where one differs from another. The marks that
+    say where are random: nothing a caller wrote can look like one."""
+    marks = [token_hex(16).encode("ascii") for _ in range(6)]
+    out: Any = new_task_out(_BLANK._replace(spec=spec, queue=queue, priority=priority))
+    out.id, out.name, out.payload, out.run_at, out.due_at, out.created_at = map(Raw, marks)
+    text, pieces = _encode(out), []
+    for mark in marks:
+        piece, _, text = text.partition(mark)
+        pieces.append(piece)
+    return [*pieces, text]
+
+
+def new_task_out(task: NewTask) -> TaskOut:
+    """A task as it will be found right after it was created: known before it is inserted."""
+    spec, target = _read_spec(task.spec)
+    key, limit = task.concurrency_key, task.concurrency_limit
+    created = _instant(task.created)
+    run = created if task.run == task.created else _instant(task.run)
+    return TaskOut(
+        id=task.id,
+        name=task.name,
+        state="scheduled",
+        cancel_requested=False,
+        target=target,
+        payload=Raw(task.payload),
+        run_at=run,
+        due_at=run if task.due == task.run else _instant(task.due),
+        expires_at=None if task.expires is None else _instant(task.expires),
+        queue=task.queue,
+        priority=task.priority,
+        timeout=spec.timeout,
+        sla=spec.sla,
+        jitter=spec.jitter,
+        retry=retry_out(spec.retry),
+        concurrency=None if key is None or limit is None else ConcurrencyOut(key, limit),
+        requires=spec.requires,
+        labels=dict(task.labels or {}),
+        attempts=0,
+        fence=0,
+        created_at=created,
+        picked_at=None,
+        started_at=None,
+        finished_at=None,
+        result=None,
+        error=None,
+        sla_met=None,
+        blame=None,
+        lateness={},
+        schedule_id=task.schedule_id,
+        nominal_at=None if task.nominal is None else _instant(task.nominal),
+        replay_of=task.replay_of,
+    )
+
+
+def executions_out(executions: Sequence[StoredExecution]) -> ExecutionList:
+    return ExecutionList(
+        [
+            ExecutionOut(
+                e.attempt,
+                e.fence,
+                e.worker,
+                e.due_at,
+                e.picked_at,
+                e.started_at,
+                e.finished_at,
+                e.outcome,
+                e.status_code,
+                _response_out(e.response),
+                e.error,
+                round(e.duration_ms, 3),
+                e.lateness or {},
+            )
+            for e in executions
+        ]
+    )
+
+
+def spec_of(task: LockedTask) -> TaskSpec:
+    """The spec of a task that is about to be changed."""
+    return _decode_spec(task.spec)
+
+
+def retry_out(retry: RetryPolicy) -> RetryOut:
+    return RetryOut(
+        retry.max_attempts, retry.initial, retry.factor, retry.max_delay, retry.jitter, retry.on
+    )
+
+
+def target_out(target: Target) -> TargetOut:
+    """A target, with the fields of its type only, and secrets masked."""
+    shown = TargetOut(
+        target.type, target.url, target.method, target.headers, target.name, target.argv
+    )
+    if target.secret is not None:
+        names = [n for n in target.secret.names if not (target.secret.bearer and n == _BEARER)]
+        shown.secret_headers = dict.fromkeys(names, MASK) or None
+        shown.auth = {"bearer": MASK} if target.secret.bearer else None
+    return shown
+
+
+def _read_spec(spec: bytes) -> tuple[TaskSpec, TargetOut]:
+    """Many tasks share a spec, and here they are only shown: it is read once for all of them,
+    unless it is large, as a command may be: a thousand of those would fill the memory."""
+    return _shared_spec(spec) if len(spec) <= _LARGEST_SHARED else _decoded_spec(spec)
+
+
+@lru_cache(1024)
+def _shared_spec(spec: bytes) -> tuple[TaskSpec, TargetOut]:
+    return _decoded_spec(spec)
+
+
+def _decoded_spec(spec: bytes) -> tuple[TaskSpec, TargetOut]:
+    try:
+        decoded = _decode_spec(spec)
+    except UNREADABLE:  # a task that has failed for it, or will: it must not spoil whole lists
+        decoded = NO_SPEC
+    return decoded, target_out(decoded.target)
+
+
+def _response_out(response: bytes | None) -> Raw | str | None:
+    """What the target answered: JSON as it is, anything else as text."""
+    if response is None:
+        return None
+    try:
+        _decode_any(response)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return response.decode("utf-8", "replace")
+    return Raw(response)
+
+
+def _instant(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

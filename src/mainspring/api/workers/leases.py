@@ -1,0 +1,228 @@
+"""The worker protocol: leases, heartbeats, reports."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from mainspring.api.http.decoding import decode_as
+from mainspring.api.http.key_watch import KeyWatch
+from mainspring.api.http.payloads import result_problems
+from mainspring.api.http.resource import Call, json_response
+from mainspring.api.ports import LeasePort
+from mainspring.api.tasks.views import target_out
+from mainspring.config import Config
+from mainspring.domain.capability import ALONE, Offer
+from mainspring.domain.execution import Outcome, TaskError
+from mainspring.engine.demand import Holder
+from mainspring.errors import Unauthenticated, refusal
+from mainspring.node.workers.lease_service import Wish
+from mainspring.node.workers.reports import Said
+from mainspring.store.leases import Beat, Leased
+from mainspring.wire.workers import (
+    AboutIn,
+    BeatIn,
+    ErrorIn,
+    HeartbeatIn,
+    JudgedListOut,
+    JudgedOut,
+    LeaseContext,
+    LeaseIn,
+    LeaseOut,
+    LeasesOut,
+    OutcomeIn,
+    PulseOut,
+    PulsesOut,
+    ReportIn,
+    ResourcesIn,
+)
+
+T = TypeVar("T")
+
+_LEASE = msgspec.json.Decoder(LeaseIn)
+_HEARTBEAT = msgspec.json.Decoder(HeartbeatIn)
+_REPORT = msgspec.json.Decoder(ReportIn)
+_OUTCOMES = {
+    "succeeded": Outcome.SUCCEEDED,
+    "failed": Outcome.FAILED,
+    "released": Outcome.RELEASED,
+}
+_NO_RESOURCES = ResourcesIn()
+_LARGEST_PROGRESS = 10_000
+
+
+class LeaseResource:
+    """/v1/leases and what is below it."""
+
+    def __init__(self, config: Config, desk: LeasePort, watch: KeyWatch) -> None:
+        self._config = config
+        self._desk = desk
+        self._watch = watch
+
+    async def lease(self, call: Call) -> Response:
+        asked = decode_as(_LEASE, await call.body())
+        resources = asked.resources or _NO_RESOURCES
+        offer = Offer(
+            frozenset(asked.queues),
+            frozenset(asked.handlers),
+            asked.commands,
+            frozenset(asked.tags),
+            resources.memory_mb,
+            resources.cpu,
+        )
+        running = None
+        if asked.running is not None:
+            running = frozenset((held.id, held.fence) for held in asked.running)
+        holder = Holder(call.tenant_id, asked.worker, asked.incarnation)
+        wait = min(asked.wait, self._config.longest_poll)
+        wish = Wish(
+            holder, offer, asked.max, wait, _about(asked.about), running, asked.announces_starts
+        )
+        with self._watch.over(call.request.headers.get("authorization")) as ended:
+            leased = await _unless_gone(call.request, ended, lambda: self._desk.lease(wish))
+        cut = wait if wait < asked.wait else None
+        return json_response(LeasesOut([_lease_out(task) for task in leased], cut))
+
+    async def heartbeat(self, call: Call) -> Response:
+        said = decode_as(_HEARTBEAT, await call.body(), _progresses)
+        holder = Holder(call.tenant_id, said.worker, said.incarnation)
+        beats = [_beat(index, beat) for index, beat in enumerate(said.running)]
+        pulses = await self._desk.beat(holder, beats, _about(said.about))
+        return json_response(
+            PulsesOut(
+                [
+                    PulseOut(
+                        pulse.id,
+                        None if pulse.lease_end is None else _instant(pulse.lease_end),
+                        pulse.action,
+                    )
+                    for pulse in pulses
+                ]
+            )
+        )
+
+    async def report(self, call: Call) -> Response:
+        told = decode_as(_REPORT, await call.body(), _results)
+        problems = [
+            problem.at(f"/outcomes/{index}/result")
+            for index, outcome in enumerate(told.outcomes)
+            if len(bytes(outcome.result)) > len(b"null")
+            for problem in result_problems(bytes(outcome.result), self._config.max_payload)
+        ]
+        if problems:
+            raise refusal("some results cannot be kept", problems[:100])
+        said = [_said(outcome) for outcome in told.outcomes]
+        verdicts = await self._desk.report(call.tenant_id, said)
+        judged = zip(told.outcomes, verdicts, strict=True)
+        return json_response(JudgedListOut([JudgedOut(o.id, verdict) for o, verdict in judged]))
+
+
+async def _unless_gone(
+    request: Request, ended: "asyncio.Future[None]", work: Callable[[], Awaitable[T]]
+) -> T:
+    """Do something that may take long, and stop it when the caller goes away, or its key ends."""
+    doing = asyncio.ensure_future(work())
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        either: list[asyncio.Future[Any]] = [doing, gone, ended]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        if ended.done():
+            raise Unauthenticated("the API key has ended")
+        raise ClientDisconnect
+    finally:
+        gone.cancel()
+        doing.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _beat(index: int, beat: BeatIn) -> Beat:
+    progress = bytes(beat.progress)
+    problems = result_problems(progress, _LARGEST_PROGRESS) if progress else ()
+    if problems:
+        at = f"/running/{index}/progress"
+        raise refusal("some progress cannot be kept", [problem.at(at) for problem in problems])
+    return Beat(beat.id, beat.fence, progress or None, beat.started, beat.alone)
+
+
+def _said(outcome: OutcomeIn) -> Said:
+    kind, error = _OUTCOMES[outcome.status], None
+    if isinstance(outcome.error, ErrorIn):
+        error = TaskError(outcome.error.code, outcome.error.message)
+    elif outcome.error is not None or kind is Outcome.FAILED:
+        error = TaskError("failed", outcome.error or "the worker reported a failure")
+    if kind is Outcome.FAILED and error is not None and error.code == "timeout":
+        kind = Outcome.TIMED_OUT
+    return Said(
+        outcome.id,
+        outcome.fence,
+        kind,
+        outcome.started_at.timestamp() if outcome.started_at else None,
+        outcome.finished_at.timestamp() if outcome.finished_at else None,
+        bytes(outcome.result) or None,
+        None if kind is Outcome.SUCCEEDED else error,
+        outcome.retryable,
+        outcome.retry_after,
+    )
+
+
+def _lease_out(leased: Leased) -> LeaseOut:
+    task = leased.assignment
+    spec = task.spec
+    context = LeaseContext(
+        name=leased.name,
+        queue=leased.queue,
+        labels=leased.labels or {},
+        run_at=_instant(task.run),
+        due_at=_instant(task.due),
+        deadline=_instant(task.picked + spec.timeout),
+        max_attempts=spec.retry.max_attempts,
+        failures=task.failures,
+        suspect=leased.suspect,
+        alone=leased.capability.endswith(ALONE),
+        schedule_id=leased.schedule_id,
+        nominal_at=leased.nominal_at,
+        workflow_run_id=task.workflow_run_id,
+        step=task.step,
+    )
+    return LeaseOut(
+        task.id,
+        task.fence,
+        task.attempt,
+        _instant(task.lease_end),
+        target_out(spec.target),
+        msgspec.Raw(task.payload),
+        spec.timeout,
+        context,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _instant(seconds: float) -> datetime:
+    # What is claimed together has most of its times in common.
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _about(about: AboutIn | None) -> dict[str, Any] | None:
+    if about is None:
+        return None
+    told = msgspec.to_builtins(about)
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _progresses(said: HeartbeatIn) -> list[msgspec.Raw]:
+    return [beat.progress for beat in said.running if bytes(beat.progress)]
+
+
+def _results(told: ReportIn) -> list[msgspec.Raw]:
+    return [outcome.result for outcome in told.outcomes if bytes(outcome.result)]

@@ -1,0 +1,119 @@
+"""Workers as people see them, where workers find the nodes, and the lines they log."""
+
+import msgspec
+from starlette.responses import Response
+
+from mainspring.api.http.decoding import decode_as
+from mainspring.api.http.parameters import number_cursor, page_query
+from mainspring.api.http.resource import Call, json_response
+from mainspring.api.tasks.reading import existing_task
+from mainspring.clock import Clock
+from mainspring.config import Config
+from mainspring.store.tasks import Tasks
+from mainspring.store.workers import LogLine, WorkerRecord, Workers
+from mainspring.wire.workers import (
+    AboutIn,
+    LogLineIn,
+    LogLineOut,
+    LogPage,
+    LogsIn,
+    LogsTakenOut,
+    NodeAddressList,
+    NodeAddressOut,
+    ResourcesIn,
+    StatisticsOut,
+    WorkerOut,
+    WorkerPage,
+)
+
+_LOGS = msgspec.json.Decoder(LogsIn)
+_SILENT_AFTER = 30.0
+_MOST_LINES = 1000
+_MORE_ERRORS = 100
+_LONGEST_LINE = 4000
+
+
+class WorkerResource:
+    """/v1/workers."""
+
+    def __init__(self, config: Config, workers: Workers, clock: Clock) -> None:
+        self._config = config
+        self._workers = workers
+        self._clock = clock
+
+    async def page(self, call: Call) -> Response:
+        query = page_query(call.request.query_params)
+        found = await self._workers.list(call.tenant_id, before=query.before, limit=query.limit)
+        cursor = number_cursor(found, query.limit, found[-1].seq if found else None)
+        silent_since = self._clock.now() - _SILENT_AFTER
+        return json_response(WorkerPage([_worker_out(w, silent_since) for w in found], cursor))
+
+    async def nodes(self, _call: Call) -> Response:
+        found = await self._workers.nodes(self._config.node_ttl)
+        return json_response(NodeAddressList([NodeAddressOut(*node) for node in found]))
+
+
+class LogResource:
+    """POST /v1/leases/logs and GET /v1/tasks/{id}/logs."""
+
+    def __init__(self, workers: Workers, tasks: Tasks, clock: Clock) -> None:
+        self._workers = workers
+        self._tasks = tasks
+        self._clock = clock
+
+    async def add(self, call: Call) -> Response:
+        told = decode_as(_LOGS, await call.body())
+        now = self._clock.now()
+        lines = [_line(line, now) for line in told.lines]
+        kept = 0
+        if lines:
+            kept = await self._workers.add_logs(
+                call.tenant_id, lines, most=_MOST_LINES, more_errors=_MORE_ERRORS
+            )
+        return json_response(LogsTakenOut(kept, len(lines) - kept))
+
+    async def page(self, call: Call) -> Response:
+        query = page_query(call.request.query_params)
+        found = await self._workers.logs(
+            call.tenant_id, call.task_id, after=query.before or 0, limit=query.limit
+        )
+        if not found:
+            await existing_task(self._tasks, call.tenant_id, call.task_id)
+        cursor = number_cursor(found, query.limit, found[-1].seq if found else None)
+        items = [LogLineOut(line.fence, line.at, line.level, line.message) for line in found]
+        return json_response(LogPage(items, cursor))
+
+
+def _line(line: LogLineIn, now: float) -> LogLine:
+    # A text in the database cannot hold a NUL, and programs print what they like.
+    message = line.message[:_LONGEST_LINE].replace("\x00", "\ufffd")
+    at = line.at.timestamp() if line.at is not None else now
+    return LogLine(line.id, line.fence, at, line.level, message)
+
+
+def _worker_out(worker: WorkerRecord, silent_since: float) -> WorkerOut:
+    offer = msgspec.convert(worker.offer, _OfferShown)
+    return WorkerOut(
+        name=worker.name,
+        incarnation=worker.incarnation,
+        state="alive" if worker.seen_at.timestamp() > silent_since else "silent",
+        queues=offer.queues,
+        handlers=offer.handlers,
+        commands=offer.commands,
+        tags=offer.tags,
+        resources=ResourcesIn(offer.memory_mb, offer.cpu),
+        about=msgspec.convert(worker.about, AboutIn),
+        leases=worker.held,
+        statistics=StatisticsOut(worker.leased, worker.succeeded, worker.failed, worker.released),
+        started_at=worker.started_at,
+        seen_at=worker.seen_at,
+    )
+
+
+class _OfferShown(msgspec.Struct):
+    queues: list[str]
+    handlers: list[str]
+    commands: bool
+    tags: list[str]
+    memory_mb: int | None
+    cpu: float | None

@@ -1,0 +1,1 @@
+"""/v1/workflows and /v1/workflow-runs."""

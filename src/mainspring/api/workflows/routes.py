@@ -1,0 +1,34 @@
+"""The paths of workflows, and what stands behind them."""
+
+from collections.abc import Mapping
+
+from mainspring.api.http.resource import ForTenants, Operation
+from mainspring.api.tasks.validation import TaskValidator
+from mainspring.api.workflows import docs
+from mainspring.api.workflows.definitions import WorkflowResource
+from mainspring.api.workflows.validation import WorkflowValidator
+from mainspring.clock import Clock
+from mainspring.config import Config
+from mainspring.store.workflows import Workflows
+
+
+def workflow_paths(
+    config: Config, clock: Clock, workflows: Workflows, tasks: TaskValidator
+) -> dict[str, Mapping[str, Operation]]:
+    """Every path with its operations."""
+    validator = WorkflowValidator(tasks, config.max_payload, config.horizon)
+    resource = WorkflowResource(workflows, validator, clock)
+    one = "/v1/workflows/{id}"
+    return {
+        "/v1/workflows": {
+            "GET": ForTenants("read", resource.page, docs.LIST),
+            "POST": ForTenants("write", resource.create, docs.CREATE),
+        },
+        one: {
+            "GET": ForTenants("read", resource.one, docs.READ),
+            "PUT": ForTenants("write", resource.put, docs.PUT),
+            "DELETE": ForTenants("write", resource.delete, docs.DELETE),
+        },
+        f"{one}/versions": {"GET": ForTenants("read", resource.versions, docs.VERSIONS)},
+        f"{one}/graph": {"GET": ForTenants("read", resource.graph, docs.GRAPH)},
+    }

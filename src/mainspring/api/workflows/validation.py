@@ -1,0 +1,283 @@
+"""From what a caller asked for to a definition: every step compiled, everything wrong found."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from mainspring.api.http.decoding import MOST_PROBLEMS
+from mainspring.api.http.payloads import payload_problems
+from mainspring.api.tasks.validation import CompiledSpec, TaskValidator, seconds_of
+from mainspring.domain.schedule.template import has_placeholders, rewrite
+from mainspring.domain.task import TaskSpec
+from mainspring.domain.workflow import condition
+from mainspring.domain.workflow.checks import Use, graph_problems, with_implied_needs
+from mainspring.domain.workflow.definition import (
+    MOST_STEPS,
+    Definition,
+    Step,
+    TaskTemplate,
+)
+from mainspring.domain.workflow.reference import (
+    BadReference,
+    Reference,
+    parts,
+    references,
+    whole,
+)
+from mainspring.errors import InvalidRequest, Problem, refusal
+from mainspring.wire.tasks import (
+    CommandTarget,
+    Delay,
+    HttpTarget,
+    TaskIn,
+)
+from mainspring.wire.workflows import StepIn, WorkflowBody
+
+_STEPS_PER_TURN = 50
+_BASE = "https://x.example"
+_spec = msgspec.json.Decoder(TaskSpec)
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What was found in a step: problems, and the steps it speaks of."""
+
+    index: int
+    in_foreach: bool
+    problems: list[Problem] = field(default_factory=list)
+    uses: dict[str, str] = field(default_factory=dict)
+    """For each step it speaks of, where it does so first."""
+    dynamic: bool = False
+
+    def complain(self, pointer: str, detail: str) -> None:
+        self.problems.append(Problem(f"/steps/{self.index}{pointer}", detail))
+
+    def text(self, pointer: str, text: str) -> None:
+        """Look at a text that may hold templates."""
+        if "{{" not in text:
+            return
+        self.dynamic = True
+        try:
+            found = list(references(text))
+        except BadReference as error:
+            self.complain(pointer, str(error))
+            return
+        for reference in found:
+            self._reference(pointer, reference)
+
+    def document(self, pointer: str, document: bytes) -> None:
+        """Look at all strings of a JSON document."""
+
+        def look(text: str) -> bytes:
+            self.text(pointer, text)
+            return b"0"
+
+        if has_placeholders(document):
+            self.dynamic = True
+            rewrite(document, look)
+
+    def use(self, pointer: str, step: str) -> None:
+        self.uses.setdefault(step, pointer)
+
+    def _reference(self, pointer: str, reference: Reference) -> None:
+        if reference.root in ("item", "index") and not self.in_foreach:
+            self.complain(
+                pointer, f"{{{{{reference.root}}}}} is for the task of a step with foreach"
+            )
+        elif reference.step is not None:
+            self.use(pointer, reference.step)
+
+
+class WorkflowValidator:
+    """Checks workflows; reports everything that is wrong together."""
+
+    def __init__(self, tasks: TaskValidator, max_payload: int, horizon: float) -> None:
+        self._tasks = tasks
+        self._max_payload = max_payload
+        self._horizon = horizon
+
+    async def definition(self, name: str, wanted: WorkflowBody) -> Definition:
+        """What a body describes; InvalidRequest names all that is wrong with it."""
+        if len(wanted.steps) > MOST_STEPS:
+            detail = f"{len(wanted.steps)} steps; the most is {MOST_STEPS}"
+            raise InvalidRequest("the workflow is too large", [Problem("/steps", detail)])
+        problems: list[Problem] = []
+        deadline = self._span("/deadline", wanted.deadline, problems)
+        if wanted.deadline is not None and deadline == 0 and not problems:
+            problems.append(Problem("/deadline", "is no time at all"))
+        given = _encode(wanted.input)
+        problems += [p.at("/input") for p in payload_problems(given, self._max_payload)]
+        steps, uses = await self._steps(wanted.steps, problems)
+        steps = with_implied_needs(steps)
+        # Some graphs take a while: the others shall not wait for it.
+        problems += await asyncio.to_thread(graph_problems, steps, uses)
+        if problems:
+            raise refusal("the workflow does not make sense", problems[:MOST_PROBLEMS])
+        return Definition(name, tuple(steps), wanted.on_failure, deadline or None, given.decode())
+
+    async def _steps(
+        self, wanted: Sequence[StepIn], problems: list[Problem]
+    ) -> tuple[list[Step], list[Use]]:
+        steps: list[Step] = []
+        uses: list[Use] = []
+        for index, step in enumerate(wanted):
+            findings = _Findings(index, step.foreach is not None)
+            steps.append(self._step(step, findings))
+            problems += findings.problems
+            uses += [
+                Use(index, f"/steps/{index}{pointer}", name)
+                for name, pointer in findings.uses.items()
+            ]
+            if index % _STEPS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return steps, uses
+
+    def _step(self, wanted: StepIn, findings: _Findings) -> Step:
+        template = self._template(wanted, findings)
+        foreach = self._foreach(wanted, findings)
+        if wanted.if_ is not None:
+            try:
+                for name in condition.compiled(wanted.if_).steps:
+                    findings.use("/if", name)
+            except condition.BadCondition as error:
+                findings.complain("/if", str(error))
+        if wanted.cleanup and wanted.when not in (None, "all_finished"):
+            findings.complain("/when", "a cleanup step runs however the steps before it ended")
+        delay = self._span(f"/steps/{findings.index}/delay", wanted.delay, findings.problems)
+        return Step(
+            wanted.id,
+            template,
+            tuple(wanted.needs),
+            "all_finished" if wanted.cleanup else wanted.when or "all_succeeded",
+            wanted.if_,
+            foreach,
+            delay,
+            wanted.cleanup,
+            uses=tuple(findings.uses),
+        )
+
+    def _template(self, wanted: StepIn, findings: _Findings) -> TaskTemplate:
+        payload = bytes(wanted.payload)
+        findings.problems += [
+            p.at(f"/steps/{findings.index}{p.pointer}")
+            for p in payload_problems(payload, self._max_payload)
+        ]
+        findings.document("/payload", payload)
+        for pointer, text in _texts(wanted):
+            findings.text(pointer, text)
+        spec = self._spec(wanted, findings)
+        limit = wanted.concurrency
+        return TaskTemplate(
+            spec.encoded.decode(),
+            payload.decode(),
+            spec.capability,
+            wanted.queue,
+            wanted.priority,
+            wanted.name,
+            wanted.labels or None,
+            limit.key if limit else None,
+            limit.limit if limit else None,
+            spec.jitter,
+            findings.dynamic,
+        )
+
+    def _spec(self, wanted: StepIn, findings: _Findings) -> CompiledSpec:
+        """The task's spec, checked as that of any task. A URL is checked with something in the
+        place of its templates."""
+        target, url = wanted.target, None
+        if isinstance(target, HttpTarget) and "{{" in target.url:
+            url = target.url
+            target = msgspec.structs.replace(target, url=_sample(url))
+        compiled = self._tasks.compile(
+            TaskIn(
+                target=target,
+                timeout=wanted.timeout,
+                sla=wanted.sla,
+                jitter=wanted.jitter,
+                retry=wanted.retry,
+                requires=wanted.requires,
+            )
+        )
+        for problem in compiled.problems:
+            findings.complain(problem.pointer, problem.detail)
+        if url is None:
+            return compiled
+        spec = _spec.decode(compiled.encoded)
+        spec = replace(spec, target=replace(spec.target, url=url))
+        return replace(compiled, encoded=_encode(spec.stored()))
+
+    def _foreach(self, wanted: StepIn, findings: _Findings) -> str | None:
+        if wanted.foreach is None:
+            return None
+        given = _encode(wanted.foreach)
+        at = f"/steps/{findings.index}/foreach"
+        found = [p.at(at) for p in payload_problems(given, self._max_payload)]
+        if not found and isinstance(wanted.foreach, str):
+            found = [Problem(at, detail) for detail in _not_one_template(wanted.foreach)]
+        findings.problems += found
+        if not found:
+            # Its own templates are filled in before there is an item.
+            outside = _Findings(findings.index, in_foreach=False)
+            outside.document("/foreach", given)
+            findings.problems += outside.problems
+            for name, pointer in outside.uses.items():
+                findings.use(pointer, name)
+        return given.decode()
+
+    def _span(self, pointer: str, span: Delay | None, problems: list[Problem]) -> float:
+        if span is None:
+            return 0.0
+        try:
+            seconds = float(seconds_of(span))
+        except ValueError as error:
+            problems.append(Problem(pointer, str(error)))
+            return 0.0
+        if seconds > self._horizon:
+            days = self._horizon / 86400
+            problems.append(Problem(pointer, f"is too long: at most {days:g} days are allowed"))
+        return seconds
+
+
+def _texts(wanted: StepIn) -> Iterator[tuple[str, str]]:
+    """Where templates may stand beside the payload, and what stands there."""
+    if wanted.name is not None:
+        yield "/name", wanted.name
+    if wanted.concurrency is not None:
+        yield "/concurrency/key", wanted.concurrency.key
+    yield from ((f"/labels/{_escaped(name)}", text) for name, text in (wanted.labels or {}).items())
+    match wanted.target:
+        case HttpTarget():
+            yield "/target/url", wanted.target.url
+            for name, value in (wanted.target.headers or {}).items():
+                yield f"/target/headers/{_escaped(name)}", value
+        case CommandTarget():
+            for place, argument in enumerate(wanted.target.argv):
+                yield f"/target/argv/{place}", argument
+        case _:
+            return
+
+
+def _not_one_template(text: str) -> Iterator[str]:
+    try:
+        if whole(text) is None:
+            yield 'is neither a list nor the template of one: "{{input.files}}"'
+    except BadReference as error:
+        yield str(error)
+
+
+def _sample(url: str) -> str:
+    """A URL as it may look with its templates filled in."""
+    made: list[str] = []
+    try:
+        for part in parts(url):
+            made.append(part if isinstance(part, str) else "x" if made else _BASE)
+    except BadReference:
+        return _BASE  # reported where the text is looked at
+    return "".join(made)
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,97 @@
+"""Workflows and their graphs as callers read them."""
+
+import msgspec
+from msgspec import Raw
+from starlette.responses import Response
+
+from mainspring.api.http.resource import json_response
+from mainspring.api.tasks.views import retry_out, target_out
+from mainspring.domain.task import TaskSpec
+from mainspring.domain.workflow import graph as graphs
+from mainspring.domain.workflow.definition import Definition, Step
+from mainspring.store.workflows import StoredWorkflow
+from mainspring.wire.tasks import ConcurrencyOut
+from mainspring.wire.workflows import (
+    EdgeOut,
+    GraphFormat,
+    GraphNodeOut,
+    GraphOut,
+    StepOut,
+    WorkflowOut,
+)
+
+MERMAID = "text/vnd.mermaid"
+DOT = "text/vnd.graphviz"
+
+_spec = msgspec.json.Decoder(TaskSpec)
+_input = msgspec.json.Decoder(dict[str, Raw])
+
+
+def workflow_out(workflow: StoredWorkflow) -> WorkflowOut:
+    """A version as it was found."""
+    definition = workflow.definition
+    return WorkflowOut(
+        name=workflow.name,
+        version=workflow.version,
+        steps=[step_out(step) for step in definition.steps],
+        on_failure=definition.on_failure,
+        deadline=definition.deadline,
+        input=_input.decode(definition.input),
+        created_at=workflow.created_at,
+    )
+
+
+def step_out(step: Step) -> StepOut:
+    """A step with the fields of its task."""
+    template = step.template
+    spec = _spec.decode(template.spec)
+    key, limit = template.concurrency_key, template.concurrency_limit
+    return StepOut(
+        id=step.id,
+        needs=[] if step.implied else list(step.needs),
+        when=step.when,
+        if_=step.condition,
+        foreach=None if step.foreach is None else Raw(step.foreach.encode()),
+        delay=step.delay,
+        cleanup=step.cleanup,
+        target=target_out(spec.target),
+        payload=Raw(template.payload.encode()),
+        name=template.name,
+        queue=template.queue,
+        priority=template.priority,
+        timeout=spec.timeout,
+        sla=spec.sla,
+        jitter=spec.jitter,
+        retry=retry_out(spec.retry),
+        concurrency=None if key is None or limit is None else ConcurrencyOut(key, limit),
+        requires=spec.requires,
+        labels=template.labels or {},
+    )
+
+
+def graph_out(definition: Definition, states: graphs.States | None = None) -> GraphOut:
+    """The graph as data; with states it is that of a run."""
+    return GraphOut(
+        [
+            GraphNodeOut(node.id, node.foreach, node.cleanup, node.condition, node.state)
+            for node in graphs.nodes(definition, states)
+        ],
+        [EdgeOut(edge.source, edge.target, edge.when) for edge in graphs.edges(definition)],
+    )
+
+
+def graph_response(
+    definition: Definition, form: GraphFormat, states: graphs.States | None = None
+) -> Response:
+    """The graph in the form that was asked for."""
+    match form:
+        case "json":
+            return json_response(graph_out(definition, states))
+        case "mermaid":
+            return _text(graphs.mermaid(definition, states), MERMAID)
+        case "dot":
+            return _text(graphs.dot(definition, states), DOT)
+
+
+def _text(text: str, media_type: str) -> Response:
+    return Response(text.encode(), headers={"Content-Type": f"{media_type}; charset=utf-8"})

@@ -1,0 +1,1 @@
+"""Schedules: when something recurs, and what is decided about each occurrence."""

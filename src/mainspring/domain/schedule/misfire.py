@@ -1,0 +1,167 @@
+"""What is decided about occurrences: fired or not, and why. Pure functions, no clock, no store.
+
+An occurrence that is decided on time is simply fired, if the overlap policy lets it. Of those that
+came too late (an outage, a long pause of the database) the misfire policy chooses; what it chooses
+passes the overlap policy like any other. Each decision has a reason, and neighbours with the same
+fate share one line of the ledger.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mainspring.domain.schedule.definition import Backlog, Definition, Span
+
+MOST_ON_TIME = 2
+_LEAST_TOLERANCE = 1.0
+_MOST_TOLERANCE = 30.0
+
+
+class Decision(StrEnum):
+    """What became of an occurrence."""
+
+    FIRED = "fired"
+    SKIPPED_OVERLAP = "skipped_overlap"
+    SKIPPED_MISFIRE = "skipped_misfire"
+    SKIPPED_EXCLUDED = "skipped_excluded"
+    SKIPPED_PAUSED = "skipped_paused"
+    COALESCED = "coalesced"
+    BACKFILLED = "backfilled"
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """One line of the ledger: these occurrences, this decision."""
+
+    span: Span
+    decision: Decision
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """All rulings on a backlog, in order, and how many unfinished tasks are to be cancelled."""
+
+    rulings: tuple[Ruling, ...]
+    cancel: int = 0
+
+    @property
+    def fired(self) -> tuple[float, ...]:
+        return tuple(r.span.first for r in self.rulings if r.decision is Decision.FIRED)
+
+
+def tolerance(gap: float | None) -> float:
+    """How late a decision may be and still count as on time: a tenth of the time to the next
+    occurrence, within bounds. A failover must not cost a daily run, and after an outage of a
+    per-second schedule nobody wants a burst that calls itself punctual."""
+    if gap is None:
+        return _MOST_TOLERANCE
+    return min(max(gap / 10, _LEAST_TOLERANCE), _MOST_TOLERANCE)
+
+
+def wanted(definition: Definition) -> int:
+    """How many of a backlog have to be known one by one."""
+    return definition.misfire.cap + MOST_ON_TIME
+
+
+def rule(
+    definition: Definition,
+    backlog: Backlog,
+    *,
+    now: float,
+    tolerated: float,
+    unfinished: int,
+    runs_left: int | None = None,
+) -> Verdict:
+    """Decide on a backlog. `unfinished` counts the schedule's tasks that are not finished yet."""
+    candidates, rulings = _after_misfire(definition, backlog, now, tolerated)
+    if runs_left is not None:
+        candidates = candidates[:runs_left]
+    chosen, refused, cancel = _after_overlap(definition, candidates, unfinished)
+    rulings += [Ruling(s, Decision.SKIPPED_EXCLUDED, "an excluded date") for s in backlog.excluded]
+    rulings += refused
+    late = now - tolerated
+    rulings += [Ruling(Span(t, t, 1), Decision.FIRED, _punctuality(t < late)) for t in chosen]
+    return Verdict(_joined(rulings), cancel)
+
+
+def _after_misfire(
+    definition: Definition, backlog: Backlog, now: float, tolerated: float
+) -> tuple[list[float], list[Ruling]]:
+    """The occurrences that shall run as far as lateness goes, and rulings on the others."""
+    misfire = definition.misfire
+    punctual = [t for t in backlog.recent if now - t <= tolerated]
+    late = [t for t in backlog.recent if now - t > tolerated]
+    spans = [*backlog.older, *(Span(t, t, 1) for t in late)]
+    if not spans:
+        return punctual, []
+    oldest = now - misfire.window
+    outside = [span for span in spans if span.last < oldest]
+    inside = [span for span in spans if span.last >= oldest]
+    rulings = [
+        Ruling(span, Decision.SKIPPED_MISFIRE, f"later than the window of {misfire.window:g} s")
+        for span in outside
+    ]
+    if misfire.policy == "skip":
+        rulings += [
+            Ruling(span, Decision.SKIPPED_MISFIRE, "its time had passed") for span in inside
+        ]
+        return punctual, rulings
+    if misfire.policy == "all":
+        kept = [t for t in late if t >= oldest][-misfire.cap :]
+        over = [s for s in inside if not kept or s.last < kept[0]]
+        reason = f"more than {misfire.cap} had been missed"
+        rulings += [Ruling(span, Decision.SKIPPED_MISFIRE, reason) for span in over]
+        return kept + punctual, rulings
+    latest = [t for t in backlog.recent if t >= oldest or now - t <= tolerated][-1:]
+    rulings += [
+        Ruling(span, Decision.COALESCED, "a later occurrence stands for it")
+        for span in [*inside, *(Span(t, t, 1) for t in punctual)]
+        if span.last not in latest
+    ]
+    return latest, rulings
+
+
+def _after_overlap(
+    definition: Definition, candidates: Sequence[float], unfinished: int
+) -> tuple[Sequence[float], list[Ruling], int]:
+    """Which candidates run, rulings on the others, and how many unfinished ones are cancelled."""
+    limit = definition.max_running
+    if definition.overlap == "allow":
+        return candidates, [], 0
+    if definition.overlap == "cancel_running":
+        chosen, refused = candidates[-limit:], candidates[:-limit]
+        reason = "a later occurrence took its place"
+        cancel = max(0, unfinished + len(chosen) - limit) if chosen else 0
+        return chosen, _refused(refused, reason), min(cancel, unfinished)
+    reason = f"{max(unfinished, limit)} of at most {limit} were unfinished"
+    if definition.overlap == "queue":
+        limit += definition.misfire.cap
+        reason = f"{definition.misfire.cap} were waiting already"
+    free = max(0, limit - unfinished)
+    return candidates[:free], _refused(candidates[free:], reason), 0
+
+
+def _refused(times: Sequence[float], reason: str) -> list[Ruling]:
+    return [Ruling(Span(t, t, 1), Decision.SKIPPED_OVERLAP, reason) for t in times]
+
+
+def _punctuality(late: bool) -> str:
+    return "late, made up for" if late else "on time"
+
+
+def _joined(rulings: Sequence[Ruling]) -> tuple[Ruling, ...]:
+    """In order, with neighbours of the same fate as one; what fires stays a line of its own."""
+    joined: list[Ruling] = []
+    for ruling in sorted(rulings, key=lambda r: r.span.first):
+        before = joined[-1] if joined else None
+        if (
+            before is None
+            or ruling.decision is Decision.FIRED
+            or (before.decision, before.reason) != (ruling.decision, ruling.reason)
+        ):
+            joined.append(ruling)
+            continue
+        span = Span(before.span.first, ruling.span.last, before.span.size + ruling.span.size)
+        joined[-1] = Ruling(span, ruling.decision, ruling.reason)
+    return tuple(joined)

@@ -1,0 +1,152 @@
+"""When something recurs: cron expressions and rules read in a zone, and intervals from an anchor.
+
+All three answer the same questions about instants (seconds since the epoch), and answer them
+without walking through every occurrence, so that a long outage costs no more than a short one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from mainspring.domain.schedule.zones import (
+    BY_ELAPSED_TIME,
+    DstPolicy,
+    Gap,
+    Stretch,
+    Zone,
+    wall_at,
+)
+
+_YEAR = 366 * 86400.0
+SEARCH_YEARS = 41
+"""Beyond this nothing is looked for: the rarest cron expression comes back sooner."""
+SEARCH_SECONDS = SEARCH_YEARS * _YEAR
+
+
+class Recurrence(Protocol):
+    """A strictly rising series of instants."""
+
+    def next(self, after: float) -> float | None:
+        """The first instant after that one."""
+        ...
+
+    def count(self, after: float, until: float) -> int:
+        """How many lie in (after, until]."""
+        ...
+
+    def recent(self, after: float, until: float, most: int) -> list[float]:
+        """The last of (after, until], at most that many, in order."""
+        ...
+
+    def reach(self, after: float) -> float:
+        """How far `count` and `recent` can be asked about at once."""
+        ...
+
+
+class WallRecurrence(Protocol):
+    """The same over a wall clock, in whole seconds."""
+
+    @property
+    def every_hour(self) -> bool: ...
+
+    @property
+    def at_once(self) -> float | None:
+        """A stretch of so many seconds can be counted at once; None: any."""
+        ...
+
+    def next(self, after: datetime) -> datetime | None: ...
+
+    def count(self, after: datetime, until: datetime) -> int: ...
+
+    def recent(self, after: datetime, until: datetime, most: int) -> list[datetime]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Every so many microseconds, counted from an anchor: late runs do not push later ones."""
+
+    anchor: int
+    step: int
+
+    def next(self, after: float) -> float | None:
+        return self._at(max(0, self._number(after) + 1))
+
+    def count(self, after: float, until: float) -> int:
+        return max(0, self._number(until) - max(-1, self._number(after)))
+
+    def recent(self, after: float, until: float, most: int) -> list[float]:
+        last = self._number(until)
+        first = max(0, self._number(after) + 1, last - most + 1)
+        return [self._at(number) for number in range(first, last + 1)]
+
+    def reach(self, after: float) -> float:
+        return float("inf")
+
+    def _number(self, instant: float) -> int:
+        """Which of the series is the last one not after that instant."""
+        return (round(instant * 1_000_000) - self.anchor) // self.step
+
+    def _at(self, number: int) -> float:
+        return (self.anchor + number * self.step) / 1_000_000
+
+
+class ZonedRecurrence:
+    """What recurs by a wall clock, in a zone, with a policy for the clock's changes."""
+
+    def __init__(self, walls: WallRecurrence, zone: Zone, policy: DstPolicy) -> None:
+        self.walls = walls
+        self._zone = zone
+        # Through every hour means elapsed time: nobody wants an hour of silence in autumn.
+        self.policy = BY_ELAPSED_TIME if walls.every_hour else policy
+
+    def next(self, after: float) -> float | None:
+        for part in self._parts(after, after + SEARCH_SECONDS):
+            if not isinstance(part, Stretch):
+                return part
+            wall = self.walls.next(part.start)
+            if wall is None:
+                return None
+            if wall <= part.end:
+                return part.instant(wall)
+        return None
+
+    def count(self, after: float, until: float) -> int:
+        return sum(
+            self.walls.count(part.start, part.end) if isinstance(part, Stretch) else 1
+            for part in self._parts(after, until)
+        )
+
+    def recent(self, after: float, until: float, most: int) -> list[float]:
+        found: list[float] = []
+        for part in reversed(list(self._parts(after, until))):
+            if len(found) >= most:
+                break
+            if not isinstance(part, Stretch):
+                found.insert(0, part)
+                continue
+            walls = self.walls.recent(part.start, part.end, most - len(found))
+            found[:0] = [part.instant(wall) for wall in walls]
+        return found
+
+    def reach(self, after: float) -> float:
+        seconds = self.walls.at_once
+        return float("inf") if seconds is None else after + seconds
+
+    def _parts(self, after: float, until: float) -> Iterator[Stretch | float]:
+        """Stretches of wall time to read, and instants that make up for what a gap swallowed."""
+        made_up: float | None = None
+        for part in self._zone.stretches(after, until, self.policy):
+            if isinstance(part, Gap):
+                wall = self.walls.next(part.start)
+                if wall is not None and wall <= part.end:
+                    made_up = float(part.at)
+                    yield made_up
+            elif made_up is not None:
+                # The clock's first moment after the gap has fired already.
+                start = max(part.start, wall_at(made_up, part.offset))
+                made_up = None
+                if start < part.end:
+                    yield part._replace(start=start)
+            else:
+                yield part

@@ -1,0 +1,1 @@
+"""Workflows: graphs of steps, and the rules by which a run of one advances."""

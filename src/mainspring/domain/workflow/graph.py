@@ -1,0 +1,136 @@
+"""A workflow's graph as data and as text: for readers, for Mermaid and for Graphviz.
+
+With `states` each step shows where it is in a run; without them the graph is the definition's.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from mainspring.domain.task import TaskState
+from mainspring.domain.workflow.definition import Definition, Step, When
+
+States = Mapping[str, TaskState]
+
+_COLOURS = {
+    TaskState.SCHEDULED: "#dbeafe",
+    TaskState.BLOCKED: "#f3f4f6",
+    TaskState.PAUSED: "#fef3c7",
+    TaskState.RUNNING: "#93c5fd",
+    TaskState.COMPLETED: "#bbf7d0",
+    TaskState.FAILED: "#fecaca",
+    TaskState.CANCELLED: "#e5e7eb",
+    TaskState.EXPIRED: "#fed7aa",
+    TaskState.SKIPPED: "#f9fafb",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A step in the graph."""
+
+    id: str
+    foreach: bool
+    cleanup: bool
+    condition: str | None
+    state: TaskState | None
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """That one step comes after another, and on which terms."""
+
+    source: str
+    target: str
+    when: When
+
+
+def nodes(definition: Definition, states: States | None = None) -> list[Node]:
+    """The steps, in the order in which they were written."""
+    return [
+        Node(
+            step.id,
+            step.foreach is not None,
+            step.cleanup,
+            step.condition,
+            None if states is None else states.get(step.id),
+        )
+        for step in definition.steps
+    ]
+
+
+def edges(definition: Definition) -> list[Edge]:
+    """The arrows, from what is needed to what needs it."""
+    return [Edge(need, step.id, step.when) for step in definition.steps for need in step.needs]
+
+
+def drawn_edges(definition: Definition) -> Iterator[Edge]:
+    """The arrows that are worth drawing: to a step that comes after all others anyway, those from
+    the ends of the graph."""
+    passed = {need for step in definition.steps if not step.cleanup for need in step.needs}
+    for edge in edges(definition):
+        if edge.source not in passed or not definition.by_id[edge.target].implied:
+            yield edge
+
+
+def mermaid(definition: Definition, states: States | None = None) -> str:
+    """The graph as a flowchart in Mermaid's language."""
+    # Numbers instead of ids, some of which are words that mean something there.
+    places = {step.id: f"s{place}" for place, step in enumerate(definition.steps)}
+    lines = ["flowchart TD"]
+    for step in definition.steps:
+        left, right = _mermaid_shape(step)
+        lines.append(f'    {places[step.id]}{left}"{_label(step, states, "<br/>")}"{right}')
+    for edge in drawn_edges(definition):
+        label = "" if edge.when == "all_succeeded" else f"|{edge.when}|"
+        lines.append(f"    {places[edge.source]} -->{label} {places[edge.target]}")
+    shown: dict[TaskState, list[str]] = {}
+    for name, state in (states or {}).items():
+        shown.setdefault(state, []).append(places[name])
+    for state, members in shown.items():
+        lines.append(f"    classDef {state} fill:{_COLOURS[state]},stroke:#6b7280,color:#111827")
+        lines.append(f"    class {','.join(members)} {state}")
+    return "\n".join(lines) + "\n"
+
+
+def dot(definition: Definition, states: States | None = None) -> str:
+    """The graph in the language of Graphviz."""
+    lines = [
+        f'digraph "{definition.name}" {{',
+        "    rankdir=TB;",
+        '    node [shape=box, style="rounded,filled", fillcolor=white, fontname="sans-serif"];',
+        *(f"    {line}" for line in _dot_lines(definition, states)),
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _dot_lines(definition: Definition, states: States | None) -> Iterator[str]:
+    for step in definition.steps:
+        more = ", peripheries=2" if step.foreach is not None else ""
+        if step.cleanup:
+            more += ", shape=cds"
+        if states is not None and step.id in states:
+            more += f', fillcolor="{_COLOURS[states[step.id]]}"'
+        yield f'"{step.id}" [label="{_label(step, states, chr(92) + "n")}"{more}];'
+    for edge in drawn_edges(definition):
+        label = "" if edge.when == "all_succeeded" else f' [label="{edge.when}"]'
+        yield f'"{edge.source}" -> "{edge.target}"{label};'
+
+
+def _label(step: Step, states: States | None, line_break: str) -> str:
+    """What stands in a box. Ids hold letters, digits, hyphens and underscores: nothing to escape;
+    a condition may hold anything, so it only shows that it is there."""
+    text = step.id
+    if step.foreach is not None:
+        text += f"{line_break}for each"
+    if step.condition is not None:
+        text += f"{line_break}if …"
+    if states is not None and step.id in states:
+        text += f"{line_break}{states[step.id]}"
+    return text
+
+
+def _mermaid_shape(step: Step) -> tuple[str, str]:
+    if step.foreach is not None:
+        return "[[", "]]"
+    return ("([", "])") if step.cleanup else ("[", "]")

@@ -1,0 +1,120 @@
+"""Which steps of a run are done once more, how far those before them have come, and what of a list
+need not be repeated. Pure functions of the definition and of where the steps are."""
+
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mainspring.domain.workflow.definition import Definition, Step
+
+LOST = ("failed", "expired", "cancelled")
+FAIL_FAST = "fail-fast"
+"""The error of a step that was skipped because the run failed fast."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a step has come."""
+
+    state: str
+    waived: bool = False
+    left_out: bool = False
+    """Whether it was skipped because the run failed fast."""
+
+    @property
+    def over(self) -> bool:
+        return self.state not in ("blocked", "released", "expanded")
+
+
+class Counted(NamedTuple):
+    """How those before a step ended."""
+
+    finished: int
+    succeeded: int
+    failed: int
+
+
+def downstream(definition: Definition, names: Collection[str]) -> set[str]:
+    """These steps and all that come after them."""
+    found, queue = set(names), list(names)
+    while queue:
+        for child in definition.children[queue.pop()]:
+            if child not in found:
+                found.add(child)
+                queue.append(child)
+    return found
+
+
+def with_left_out(
+    definition: Definition, states: Mapping[str, Standing], again: Set[str]
+) -> set[str]:
+    """The steps that are done once more, and, if by that nothing remains that failed, those that
+    failing fast has left out: nothing speaks against them any more."""
+    if any(s.state in LOST for name, s in states.items() if name not in again):
+        return {*again}
+    after = downstream(definition, [name for name, s in states.items() if s.left_out])
+    return {*again, *(name for name in after if not states[name].waived)}
+
+
+def counted(
+    definition: Definition,
+    step: str,
+    states: Mapping[str, Standing],
+    again: Collection[str],
+) -> Counted:
+    """How many of those before a step have ended, succeeded and failed, the repeated ones apart."""
+    before = [states[need] for need in definition.by_id[step].needs if need not in again]
+    over = [s for s in before if s.over]
+    good = sum(s.state == "completed" or s.waived for s in over)
+    return Counted(len(over), good, sum(s.state in LOST for s in over))
+
+
+def same_lists(
+    definition: Definition,
+    states: Mapping[str, Standing],
+    again: Collection[str],
+    changed: Collection[str] = (),
+) -> list[str]:
+    """Of the steps that are done once more, those which make the very items that they made before,
+    so that what completed of these can stay.
+
+    None of the steps before such a one is repeated, or `changed`, and all that it speaks of had
+    ended when it began: of what had not, more is seen now than was then. A step that completed as
+    a whole is repeated as a whole: there is no other reason to ask for it.
+    """
+    others = {*again, *changed}
+    lists = [
+        step
+        for step in map(definition.by_id.__getitem__, again)
+        if step.foreach is not None
+        and states[step.id].state != "completed"
+        and others.isdisjoint(step.needs)
+    ]
+    if not any(step.uses for step in lists):
+        return [step.id for step in lists]
+    places, before = _ended_before(definition, states)
+    return [step.id for step in lists if all(before[step.id] & places[used] for used in step.uses)]
+
+
+def _ended_before(
+    definition: Definition, states: Mapping[str, Standing]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Each step's bit, and of each step that began the bits of those that must have ended by then.
+    One that was left out says nothing of those before it: a run that fails fast does not wait for
+    them."""
+    places = {name: 1 << place for place, name in enumerate(definition.order)}
+    before: dict[str, int] = {}
+    for name in definition.order:
+        step, seen = definition.by_id[name], 0
+        for need in step.needs if _patient(step) else ():
+            seen |= places[need]
+            if states[need].state in ("completed", "failed"):
+                seen |= before[need]
+        before[name] = seen
+    return places, before
+
+
+def _patient(step: Step) -> bool:
+    """Whether it begins only when all that it needs has ended."""
+    hasty = step.when in ("any_failed", "one_succeeded") and not step.cleanup
+    return not hasty or len(step.needs) == 1

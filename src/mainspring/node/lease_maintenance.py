@@ -1,0 +1,151 @@
+"""Leases: ours are extended while their tries last; those that nobody extends are ended."""
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
+from uuid import UUID
+
+from mainspring import crash
+from mainspring.config import Config
+from mainspring.engine.demand import Holder
+from mainspring.engine.leases import Held, Running
+from mainspring.lifecycle import Errands
+from mainspring.node.recorder import Recorder
+from mainspring.node.retrying import until_answered
+from mainspring.node.state import NodeState
+from mainspring.observe.metrics import Metrics
+from mainspring.store.claims import EngineStore, Seen, TaskRef
+
+# Few enough that nobody's start waits for the handling of one batch.
+_EXTEND_BATCH = 500
+
+
+class Told(Protocol):
+    """Who hears what became of tries."""
+
+    def cancel(self, tries: Sequence[Held]) -> None:
+        """These were asked to cancel, or are no longer ours."""
+        ...
+
+    def nudge(self, holders: Collection[Holder]) -> None:
+        """These workers shall ask again."""
+        ...
+
+
+class LeaseUpkeep:
+    """Two errands that do not wait for each other: to end a lease of a step takes a look at its
+    run, which another may hold for long, and meanwhile our own leases would run out."""
+
+    def __init__(
+        self,
+        config: Config,
+        state: NodeState,
+        store: EngineStore,
+        recorder: Recorder,
+        metrics: Metrics,
+        told: Told,
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._store = store
+        self._recorder = recorder
+        self._metrics = metrics
+        self._told = told
+        self._errands = Errands(of="lease")
+        self._extending: asyncio.Task[None] | None = None
+        self._losing: asyncio.Task[None] | None = None
+
+    def next_turn(self) -> float | None:
+        """When there is something to extend, by the steady clock; not while that is under way."""
+        return self._state.engine.next_extension() if _is_over(self._extending) else None
+
+    def turn(self) -> None:
+        """Begin what is to be done now."""
+        engine = self._state.engine
+        batch = _EXTEND_BATCH if _is_over(self._extending) else 0
+        if due := engine.to_extend(self._state.clock.steady(), batch):
+            self._extending = self._errands.start(self._extend(due))
+        # Leases are dated by the database, whose clock may have jumped back behind ours.
+        ended_by = self._state.clock.measured()
+        if _is_over(self._losing) and (ended := engine.run_out(ended_by)):
+            self._losing = self._errands.start(self.lose(ended))
+
+    async def _extend(self, due: Sequence[Held]) -> None:
+        refs = [TaskRef(held.tenant_id, held.id, held.fence) for held in due]
+        extended = await until_answered(
+            lambda: self._store.extend(refs, lease=self._config.lease), self._metrics
+        )
+        crash.reach("lease.extended")
+        kept = {item.id: item for item in extended}
+        for held in due:
+            item = kept.get(held.id)
+            if item is not None:
+                self._state.engine.extended(held.id, held.fence, item.lease_end)
+        # A try that is not ours any more would be refused at its end: spare the effort.
+        self._told.cancel([h for h in due if h.id not in kept or kept[h.id].cancel_requested])
+        self._state.poke()
+
+    async def lose(self, ended: Sequence[Running]) -> None:
+        """End leases that seem to have ended; the database decides."""
+        refs = [TaskRef(task.tenant_id, task.id, task.fence) for task in ended]
+        # If a node died between the claim and the worker, that is not the worker's doing.
+        blamed = [task.id for task in ended if task.taker is not None and task.confirmed]
+        presumed = [task.id for task in ended if task.presumed_begun]
+        lost = await until_answered(
+            lambda: self._store.lose(refs, blamed=blamed, presumed=presumed), self._metrics
+        )
+        self._metrics.executions.labels("lost").inc(len(lost.rows) + len(lost.gone))
+        found = {row.id for row in lost.rows} | set(lost.gone)
+        self._count_losses(ended, found, set(lost.gone))
+        self._end_polls(task for task in ended if task.id in found)
+        self._hear(lost)
+        others = [(task.tenant_id, task.id) for task in ended if task.id not in found]
+        if others:
+            await self._lose_steps(others, blamed, presumed)
+            with self._state.engine.reading():
+                self._hear(await self._look_at(others))
+
+    async def _lose_steps(
+        self,
+        tasks: Sequence[tuple[int, UUID]],
+        blamed: Sequence[UUID],
+        presumed: Sequence[UUID],
+    ) -> None:
+        """Steps whose runs have to hear of it are not ended with the others."""
+        unheard = [
+            TaskRef(row.tenant_id, row.id, row.fence)
+            for row in (await self._look_at(tasks)).rows
+            if row.state == "running" and (row.cancel_requested or row.id in blamed)
+        ]
+        if unheard:
+            await until_answered(
+                lambda: self._recorder.lose_steps(unheard, blamed, presumed), self._metrics
+            )
+
+    async def _look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
+        return await until_answered(lambda: self._store.look_at(tasks), self._metrics)
+
+    def _hear(self, seen: Seen) -> None:
+        engine, now = self._state.engine, self._state.clock.now()
+        self._told.cancel(engine.saw(seen.rows, now))
+        self._told.cancel(engine.gone(seen.gone, now))
+        self._state.poke()
+
+    def _end_polls(self, lost: Iterable[Running]) -> None:
+        """Who was silent until its lease ended may be frozen, with a poll that is still open: what
+        it lost must not come back to it unless it asks again. To be called before the engine hears
+        that the tasks wait."""
+        self._told.nudge({task.taker.holder for task in lost if task.taker is not None})
+
+    def _count_losses(
+        self, ended: Sequence[Running], lost: Collection[UUID], gone: Collection[UUID]
+    ) -> None:
+        for task in ended:
+            if task.taker is not None and task.id in lost:
+                self._metrics.worker_losses.inc()
+                if task.taker.alone and task.confirmed and task.id in gone:
+                    self._metrics.poisoned.inc()
+
+
+def _is_over(errand: asyncio.Task[None] | None) -> bool:
+    return errand is None or errand.done()

@@ -1,0 +1,217 @@
+"""The stocktaker: reads partitions as a whole, or as much of them as the engine has room for.
+
+Partitions that became ours, streams that ran low, and, as a net under all that tells the engine of
+changes, a slow rotating reload of every partition. With a large backlog one of these reads takes
+seconds: they have a loop of their own, and the loader's goes on meanwhile.
+"""
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
+from uuid import UUID
+
+from mainspring.config import Config
+from mainspring.domain.placement import PARTITIONS
+from mainspring.domain.rows import TaskRow
+from mainspring.engine.window import Refill
+from mainspring.errors import StoreUnavailable
+from mainspring.node.dispatcher import Dispatcher
+from mainspring.node.periodic_jobs import Chores
+from mainspring.node.state import NodeState
+from mainspring.observe.metrics import Metrics
+from mainspring.store.claims import EngineStore
+
+_BEGINNING_OF_TIME = float("-inf")
+_CHUNK = 16
+_RELOADED_TOGETHER = 2
+_SLOWEST_RELOAD = 20
+
+
+class Stocktaker:
+    """Reads what is there, and tells the engine."""
+
+    def __init__(
+        self,
+        config: Config,
+        state: NodeState,
+        store: EngineStore,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._store = store
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._chores = Chores(state, metrics, state.stock_wanted)
+        self._to_load: dict[int, object] = {}
+        """In order; each with a token of its own, so that a read that began before it was wanted
+        anew does not count."""
+        self._chunk = _CHUNK
+        self._unsure: dict[int, float] = {}
+        self._reload_next: list[int] = []
+
+    def load(self, partitions: Collection[int]) -> None:
+        """These partitions are ours: find out what is in them, then act for them."""
+        for partition in sorted(partitions):
+            self._to_load.setdefault(partition, object())
+        self._state.stock_wanted.set()
+
+    def give_up(self, partitions: Collection[int]) -> None:
+        """These partitions are no longer ours."""
+        for partition in partitions:
+            self._to_load.pop(partition, None)
+        self._state.engine.disown(partitions, self._state.clock.now())
+
+    @property
+    def loading(self) -> bool:
+        return bool(self._to_load)
+
+    def unsure(self, partitions: Collection[int], until: float) -> None:
+        """Until then tasks in these may expire without a word to the engine: a statement whose
+        answer was lost may come late."""
+        self._unsure.update(dict.fromkeys(partitions, until))
+
+    async def run(self) -> None:
+        chores = self._chores
+        while True:
+            await chores.attempt(self._take_stock)
+            if chores.is_time("reload", self._reload_pace):
+                began = self._state.clock.steady()
+                await chores.attempt(self._reload_some)
+                self._rest_from_reloading(self._state.clock.steady() - began)
+            await chores.attempt(self._refill_streams)
+            await chores.rest()
+
+    # Whole partitions ------------------------------------------------------------------------
+
+    async def _read(self, partitions: Collection[int]) -> list[TaskRow]:
+        """What is in partitions, up to the horizon, which may move on while we read."""
+        rows: list[TaskRow] = []
+        after = _BEGINNING_OF_TIME
+        cap = self._config.read_cap
+        while after < (until := self._state.engine.horizon):
+            rows += await self._store.take_stock(partitions, after=after, until=until, cap=cap)
+            after = until
+        return rows
+
+    async def _take_stock(self) -> None:
+        """Begin to act for some partitions. The rest has its turn after all else: the first can
+        start tasks, and streams are filled again, meanwhile."""
+        self._look_into_doubts()
+        if not self._to_load:
+            self._chunk = _CHUNK
+            self._metrics.partitions_owned.set(len(self._state.engine.partitions))
+        elif self._loader_was_here:
+            self._state.stock_wanted.set()
+            await self._take_stock_of(dict(islice(self._to_load.items(), self._chunk)))
+
+    @property
+    def _loader_was_here(self) -> bool:
+        """Whether it is known how far to look, and how much each tenant may run."""
+        state = self._state
+        return bool(state.engine.horizon) and state.limits_read_by == state.node_id
+
+    def _look_into_doubts(self) -> None:
+        for partition in self._state.doubtful & self._state.engine.partitions:
+            self._to_load[partition] = object()
+        self._state.doubtful.clear()
+
+    async def _take_stock_of(self, chunk: Mapping[int, object]) -> None:
+        try:
+            rows = await self._read(chunk.keys())
+        except StoreUnavailable:
+            # Perhaps there is too much in one of them: the others shall not wait for it, and the
+            # next attempt is at fewer.
+            self._chunk = max(1, self._chunk // 4)
+            for partition in self._to_load.keys() & chunk:
+                self._to_load[partition] = self._to_load.pop(partition)
+            raise
+        still_ours = {p for p, token in chunk.items() if self._to_load.get(p) is token}
+        for partition in still_ours:
+            del self._to_load[partition]
+        found = [row for row in rows if row.partition in still_ours]
+        self._state.engine.own(still_ours, found, self._state.clock.now())
+        self._state.poke()
+
+    # The net ---------------------------------------------------------------------------------
+
+    @property
+    def _reload_pace(self) -> float:
+        return self._config.reload_every / PARTITIONS * _RELOADED_TOGETHER
+
+    async def _reload_some(self) -> None:
+        """Compare some partitions with the database: the net under hints, wakes and signals."""
+        owned = self._state.engine.partitions
+        self._reload_next = self._reload_next or sorted(owned)
+        partitions = owned.intersection(self._reload_next[:_RELOADED_TOGETHER])
+        del self._reload_next[:_RELOADED_TOGETHER]
+        if not partitions:
+            return
+        rows = await self._read(partitions)
+        self._saw(rows)
+        now = self._state.clock.now()
+        doubtful = self._doubtful_in(partitions, {row.id for row in rows}, now)
+        if doubtful:
+            seen = await self._store.look_at(doubtful)
+            self._saw(seen.rows)
+            self._state.engine.gone(seen.gone, self._state.clock.now())
+        self._unsure = {
+            partition: until
+            for partition, until in self._unsure.items()
+            if partition not in partitions or until > now
+        }
+
+    def _doubtful_in(
+        self, partitions: Collection[int], found: Collection[UUID], now: float
+    ) -> list[tuple[int, UUID]]:
+        """Tasks that the engine knows and that may be gone."""
+        engine = self._state.engine
+        running = (task for partition in partitions for task in engine.running_in(partition))
+        doubtful = [task for task in running if task[1] not in found]
+        unsure = self._unsure.keys() & partitions
+        return doubtful + engine.overdue_in(unsure, now) if unsure else doubtful
+
+    def _rest_from_reloading(self, spent: float) -> None:
+        """A large backlog makes a reload dear: the net shall take a hundredth of the time at most,
+        so that it does not slow what it is there to catch."""
+        self._chores.not_before("reload", min(100 * spent, _SLOWEST_RELOAD * self._reload_pace))
+
+    # Streams that ran low --------------------------------------------------------------------
+
+    async def _refill_streams(self) -> None:
+        engine = self._state.engine
+        wanted = deque(engine.refills())
+        read = set[int]()
+        try:
+            while wanted:
+                rows = await self._rows_for(wanted[0], read)
+                engine.refilled(wanted[0], rows, self._state.clock.now())
+                wanted.popleft()
+                self._state.poke()
+        finally:
+            # One that failed must not make the others wait for an answer for ever.
+            for refill in wanted:
+                engine.not_refilled(refill)
+
+    async def _rows_for(self, refill: Refill, read: set[int]) -> list[TaskRow]:
+        """`read` has the partitions that were read as a whole since the refills were asked for."""
+        partition = refill.stream.partition
+        if refill.stream.queue is None:
+            if partition in read:
+                return []  # another tenant asked for it: the engine has seen everybody's tasks
+            rows = await self._read([partition])
+            read.add(partition)
+            return rows
+        return await self._store.load_more(
+            refill.stream,
+            since=refill.since,
+            until=self._state.engine.horizon,
+            known=refill.known,
+            limit=refill.limit,
+        )
+
+    def _saw(self, rows: Sequence[TaskRow]) -> None:
+        self._dispatcher.cancel(self._state.engine.saw(rows, self._state.clock.now()))
+        if rows:
+            self._state.poke()

@@ -1,0 +1,254 @@
+"""Workers that ask at one node, tasks that wait at another: the nodes bring them together.
+
+The node where a worker waits says so to the others. One that has tasks for it calls back, is
+granted slots of that very worker, claims, and tells what it claimed; the worker's node reads the
+tasks and answers. Slots are counted in one place only, at the worker's node: no worker gets more
+than it asked for, and no task waits because its worker asks elsewhere.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Protocol
+from uuid import UUID
+
+import structlog
+
+from mainspring import crash
+from mainspring.engine.demand import Call, Holder, Poll
+from mainspring.lifecycle import Errands
+from mainspring.node.state import NodeState
+from mainspring.node.workers.mailbox import (
+    Began,
+    Confirmed,
+    Grant,
+    Granted,
+    Kind,
+    Known,
+    Letter,
+    Nudge,
+    Post,
+    Ready,
+    Try,
+    Waiting,
+)
+
+log = structlog.get_logger()
+
+_SAY_AGAIN = 1.0
+_BELIEVED_FOR = 3.0
+_KNOWN_EVERY = 10
+_OURS_FIRST = 0.005
+_PATIENCE = 1.0
+"""So long slots are kept for a node that was granted them."""
+
+
+class Desk(Protocol):
+    """What this asks of the desk where workers wait."""
+
+    def polls(self) -> Iterable[Poll]:
+        """Who waits here, of our own workers."""
+        ...
+
+    def kinds(self) -> Iterable[Kind]:
+        """Which workers are here."""
+        ...
+
+    async def claim_for(self, grant: Grant) -> list[Try]:
+        """Claim tasks for a worker of another node."""
+        ...
+
+    async def claimed_elsewhere(self, poll: Poll, slots: int, tasks: Sequence[Try]) -> None:
+        """Another node claimed these for so many slots of a poll, and is done with it."""
+        ...
+
+    def replaced(self, current: Holder) -> None: ...
+
+    def nudged(self, holders: Collection[Holder]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    poll: Poll
+    slots: int
+    node: UUID
+    kind: Kind
+
+
+class Forwarding:
+    """Both sides of it."""
+
+    def __init__(self, state: NodeState, post: Post, desk: Desk) -> None:
+        self._state = state
+        self._post = post
+        self._desk = desk
+        self._said: dict[Kind, float] = {}
+        self._ready: dict[Kind, dict[UUID, int]] = {}
+        self._reserved: dict[int, _Reserved] = {}
+        self._numbers = count(1)
+        self._turn = 0
+        self._errands = Errands(of="forward")
+        post.deliver_to(self._hear)
+
+    # Where the worker waits ------------------------------------------------------------------
+
+    def waits(self, poll: Poll) -> None:
+        """A worker waits here: let those claim for it who said that they have tasks."""
+        if not self._post.others:
+            return
+        kind = _kind(poll)
+        callers = self._ready.get(kind)
+        if callers:
+            self._share(poll, kind, callers)
+        now = self._state.clock.now()
+        if self._said.get(kind, 0.0) + _SAY_AGAIN <= now:
+            self._said[kind] = now
+            self._post.tell_all(Waiting(self._state.node_id, [kind]))
+
+    def call(self, calls: Iterable[Call]) -> None:
+        """Tasks wait here for workers of other nodes."""
+        for call in calls:
+            kind = (call.tenant_id, call.offer)
+            self._post.send(call.node, Ready(self._state.node_id, kind, call.tasks))
+
+    def began(self, holder: Holder) -> None:
+        self._post.tell_all(Began(holder))
+
+    def nudge(self, holders: Collection[Holder]) -> None:
+        if self._post.others:
+            self._post.tell_all(Nudge(list(holders)))
+
+    def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        return {"forwarding": self._keep_saying, **self._post.loops()}
+
+    def _share(self, poll: Poll, kind: Kind, callers: dict[UUID, int]) -> None:
+        """Each caller gets its part of the slots, and so do our own partitions; where there are
+        fewer slots than that, they take turns."""
+        part = poll.free // (len(callers) + 1)
+        if part:
+            for node, tasks in callers.items():
+                self._grant(poll, kind, node, min(part, tasks))
+            return
+        self._turn = (self._turn + 1) % (len(callers) + 1)
+        if self._turn:
+            node = list(callers)[self._turn - 1]
+            self._grant(poll, kind, node, min(poll.free, callers[node]))
+        else:
+            # Ours go first, if there are any.
+            asyncio.get_running_loop().call_later(_OURS_FIRST, self._offer_rest, poll, kind)
+
+    def _offer_rest(self, poll: Poll, kind: Kind) -> None:
+        for node, tasks in list(self._ready.get(kind, {}).items()):
+            if poll.free > 0:
+                self._grant(poll, kind, node, min(poll.free, tasks))
+
+    def _grant(self, poll: Poll, kind: Kind, node: UUID, slots: int) -> None:
+        number = next(self._numbers)
+        poll.free -= slots
+        poll.in_flight += slots
+        self._reserved[number] = _Reserved(poll, slots, node, kind)
+        self._post.send(
+            node,
+            Grant(
+                self._state.node_id,
+                number,
+                poll.holder,
+                poll.offer,
+                slots,
+                poll.idle,
+                poll.announces,
+            ),
+        )
+        asyncio.get_running_loop().call_later(_PATIENCE, self._give_up, number)
+
+    def _give_up(self, number: int) -> None:
+        self._settle(number, ())
+
+    def _settle(self, number: int, tasks: Sequence[Try]) -> bool:
+        """What came of a grant: the first to say so is heard, whether another node or the clock."""
+        reserved = self._reserved.pop(number, None)
+        if reserved is None:
+            return False
+        if len(tasks) < reserved.slots:
+            callers = self._ready.get(reserved.kind, {})
+            callers.pop(reserved.node, None)
+            if not callers:
+                self._ready.pop(reserved.kind, None)
+        self._errands.start(self._desk.claimed_elsewhere(reserved.poll, reserved.slots, tasks))
+        return True
+
+    async def _keep_saying(self) -> None:
+        for turn in count():
+            await asyncio.sleep(_SAY_AGAIN)
+            self._forget_callers()
+            if not self._post.others:
+                continue
+            kinds = {_kind(poll) for poll in self._desk.polls() if poll.free > 0}
+            now = self._state.clock.now()
+            self._said = dict.fromkeys(kinds, now)
+            if kinds:
+                self._post.tell_all(Waiting(self._state.node_id, list(kinds)))
+            if turn % _KNOWN_EVERY == 0 and (known := list(self._desk.kinds())):
+                self._post.tell_all(Known(known))
+
+    def _forget_callers(self) -> None:
+        """Nodes that are gone get no slots, and neither does anybody of workers that are."""
+        others, kinds = self._post.others, set(self._desk.kinds()) if self._ready else set()
+        for kind, callers in list(self._ready.items()):
+            for node in callers.keys() - others:
+                del callers[node]
+            if not callers or kind not in kinds:
+                del self._ready[kind]
+
+    # Letters ---------------------------------------------------------------------------------
+
+    def _hear(self, letter: Letter) -> None:
+        engine, now = self._state.engine, self._state.clock.now()
+        match letter:
+            case Waiting(node=node, kinds=kinds):
+                for tenant_id, offer in kinds:
+                    engine.befriend(node, tenant_id, offer, now, _BELIEVED_FOR)
+                self._state.poke()
+            case Known(kinds=kinds):
+                for tenant_id, offer in kinds:
+                    engine.know(tenant_id, offer, now)
+            case Ready(node=node, kind=kind, tasks=tasks):
+                self._called(node, kind, tasks)
+            case Grant():
+                self._errands.start(self._claim(letter))
+            case Granted(node=node, number=number, tasks=tasks):
+                if self._settle(number, tasks):
+                    self._post.send(node, Confirmed(tasks))
+                # Else it comes too late: nobody waits, and the leases run out unblamed.
+            case Confirmed(tasks=tasks):
+                for task_id, fence in tasks:
+                    engine.confirm(task_id, fence)
+            case Began(holder=holder):
+                self._desk.replaced(holder)
+            case Nudge(holders=holders):
+                self._desk.nudged(holders)
+
+    def _called(self, node: UUID, kind: Kind, tasks: int) -> None:
+        self._ready.setdefault(kind, {})[node] = tasks
+        for poll in self._desk.polls():
+            if tasks <= 0:
+                break
+            if _kind(poll) == kind and poll.free > 0:
+                slots = min(tasks, poll.free)
+                self._grant(poll, kind, node, slots)
+                tasks -= slots
+
+    async def _claim(self, grant: Grant) -> None:
+        """Where the tasks wait: claim for a worker of another node."""
+        tasks = await self._desk.claim_for(grant)
+        crash.reach("forward.claimed")
+        engine, now, kind = self._state.engine, self._state.clock.now(), _kind(grant)
+        if len(tasks) < grant.slots and not engine.awaits(*kind, now):
+            # Its worker waits on: the next task is a reason to call, however soon it comes.
+            engine.befriend(grant.node, *kind, now, _BELIEVED_FOR)
+        self._post.send(grant.node, Granted(self._state.node_id, grant.number, tasks))
+
+
+def _kind(asking: Poll | Grant) -> Kind:
+    return asking.holder.tenant_id, asking.offer

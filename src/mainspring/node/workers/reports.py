@@ -1,0 +1,232 @@
+"""What workers say about the tries they run: heartbeats and reports, recorded by any node.
+
+What a report needs to know of its task is remembered for tasks that were leased here, and read from
+the database for others.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+from uuid import UUID
+
+from mainspring import crash
+from mainspring.config import Config
+from mainspring.domain.execution import Assignment, Outcome, Report, TaskError, believed
+from mainspring.engine.demand import Holder
+from mainspring.node.recorder import Recorder
+from mainspring.node.state import NodeState
+from mainspring.node.workers.registry import Roster
+from mainspring.store.leases import Beat, LeaseStore
+
+Action = Literal["continue", "cancel", "lost"]
+Verdict = Literal["accepted", "fenced", "unknown"]
+
+_MOST_REMEMBERED = 50_000
+_LARGE = 512
+"""A payload beyond this is not remembered: nobody reads it again."""
+_TIMEOUT_GRACE = 2.0
+"""A worker ends its tries by itself when their time is over; so long after it, we do."""
+_LONGER = 2
+"""A try that heartbeats is a long one: its lease is longer from then on, its beats are fewer."""
+
+
+class Said(NamedTuple):
+    """What a worker says about a try."""
+
+    id: UUID
+    fence: int
+    outcome: Outcome
+    started: float | None = None
+    finished: float | None = None
+    result: bytes | None = None
+    error: TaskError | None = None
+    retryable: bool = True
+    retry_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """The answer to a heartbeat about one try."""
+
+    id: UUID
+    lease_end: float | None
+    action: Action
+
+
+class _Lease(NamedTuple):
+    """What is remembered of a lease that was given here."""
+
+    assignment: Assignment
+    holder: Holder
+    leased: float
+    """When, by the steady clock."""
+
+
+class Reporting:
+    """Extends leases and records outcomes on behalf of workers."""
+
+    def __init__(
+        self,
+        config: Config,
+        state: NodeState,
+        store: LeaseStore,
+        recorder: Recorder,
+        roster: Roster,
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._store = store
+        self._recorder = recorder
+        self._roster = roster
+        self._remembered: OrderedDict[tuple[UUID, int], _Lease] = OrderedDict()
+
+    def remember(self, assignment: Assignment, holder: Holder) -> None:
+        """A task was leased here."""
+        name = (assignment.id, assignment.fence)
+        self._roster.leased(holder, 1)
+        if len(assignment.payload) > _LARGE:
+            assignment = assignment._replace(payload=b"")
+        self._remembered[name] = _Lease(assignment, holder, self._state.clock.steady())
+        if len(self._remembered) > _MOST_REMEMBERED:
+            self._remembered.popitem(last=False)
+
+    def open_tries(self, tries: Sequence[tuple[UUID, int]]) -> list[tuple[UUID, int]]:
+        """Those of these that were leased here and not reported here."""
+        return [name for name in tries if name in self._remembered]
+
+    # Heartbeats ------------------------------------------------------------------------------
+
+    async def beat(
+        self,
+        holder: Holder,
+        beats: Sequence[Beat],
+        about: Mapping[str, object] | None = None,
+    ) -> list[Pulse]:
+        """A worker is alive and runs these: extend its leases, and say what to do about each."""
+        for offer in self._roster.heard(holder, about):
+            self._state.engine.know(holder.tenant_id, offer, self._state.clock.now())
+        kept = await self._store.extend_for(
+            *holder, beats, lease=_LONGER * self._config.worker_lease, grace=_TIMEOUT_GRACE
+        )
+        crash.reach("lease.extended")
+        fences = {beat.id: beat.fence for beat in beats}
+        overdue = [(item.id, fences[item.id]) for item in kept if item.overdue]
+        if overdue:
+            await self._time_out(holder.tenant_id, overdue)
+        pulses = {}
+        for item in kept:
+            if item.overdue:
+                continue
+            self._state.engine.extended(item.id, fences[item.id], item.lease_end)
+            action: Action = "cancel" if item.cancel_requested else "continue"
+            pulses[item.id] = Pulse(item.id, item.lease_end, action)
+        return [pulses.get(beat.id) or Pulse(beat.id, None, "lost") for beat in beats]
+
+    async def _time_out(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> None:
+        """The hard timeout: saying "busy" for ever does not keep a task for ever."""
+        now = self._state.clock.now()
+        held = await self._store.held(tenant_id, tries)
+        reports = []
+        for assignment, cancelled in held:
+            seconds = assignment.spec.timeout
+            error = TaskError("timeout", f"not done within {seconds:g} s")
+            outcome = Outcome.CANCELLED if cancelled else Outcome.TIMED_OUT
+            finished = max(now, assignment.picked)
+            reports.append(Report(assignment, outcome, assignment.picked, finished, error=error))
+        await self._recorder.record(reports)
+
+    # Reports ---------------------------------------------------------------------------------
+
+    async def report(self, tenant_id: int, said: Sequence[Said]) -> list[Verdict]:
+        """Record what workers say; answers "accepted", "fenced" or "unknown" for each."""
+        crash.reach("report.received")
+        ours: list[tuple[int, Said, _Lease]] = []
+        others: dict[int, Said] = {}
+        for index, one in enumerate(said):
+            known = self._remembered.get((one.id, one.fence))
+            # Only the database knows whether one that did not succeed was asked to cancel.
+            if (
+                known is None
+                or one.outcome is not Outcome.SUCCEEDED
+                or known.assignment.tenant_id != tenant_id
+            ):
+                others[index] = one
+            else:
+                ours.append((index, one, known))
+        now = self._state.clock.now()
+        reports = await self._read(tenant_id, others, now) if others else {}
+        for index, one, known in ours:
+            self._forget(known.assignment, one.outcome)
+            reports[index] = self._report_of(one, known.assignment, False, known, now)
+        told = sorted(reports)  # of two reports of a try the first counts
+        first: dict[tuple[UUID, int], Outcome] = {}
+        for index in told:
+            first.setdefault((said[index].id, said[index].fence), said[index].outcome)
+        accepted = await self._recorder.record([reports[index] for index in told])
+        done = {
+            index
+            for index, good in zip(told, accepted, strict=True)
+            if good and said[index].outcome is first[said[index].id, said[index].fence]
+        }
+        refused = [index for index in range(len(said)) if index not in done]
+        judged = await self._judge(tenant_id, [said[index] for index in refused])
+        verdicts = dict(zip(refused, judged, strict=True))
+        return [verdicts.get(index, "accepted") for index in range(len(said))]
+
+    async def _read(
+        self, tenant_id: int, said: Mapping[int, Said], now: float
+    ) -> dict[int, Report]:
+        """Reports of tries as the database has them; those that are not there are left out."""
+        tries = [(one.id, one.fence) for one in said.values()]
+        held = {
+            (task.id, task.fence): (task, cancelled)
+            for task, cancelled in await self._store.held(tenant_id, tries)
+        }
+        reports = {}
+        for index, one in said.items():
+            if (one.id, one.fence) in held:
+                task, cancelled = held[one.id, one.fence]
+                known = self._forget(task, one.outcome)
+                reports[index] = self._report_of(one, task, cancelled, known, now)
+        return reports
+
+    def _forget(self, assignment: Assignment, outcome: Outcome) -> _Lease | None:
+        known = self._remembered.pop((assignment.id, assignment.fence), None)
+        if known is not None:
+            self._roster.reported(known.holder, outcome)
+        return known
+
+    def _report_of(
+        self,
+        said: Said,
+        assignment: Assignment,
+        cancelled: bool,
+        known: _Lease | None,
+        now: float,
+    ) -> Report:
+        """A worker's clock may be wrong: what it says happened between the claim and now."""
+        held = now - assignment.picked
+        if known is not None:
+            # The database's clock may stand still for us, after it jumped back.
+            held = max(held, self._state.clock.steady() - known.leased)
+        started, finished = believed(assignment.picked, held, said.started, said.finished)
+        outcome = said.outcome
+        if cancelled and outcome is not Outcome.SUCCEEDED:
+            outcome = Outcome.CANCELLED
+        return Report(
+            assignment, outcome, started, finished, said.result, said.error, said.retryable,
+            said.retry_after,
+        )  # fmt: skip
+
+    async def _judge(self, tenant_id: int, said: Sequence[Said]) -> list[Verdict]:
+        if not said:
+            return []
+        tries = [(one.id, one.fence, one.outcome) for one in said]
+        verdicts: dict[tuple[UUID, int, str], Verdict] = {}
+        for judged in await self._store.judge(tenant_id, tries):
+            # A try that is recorded was reported before: only the answer was lost.
+            refused: Verdict = "fenced" if judged.known else "unknown"
+            name = (judged.id, judged.fence, judged.outcome)
+            verdicts[name] = "accepted" if judged.recorded else refused
+        return [verdicts[task_id, fence, outcome.value] for task_id, fence, outcome in tries]

@@ -1,0 +1,1 @@
+"""PostgreSQL itself: pools, named SQL, migrations, the doctor, the embedded server."""

@@ -1,0 +1,313 @@
+"""Deciding on occurrences: ledger lines, tasks and the schedule's next time in one transaction.
+
+The caller holds the schedules' rows. What to do is said by `domain.misfire`; here it is gathered
+what that needs to know (what is due, what is unfinished), and written what it says.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from random import Random
+from typing import NamedTuple
+from uuid import UUID
+
+import asyncpg
+
+from mainspring import timezones
+from mainspring.domain.ids import TaskIds
+from mainspring.domain.placement import Tenure
+from mainspring.domain.schedule import misfire
+from mainspring.domain.schedule.definition import Backlog, Definition, Span
+from mainspring.domain.schedule.misfire import Decision, Ruling, Verdict
+from mainspring.domain.schedule.template import Values, expand, has_placeholders
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import sparse
+from mainspring.store.creation import Creation, NewTask, creation_arguments
+from mainspring.store.schedule_rows import Entry, StoredSchedule
+
+SQL = queries.load("schedules")
+_CREATE_TASKS = queries.load("tasks")["create_tasks"]
+
+_INSTANT = 1e-6
+MOST_TASKS = 5000
+"""So many tasks are made in one transaction; further schedules wait for the next one."""
+
+
+class Placed(NamedTuple):
+    """A task that was made, and where it lives."""
+
+    task: NewTask
+    partition: int
+
+
+@dataclass(slots=True)
+class Settled:
+    """What a transaction did, for telling those whom it concerns."""
+
+    made: list[Placed] = field(default_factory=list)
+    cancelled_in: set[int] = field(default_factory=set)
+    decided: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+class Step(NamedTuple):
+    """How a schedule moves on."""
+
+    schedule: StoredSchedule
+    verdict: Verdict
+    decided_to: float
+    next: float | None
+
+
+class Firing:
+    """Makes tasks of occurrences."""
+
+    def __init__(self, ids: TaskIds, rng: Random, *, near: float) -> None:
+        self._ids = ids
+        self._rng = rng
+        self._near = near
+
+    async def settle(
+        self, connection: asyncpg.Connection, tenure: Tenure, due: Sequence[StoredSchedule]
+    ) -> Settled:
+        """Decide on everything that is due of these schedules, whose rows the caller holds."""
+        settled = Settled()
+        limited = [s.id for s in due if s.definition.overlap != "allow"]
+        unfinished: dict[UUID, int] = {}
+        if limited:
+            rows = await connection.fetch(SQL["count_unfinished"], limited)
+            unfinished = {row["schedule_id"]: row["unfinished"] for row in rows}
+        gone = await self._gone(connection, due)
+        steps: list[Step] = []
+        entries: list[Entry] = []
+        tasks: list[NewTask] = []
+        for schedule in due:
+            if len(tasks) >= MOST_TASKS:
+                break
+            step = decide(schedule, unfinished.get(schedule.id, 0), gone=schedule.id in gone)
+            steps.append(step)
+            if step.verdict.cancel:
+                settled.cancelled_in |= await self._cancel(connection, step)
+            for task, entry in self.lines(step):
+                entries.append(entry)
+                if task is not None:
+                    tasks.append(task)
+                settled.counts[entry.ruling.decision] = (
+                    settled.counts.get(entry.ruling.decision, 0) + entry.ruling.span.size
+                )
+        settled.made = await self.create(connection, tenure, tasks)
+        await record(connection, entries)
+        await _advance(connection, steps)
+        settled.decided = len(steps)
+        return settled
+
+    async def create(
+        self, connection: asyncpg.Connection, tenure: Tenure, tasks: Sequence[NewTask]
+    ) -> list[Placed]:
+        """Insert tasks within the caller's transaction."""
+        if not tasks:
+            return []
+        by_tenant: dict[int, list[NewTask]] = {}
+        for task in tasks:
+            by_tenant.setdefault(task.tenant_id, []).append(task)
+        creations = [Creation(tenant, made) for tenant, made in by_tenant.items()]
+        arguments = creation_arguments(creations, tenure, self._near)
+        rows = await connection.fetch(_CREATE_TASKS, *arguments)
+        places = {row["id"]: row["partition"] for row in rows}
+        return [Placed(task, places[task.id]) for task in tasks]
+
+    def task(
+        self,
+        schedule: StoredSchedule,
+        nominal: float,
+        *,
+        number: int,
+        concurrency: tuple[str, int] | None = None,
+    ) -> NewTask:
+        """The task of one occurrence, which is the schedule's nth run."""
+        template, definition = schedule.template, schedule.definition
+        run = round(nominal + schedule.offset, 6)
+        due = run
+        if definition.jitter:
+            due = round(run + self._rng.uniform(0, definition.jitter), 6)
+        key, limit = template.concurrency_key, template.concurrency_limit
+        if concurrency is not None:
+            key, limit = concurrency
+        return NewTask(
+            tenant_id=schedule.tenant_id,
+            id=self._ids.make(schedule.now),
+            created=schedule.now,
+            run=run,
+            due=due,
+            expires=None,
+            concurrency_key=key,
+            concurrency_limit=limit,
+            priority=template.priority,
+            queue=template.queue,
+            capability=template.capability,
+            name=template.name,
+            labels=template.labels,
+            spec=bytes(template.spec),
+            payload=_payload(schedule, nominal, number),
+            schedule_id=schedule.id,
+            nominal=nominal,
+        )
+
+    def by_hand(self, schedule: StoredSchedule) -> NewTask:
+        """A task beside the timetable: due now, without a line in the ledger."""
+        now = round(schedule.now, 6)
+        task = self.task(schedule, now, number=schedule.runs + 1, concurrency=_turn(schedule))
+        return task._replace(run=now, due=now)
+
+    def made_up(
+        self, schedule: StoredSchedule, times: Sequence[float], max_running: int | None
+    ) -> tuple[list[NewTask], list[Entry]]:
+        """Tasks for nominal times of the past, so many of them at once, and their lines. They are
+        due now, one after the other: counted from its nominal time each would be years late, and
+        for that go before all that is urgent today."""
+        template = schedule.template
+        limit = max_running or schedule.definition.max_running
+        turn = (f"backfill:{schedule.id}", limit)
+        if template.concurrency_key is not None:
+            turn = (template.concurrency_key, min(limit, template.concurrency_limit or limit))
+        tasks = [
+            self.task(schedule, at, number=schedule.runs + index, concurrency=turn)._replace(
+                due=round(schedule.now + index * _INSTANT, 6)
+            )
+            for index, at in enumerate(times, 1)
+        ]
+        entries = [
+            Entry(schedule, Ruling(Span(at, at, 1), Decision.BACKFILLED, "by request"), task.id)
+            for at, task in zip(times, tasks, strict=True)
+        ]
+        return tasks, entries
+
+    def lines(self, step: Step) -> list[tuple[NewTask | None, Entry]]:
+        """Each ruling with its task, if it has one."""
+        schedule, number = step.schedule, step.schedule.runs
+        turn = _turn(schedule)
+        lines: list[tuple[NewTask | None, Entry]] = []
+        for ruling in step.verdict.rulings:
+            if ruling.decision is not Decision.FIRED:
+                lines.append((None, Entry(schedule, ruling)))
+                continue
+            number += 1
+            task = self.task(schedule, ruling.span.first, number=number, concurrency=turn)
+            lines.append((task, Entry(schedule, ruling, task.id)))
+        return lines
+
+    async def _gone(
+        self, connection: asyncpg.Connection, due: Sequence[StoredSchedule]
+    ) -> set[UUID]:
+        watched = [s for s in due if s.definition.stop_on_410]
+        if not watched:
+            return set()
+        rows = await connection.fetch(
+            SQL["gone_targets"], [s.tenant_id for s in watched], [s.id for s in watched]
+        )
+        return {row["id"] for row in rows}
+
+    async def _cancel(self, connection: asyncpg.Connection, step: Step) -> set[int]:
+        schedule = step.schedule
+        rows = await connection.fetch(
+            SQL["lock_unfinished"], schedule.tenant_id, schedule.id, step.verdict.cancel
+        )
+        told = await connection.fetch(
+            SQL["cancel_tasks"], schedule.tenant_id, [row["id"] for row in rows]
+        )
+        return {row["partition"] for row in told}
+
+
+def decide(schedule: StoredSchedule, unfinished: int, *, gone: bool = False) -> Step:
+    """What becomes of everything that is due of a schedule, and when it is due again."""
+    definition, table = schedule.definition, schedule.timetable
+    now = schedule.now - schedule.offset
+    if gone or schedule.next is None:
+        return Step(schedule, Verdict(()), max(now, schedule.decided_to), None)
+    backlog, following = _due(schedule, definition, now)
+    left = None if definition.max_runs is None else max(0, definition.max_runs - schedule.runs)
+    last = backlog.recent[-1] if backlog.recent else None
+    gap = None if following is None or last is None else following - last
+    verdict = misfire.rule(
+        definition,
+        backlog,
+        now=now,
+        tolerated=misfire.tolerance(gap),
+        unfinished=unfinished,
+        runs_left=left,
+    )
+    if left is not None and left <= len(verdict.fired):
+        following = None
+    elif following is not None and following <= backlog.until:
+        following = table.next(backlog.until)
+    return Step(schedule, verdict, max(backlog.until, schedule.decided_to), following)
+
+
+def _due(
+    schedule: StoredSchedule, definition: Definition, now: float
+) -> tuple[Backlog, float | None]:
+    """What is due now, and what comes after it. Mostly that is one occurrence, known already."""
+    table, first = schedule.timetable, schedule.next
+    assert first is not None
+    following = table.next(first)
+    alone = first <= now and (following is None or following > now)
+    if alone and not (table.excludes(first) or table.excludes(now)):
+        return Backlog((), (), (first,), now), following
+    cut = now - definition.misfire.window
+    backlog = table.backlog(schedule.decided_to, now, most=misfire.wanted(definition), cut=cut)
+    return backlog, table.next(backlog.until)
+
+
+def _turn(schedule: StoredSchedule) -> tuple[str, int] | None:
+    """Tasks that may not run beside each other wait for their turn under the schedule's key."""
+    definition = schedule.definition
+    if definition.overlap in ("queue", "cancel_running"):
+        return f"schedule:{schedule.id}", definition.max_running
+    return None
+
+
+def _payload(schedule: StoredSchedule, nominal: float, number: int) -> bytes:
+    payload = bytes(schedule.template.payload)
+    if not has_placeholders(payload):
+        return payload
+    at = datetime.fromtimestamp(nominal, UTC).isoformat().replace("+00:00", "Z")
+    values: Values = {"scheduled_at": at, "occurrence": number, "schedule_id": str(schedule.id)}
+    return expand(payload, values)
+
+
+async def record(connection: asyncpg.Connection, entries: Sequence[Entry]) -> None:
+    """Write lines of the ledger."""
+    if not entries:
+        return
+    rulings: list[Ruling] = [entry.ruling for entry in entries]
+    await connection.execute(
+        SQL["record_decisions"],
+        [entry.schedule.id for entry in entries],
+        [entry.schedule.tenant_id for entry in entries],
+        [ruling.span.first for ruling in rulings],
+        [ruling.span.last for ruling in rulings],
+        [ruling.span.size for ruling in rulings],
+        [ruling.decision.value for ruling in rulings],
+        [ruling.reason for ruling in rulings],
+        sparse([entry.task_id for entry in entries]),
+    )
+
+
+async def _advance(connection: asyncpg.Connection, steps: Sequence[Step]) -> None:
+    if not steps:
+        return
+    fired = [step.verdict.fired for step in steps]
+    moved = await connection.fetch(
+        SQL["advance"],
+        [step.schedule.tenant_id for step in steps],
+        [step.schedule.id for step in steps],
+        [step.schedule.rev for step in steps],
+        [step.decided_to for step in steps],
+        [step.next for step in steps],
+        [None if s.next is None else s.next + s.schedule.offset for s in steps],
+        [len(times) for times in fired],
+        [times[-1] if times else None for times in fired],
+        timezones.version(),
+    )
+    if len(moved) != len(steps):
+        raise AssertionError("a locked schedule cannot have changed")

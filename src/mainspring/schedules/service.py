@@ -1,0 +1,405 @@
+"""Schedules: kept, listed and changed by the API; decided on by the owner of their partition."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple, TypeVar
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from mainspring import timezones
+from mainspring.domain.placement import Tenure
+from mainspring.domain.schedule.definition import Definition, spread_of
+from mainspring.domain.schedule.misfire import Decision, Ruling
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
+from mainspring.schedules.occurrences import Firing, Settled, record
+from mainspring.store import ledger_retention
+from mainspring.store.answers import Conclude
+from mainspring.store.schedule_rows import Entry, Occurrence, StoredSchedule, Template
+
+SQL = queries.load("schedules")
+T = TypeVar("T")
+
+_encode = msgspec.json.Encoder().encode
+_LARGEST_ID = UUID(int=2**128 - 1)
+_END_OF_TIME = 253_000_000_000.0
+
+
+class Due(NamedTuple):
+    """A schedule whose time comes near."""
+
+    tenant_id: int
+    id: UUID
+    wake: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleChange:
+    """What a locked schedule shall become."""
+
+    state: str
+    name: str
+    definition: Definition
+    template: Template
+    decided_to: float
+    next: float | None
+
+    @classmethod
+    def of(cls, schedule: StoredSchedule) -> "ScheduleChange":
+        """The schedule as it is: use `dataclasses.replace` for what shall differ."""
+        return cls(
+            schedule.state,
+            schedule.name,
+            schedule.definition,
+            schedule.template,
+            schedule.decided_to,
+            schedule.next,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A schedule after a change, and what was settled on the way."""
+
+    schedule: StoredSchedule
+    settled: Settled
+
+
+class NameTaken(Exception):
+    """The tenant has a schedule of that name already."""
+
+
+class Schedules:
+    """The store's face for schedules."""
+
+    def __init__(self, database: Database, firing: Firing) -> None:
+        self._database = database
+        self._firing = firing
+
+    # For the API ------------------------------------------------------------------------------
+
+    async def now(self) -> float:
+        """The database's time: the one that decides what is due."""
+        row = await self._database.fetch_row("SELECT extract(epoch FROM clock_timestamp())::float8")
+        assert row is not None
+        return float(row[0])
+
+    async def create(
+        self,
+        tenant_id: int,
+        schedule_id: UUID,
+        name: str,
+        definition: Definition,
+        template: Template,
+        *,
+        now: float,
+        next_at: float | None,
+        conclude: Conclude[StoredSchedule],
+    ) -> StoredSchedule | None:
+        """Keep a new schedule; None when the name is taken."""
+
+        async def work(connection: asyncpg.Connection) -> StoredSchedule | None:
+            made = await connection.fetchrow(
+                SQL["create_schedule"],
+                tenant_id,
+                schedule_id,
+                name,
+                definition.timezone,
+                timezones.version(),
+                list(definition.calendars),
+                _encode(definition),
+                _encode(template),
+                now - spread_of(schedule_id, definition.spread),
+                next_at,
+                _wake(schedule_id, definition, next_at),
+            )
+            if made is None:
+                return None
+            row = await connection.fetchrow(SQL["get_schedule"], tenant_id, schedule_id)
+            assert row is not None
+            schedule = StoredSchedule(*row)
+            await conclude(connection, schedule)
+            return schedule
+
+        return await self._database.transact(work)
+
+    async def get(self, tenant_id: int, schedule_id: UUID) -> StoredSchedule | None:
+        row = await self._database.fetch_row(SQL["get_schedule"], tenant_id, schedule_id)
+        return StoredSchedule(*row) if row else None
+
+    async def page(
+        self,
+        tenant_id: int,
+        *,
+        before: UUID | None,
+        limit: int,
+        state: str | None = None,
+        name: str | None = None,
+        overdue: float | None = None,
+    ) -> Sequence[StoredSchedule]:
+        """Newest first; `overdue`: only those undecided for longer than that."""
+        rows = await self._database.fetch(
+            SQL["list_schedules"], tenant_id, before or _LARGEST_ID, state, name, limit, overdue
+        )
+        return [StoredSchedule(*row) for row in rows]
+
+    async def occurrences(
+        self,
+        tenant_id: int,
+        schedule_id: UUID,
+        *,
+        before: tuple[float, int] | None,
+        decision: str | None,
+        limit: int,
+    ) -> Sequence[Occurrence]:
+        """Lines of the ledger, newest first."""
+        at, attempt = before or (_END_OF_TIME, 0)
+        rows = await self._database.fetch(
+            SQL["list_occurrences"], tenant_id, schedule_id, at, attempt, decision, limit
+        )
+        return [Occurrence(*row) for row in rows]
+
+    async def change(
+        self,
+        tenant_id: int,
+        schedule_id: UUID,
+        tenure: Tenure,
+        decide: Callable[[StoredSchedule], ScheduleChange | None],
+    ) -> Changed | None:
+        """Lock a schedule, settle what is due of it, let `decide` choose, and write its choice.
+
+        What came due before the change is thus decided by the old definition, all else by the new
+        one. None: there is no such schedule. What `decide` raises undoes everything.
+        """
+
+        async def work(connection: asyncpg.Connection) -> Changed | None:
+            locked, settled = await self._lock(connection, tenant_id, schedule_id, tenure)
+            if locked is None:
+                return None
+            chosen = decide(locked)
+            if chosen is not None:
+                await self._write(connection, locked, chosen)
+                locked = await _locked(connection, tenant_id, schedule_id) or locked
+            return Changed(locked, settled)
+
+        return await self._named(work)
+
+    async def delete(
+        self,
+        tenant_id: int,
+        schedule_id: UUID,
+        actor: str,
+        check: Callable[[StoredSchedule], None],
+    ) -> bool:
+        """Remove a schedule and its ledger; its tasks stay. False: there is none."""
+
+        async def work(connection: asyncpg.Connection) -> bool:
+            locked = await _locked(connection, tenant_id, schedule_id)
+            if locked is None:
+                return False
+            check(locked)
+            await connection.execute(SQL["delete_schedule"], tenant_id, schedule_id)
+            await ledger_retention.delete_ledger(connection, tenant_id, schedule_id)
+            await connection.execute(
+                SQL["audit"], tenant_id, actor, "schedule.deleted", str(schedule_id), None
+            )
+            return True
+
+        return await self._database.transact(work)
+
+    async def run_now(
+        self,
+        tenant_id: int,
+        schedule_id: UUID,
+        tenure: Tenure,
+        conclude: Conclude[Settled],
+    ) -> Settled | None:
+        """Make a task at once, beside the timetable. None: there is no such schedule."""
+
+        async def work(connection: asyncpg.Connection) -> Settled | None:
+            locked = await _locked(connection, tenant_id, schedule_id)
+            if locked is None:
+                return None
+            task = self._firing.by_hand(locked)
+            settled = Settled(made=await self._firing.create(connection, tenure, [task]))
+            await conclude(connection, settled)
+            return settled
+
+        return await self._database.transact(work)
+
+    async def backfill(
+        self,
+        tenant_id: int,
+        schedule_id: UUID,
+        tenure: Tenure,
+        choose: Callable[[StoredSchedule], Sequence[float]],
+        max_running: int | None,
+        conclude: Conclude[Settled],
+    ) -> Settled | None:
+        """Make tasks for those of the chosen nominal times that never had one."""
+
+        async def work(connection: asyncpg.Connection) -> Settled | None:
+            locked = await _locked(connection, tenant_id, schedule_id)
+            if locked is None:
+                return None
+            # Off the event loop: working out many times may take seconds.
+            times = await asyncio.to_thread(choose, locked)
+            if not times:
+                return Settled()
+            rows = await connection.fetch(
+                SQL["ran_between"], tenant_id, schedule_id, times[0], times[-1]
+            )
+            ran = {round(row["nominal"], 6) for row in rows}
+            missing = [at for at in times if round(at, 6) not in ran]
+            tasks, entries = self._firing.made_up(locked, missing, max_running)
+            made = await self._firing.create(connection, tenure, tasks)
+            await record(connection, entries)
+            settled = Settled(made=made, decided=len(missing))
+            await conclude(connection, settled)
+            return settled
+
+        return await self._database.transact(work)
+
+    # For the owner ----------------------------------------------------------------------------
+
+    async def due(self, partitions: Collection[int], *, until: float, limit: int) -> list[Due]:
+        """Schedules to decide on until then, earliest first."""
+        rows = await self._database.fetch(SQL["due_schedules"], list(partitions), until, limit)
+        return [Due(*row) for row in rows]
+
+    async def fire(self, tenure: Tenure, due: Sequence[Due]) -> Settled:
+        """Decide on those that are due by the database's clock and still ours."""
+
+        async def work(connection: asyncpg.Connection) -> Settled:
+            rows = await connection.fetch(
+                SQL["lock_due"],
+                tenure.node_id,
+                tenure.epoch,
+                list(tenure.partitions),
+                [schedule.tenant_id for schedule in due],
+                [schedule.id for schedule in due],
+            )
+            locked = [StoredSchedule(*row) for row in rows]
+            return await self._firing.settle(connection, tenure, locked)
+
+        return await self._database.transact(work)
+
+    async def overdue(self, seconds: float) -> tuple[int, datetime | None]:
+        """How many are undecided for longer than that, and since when the first of them is."""
+        row = await self._database.fetch_row(SQL["overdue"], seconds)
+        assert row is not None
+        return row["schedules"], row["since"]
+
+    async def tell_overdue(self, seconds: float, *, limit: int) -> list[str]:
+        """Write an event for each that is undecided for longer than that and was not told of yet;
+        answers which."""
+        rows = await self._database.fetch(SQL["tell_overdue"], seconds, limit)
+        return [row["schedule"] for row in rows]
+
+    async def retime(self, partitions: Collection[int], *, limit: int) -> int:
+        """Compute some next times anew that came from an older tz database; answers how many."""
+        version = timezones.version()
+
+        async def work(connection: asyncpg.Connection) -> int:
+            rows = await connection.fetch(SQL["lock_outdated"], list(partitions), version, limit)
+            locked = [StoredSchedule(*row) for row in rows]
+            times = [None if s.next is None else s.timetable.next(s.decided_to) for s in locked]
+            await connection.execute(
+                SQL["retime"],
+                version,
+                [s.tenant_id for s in locked],
+                [s.id for s in locked],
+                [s.rev for s in locked],
+                times,
+                [_wake(s.id, s.definition, t) for s, t in zip(locked, times, strict=True)],
+            )
+            return len(locked)
+
+        return await self._database.transact(work)
+
+    # Details ----------------------------------------------------------------------------------
+
+    async def _lock(
+        self, connection: asyncpg.Connection, tenant_id: int, schedule_id: UUID, tenure: Tenure
+    ) -> tuple[StoredSchedule | None, Settled]:
+        """The locked schedule, with everything up to now decided."""
+        locked = await _locked(connection, tenant_id, schedule_id)
+        settled = Settled()
+        while locked is not None and locked.overdue > 0:
+            step = await self._firing.settle(connection, tenure, [locked])
+            settled.made += step.made
+            settled.cancelled_in |= step.cancelled_in
+            locked = await _locked(connection, tenant_id, schedule_id)
+        while locked is not None and locked.state == "paused" and locked.passed:
+            await _skip_paused(connection, locked)
+            locked = await _locked(connection, tenant_id, schedule_id)
+        return locked, settled
+
+    async def _write(
+        self, connection: asyncpg.Connection, locked: StoredSchedule, change: ScheduleChange
+    ) -> None:
+        definition = change.definition
+        written = await connection.fetchrow(
+            SQL["change_schedule"],
+            locked.tenant_id,
+            locked.id,
+            locked.rev,
+            change.state,
+            change.name,
+            definition.timezone,
+            timezones.version(),
+            list(definition.calendars),
+            _encode(definition),
+            _encode(change.template),
+            change.decided_to,
+            change.next,
+            _wake(locked.id, definition, change.next),
+        )
+        if written is None:
+            raise AssertionError("a locked schedule cannot have changed")
+
+    async def _named(self, work: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
+        try:
+            return await self._database.transact(work)
+        except asyncpg.UniqueViolationError as error:
+            if error.constraint_name != "schedules_tenant_id_name_key":
+                raise
+            raise NameTaken from error
+
+
+async def _locked(
+    connection: asyncpg.Connection, tenant_id: int, schedule_id: UUID
+) -> StoredSchedule | None:
+    row = await connection.fetchrow(SQL["lock_schedule"], tenant_id, schedule_id)
+    return StoredSchedule(*row) if row else None
+
+
+async def _skip_paused(connection: asyncpg.Connection, paused: StoredSchedule) -> None:
+    """What passed by while a schedule was paused gets its line before anything else happens."""
+    until = paused.now - paused.offset
+    table = paused.timetable
+    backlog = table.backlog(paused.decided_to, until, most=0, cut=until)
+    spans = sorted([*backlog.older, *backlog.excluded])
+    rulings = [Ruling(span, Decision.SKIPPED_PAUSED, "the schedule was paused") for span in spans]
+    await record(connection, [Entry(paused, ruling) for ruling in rulings])
+    following = table.next(max(backlog.until, paused.decided_to))
+    await connection.fetch(
+        SQL["advance"],
+        [paused.tenant_id],
+        [paused.id],
+        [paused.rev],
+        [max(backlog.until, paused.decided_to)],
+        [following],
+        [_wake(paused.id, paused.definition, following)],
+        [0],
+        [None],
+        timezones.version(),
+    )
+
+
+def _wake(schedule_id: UUID, definition: Definition, next_at: float | None) -> float | None:
+    return None if next_at is None else next_at + spread_of(schedule_id, definition.spread)

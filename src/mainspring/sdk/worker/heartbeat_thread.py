@@ -1,0 +1,328 @@
+"""The heart: a thread that keeps the leases of tries, says which have begun, and hears of cancels.
+
+It shares nothing with the event loop but a few plain values, so that it goes on beating while a
+handler blocks the loop. It also watches the loop: a handler that blocks it past its end is struck,
+and what waits behind one that blocks it for long is released.
+"""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from math import inf
+from time import sleep
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mainspring.clock import monotonic, wall_clock
+from mainspring.errors import MainspringError
+from mainspring.sdk.encoding import encode, sendable
+from mainspring.sdk.sync_async import run
+from mainspring.sdk.worker.execution import Try
+from mainspring.sdk.worker.loop_runner import LoopRunner, Struck
+from mainspring.sdk.worker.outcomes import ended
+from mainspring.sdk.worker.protocol import (
+    HEARTBEAT,
+    Beat,
+    HeartbeatIn,
+    HeartbeatOut,
+    Kept,
+    Nodes,
+    OutcomeOut,
+    ReportIn,
+    ReportOut,
+    ServerClock,
+)
+from mainspring.sdk.worker.reports import REPORTS, outcome_of
+from mainspring.sdk.worker.start_channels import StartChannels
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from mainspring.sdk.worker.options import WorkerOptions
+
+STRIKE = signal.SIGUSR2
+
+_MOST_BEATS = 5000
+_LARGEST_PROGRESS = 10_000
+"""Bytes, as the server has it."""
+_SHOWN = 1000
+EXIT_BLOCKED = 75
+"""The exit status of a worker that cannot go on and has nobody to begin anew for it."""
+
+_NAMED_AFTER = 0.5
+"""Seconds after which the server is told that a try began: most are over by then."""
+_LONGEST_PAUSE = 0.25
+_SOON = 0.005
+_AFTER_ERROR = 0.2
+_HOPELESS = 5.0
+_BLOCKED = 1.0
+"""Seconds without a sign of the event loop after which it counts as blocked."""
+
+
+class Heart(threading.Thread):
+    """Beats for the tries that `held` lists."""
+
+    def __init__(
+        self,
+        options: "WorkerOptions",
+        nodes: Nodes,
+        clock: ServerClock,
+        loop: asyncio.AbstractEventLoop,
+        held: Callable[[], Iterable[Try]],
+        runner: LoopRunner,
+    ) -> None:
+        super().__init__(name="mainspring-heart", daemon=True)
+        self._options = options
+        self._nodes = nodes
+        self._clock = clock
+        self._loop = loop
+        self._held = held
+        self._runner = runner
+        self._channels = StartChannels(options, nodes)
+        self.errors = 0
+        """How often something went wrong here that nobody foresaw."""
+        self._to_announce: list[Try] = []
+        self._suspects: list[Try] = []
+        self._bell = threading.Event()
+        self._over = threading.Event()
+        self._nudged = False
+        self._warned: Try | None = None
+        self._complaint = ""
+        self._loop_thread = threading.get_ident()
+        self._may_strike = threading.current_thread() is threading.main_thread()
+        self.pulse = monotonic()
+        """When the event loop last gave a sign."""
+        self.replace_process: Callable[[], None] = lambda: os._exit(EXIT_BLOCKED)
+        self.warn: Callable[[str], None] = lambda _text: None
+        if self._may_strike:
+            self._before: Any = signal.signal(STRIKE, self._strike_here)
+
+    def nudge(self) -> None:
+        """Something is wanted of tries that are held here: ask about all of them at once."""
+        self._nudged = True
+        self._bell.set()
+
+    def announce(self, attempt: Try) -> None:
+        """Tell the server that a try begins, and start it when that is confirmed."""
+        self._to_announce.append(attempt)
+        self._bell.set()
+
+    def start_named(self, attempt: Try) -> None:
+        """Start a try that says, as it begins, that it does so."""
+        self._suspects.append(attempt)
+        self._bell.set()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._bell.set()
+        if self.is_alive():
+            self.join(5)
+        self._channels.close()
+        if self._may_strike:
+            signal.signal(STRIKE, self._before)
+
+    def run(self) -> None:
+        began = 0.0
+        while not self._over.is_set():
+            try:
+                self._await_turn(began)
+            except Exception as problem:
+                self._note(problem)
+            began = monotonic()
+            for duty in (self._start_suspects, self._keep, self._announce, self._watch_loop):
+                if self._over.is_set():
+                    return
+                try:
+                    duty(monotonic())
+                except Exception as problem:  # without heartbeats every lease is lost
+                    self._note(problem)
+
+    def _await_turn(self, began: float) -> None:
+        pause = max(0.05, min(_LONGEST_PAUSE, self._clock.lease / 12))
+        self._bell.wait(_SOON if self._suspects else pause)
+        if not self._to_announce and not self._suspects:
+            # Nudges that come in quick succession are one.
+            sleep(max(0.0, began + pause / 2 - monotonic()))
+        self._bell.clear()
+
+    def _note(self, problem: Exception) -> None:
+        """Whatever it was, the thread goes on, but not in a hot loop."""
+        self.errors += 1
+        with suppress(Exception):
+            self.warn(f"the thread that sends heartbeats met an error: {problem!r}")
+        with suppress(Exception):
+            threading.Event().wait(_AFTER_ERROR)
+
+    # Leases ----------------------------------------------------------------------------------
+
+    def _keep(self, now: float) -> None:
+        nudged, self._nudged = self._nudged, False
+        old = self._clock.lease * 2 / 3
+        self._beat(
+            [t for t in self._held() if nudged or t.lease_end - now < old or _is_news(t, now)]
+        )
+
+    def _beat(self, old: list[Try]) -> None:
+        for first in range(0, len(old), _MOST_BEATS):
+            batch = old[first : first + _MOST_BEATS]
+            begun = [attempt for attempt in batch if attempt.begun]
+            kept = self._ask_for([_beat_of(attempt) for attempt in batch])
+            if kept is None:
+                continue
+            for attempt in begun:
+                attempt.named = True
+            self._take(batch, kept)
+
+    def _ask_for(self, beats: list[Beat]) -> "dict[UUID, Kept] | None":
+        """What became of each lease; None where nobody answered."""
+        body = HeartbeatIn(self._options.name, self._options.incarnation, beats)
+        within = self._clock.lease / 3
+        try:
+            answer = run(
+                self._nodes.ask_any(HEARTBEAT, body, HeartbeatOut, within=within, blocking=True)
+            )
+        except MainspringError as problem:
+            if str(problem) != self._complaint:  # once, and not with every beat
+                self._complaint = str(problem)
+                self.warn(f"a heartbeat failed: {problem}")
+            return None
+        self._complaint = ""
+        return {kept.id: kept for kept in answer.tasks}
+
+    def _take(self, batch: list[Try], kept: "dict[UUID, Kept]") -> None:
+        for attempt in batch:
+            found = kept.get(attempt.leased.id)
+            if found is None and not attempt.begun:
+                continue  # an older node was asked: it hears only of those that began
+            if found is None or found.action == "lost":
+                if not attempt.begun:
+                    attempt.lease_end = -inf  # it does not begin, however late the loop hears of it
+                self._end(attempt, "lost")
+                continue
+            attempt.lease_end = self._clock.local(found.lease_until)
+            if found.action == "cancel":
+                self._end(attempt, "cancelled")
+
+    # Starts ----------------------------------------------------------------------------------
+
+    def _start_suspects(self, _now: float) -> None:
+        self._channels.recycle()
+        while self._suspects and self._channels.reserve(self._suspects[0]):
+            self._loop.call_soon_threadsafe(self._suspects.pop(0).start)
+
+    def _announce(self, _now: float) -> None:
+        """Nothing begins whose announcement is not answered: it is tried again until it is, or
+        the lease is over."""
+        waiting, self._to_announce = self._to_announce, []
+        for attempt in waiting:
+            if attempt.settled or attempt.ending is not None:
+                continue
+            kept = self._ask_for([Beat(*attempt.key, alone=attempt.alone)])
+            found = None if kept is None else kept.get(attempt.leased.id)
+            if found is None:
+                self._to_announce.append(attempt)
+            else:
+                self._take([attempt], {found.id: found})
+                if found.action == "continue":
+                    self._loop.call_soon_threadsafe(attempt.start)
+
+    def _end(self, attempt: Try, why: Any) -> None:
+        self._loop.call_soon_threadsafe(attempt.end, why)
+
+    # The event loop --------------------------------------------------------------------------
+
+    def _watch_loop(self, now: float) -> None:
+        if now - self.pulse < _BLOCKED:
+            self._warned = None
+            return
+        if now - self.pulse >= max(_BLOCKED, self._clock.lease / 3):
+            self._release_waiting()
+        culprit = self._culprit()
+        if culprit is None:
+            return
+        if self._warned is not culprit:
+            self._warned = culprit
+            self.warn(
+                f"the handler {culprit.leased.target.name!r} blocks the event loop: declare it "
+                "without async, or cpu_bound, and it will not hold up others"
+            )
+        cut_off = culprit.lease_end - self._clock.margin <= now
+        if now < culprit.deadline and not cut_off:
+            return
+        if culprit.ending is None:
+            culprit.ending = "lost" if cut_off else "timeout"
+        if self._may_strike:
+            signal.pthread_kill(self._loop_thread, STRIKE)
+        if now >= culprit.deadline + _HOPELESS:
+            self._despair(culprit)
+
+    def _release_waiting(self) -> None:
+        """What waits behind a handler that blocks the loop is for another worker. Until that is
+        told, and by the loop once more, its leases are kept."""
+        waiting = [attempt for attempt in self._held() if attempt.withdraw()]
+        if not waiting:
+            return
+        now = datetime.fromtimestamp(wall_clock(), UTC)
+        told = [OutcomeOut(*attempt.key, "released", now, now) for attempt in waiting]
+        run(self._nodes.ask_any(REPORTS, ReportIn(told), ReportOut, within=5.0, blocking=True))
+
+    def _despair(self, culprit: Try) -> None:
+        """Nothing frees the loop. Say what can be said about all tries, and begin anew."""
+        self.warn("the event loop cannot be freed: this process is replaced")
+        for attempt in self._held():
+            if not attempt.settled:
+                attempt.settled = True
+                attempt.stop_the_time()
+                why = attempt.ending or "released"
+                attempt.verdict = ended(
+                    why if attempt is culprit else "released", attempt.leased.timeout
+                )
+        told = [outcome_of(attempt) for attempt in self._held() if attempt.verdict is not None]
+        with suppress(Exception):  # whatever comes of it, the process is replaced
+            run(self._nodes.ask_any(REPORTS, ReportIn(told), ReportOut, within=5.0, blocking=True))
+        self.replace_process()
+
+    def _culprit(self) -> Try | None:
+        """The try whose code the event loop is running just now."""
+        task = asyncio.current_task(self._loop)
+        return None if task is None else self._runner.tries.get(task)
+
+    def _strike_here(self, _number: int, _frame: Any) -> None:
+        """In the main thread, in the middle of whatever it does: only a culprit is struck."""
+        culprit = self._culprit()
+        if culprit is not None and culprit.ending is not None:
+            raise Struck(culprit.ending)
+
+
+def _is_news(attempt: Try, now: float) -> bool:
+    """Whether the server should hear that it began."""
+    return (
+        attempt.begun
+        and not attempt.named
+        and not attempt.settled
+        and now - attempt.began >= _NAMED_AFTER
+    )
+
+
+def _beat_of(attempt: Try) -> Beat:
+    began = attempt.begun
+    return Beat(*attempt.key, _progress(attempt), started=began, alone=began and attempt.alone)
+
+
+def _progress(attempt: Try) -> Any:
+    """What it said last. One that cannot be sent must not cost the others their heartbeat."""
+    value = attempt.context.last_progress
+    if value is None:
+        return None
+    try:
+        data = encode(value)
+        if len(data) <= _LARGEST_PROGRESS:
+            return msgspec.Raw(data)
+        return sendable(data[:_SHOWN].decode("utf-8", "replace")) + "…"
+    except MainspringError:
+        return f"a {type(value).__name__} that cannot be written as JSON"

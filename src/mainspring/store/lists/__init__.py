@@ -1,0 +1,1 @@
+"""Lists of tasks: which index leads to what a filter wants, page by page."""

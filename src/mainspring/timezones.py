@@ -1,0 +1,19 @@
+"""Which tz database we go by: the one that the lock pins, whatever the machine has."""
+
+import zoneinfo
+
+from tzdata import IANA_VERSION
+
+from mainspring.domain.schedule.zones import zone
+
+
+def version() -> str:
+    """The tz database's own name of its version, such as 2026a: they sort by age."""
+    return str(IANA_VERSION)
+
+
+def use_pinned() -> None:
+    """Read zones from the pinned package alone: nodes on different machines must agree."""
+    zoneinfo.reset_tzpath(())
+    zoneinfo.ZoneInfo.clear_cache()
+    zone.cache_clear()

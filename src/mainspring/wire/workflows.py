@@ -1,0 +1,150 @@
+"""The shapes of workflows, as callers send and read them."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Raw, Struct, field
+
+from mainspring.domain.task import TaskState
+from mainspring.domain.workflow.condition import LONGEST_CONDITION
+from mainspring.domain.workflow.definition import MOST_ITEMS, OnFailure, When
+from mainspring.wire import patterns
+from mainspring.wire.schedules import TemplateOut
+from mainspring.wire.tasks import (
+    FARTHEST,
+    Delay,
+    Duration,
+    Jitter,
+    Time,
+    TimelessTask,
+    WorkflowName,
+)
+
+# No dots: they separate the parts of a reference.
+StepId = Annotated[str, Meta(pattern=patterns.STEP)]
+# Which steps there are is checked later, in words that help more than a pattern.
+Need = Annotated[str, Meta(max_length=100)]
+If = Annotated[
+    str, Meta(min_length=1, max_length=LONGEST_CONDITION, extra_json_schema={"format": "cel"})
+]
+Items = (
+    Annotated[list[Raw], Meta(max_length=MOST_ITEMS)]
+    | Annotated[str, Meta(max_length=510, extra_json_schema={"format": "template"})]
+)
+# Longer than no time at all.
+Deadline = Annotated[float, Meta(gt=0, extra_json_schema=FARTHEST)] | Duration
+GraphFormat = Literal["json", "mermaid", "dot"]
+
+
+class StepIn(TimelessTask, kw_only=True, frozen=True):
+    """A step: a task without times of its own, and its place in the graph."""
+
+    id: StepId
+    needs: list[Need] = field(default_factory=list)
+    when: When | None = None
+    if_: If | None = field(name="if", default=None)
+    foreach: Items | None = None
+    delay: Delay | None = None
+    cleanup: bool = False
+    jitter: Jitter = 0.0
+
+
+class WorkflowBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A workflow whose name is in the path."""
+
+    # How many there may be is said by the check, which counts before anything else.
+    steps: Annotated[list[StepIn], Meta(min_length=1, extra_json_schema={"maxItems": 10_000})]
+    on_failure: OnFailure = "fail_fast"
+    deadline: Deadline | None = None
+    input: dict[str, Raw] = field(default_factory=dict)
+
+
+class WorkflowIn(WorkflowBody, kw_only=True, forbid_unknown_fields=True):
+    """A workflow as a caller asks for it."""
+
+    name: WorkflowName
+
+
+# As they are read -----------------------------------------------------------------------------
+
+
+class StepOut(TemplateOut, kw_only=True):
+    """A step as callers read it."""
+
+    id: str
+    needs: list[str]
+    when: When
+    if_: str | None = field(name="if")
+    foreach: Raw | None
+    delay: float
+    cleanup: bool
+    jitter: float
+
+
+class WorkflowOut(Struct, kw_only=True):
+    """One version of a workflow as callers read it."""
+
+    name: str
+    version: int
+    steps: list[StepOut]
+    on_failure: OnFailure
+    deadline: float | None
+    input: dict[str, Raw]
+    created_at: Time
+
+
+class WorkflowSummary(Struct):
+    """A workflow in a list: its latest version, without the steps."""
+
+    name: str
+    version: int
+    step_count: int
+    on_failure: OnFailure
+    created_at: Time
+    updated_at: Time
+
+
+class WorkflowPage(Struct):
+    """Some workflows, by name, and where the list goes on."""
+
+    items: list[WorkflowSummary]
+    next_cursor: str | None
+
+
+class VersionOut(Struct):
+    """One version in a list of them."""
+
+    version: int
+    step_count: int
+    created_at: Time
+
+
+class VersionPage(Struct):
+    """Some versions, newest first, and where the list goes on."""
+
+    items: list[VersionOut]
+    next_cursor: str | None
+
+
+class GraphNodeOut(Struct):
+    """A step in the graph; its state in the graph of a run."""
+
+    id: str
+    foreach: bool
+    cleanup: bool
+    if_: str | None = field(name="if")
+    state: TaskState | None
+
+
+class EdgeOut(Struct):
+    """An arrow: `to` needs `from`, on these terms."""
+
+    from_: str = field(name="from")
+    to: str
+    when: When
+
+
+class GraphOut(Struct):
+    """A graph as data."""
+
+    nodes: list[GraphNodeOut]
+    edges: list[EdgeOut]

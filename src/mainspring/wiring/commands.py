@@ -1,0 +1,94 @@
+"""What the command line does to an installation, beside running a server."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from mainspring import tls
+from mainspring.config import Config
+from mainspring.postgres import doctor
+from mainspring.postgres import migrate as migrations
+from mainspring.postgres.database import (
+    Database,
+)
+from mainspring.postgres.doctor import Finding
+from mainspring.postgres.embedded import EmbeddedServer
+from mainspring.postgres.embedded_supervisor import Keeper
+from mainspring.postgres.migrate import Migration
+from mainspring.store.cluster import Fenced, Topology
+from mainspring.store.keys import Keys, NewKey, hash_secret
+from mainspring.store.secrets import WebhookSecrets
+from mainspring.wiring.server import Server
+from mainspring.wiring.settings import database_options, direct_url, new_key, vault_of
+
+
+async def migrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> list[Migration]:
+    """Bring the database to this version's schema; answers the steps that were applied."""
+    return await migrations.migrate(direct_url(config), tls.database_context(config), tell=tell)
+
+
+async def examine(config: Config) -> list[Finding]:
+    """What a doctor sees when looking at the database."""
+    return await doctor.examine(database_options(config), pooler=config.database_pooler)
+
+
+async def living_nodes(config: Config) -> list[str]:
+    """The nodes that were heard of lately, by name and address."""
+    async with _opened(config) as database:
+        found = await Topology(database).nodes()
+    alive = [n for n in found if n.state == "active" and n.silent < config.node_ttl]
+    return [f"{node.name} ({node.url or node.id})" for node in alive]
+
+
+async def restore_fence(config: Config) -> Fenced:
+    """Issue no fence and no epoch again, whatever the database was set back to."""
+    async with _opened(config) as database:
+        return await Topology(database).restore_fence()
+
+
+async def reseal(config: Config) -> tuple[int, int]:
+    """Bring every secret under the present key; answers how many were moved, and how many wait."""
+    database = Database(database_options(config))
+    await database.open()
+    try:
+        return await WebhookSecrets(database, vault_of(config)).renew()
+    finally:
+        await database.close()
+
+
+async def create_operator_key(config: Config, name: str | None) -> str:
+    """A key without a tenant, written straight to the database: with it all others can be made."""
+    text = new_key(config)
+    new = NewKey(text.id, text.secret, None, frozenset(), True, name, text.prefix)
+    async with _opened(config) as database:
+        await Keys(database).add_operator(new, "command line")
+    return text.secret
+
+
+async def revoke_operator_key(config: Config, key: str) -> bool:
+    """End an operator's key, named by its id or by itself. False: there is none."""
+    async with _opened(config) as database:
+        return await Keys(database).revoke_operator(key, "command line")
+
+
+@asynccontextmanager
+async def _opened(config: Config) -> AsyncIterator[Database]:
+    database = Database(replace(database_options(config), connections=1))
+    await database.open()
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+async def add_development_key(server: Server, secret: str, scopes: frozenset[str]) -> None:
+    """The key that `mainspring dev` prints: tenant `default`, and an operator as well."""
+    tenant_id = await server.keys.ensure_tenant("default")
+    key_id = f"dev-{hash_secret(secret).hex()[:12]}"
+    await server.keys.add(NewKey(key_id, secret, tenant_id, scopes, operator=True, name="dev"))
+
+
+def embedded_server(data: Path) -> Keeper:
+    """The private PostgreSQL of `mainspring dev`."""
+    return Keeper(EmbeddedServer(data))

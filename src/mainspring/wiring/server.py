@@ -1,0 +1,326 @@
+"""A server process: one node and its API, built from settings, started and stopped in order."""
+
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from random import Random, SystemRandom
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from mainspring import __version__, crash, timezones, tls
+from mainspring.api.app import ApiDependencies, build_app
+from mainspring.api.http.key_activity import KeyActivity
+from mainspring.api.http.server import (
+    DoorConfig,
+    DoorLimits,
+    DoorServer,
+    listen,
+)
+from mainspring.clock import DatabaseClock
+from mainspring.config import Config
+from mainspring.domain.capability import needs_worker, there_for
+from mainspring.engine.core import Engine
+from mainspring.engine.settings import EngineSettings
+from mainspring.errors import MigrationError
+from mainspring.execution.builtin import BuiltInExecutor
+from mainspring.execution.http import HttpExecutor
+from mainspring.execution.port import Executor
+from mainspring.lifecycle import Supervisor
+from mainspring.node.deadlines import Deadlines
+from mainspring.node.dispatcher import Dispatcher
+from mainspring.node.housekeeping import Housekeeper
+from mainspring.node.loader import Loader
+from mainspring.node.materializer import Materializer
+from mainspring.node.membership import Membership
+from mainspring.node.node import Node
+from mainspring.node.partition_loader import Stocktaker
+from mainspring.node.recorder import Recorder
+from mainspring.node.run_starter import RunStarter
+from mainspring.node.signals import Signals
+from mainspring.node.state import NodeState
+from mainspring.node.workers.lease_service import LeaseDesk
+from mainspring.node.workers.mailbox import Post
+from mainspring.observe.metrics import Metrics
+from mainspring.observe.watchdog import LoopWatchdog
+from mainspring.postgres import migrate as migrations
+from mainspring.postgres.database import (
+    Database,
+    connect,
+    new_ids,
+)
+from mainspring.schedules.occurrences import Firing
+from mainspring.schedules.service import Schedules
+from mainspring.store.claims import EngineStore
+from mainspring.store.housekeeping import Housekeeping
+from mainspring.store.keys import Keys
+from mainspring.store.leases import LeaseStore
+from mainspring.store.messages import Messages
+from mainspring.store.secrets import WebhookSecrets
+from mainspring.store.tasks import Tasks
+from mainspring.store.vault import Vault
+from mainspring.store.workers import Workers
+from mainspring.wiring.settings import (
+    archive_of,
+    crash_point,
+    database_options,
+    direct_url,
+    http_settings,
+    vault_of,
+)
+from mainspring.workflows.advancing import Steps, new_steps
+from mainspring.workflows.definitions import Definitions
+from mainspring.workflows.outcomes import StepOutcomes
+from mainspring.workflows.runs import WorkflowRuns
+from mainspring.workflows.task_runs import TaskRuns
+
+_EVERYWHERE = frozenset({"0.0.0.0", "::"})
+
+
+class Server:
+    """One node with its API: everything that runs in a server process."""
+
+    def __init__(self, config: Config) -> None:
+        crash.arm(*crash_point(config))
+        timezones.use_pinned()
+        self.config = config
+        self.metrics = Metrics()
+        self._api_database = Database(database_options(config))
+        self._engine_database = Database(
+            replace(database_options(config), connections=config.engine_connections)
+        )
+        self.keys = Keys(self._api_database)
+        self._clock = DatabaseClock()
+        self._socket: socket.socket | None = None
+        self._http: DoorServer | None = None
+        self._tls = tls.server_context(config)
+        self._activity = KeyActivity()
+        self._background = Supervisor()
+        exits = config.stall_action == "exit"
+        self._watchdog = LoopWatchdog(config.loop_stall, self.metrics, exits=exits)
+        self._build()
+
+    @property
+    def url(self) -> str:
+        assert self._socket is not None, "the server has not been started"
+        host, port = self._socket.getsockname()[:2]
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    @property
+    def advertised_url(self) -> str:
+        """Where others reach this node."""
+        if self.config.advertise_url is not None:
+            return self.config.advertise_url.rstrip("/")
+        there = urlsplit(self.url)
+        if there.hostname not in _EVERYWHERE:
+            return self.url
+        return f"{there.scheme}://{socket.gethostname()}:{there.port}"
+
+    async def start(self) -> None:
+        """Open the database, join the cluster, listen. Raises when any of it cannot be done."""
+        self._watchdog.start()
+        await self._check_schema()
+        self._socket = listen(self.config.host, self.config.port)
+        await self._api_database.open()
+        await self._engine_database.open()
+        await self.node.start(self.advertised_url)
+        self._background.start("keys.touch", lambda: self._activity.keep_writing(self.keys))
+        self._http = DoorServer(self._door())
+        try:
+            await self._http.open(self._socket)
+        except BaseException:
+            await self.stop()  # others need not wait until they notice our silence
+            raise
+
+    async def ended(self) -> NoReturn:
+        """Wait for what should not happen before `stop`, and raise: the API is served no more."""
+        assert self._http is not None, "the server has not been started"
+        await self._http.ended()
+
+    def _door(self) -> DoorConfig:
+        config = self.config
+        limits = DoorLimits(
+            config.max_connections, config.max_headers, config.max_head, config.request_timeout
+        )
+        return DoorConfig(
+            self.app,
+            limits,
+            self.metrics,
+            keep_alive=config.keep_alive,
+            learner=self.app,
+            tls=self._tls,
+        )
+
+    async def stop(self) -> None:
+        """Stop taking work, hand over, finish or release, then close the doors."""
+        if self._http is not None:
+            self._http.drain()
+        await self.node.stop()
+        if self._http is not None:
+            await self._http.close()
+        await self._background.stop()
+        await self._activity.write(self.keys)
+        await self._engine_database.close()
+        await self._api_database.close()
+        self._watchdog.stop()
+
+    async def _check_schema(self) -> None:
+        missing = await migrations.pending(
+            direct_url(self.config), tls.database_context(self.config)
+        )
+        if missing:
+            names = ", ".join(f"{m.version} ({m.name})" for m in missing)
+            raise MigrationError(
+                f"the database lacks migrations: {names}; run `mainspring migrate` first"
+            )
+
+    def _build(self) -> None:
+        config, metrics = self.config, self.metrics
+        state = NodeState(self._engine(), self._clock)
+        store = EngineStore(self._engine_database)
+        rng = SystemRandom()
+        signals = Signals(state, self._engine_database, self._listener())
+        definitions = Definitions()
+        state.when_renewed(definitions.forget)
+        steps = new_steps(rng, config.max_payload, definitions)
+        outcomes = StepOutcomes(self._engine_database, steps)
+        recorder = Recorder(config, state, store, outcomes, signals, metrics, rng)
+        dispatcher = Dispatcher(config, state, store, recorder, metrics)
+        desk = self._desk(state, recorder, dispatcher, signals)
+        stock = Stocktaker(config, state, store, dispatcher, metrics)
+        keys = Keys(self._engine_database)
+        loader = Loader(config, state, store, keys, dispatcher, stock, metrics)
+        membership = self._membership(state, stock, signals)
+        house = Housekeeping(self._engine_database)
+        housekeeper = Housekeeper(config, state, house, archive_of(config))
+        vault = vault_of(config)
+        webhooks = HttpExecutor(
+            self._clock,
+            recorder.report,
+            http_settings(config),
+            WebhookSecrets(self._engine_database, vault),
+            vault.open_headers,
+            metrics,
+        )
+        executors: list[Executor] = [
+            self._run_starter(state, recorder, steps, definitions),
+            BuiltInExecutor(self._clock, recorder.report),
+            webhooks,
+        ]
+        self.node = Node(
+            config,
+            state,
+            membership,
+            loader,
+            stock,
+            dispatcher,
+            recorder,
+            signals,
+            housekeeper,
+            self._materializer(state, signals, rng),
+            Deadlines(state, outcomes, recorder, metrics),
+            executors,
+            desk,
+        )
+        state.when_renewed(webhooks.forget_all)
+        dependencies = self._api(desk, vault, webhooks, rng, definitions)
+        state.when_renewed(dependencies.authenticator.forget_all)
+        self.app = build_app(dependencies)
+
+    def _api(
+        self,
+        desk: LeaseDesk,
+        vault: Vault,
+        webhooks: HttpExecutor,
+        rng: Random,
+        definitions: Definitions,
+    ) -> ApiDependencies:
+        config = self.config
+        steps = new_steps(rng, definitions=definitions)
+        return ApiDependencies(
+            config=config,
+            clock=self._clock,
+            tasks=Tasks(self._api_database, near=config.near, steps=steps),
+            keys=self.keys,
+            ids=new_ids(Random(rng.getrandbits(64))),
+            rng=Random(rng.getrandbits(64)),
+            node=self.node,
+            desk=desk,
+            metrics=self.metrics,
+            database=self._api_database,
+            activity=self._activity,
+            vault=vault,
+            definitions=definitions,
+            profile_changed=webhooks.forget,
+            complaint=self._watchdog.complaint,
+        )
+
+    def _membership(self, state: NodeState, stock: Stocktaker, signals: Signals) -> Membership:
+        return Membership(
+            self.config,
+            state,
+            self._own_connection(),
+            self._clock,
+            stock,
+            signals,
+            self.metrics,
+            __version__,
+        )
+
+    def _desk(
+        self, state: NodeState, recorder: Recorder, dispatcher: Dispatcher, signals: Signals
+    ) -> LeaseDesk:
+        store = LeaseStore(self._engine_database)
+        workers = Workers(self._engine_database)
+        post = Post(state, Messages(self._engine_database), self.config.wake_poll)
+        signals.when_mailed(post.hint)
+        desk = LeaseDesk(
+            self.config, state, store, recorder, self.metrics, workers, post, dispatcher.lose
+        )
+        dispatcher.serve_workers(desk)
+        return desk
+
+    def _engine(self) -> Engine:
+        config = self.config
+        settings = EngineSettings(
+            lease=config.lease,
+            aging_step=config.aging_step,
+            stream_cap=config.stream_cap,
+            tenant_cap=config.tenant_cap,
+            there_for=there_for(config.worker_lease),
+        )
+        engine = Engine(settings, needs_worker)
+        self.metrics.window_entries.set_function(lambda: engine.waiting)
+        self.metrics.running.set_function(lambda: engine.running)
+        return engine
+
+    def _run_starter(
+        self, state: NodeState, recorder: Recorder, steps: Steps, definitions: Definitions
+    ) -> RunStarter:
+        database = self._engine_database
+        ids = new_ids(Random(SystemRandom().getrandbits(64)))
+        runs = WorkflowRuns(database, steps, definitions, ids)
+        task_runs = TaskRuns(database, steps, runs)
+        return RunStarter(self._clock, state, task_runs, recorder, recorder.report)
+
+    def _materializer(self, state: NodeState, signals: Signals, rng: Random) -> Materializer:
+        ids = new_ids(Random(rng.getrandbits(64)))
+        firing = Firing(ids, Random(rng.getrandbits(64)), near=self.config.near)
+        schedules = Schedules(self._engine_database, firing)
+        return Materializer(self.config, state, schedules, signals, self.metrics)
+
+    def _own_connection(self) -> Callable[[], Awaitable[asyncpg.Connection]]:
+        options = replace(
+            database_options(self.config),
+            acquire_timeout=self.config.node_ttl,
+            statement_timeout=self.config.node_ttl,
+        )
+        return lambda: connect(options)
+
+    def _listener(self) -> Callable[[], Awaitable[asyncpg.Connection]] | None:
+        if self.config.database_pooler and self.config.direct_database_url is None:
+            return None
+        options = replace(database_options(self.config), url=direct_url(self.config), prepared=True)
+        return lambda: connect(options)

@@ -1,0 +1,116 @@
+"""What a node is made of, read from its settings: each maker says what is wrong with its part."""
+
+from collections.abc import Callable
+from random import SystemRandom
+
+from mainspring import __version__, crash, tls
+from mainspring.config import Config, environment_of_programs
+from mainspring.domain import apikey
+from mainspring.domain.apikey import KeyText
+from mainspring.errors import ConfigError
+from mainspring.execution import guard
+from mainspring.execution.http import HttpSettings
+from mainspring.execution.lanes import Caps
+from mainspring.execution.transfers import SenderSettings
+from mainspring.node.archiving import ArchiveCommand
+from mainspring.postgres.database import (
+    DatabaseOptions,
+)
+from mainspring.postgres.table_changes import ArchiveHook
+from mainspring.store.vault import Vault, parse_key
+
+
+def database_options(config: Config) -> DatabaseOptions:
+    """How to reach the database that the configuration names."""
+    if config.database_url is None:
+        raise ConfigError(["database_url is not set: set DATABASE_URL, or use `mainspring dev`"])
+    return DatabaseOptions(
+        url=config.database_url,
+        connections=config.database_connections,
+        acquire_timeout=config.acquire_timeout,
+        prepared=not config.database_pooler,
+        tls=tls.database_context(config),
+    )
+
+
+def check(config: Config) -> None:
+    """Make once all that a node makes of its settings, so that it is told at once, and before
+    anything is started, what is wrong with any of them."""
+    makers: tuple[Callable[[Config], object], ...] = (
+        database_options,
+        tls.server_context,
+        vault_of,
+        egress_of,
+        crash_point,
+    )
+    problems: list[str] = []
+    for make in makers:
+        try:
+            make(config)
+        except ConfigError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise ConfigError(problems)
+
+
+def direct_url(config: Config) -> str:
+    """The database without a pooler between."""
+    return config.direct_database_url or database_options(config).url
+
+
+def vault_of(config: Config) -> Vault:
+    """The keys that secrets are sealed with; what is wrong with one is said without showing it."""
+    old = [text for text in config.secrets_keys_old.split(",") if text.strip()]
+    try:
+        key = parse_key(config.secrets_key) if config.secrets_key else None
+        return Vault(key, tuple(map(parse_key, old)))
+    except ValueError as error:
+        raise ConfigError([f"secrets_key or secrets_keys_old {error}"]) from None
+
+
+def archive_of(config: Config) -> ArchiveHook | None:
+    """What is done with old history before it is dropped."""
+    if not config.archive_command:
+        return None
+    environment = environment_of_programs()
+    return ArchiveCommand(config.archive_command, environment, direct_url(config))
+
+
+def egress_of(config: Config) -> guard.Egress:
+    """The installation's rules for what webhooks may call."""
+    try:
+        allow = guard.parse_networks(config.egress_allow)
+        deny = guard.parse_networks(config.egress_deny)
+        return guard.Egress(allow, deny, config.egress_ports)
+    except ValueError as error:
+        raise ConfigError([f"egress_allow, egress_deny or egress_ports: {error}"]) from None
+
+
+def http_settings(config: Config) -> HttpSettings:
+    return HttpSettings(
+        Caps(config.http_transfers, config.http_per_tenant, config.http_per_host),
+        SenderSettings(
+            max_response=config.max_response,
+            read_limit=config.read_limit,
+            connect_timeout=config.connect_timeout,
+            idle_connections=config.http_per_tenant,
+            ca_file=config.ca_file or tls.machine_authorities(),
+        ),
+        egress_of(config),
+        f"Mainspring/{__version__}",
+    )
+
+
+def crash_point(config: Config) -> tuple[str | None, int]:
+    """The crash point that a test asked for, and at which passing; None: at none."""
+    name, _, nth = (config.crash_at or "").partition(":")
+    if not name:
+        return None, 1
+    if name not in crash.POINTS or not (nth or "1").isdecimal():
+        raise ConfigError([f"crash_at: there is no crash point {config.crash_at!r}"])
+    return name, int(nth or 1)
+
+
+def new_key(config: Config) -> KeyText:
+    """The text of a key that nobody has yet."""
+    return apikey.make(config.key_environment, SystemRandom())

@@ -1,0 +1,1 @@
+"""Use cases of workflows, each with a transaction of its own: advancing runs, releasing steps."""

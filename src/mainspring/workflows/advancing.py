@@ -1,0 +1,470 @@
+"""How runs move on: what the end of a step means for those that wait for it.
+
+All of it happens inside the transaction that records the end, with the rows of the runs held. Two
+nodes that record the last two parents of a join take turns, and the second one releases it. What
+becomes of a step is said by `domain.workflow_rules`; here it is gathered what that needs to know,
+and written what it says.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from uuid import UUID
+
+import asyncpg
+
+from mainspring.domain.execution import TaskError
+from mainspring.domain.ids import TaskIds
+from mainspring.domain.placement import Tenure
+from mainspring.domain.task import TaskState
+from mainspring.domain.workflow.condition import ConditionFailed
+from mainspring.domain.workflow.definition import Definition, Step, TaskTemplate
+from mainspring.domain.workflow.retry import FAIL_FAST
+from mainspring.domain.workflow.rules import (
+    MOST_BYTES,
+    Decision,
+    RenderFailed,
+    Scope,
+    decide,
+    fanned,
+    holds,
+    items,
+    render,
+    render_each,
+    run_state,
+)
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import new_ids
+from mainspring.store.step_rows import (
+    ITSELF,
+    TOO_LARGE,
+    Ended,
+    Moved,
+    RunHead,
+    Start,
+    Waiting,
+    note_arguments,
+    place_of,
+)
+from mainspring.store.step_tasks import StepTasks
+from mainspring.workflows.definitions import Definitions
+from mainspring.workflows.scope import (
+    check_kept,
+    read_input,
+    seen,
+    speaks,
+)
+
+SQL = queries.load("steps")
+
+MOST_JOINED = 2**22
+"""So many bytes may the results of a step's items have together."""
+NOBODY = Tenure(UUID(int=0), 0, frozenset())
+"""Who owns nothing: what is released for it is told to all by wake rows."""
+LARGE = 100
+"""Of more rows than these a statement is planned anew."""
+_HUGE = 2000
+_HEAD = len(RunHead._fields)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is to be written for some runs."""
+
+    starts: list[Start] = field(default_factory=list)
+    ends: list[Ended] = field(default_factory=list)
+    fans: list[tuple[Start, list[TaskTemplate]]] = field(default_factory=list)
+
+
+class Steps:
+    """Moves runs on. Every method runs within the caller's transaction."""
+
+    def __init__(
+        self, definitions: Definitions, ids: TaskIds, rng: Random, most_bytes: int = MOST_BYTES
+    ) -> None:
+        self._definitions = definitions
+        self._rng = rng
+        self._most_bytes = most_bytes
+        self.tasks = StepTasks(ids)
+
+    async def hold(
+        self, connection: asyncpg.Connection, runs: Collection[tuple[int, UUID]]
+    ) -> bool:
+        """Lock runs, before any task of theirs is touched: the one order that all keep to. Answers
+        whether one of them is so large that the end of a step may concern thousands."""
+        ordered = sorted(set(runs))
+        rows = await connection.fetch(
+            SQL["hold_runs"], [tenant for tenant, _ in ordered], [run for _, run in ordered]
+        )
+        return any(row["total"] > _HUGE for row in rows)
+
+    async def hold_of(
+        self, connection: asyncpg.Connection, tenant_id: int, tasks: Sequence[UUID]
+    ) -> bool:
+        """Lock the runs that some tasks are steps of; whether there are any."""
+        return bool(await connection.fetch(SQL["hold_runs_of"], tenant_id, list(tasks)))
+
+    async def settle(
+        self,
+        connection: asyncpg.Connection,
+        tenure: Tenure,
+        ended: Sequence[Ended],
+        now: float,
+        *,
+        huge: bool = False,
+    ) -> Moved:
+        """Steps of runs that the caller holds have ended: count that, and do what follows from it,
+        until nothing does."""
+        if huge:
+            await connection.execute(SQL["plan_anew"])
+        heads: dict[UUID, RunHead] = {}
+        since: dict[UUID, float] = {}
+        for end in ended:
+            since[end.run_id] = max(since.get(end.run_id, 0.0), end.finished or now)
+        touched = await self._note(connection, ended, heads)
+        return await self._go_on(connection, tenure, heads, touched, since)
+
+    async def changed(
+        self, connection: asyncpg.Connection, tenant_id: int, run_id: UUID, label: str
+    ) -> None:
+        """The task of a step was changed by hand: whatever was known of it before, it queues."""
+        step, item = place_of(label)
+        await connection.execute(SQL["queue_step"], tenant_id, run_id, step, item)
+
+    async def cancelled(
+        self,
+        connection: asyncpg.Connection,
+        tenant_id: int,
+        tasks: Iterable[tuple[UUID | None, str | None]],
+    ) -> None:
+        """Tasks were ended by themselves, of which some are steps of runs that the caller holds.
+        Whoever is to start what follows is told by wake rows."""
+        ended = [
+            Ended(tenant_id, run_id, step, TaskState.CANCELLED, item)
+            for run_id, label in tasks
+            if run_id is not None and label is not None
+            for step, item in (place_of(label),)
+        ]
+        if ended:
+            now: float = await connection.fetchval(SQL["now"])
+            await self.settle(connection, NOBODY, ended, now)
+
+    async def reconsider(
+        self, connection: asyncpg.Connection, tenure: Tenure, head: RunHead, now: float
+    ) -> Moved:
+        """Decide anew on everything in a run that waits: after it was resumed, or begun."""
+        rows = await connection.fetch(SQL["unfinished_steps"], head.tenant_id, head.id)
+        waiting = [
+            Waiting(row["step"], row["state"], *tuple(row)[3:7])
+            for row in rows
+            if row["item"] == ITSELF and row["state"] != "released"
+        ]
+        return await self._go_on(
+            connection, tenure, {head.id: head}, {head.id: waiting}, {head.id: now}
+        )
+
+    async def cut_short(
+        self,
+        connection: asyncpg.Connection,
+        tenure: Tenure,
+        head: RunHead,
+        why: str,
+        now: float,
+    ) -> Moved:
+        """End a run that the caller holds before its time. What is paused goes on, to its end."""
+        if head.state not in ("running", "paused"):
+            return Moved()
+        told = Moved()
+        if head.state == "paused":
+            await self.unpause(connection, head)
+        ended = await self.stop(connection, head, why, told)
+        moved = await self.settle(connection, tenure, ended, now)
+        moved.told |= told.told
+        return moved
+
+    async def unpause(self, connection: asyncpg.Connection, head: RunHead) -> set[int]:
+        """Let a run go on; answers the partitions of its tasks that were held back."""
+        await connection.execute(SQL["unpause_run"], head.tenant_id, head.id)
+        rows = await connection.fetch(SQL["unpause_tasks"], head.tenant_id, head.id)
+        return {row["partition"] for row in rows}
+
+    async def pause(self, connection: asyncpg.Connection, head: RunHead) -> set[int]:
+        """Hold a run back: nothing of it starts. Answers the partitions of what waited."""
+        await connection.execute(SQL["pause_run"], head.tenant_id, head.id)
+        rows = await connection.fetch(SQL["pause_tasks"], head.tenant_id, head.id)
+        return {row["partition"] for row in rows}
+
+    async def stop(
+        self, connection: asyncpg.Connection, head: RunHead, why: str, moved: Moved
+    ) -> list[Ended]:
+        """Leave out what does not deal with the end: what waits is over, what runs shall stop.
+        After a failure, steps that deal with one are left to do; else only cleanup is."""
+        definition = await self._definitions.get(connection, head)
+        await connection.execute(SQL["stop_run"], head.tenant_id, head.id, why)
+        kept = definition.survivors
+        if why != "failure":
+            kept = frozenset(step.id for step in definition.steps if step.cleanup)
+        unfinished = await connection.fetch(SQL["unfinished_steps"], head.tenant_id, head.id)
+        rows = [row for row in unfinished if row["step"] not in kept]
+        # Else one that runs now and waits a moment later is neither ended nor asked.
+        tasks = [row["task_id"] for row in rows]
+        await connection.execute(SQL["hold_tasks"], head.tenant_id, tasks)
+        idle, reason = TaskState.CANCELLED, None
+        if why == "failure":
+            idle, reason = TaskState.SKIPPED, TaskError(FAIL_FAST, "another step had failed")
+        leaving = [
+            Ended(
+                head.tenant_id,
+                head.id,
+                row["step"],
+                idle if row["state"] == "blocked" else TaskState.CANCELLED,
+                row["item"],
+                error=reason if row["state"] == "blocked" else None,
+            )
+            for row in rows
+            if row["state"] != "expanded"
+        ]
+        ended = await self.tasks.end(connection, leaving, moved)
+        over = {(e.step, e.item) for e in ended}
+        running = [
+            row["task_id"]
+            for row in rows
+            if row["state"] == "released" and (row["step"], row["item"]) not in over
+        ]
+        tenants = [head.tenant_id] * len(running)
+        asked = await connection.fetch(SQL["ask_to_cancel"], tenants, running)
+        moved.told |= {row["partition"] for row in asked}
+        return ended
+
+    async def _go_on(
+        self,
+        connection: asyncpg.Connection,
+        tenure: Tenure,
+        heads: dict[UUID, RunHead],
+        touched: dict[UUID, list[Waiting]],
+        since: dict[UUID, float],
+    ) -> Moved:
+        """Decide on steps whose counters changed; what ends by that changes others."""
+        moved = Moved()
+        while touched:
+            await self._join_lists(connection, heads, touched, moved)
+            ended = await self._follow(connection, tenure, heads, touched, since, moved)
+            touched = await self._note(connection, ended, heads)
+        await self._end_runs(connection, heads.values(), moved)
+        return moved
+
+    # Counting ---------------------------------------------------------------------------------
+
+    async def _note(
+        self,
+        connection: asyncpg.Connection,
+        ended: Sequence[Ended],
+        heads: dict[UUID, RunHead],
+    ) -> dict[UUID, list[Waiting]]:
+        """Count the ends; answers the steps that waited for them, by run."""
+        if not ended:
+            return {}
+        if len(ended) > LARGE:
+            await connection.execute(SQL["plan_anew"])
+        ordered = sorted(ended, key=lambda e: (e.tenant_id, e.run_id, e.step, e.item))
+        touched: dict[UUID, list[Waiting]] = {}
+        for row in await connection.fetch(SQL["advance"], *note_arguments(ordered)):
+            values = tuple(row)
+            heads[row["id"]] = RunHead(*values[:_HEAD])
+            waiting = touched.setdefault(row["id"], [])
+            if row["step"] is not None:
+                waiting.append(Waiting(*values[_HEAD:]))
+        return touched
+
+    async def _join_lists(
+        self,
+        connection: asyncpg.Connection,
+        heads: dict[UUID, RunHead],
+        touched: dict[UUID, list[Waiting]],
+        moved: Moved,
+    ) -> None:
+        """Lists whose items have all ended end first: by that the run may fail, and then what
+        waits is left out and not started."""
+        whole = [
+            (heads[run_id], wait.step)
+            for run_id, waiting in touched.items()
+            if heads[run_id].state != "paused"
+            for wait in waiting
+            if wait.state == "expanded" and wait.finished == wait.needed
+        ]
+        joined = [await self._join(connection, head, step) for head, step in whole]
+        ended = await self.tasks.end(connection, joined, moved)
+        for run_id, waiting in (await self._note(connection, ended, heads)).items():
+            newer = {wait.step for wait in waiting}
+            known = [wait for wait in touched[run_id] if wait.step not in newer]
+            touched[run_id] = known + waiting
+
+    async def _end_runs(
+        self, connection: asyncpg.Connection, heads: Iterable[RunHead], moved: Moved
+    ) -> None:
+        over = sorted(head for head in heads if head.unfinished == 0)
+        if not over:
+            return
+        states = [await self._final_state(connection, head) for head in over]
+        await connection.execute(
+            SQL["end_runs"], [h.tenant_id for h in over], [h.id for h in over], states
+        )
+        for state in states:
+            moved.ended[state] = moved.ended.get(state, 0) + 1
+
+    async def _final_state(self, connection: asyncpg.Connection, head: RunHead) -> str:
+        if not head.failed:
+            return run_state({TaskState.COMPLETED: 1}).value
+        rows = await connection.fetch(SQL["count_states"], head.tenant_id, head.id)
+        counts = {TaskState(row["state"]): row["steps"] for row in rows}
+        match head.stopping:
+            case "cancel":
+                return run_state(counts, ended="cancelled").value
+            case "deadline":
+                return run_state(counts, ended="deadline").value
+        return run_state(counts).value
+
+    # Deciding ---------------------------------------------------------------------------------
+
+    async def _follow(
+        self,
+        connection: asyncpg.Connection,
+        tenure: Tenure,
+        heads: dict[UUID, RunHead],
+        touched: dict[UUID, list[Waiting]],
+        since: dict[UUID, float],
+        moved: Moved,
+    ) -> list[Ended]:
+        """Release what may start; answers what ends without having run."""
+        plan, stopped = _Plan(), list[Ended]()
+        for run_id, concerned in touched.items():
+            head, waiting = heads[run_id], concerned
+            if head.state == "paused":
+                continue
+            definition = await self._definitions.get(connection, head)
+            if head.failed and head.stopping is None and definition.on_failure == "fail_fast":
+                stopped += await self.stop(connection, head, "failure", moved)
+                heads[run_id] = head = head._replace(stopping="failure")
+                over = {e.step for e in stopped if e.run_id == run_id}
+                waiting = [w for w in waiting if w.step not in over]
+            await self._decide(connection, head, definition, waiting, since[run_id], plan)
+        if len(plan.starts) + len(plan.ends) > LARGE:
+            await connection.execute(SQL["plan_anew"])
+        await self.tasks.release(connection, tenure, plan.starts, moved)
+        for start, made in plan.fans:
+            if await self.tasks.fan_out(connection, tenure, start, made, moved):
+                plan.ends.append(await self._join(connection, start.run, start.step.id))
+        return stopped + await self.tasks.end(connection, plan.ends, moved)
+
+    async def _decide(
+        self,
+        connection: asyncpg.Connection,
+        head: RunHead,
+        definition: Definition,
+        waiting: Sequence[Waiting],
+        since: float,
+        plan: _Plan,
+    ) -> None:
+        ready: list[Step] = []
+        for wait in waiting:
+            if wait.state == "expanded":
+                continue
+            step = definition.by_id[wait.step]
+            match decide(
+                step, wait.finished, wait.succeeded, wait.failed, wait.skipped, wait.needed
+            ):
+                case Decision.START:
+                    ready.append(step)
+                case Decision.SKIP:
+                    plan.ends += _left_out(head, definition, step)
+                case Decision.WAIT:
+                    pass
+        if not ready:
+            return
+        scope = await self._scope(connection, head, ready)
+        for step in ready:
+            self._prepare(head, definition, step, scope, since, plan)
+
+    def _prepare(
+        self,
+        head: RunHead,
+        definition: Definition,
+        step: Step,
+        scope: Scope | None,
+        since: float,
+        plan: _Plan,
+    ) -> None:
+        """A step whose turn has come: ask its condition, fill in its templates."""
+        due = round(since + step.delay, 6)
+        if step.template.jitter:
+            due = round(due + self._rng.uniform(0, step.template.jitter), 6)
+        if scope is None:
+            plan.starts.append(Start(head, step, due, None))
+            return
+        most = self._most_bytes
+        try:
+            check_kept(step, scope)
+            if not holds(step.condition, scope):
+                plan.ends += _left_out(head, definition, step)
+                return
+            found = items(step, scope)
+            if found is None:
+                plan.starts.append(Start(head, step, due, render(step.template, scope, most)))
+                return
+            made = list(render_each(step, scope, found, most))
+            plan.fans.append((Start(head, step, due, None), made))
+            if not made:
+                end = Ended(head.tenant_id, head.id, step.id, TaskState.COMPLETED, result=b"[]")
+                plan.ends.append(end)
+        except (RenderFailed, ConditionFailed) as problem:
+            code = "template" if isinstance(problem, RenderFailed) else "condition"
+            error = TaskError(code, str(problem))
+            plan.ends.append(Ended(head.tenant_id, head.id, step.id, TaskState.FAILED, error=error))
+
+    async def _scope(
+        self, connection: asyncpg.Connection, head: RunHead, ready: Sequence[Step]
+    ) -> Scope | None:
+        """What the templates and conditions of some steps speak of; None when they have none."""
+        if not any(map(speaks, ready)):
+            return None
+        row = await connection.fetchrow(SQL["run_input"], head.tenant_id, head.id)
+        assert row is not None, "the caller holds the run"
+        used = sorted({name for step in ready for name in step.uses})
+        rows = await connection.fetch(SQL["results"], head.tenant_id, head.id, used) if used else ()
+        return Scope(read_input(row["input"]), {row["step"]: seen(row) for row in rows})
+
+    async def _join(self, connection: asyncpg.Connection, head: RunHead, step: str) -> Ended:
+        """The end of a step whose items have all ended: its result is the list of theirs."""
+        rows = await connection.fetch(SQL["item_results"], head.tenant_id, head.id, step)
+        state = fanned(Counter(TaskState(row["state"]) for row in rows))
+        result, error = b"[%s]" % b",".join(row["result"] or b"null" for row in rows), None
+        if state is not TaskState.COMPLETED:
+            lost = sum(row["state"] != "completed" for row in rows)
+            error = TaskError("items", f"{lost} of {len(rows)} items did not complete")
+        if len(result) > MOST_JOINED:
+            text = f"the results of the items have {len(result)} bytes; the most is {MOST_JOINED}"
+            result, error = b"", error or TaskError(TOO_LARGE, text)
+        return Ended(head.tenant_id, head.id, step, state, result=result or None, error=error)
+
+
+def new_steps(
+    rng: Random, most_bytes: int = MOST_BYTES, definitions: Definitions | None = None
+) -> Steps:
+    """One that shares nothing with others, but for the definitions it is given."""
+    ids = new_ids(Random(rng.getrandbits(64)))
+    return Steps(definitions or Definitions(), ids, rng, most_bytes)
+
+
+def _left_out(head: RunHead, definition: Definition, step: Step) -> list[Ended]:
+    """A step that is not taken, and those for which that alone decides that they are not, either:
+    a chain of a thousand steps is left out at once."""
+    out, queue = [step.id], [step.id]
+    while queue:
+        for name in definition.children[queue.pop()]:
+            child = definition.by_id[name]
+            alone = len(child.needs) == 1
+            if alone and decide(child, 1, 0, 0, 1, 1) is Decision.SKIP:
+                out.append(name)
+                queue.append(name)
+    return [Ended(head.tenant_id, head.id, name, TaskState.SKIPPED) for name in out]

@@ -1,0 +1,121 @@
+"""Changes of many tasks at once, in transactions small enough to disturb nobody."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from random import SystemRandom
+from uuid import UUID
+
+import asyncpg
+
+from mainspring.domain.task import TaskState
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
+from mainspring.store.audit import write_entry
+from mainspring.store.tasks import TaskFilter
+from mainspring.workflows.advancing import Steps, new_steps
+
+SQL = queries.load("bulk")
+
+CHUNK = 1000
+"""Most tasks that one transaction changes."""
+
+_SCAN = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """How many tasks ended, how many were asked to stop, and whose owners must know."""
+
+    ended: int = 0
+    asked: int = 0
+    partitions: frozenset[int] = frozenset()
+
+    def __add__(self, other: "Cancelled") -> "Cancelled":
+        return Cancelled(
+            self.ended + other.ended, self.asked + other.asked, self.partitions | other.partitions
+        )
+
+
+class BulkChanges:
+    """The store's face for changes of many tasks. Each may be repeated without harm."""
+
+    def __init__(
+        self, database: Database, *, scan: int = _SCAN, steps: Steps | None = None
+    ) -> None:
+        self._database = database
+        self._scan = scan
+        self._steps = steps or new_steps(SystemRandom())
+
+    async def count_cancellable(self, tenant_id: int, where: TaskFilter) -> Cancelled:
+        """What `cancel` would do now."""
+        total = Cancelled()
+        async for page in self._pages(tenant_id, where):
+            asked = sum(state == TaskState.RUNNING for state in page.values())
+            total += Cancelled(len(page) - asked, asked)
+        return total
+
+    async def cancel(
+        self, tenant_id: int, where: TaskFilter, actor: str
+    ) -> AsyncIterator[Cancelled]:
+        """Cancel all that match and exist now; yields what each transaction did."""
+        async for page in self._pages(tenant_id, where):
+            if page:
+                yield await self._cancel(tenant_id, list(page), where, actor)
+
+    async def _pages(self, tenant_id: int, where: TaskFilter) -> AsyncIterator[dict[UUID, str]]:
+        """All that match, oldest first, each with its state."""
+        newest = await self._database.fetch_row(SQL["newest_task"], tenant_id)
+        after: UUID | None = UUID(int=0) if newest else None
+        while after is not None and newest is not None:
+            rows = await self._database.fetch(
+                SQL["find_cancellable"],
+                tenant_id,
+                after,
+                newest["id"],
+                self._scan,
+                CHUNK,
+                *_arguments(where),
+            )
+            page = {row["id"]: row["state"] for row in rows if row["id"] is not None}
+            _, _, scanned, edge = rows[0]
+            if len(page) == CHUNK:
+                after = rows[-1]["id"]
+            else:
+                after = edge if scanned == self._scan else None
+            yield page
+
+    async def _cancel(
+        self, tenant_id: int, ids: list[UUID], where: TaskFilter, actor: str
+    ) -> Cancelled:
+        async def work(connection: asyncpg.Connection) -> Cancelled:
+            await self._steps.hold_of(connection, tenant_id, ids)
+            locked = await connection.fetch(
+                SQL["lock_cancellable"], tenant_id, ids, *_arguments(where)
+            )
+            row = await connection.fetchrow(
+                SQL["cancel_locked"],
+                tenant_id,
+                [task["id"] for task in locked],
+                [task["rev"] for task in locked],
+            )
+            assert row is not None
+            ended, asked, partitions = row
+            over = [task for task in locked if task["state"] != TaskState.RUNNING]
+            await self._steps.cancelled(
+                connection, tenant_id, [(task["workflow_run_id"], task["step"]) for task in over]
+            )
+            if ended or asked:
+                await write_entry(
+                    connection, tenant_id, actor, "tasks.cancelled", f"{ids[0]}/{ids[-1]}",
+                    cancelled=ended, cancel_requested=asked,
+                )  # fmt: skip
+            return Cancelled(ended, asked, frozenset(partitions))
+
+        return await self._database.transact(work)
+
+
+def _arguments(where: TaskFilter) -> tuple[object, ...]:
+    return (
+        where.state, where.queue, where.name, where.labels, where.due_after, where.due_before,
+        where.schedule_id, where.workflow_run_id,
+    )  # fmt: skip

@@ -1,0 +1,223 @@
+"""Outcomes of steps: what the recorder writes when a task is part of a run.
+
+The outcome, the counters of the steps that wait for it, and what they become are one transaction.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import asyncpg
+
+from mainspring.domain.execution import Outcome, Report, TaskError
+from mainspring.domain.placement import Tenure
+from mainspring.domain.rows import TaskRow
+from mainspring.domain.settlement import Finish, finish
+from mainspring.domain.task import TaskState
+from mainspring.domain.workflow.rules import RunState
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
+from mainspring.store.claims import (
+    TaskRef,
+    assignment_of,
+    by_task,
+    finish_arguments,
+)
+from mainspring.store.step_rows import (
+    ITSELF,
+    MOST_RESULT,
+    NO_RELAY,
+    Ended,
+    Moved,
+    Relay,
+    RunHead,
+    ended_of,
+    place_of,
+)
+from mainspring.workflows.advancing import LARGE, Steps
+
+SQL = queries.load("steps")
+_FINISH = queries.load("outcomes")["finish"]
+_MOST_INTRICATE = 10_000
+_TASK_COLUMNS = TaskRow._fields.index("worker")
+
+
+@dataclass(frozen=True, slots=True)
+class StepsFinished:
+    """Which outcomes were accepted, and what followed from them."""
+
+    accepted: set[UUID]
+    moved: Moved
+
+
+class StepOutcomes:
+    """The store as the recorder uses it for steps."""
+
+    def __init__(self, database: Database, steps: Steps) -> None:
+        self._database = database
+        self._steps = steps
+        self._intricate: dict[tuple[int, UUID], None] = {}
+        """Runs of which some steps leave something to decide: the short way is not tried again."""
+
+    async def finish_plainly(
+        self, tenure: Tenure, finished: Sequence[Finish], relay: Relay = NO_RELAY
+    ) -> StepsFinished:
+        """The short way, for ends that leave nothing to decide. What it does not accept is for
+        `finish`."""
+        plain = sorted(self._plain(finished), key=by_task)
+        if not plain:
+            return StepsFinished(set(), Moved())
+        rows = await self._database.fetch(
+            SQL["finish_plainly"],
+            *finish_arguments(tenure, plain),
+            [f.report.assignment.workflow_run_id for f in plain],
+            [f.report.assignment.step for f in plain],
+            relay.lease,
+            relay.worker,
+            relay.most,
+        )
+        done = StepsFinished(set(), Moved())
+        for row in rows:
+            match row["what"]:
+                case "ended":
+                    done.accepted.add(row["id"])
+                case "released":
+                    _note_released(row, done.moved)
+                case "run":
+                    done.moved.count_end(RunState.COMPLETED)
+                case "intricate":
+                    self._intricate[row["tenant_id"], row["id"]] = None
+        while len(self._intricate) > _MOST_INTRICATE:
+            del self._intricate[next(iter(self._intricate))]
+        return done
+
+    def _plain(self, finished: Sequence[Finish]) -> list[Finish]:
+        """Ends that may leave nothing to decide: of runs of which nothing else ended here, and
+        which are not known to be intricate."""
+        if len(finished) > LARGE:
+            return []
+        others = {_run_of(finish) for finish in finished if not _is_plain(finish)}
+        return [
+            finish
+            for finish in finished
+            if (run := _run_of(finish)) not in others and run not in self._intricate
+        ]
+
+    async def finish(self, tenure: Tenure, finished: Sequence[Finish], now: float) -> StepsFinished:
+        """Record ends of steps, guarded by fence, and move their runs on, whatever follows."""
+
+        async def work(connection: asyncpg.Connection) -> StepsFinished:
+            huge = await self._steps.hold(connection, [_run_of(finish) for finish in finished])
+            rows = await connection.fetch(_FINISH, *finish_arguments(tenure, finished))
+            accepted = {row["id"] for row in rows}
+            ended = [ended_of(f) for f in finished if f.report.assignment.id in accepted]
+            moved = await self._steps.settle(connection, tenure, ended, now, huge=huge)
+            return StepsFinished(accepted, moved)
+
+        return await self._database.transact(work)
+
+    async def lose(
+        self,
+        tenure: Tenure,
+        held: Sequence[TaskRef],
+        now: float,
+        *,
+        blamed: Collection[UUID] = (),
+        presumed: Collection[UUID] = (),
+    ) -> StepsFinished:
+        """End tries of steps whose lease ran out, and that were asked to cancel, or, of those in
+        `blamed`, began alone and were lost with their worker; those in `presumed` count as
+        begun."""
+        rows = await self._database.fetch(
+            SQL["lost_steps"],
+            [h.tenant_id for h in held],
+            [h.id for h in held],
+            [h.guard for h in held],
+            list(blamed),
+            list(presumed),
+        )
+        if not rows:
+            return StepsFinished(set(), Moved())
+        finished = [_lost(row, now) for row in rows]
+        return await self.finish(tenure, finished, now)
+
+    async def expiring(self, tenure: Tenure) -> list[Ended]:
+        """Steps of our partitions that were not started by their expiry."""
+        rows = await self._database.fetch(SQL["overdue_steps"], list(tenure.partitions))
+        return [
+            Ended(row["tenant_id"], row["workflow_run_id"], step, TaskState.EXPIRED, item)
+            for row in rows
+            for step, item in (place_of(row["step"]),)
+        ]
+
+    async def expire(self, tenure: Tenure, leaving: Sequence[Ended], now: float) -> Moved:
+        """End these, unless they have been started since."""
+        if not leaving:
+            return Moved()
+
+        async def work(connection: asyncpg.Connection) -> Moved:
+            await self._steps.hold(connection, [(e.tenant_id, e.run_id) for e in leaving])
+            told = Moved()
+            ended = await self._steps.tasks.end(connection, leaving, told)
+            moved = await self._steps.settle(connection, tenure, ended, now)
+            moved.told |= told.told
+            return moved
+
+        return await self._database.transact(work)
+
+    async def overdue(self, tenure: Tenure) -> list[tuple[int, UUID]]:
+        """Runs of our partitions whose deadline has passed."""
+        rows = await self._database.fetch(SQL["overdue_runs"], list(tenure.partitions))
+        return [(row["tenant_id"], row["id"]) for row in rows]
+
+    async def stop(
+        self, tenure: Tenure, tenant_id: int, run_id: UUID, why: str, now: float
+    ) -> Moved:
+        """End a run before its time: only cleanup is left to do."""
+
+        async def work(connection: asyncpg.Connection) -> Moved:
+            await self._steps.hold(connection, [(tenant_id, run_id)])
+            row = await connection.fetchrow(SQL["head"], tenant_id, run_id)
+            if row is None:
+                return Moved()
+            return await self._steps.cut_short(connection, tenure, RunHead(*row), why, now)
+
+        return await self._database.transact(work)
+
+
+def _lost(row: asyncpg.Record, now: float) -> Finish:
+    a = assignment_of(tuple(row)[:-1])
+    report = Report(a, Outcome.LOST, a.picked, max(a.picked, now))
+    if row["cancel_requested"]:
+        return finish(report, TaskState.CANCELLED)
+    error = TaskError("poison", "it was lost with its worker, alone as well")
+    return finish(report._replace(error=error), TaskState.FAILED, "poison")
+
+
+def _note_released(row: asyncpg.Record, moved: Moved) -> None:
+    task = TaskRow(*tuple(row)[1 : 1 + _TASK_COLUMNS])
+    moved.rows.append(task)
+    if task.state == "running":
+        assert task.lease_end is not None
+        assignment = assignment_of(
+            (
+                task.tenant_id, task.id, task.fence, task.partition, row["attempts"],
+                row["failures"], task.due, row["picked"], task.lease_end, row["spec"],
+                row["payload"], task.due, row["workflow_run_id"], row["step"], None, None,
+            )
+        )  # fmt: skip
+        moved.begun.append((task, assignment))
+
+
+def _is_plain(finish: Finish) -> bool:
+    """Whether a success of a step as a whole, whose result can be kept as it is."""
+    result, step = finish.report.result, finish.report.assignment.step
+    assert step is not None
+    kept = result is None or len(result) <= MOST_RESULT
+    return finish.state is TaskState.COMPLETED and kept and place_of(step)[1] == ITSELF
+
+
+def _run_of(finish: Finish) -> tuple[int, UUID]:
+    assignment = finish.report.assignment
+    assert assignment.workflow_run_id is not None
+    return assignment.tenant_id, assignment.workflow_run_id

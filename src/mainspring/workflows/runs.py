@@ -1,0 +1,476 @@
+"""Runs of workflows: begun, read, listed; cancelled, paused, resumed, retried; a step skipped.
+
+Every change holds the run's row first, then what it touches of its steps and their tasks.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import TypeVar
+from uuid import UUID
+
+import asyncpg
+
+from mainspring.domain.ids import TaskIds
+from mainspring.domain.placement import Tenure
+from mainspring.domain.rows import TaskRow
+from mainspring.domain.task import TaskState
+from mainspring.domain.workflow.definition import Definition
+from mainspring.domain.workflow.retry import (
+    FAIL_FAST,
+    LOST,
+    Standing,
+    counted,
+    downstream,
+    same_lists,
+    with_left_out,
+)
+from mainspring.errors import Conflict, NotFound
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
+from mainspring.store.answers import Conclude
+from mainspring.store.audit import write_entry
+from mainspring.store.dead_letters import note_done_again, note_left_out
+from mainspring.store.lists.paging import Found, fill
+from mainspring.store.step_rows import ITSELF, Ended, Moved, NewRun, NewStep, RunHead
+from mainspring.store.step_tasks import ADD_STEPS, add_arguments
+from mainspring.workflows.advancing import LARGE, Steps
+from mainspring.workflows.definitions import Definitions
+
+SQL = queries.load("workflow_runs")
+T = TypeVar("T")
+
+_LARGEST_ID = UUID(int=2**128 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run as it was found."""
+
+    id: UUID
+    workflow: str
+    version: int
+    rev: int
+    state: str
+    stopping: str | None
+    total: int
+    unfinished: int
+    failed: int
+    input: bytes
+    created_at: datetime
+    finished_at: datetime | None
+    deadline_at: datetime | None
+    schedule_id: UUID | None
+    nominal_at: datetime | None
+
+
+def begun(run: NewRun, moved: Moved) -> StoredRun:
+    """A run as it is right after its beginning; one without steps to take is over already."""
+    now = datetime.fromtimestamp(run.now, UTC)
+    deadline, nominal = (
+        None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+        for seconds in (run.deadline, run.nominal)
+    )
+    state = next(iter(moved.ended), None)
+    size = len(run.definition.steps)
+    return StoredRun(
+        id=run.id,
+        workflow=run.workflow,
+        version=run.version,
+        rev=1,
+        state=state or "running",
+        stopping=None,
+        total=size,
+        unfinished=0 if state else size,
+        failed=0,
+        input=run.input,
+        created_at=now,
+        finished_at=now if state else None,
+        deadline_at=deadline,
+        schedule_id=run.schedule_id,
+        nominal_at=nominal,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStep:
+    """A step of a run, or an item of one, as it was found."""
+
+    step: str
+    item: int
+    state: str
+    task_id: UUID
+    needed: int
+    finished: int
+    waived: bool
+    due_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    attempts: int
+    result: bytes | None
+    error: dict[str, str] | None
+    expanded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs a list shows."""
+
+    workflow: str | None = None
+    state: str | None = None
+    schedule_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunPage:
+    """Some runs, newest first, and where to go on (None at the end)."""
+
+    runs: list[StoredRun]
+    next_before: UUID | None
+
+
+class WorkflowRuns:
+    """The store's face for runs."""
+
+    def __init__(
+        self,
+        database: Database,
+        steps: Steps,
+        definitions: Definitions,
+        ids: TaskIds,
+        *,
+        scan: int = 1000,
+    ) -> None:
+        self._database = database
+        self._steps = steps
+        self._definitions = definitions
+        self._ids = ids
+        self._scan = scan
+
+    # Reading ----------------------------------------------------------------------------------
+
+    async def get(self, tenant_id: int, run_id: UUID) -> StoredRun | None:
+        row = await self._database.fetch_row(SQL["get_run"], tenant_id, run_id)
+        return StoredRun(*row) if row else None
+
+    async def steps(self, tenant_id: int, run_id: UUID, *, items: bool = False) -> list[StoredStep]:
+        """The steps of a run; with `items` those of its lists, too."""
+        rows = await self._database.fetch(SQL["get_steps"], tenant_id, run_id, items)
+        return [StoredStep(*row) for row in rows]
+
+    async def definition(self, tenant_id: int, run: StoredRun) -> Definition:
+        """The definition that a run was made by."""
+        head = RunHead(tenant_id, run.id, run.workflow, run.version, run.state, None, 0, 0)
+        return await self._database.transact(lambda c: self._definitions.get(c, head))
+
+    async def page(
+        self, tenant_id: int, where: RunFilter, *, before: UUID | None, limit: int
+    ) -> RunPage:
+        """A page of runs older than `before`; it may be short and still have a next one."""
+        return RunPage(*await fill(partial(self._look, tenant_id, where), before, limit))
+
+    async def _look(
+        self, tenant_id: int, where: RunFilter, before: UUID | None, limit: int
+    ) -> Found[StoredRun, UUID]:
+        scan = limit if where == RunFilter() else self._scan
+        rows = await self._database.fetch(
+            SQL["list_runs"],
+            tenant_id,
+            before or _LARGEST_ID,
+            where.workflow,
+            where.state,
+            where.schedule_id,
+            limit,
+            scan,
+        )
+        *_, scanned, edge = rows[0]
+        runs = [StoredRun(*tuple(row)[:-2]) for row in rows if row["id"] is not None]
+        if len(runs) == limit:
+            return runs, runs[-1].id
+        return runs, edge if scanned == scan else None
+
+    # Changing ---------------------------------------------------------------------------------
+
+    async def create(
+        self, tenure: Tenure, run: NewRun, conclude: Conclude[Moved] | None = None
+    ) -> Moved | None:
+        """Begin a run; None when its tenant is gone. `conclude` is the last to happen with it."""
+        plain = _plain_roots(run.definition)
+        mixed = len(plain) < len(run.definition.roots)
+        if conclude is not None or mixed or len(run.definition.steps) > LARGE:
+            return await self._database.transact(lambda c: self._begin(c, tenure, run, conclude))
+        added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
+        rows = await self._database.fetch(ADD_STEPS, *add_arguments(tenure, run.head, added, run))
+        return Moved([TaskRow(*row) for row in rows]) if rows else None
+
+    async def _begin(
+        self,
+        connection: asyncpg.Connection,
+        tenure: Tenure,
+        run: NewRun,
+        conclude: Conclude[Moved] | None,
+    ) -> Moved | None:
+        plain = _plain_roots(run.definition)
+        added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
+        moved = Moved(await self._steps.tasks.add(connection, tenure, run.head, added, run))
+        if len(plain) < len(run.definition.roots):
+            more = await self._steps.reconsider(connection, tenure, run.head, run.now)
+            moved.rows += more.rows
+            moved.ended = more.ended
+        if not (moved.rows or moved.ended):
+            return None
+        if conclude is not None:
+            await conclude(connection, moved)
+        return moved
+
+    async def cancel(
+        self, tenure: Tenure, tenant_id: int, run_id: UUID, actor: str, now: float
+    ) -> Moved | None:
+        """End a run: what waits is over, what runs is asked to stop, cleanup is done."""
+
+        async def change(connection: asyncpg.Connection, head: RunHead) -> Moved:
+            if head.state == "cancelled" or head.stopping == "cancel":
+                return Moved()
+            if head.state not in ("running", "paused"):
+                raise Conflict(f"a run that is {head.state} cannot be cancelled")
+            await _audit(connection, actor, "workflow_run.cancelled", head)
+            return await self._steps.cut_short(connection, tenure, head, "cancel", now)
+
+        return await self._change(tenant_id, run_id, change)
+
+    async def pause(self, tenant_id: int, run_id: UUID, actor: str) -> Moved | None:
+        """Hold a run back: nothing more of it starts; what runs goes on."""
+
+        async def change(connection: asyncpg.Connection, head: RunHead) -> Moved:
+            if head.state == "paused":
+                return Moved()
+            if head.state != "running" or head.stopping in ("cancel", "deadline"):
+                raise Conflict(f"a run that is {_standing(head)} cannot be paused")
+            await _audit(connection, actor, "workflow_run.paused", head)
+            return Moved(told=await self._steps.pause(connection, head))
+
+        return await self._change(tenant_id, run_id, change)
+
+    async def resume(
+        self, tenure: Tenure, tenant_id: int, run_id: UUID, actor: str, now: float
+    ) -> Moved | None:
+        """Let a run go on: what became ready meanwhile starts now."""
+
+        async def change(connection: asyncpg.Connection, head: RunHead) -> Moved:
+            if head.state == "running":
+                return Moved()
+            if head.state != "paused":
+                raise Conflict(f"a run that is {head.state} cannot be resumed")
+            await _audit(connection, actor, "workflow_run.resumed", head)
+            told = await self._steps.unpause(connection, head)
+            going = head._replace(state="running")
+            moved = await self._steps.reconsider(connection, tenure, going, now)
+            moved.told |= told
+            return moved
+
+        return await self._change(tenant_id, run_id, change)
+
+    async def retry(
+        self,
+        tenure: Tenure,
+        tenant_id: int,
+        run_id: UUID,
+        actor: str,
+        now: float,
+        step: str | None = None,
+    ) -> Moved | None:
+        """Do the steps that failed once more, or the named one, and all that comes after them."""
+
+        async def change(connection: asyncpg.Connection, head: RunHead) -> Moved:
+            definition = await self._definitions.get(connection, head)
+            states = await self._states(connection, head)
+            if step is None:
+                again = {name for name, state in states.items() if state.state in LOST}
+                if not again:
+                    raise Conflict("no step of the run has failed")
+            else:
+                again = {_known(definition, step)}
+            await _audit(connection, actor, "workflow_run.retried", head, step=step)
+            again = downstream(definition, again)
+            return await self._again(
+                connection, tenure, head, definition, states, again, actor, now
+            )
+
+        return await self._change(tenant_id, run_id, change)
+
+    async def skip(
+        self, tenure: Tenure, tenant_id: int, run_id: UUID, actor: str, now: float, step: str
+    ) -> Moved | None:
+        """Leave a step out by hand: those after it go on as if it had succeeded."""
+
+        async def change(connection: asyncpg.Connection, head: RunHead) -> Moved:
+            definition = await self._definitions.get(connection, head)
+            states = await self._states(connection, head)
+            standing = states[_known(definition, step)]
+            if standing.waived:
+                return Moved()
+            await _audit(connection, actor, "workflow_step.skipped", head, step=step)
+            if standing.state in ("blocked", "released"):
+                told = Moved()
+                leaving = Ended(tenant_id, run_id, step, TaskState.SKIPPED, waived=True)
+                ended = await self._steps.tasks.end(connection, [leaving], told)
+                if not ended:
+                    raise Conflict("the step is running: cancel its task first")
+                moved = await self._steps.settle(connection, tenure, ended, now)
+                moved.told |= told.told
+                return moved
+            if standing.state == "expanded":
+                raise Conflict("the step is running: cancel its tasks first")
+            if standing.state == "completed":
+                raise Conflict("the step has completed")
+            letters = [task for _, task in await self._given_up(connection, head, [step])]
+            await note_left_out(connection, tenant_id, letters, actor)
+            await connection.execute(SQL["waive"], head.tenant_id, head.id, step)
+            states[step] = Standing("skipped", waived=True)
+            again = downstream(definition, {step}) - {step}
+            return await self._again(
+                connection, tenure, head, definition, states, again, actor, now, changed={step}
+            )
+
+        return await self._change(tenant_id, run_id, change)
+
+    # Details ----------------------------------------------------------------------------------
+
+    async def _change(
+        self,
+        tenant_id: int,
+        run_id: UUID,
+        change: Callable[[asyncpg.Connection, RunHead], Awaitable[T]],
+    ) -> T | None:
+        """Hold a run and change it; None when there is no such run."""
+
+        async def work(connection: asyncpg.Connection) -> T | None:
+            row = await connection.fetchrow(SQL["lock_run"], tenant_id, run_id)
+            return None if row is None else await change(connection, RunHead(*row))
+
+        return await self._database.transact(work)
+
+    async def _states(self, connection: asyncpg.Connection, head: RunHead) -> dict[str, Standing]:
+        rows = await connection.fetch(SQL["all_steps"], head.tenant_id, head.id, FAIL_FAST)
+        return {
+            r["step"]: Standing(r["state"], r["waived"], r["left_out"])
+            for r in rows
+            if r["item"] == ITSELF
+        }
+
+    async def _again(
+        self,
+        connection: asyncpg.Connection,
+        tenure: Tenure,
+        head: RunHead,
+        definition: Definition,
+        states: Mapping[str, Standing],
+        failed: Set[str],
+        actor: str,
+        now: float,
+        changed: Collection[str] = (),
+    ) -> Moved:
+        """Put steps back to where they wait for those before them, and let the run go on. If others
+        remain that failed, it does not fail fast once more: what is asked for is done. Their dead
+        letters, and those of their items, are resolved: a replay would do the work twice."""
+        again = with_left_out(definition, states, failed)
+        busy = sorted(s for s in again if states[s].state in ("released", "expanded"))
+        if busy:
+            raise Conflict(f"the step {busy[0]!r} is under way: cancel it or let it end first")
+        fresh = {s for s in again if states[s].state != "blocked"}
+        same = same_lists(definition, states, again, changed)
+        added = self._new_steps(definition, fresh, now, frozenset())
+        tasks = {step.step: step.task_id for step in added}
+        given_up = await self._given_up(connection, head, list(fresh))
+        successors = {task: tasks[step] for step, task in given_up}
+        await note_done_again(connection, head.tenant_id, successors, actor)
+        await connection.execute(SQL["drop_items"], head.tenant_id, head.id, list(again), same)
+        ordered = sorted(again)
+        counts = [counted(definition, step, states, again) for step in ordered]
+        await connection.execute(
+            SQL["reset_steps"],
+            head.tenant_id,
+            head.id,
+            ordered,
+            [tasks.get(step) for step in ordered],
+            [len(definition.by_id[step].needs) for step in ordered],
+            [count.finished for count in counts],
+            [count.succeeded for count in counts],
+            [count.failed for count in counts],
+        )
+        if added:
+            await self._steps.tasks.add_tasks(connection, tenure, head, added)
+        kept = {name: s for name, s in states.items() if name not in again}
+        unfinished = len(again) + sum(not s.over for s in kept.values())
+        deadline = None if definition.deadline is None else now + definition.deadline
+        remaining = sum(s.state in LOST for s in kept.values())
+        row = await connection.fetchrow(
+            SQL["reopen_run"],
+            head.tenant_id,
+            head.id,
+            unfinished,
+            remaining,
+            deadline,
+            "failure" if remaining and definition.on_failure == "fail_fast" else None,
+        )
+        assert row is not None, "the caller holds the run"
+        return await self._steps.reconsider(connection, tenure, RunHead(*row), now)
+
+    async def _given_up(
+        self, connection: asyncpg.Connection, head: RunHead, steps: Sequence[str]
+    ) -> list[tuple[str, UUID]]:
+        """Of these steps and their items, the tasks that may have left dead letters."""
+        rows = await connection.fetch(SQL["given_up"], head.tenant_id, head.id, steps)
+        return [(row["step"], row["task_id"]) for row in rows]
+
+    def _new_steps(
+        self,
+        definition: Definition,
+        names: Collection[str],
+        now: float,
+        plain: Collection[str],
+    ) -> list[NewStep]:
+        """Rows of steps: blocked, but for those that can start at once."""
+        return [
+            NewStep(
+                step.id,
+                ITSELF,
+                "released" if step.id in plain else "blocked",
+                len(step.needs),
+                definition.children[step.id],
+                self._ids.make(now),
+                round(now + step.delay, 6),
+                step.template,
+                step.id in definition.plain,
+            )
+            for step in definition.steps
+            if step.id in names
+        ]
+
+
+def _plain_roots(definition: Definition) -> frozenset[str]:
+    """Steps that begin with the run, whatever its input says."""
+    return frozenset(
+        name
+        for name in definition.roots
+        for step in (definition.by_id[name],)
+        if not (step.condition or step.foreach or step.template.dynamic or step.template.jitter)
+        and step.when in ("all_succeeded", "all_finished")
+    )
+
+
+def _known(definition: Definition, step: str) -> str:
+    if step not in definition.by_id:
+        raise NotFound(f"the run has no step {step[:64]!r}")
+    return step
+
+
+def _standing(head: RunHead) -> str:
+    return "being ended" if head.state == "running" else head.state
+
+
+async def _audit(
+    connection: asyncpg.Connection, actor: str, action: str, head: RunHead, **detail: object
+) -> None:
+    await write_entry(connection, head.tenant_id, actor, action, str(head.id), **detail)

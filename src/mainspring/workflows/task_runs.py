@@ -1,0 +1,91 @@
+"""Runs that belong to a task: begun when it starts, found again when it is tried again."""
+
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from mainspring.domain.execution import Assignment
+from mainspring.domain.placement import Tenure
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import Database
+from mainspring.store.step_rows import Moved, NewRun, RunHead, unreadable
+from mainspring.store.workflows import Workflows
+from mainspring.workflows.advancing import Steps
+from mainspring.workflows.runs import WorkflowRuns
+
+SQL = queries.load("workflow_runs")
+
+_INPUT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_encode = msgspec.json.Encoder().encode
+
+
+class TaskRuns:
+    """The store as the executor of such tasks uses it."""
+
+    def __init__(self, database: Database, steps: Steps, runs: WorkflowRuns) -> None:
+        self._database = database
+        self._steps = steps
+        self._runs = runs
+        self._workflows = Workflows(database)
+
+    async def begin(
+        self,
+        tenure: Tenure,
+        assignment: Assignment,
+        workflow: str,
+        given: Mapping[str, msgspec.Raw],
+    ) -> Moved | None:
+        """Begin the run of a task, unless it was begun before; None: there is no such workflow.
+        ValueError: templates could not look into such an input."""
+        if await self._runs.get(assignment.tenant_id, assignment.id) is not None:
+            return Moved()
+        found = await self._workflows.get(assignment.tenant_id, workflow)
+        if found is None:
+            return None
+        row = await self._database.fetch_row(
+            SQL["whose_task"], assignment.tenant_id, assignment.id, assignment.fence
+        )
+        if row is None:
+            return Moved()  # not ours any more
+        merged = _encode({**_INPUT.decode(found.definition.input), **given})
+        if text := unreadable(merged):
+            raise ValueError(f"input: {text}")
+        run = NewRun(
+            assignment.tenant_id,
+            assignment.id,
+            found.name,
+            found.version,
+            found.definition,
+            merged,
+            assignment.picked,
+            row["schedule_id"],
+            row["nominal"],
+        )
+        try:
+            return await self._runs.create(tenure, run)
+        except asyncpg.UniqueViolationError:
+            return Moved()  # another try of the task was quicker
+
+    async def ended(self, tasks: Sequence[Assignment]) -> list[tuple[UUID, str]]:
+        """Of the runs of these tasks those that are over, with their states."""
+        rows = await self._database.fetch(
+            SQL["which_ended"], [t.tenant_id for t in tasks], [t.id for t in tasks]
+        )
+        return [(row["id"], row["state"]) for row in rows]
+
+    async def cancel(self, tenure: Tenure, assignment: Assignment, now: float) -> Moved | None:
+        """The task was asked to cancel: so is its run. None: the try is not the present one, and
+        the run is another's."""
+
+        async def work(connection: asyncpg.Connection) -> Moved | None:
+            row = await connection.fetchrow(SQL["lock_run"], assignment.tenant_id, assignment.id)
+            task = await connection.fetchrow(
+                SQL["whose_task"], assignment.tenant_id, assignment.id, assignment.fence
+            )
+            if row is None or task is None or not task["cancel_requested"]:
+                return None
+            return await self._steps.cut_short(connection, tenure, RunHead(*row), "cancel", now)
+
+        return await self._database.transact(work)
