@@ -17,7 +17,7 @@ import aiohttp
 from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.postgres.embedded import EmbeddedServer
 from mainspring.postgres.migrate import migrate
-from mainspring.store.keys import Keys, NewKey
+from mainspring.store.keys import KeyStore, NewKey
 
 API_KEY = "ms_bench_key"
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -119,7 +119,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 async def _make_key(database_url: str) -> int:
     store = Database(DatabaseOptions(database_url))
     await store.open()
-    keys = Keys(store)
+    keys = KeyStore(store)
     tenant_id = await keys.ensure_tenant("bench")
     scopes = frozenset({"read", "write", "work", "admin"})
     await keys.add(NewKey("bench", API_KEY, tenant_id, scopes, operator=True))

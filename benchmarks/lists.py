@@ -16,7 +16,7 @@ import msgspec
 
 from benchmarks.harness import Bench, bench, percentile
 from mainspring.postgres.database import Database, DatabaseOptions
-from mainspring.store.housekeeping import Housekeeping
+from mainspring.store.housekeeping import HousekeepingStore
 
 _DAYS = 30
 _LIMIT = 50
@@ -108,7 +108,7 @@ async def fill(url: str, tenant_id: int, finished: int, waiting: int) -> None:
     await connection.close()
     store = Database(DatabaseOptions(url))
     await store.open()
-    await Housekeeping(store).make_partitions(1)
+    await HousekeepingStore(store).make_partitions(1)
     await store.close()
 
 

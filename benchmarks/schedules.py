@@ -10,7 +10,7 @@ import msgspec
 
 from benchmarks.harness import Bench, bench, cpu_seconds, memory_mb, percentile
 from mainspring import timezones
-from mainspring.domain.schedule.definition import Definition
+from mainspring.domain.schedule.definition import ScheduleDefinition
 from mainspring.domain.task import Target, TaskSpec
 from mainspring.store.schedule_rows import Template
 
@@ -104,7 +104,7 @@ async def _watch(at: Bench, seconds: float) -> tuple[float, float]:
 
 async def _add(connection: asyncpg.Connection, at: Bench, count: int, moment: float) -> None:
     """So many schedules that are due at one moment, and then once a day."""
-    definition = Definition(interval=_DAY, anchor=moment, start_at=moment)
+    definition = ScheduleDefinition(interval=_DAY, anchor=moment, start_at=moment)
     await connection.execute(
         _INSERT,
         at.tenant_id,

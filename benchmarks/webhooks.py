@@ -24,11 +24,11 @@ import msgspec
 
 from benchmarks.harness import Bench, bench, cpu_seconds, free_port, memory_mb, percentile
 from benchmarks.lifecycle import Backlog
-from mainspring.execution.guard import Egress, parse_networks
+from mainspring.execution.guard import EgressRules, parse_networks
 from mainspring.execution.sender import ThreadSender
-from mainspring.execution.transfers import Reply, Request, SenderSettings
+from mainspring.execution.transfers import SenderSettings, TransferReply, TransferRequest
 from mainspring.postgres.database import Database, DatabaseOptions
-from mainspring.store.keys import Keys, NewKey
+from mainspring.store.keys import KeyStore, NewKey
 
 _JSON = {"Content-Type": "application/json"}
 _PAYLOAD = {"order": 4711, "customer": "c-0815", "text": "x" * 150}
@@ -121,16 +121,16 @@ async def _feed(server: Bench, url: str, deadline: float) -> int:
 
 def _bare_sender(url: str, seconds: float, concurrency: int = 256) -> float:
     """The sender thread alone, with requests that are ready to go."""
-    egress = Egress(parse_networks("127.0.0.0/8"))
+    egress = EgressRules(parse_networks("127.0.0.0/8"))
     body = msgspec.json.encode(_PAYLOAD)
     over, done, deadline = threading.Event(), 0, time.monotonic() + seconds
     keys = ((UUID(int=number), 1) for number in count())
 
-    def requests(wanted: int) -> list[Request]:
+    def requests(wanted: int) -> list[TransferRequest]:
         chosen = islice(keys, wanted)
-        return [Request(key, url, "POST", _HEADERS, body, 30, egress) for key in chosen]
+        return [TransferRequest(key, url, "POST", _HEADERS, body, 30, egress) for key in chosen]
 
-    def deliver(replies: Sequence[Reply]) -> None:
+    def deliver(replies: Sequence[TransferReply]) -> None:
         nonlocal done
         if over.is_set():
             return  # what is still under way at the end is broken off
@@ -247,7 +247,7 @@ async def _last_id(server: Bench) -> UUID:
 async def _second_tenant(server: Bench) -> str:
     store = Database(DatabaseOptions(server.database_url, connections=1))
     await store.open()
-    keys = Keys(store)
+    keys = KeyStore(store)
     tenant_id = await keys.ensure_tenant("neighbour")
     scopes = frozenset({"read", "write"})
     await keys.add(NewKey("neighbour", "ms_neighbour", tenant_id, scopes))

@@ -58,9 +58,9 @@ OTHERS = ("contract", "integration/test_workflow_steps")
 _PLACES = "newer servers notice by themselves that a row has left its place"
 IMPLIED = {
     "engine.claimed_by: state = 'running'": "only what is running has a worker",
-    "outcomes.lose: t.state = 'running'": "only what is running has a lease",
+    "outcomes.expire_leases: t.state = 'running'": "only what is running has a lease",
     "engine.load_more: NOT parked": "the state says so, too; this names the index",
-    "outcomes.lose: (e.cancel_requested OR e.poison)": "the other rows were changed just before",
+    "outcomes.expire_leases: (e.cancel_requested OR e.poison)": "the others were changed before",
     "leases.claimed_for_workers: t.state = 'running'": "only what is running has a worker",
     "leases.extend_for_worker: t.state = 'running'": "only what is running has a worker",
     "leases.held_by_workers: t.state = 'running'": "only what is running has an incarnation",

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 
-LONGEST_FILE = 500
+LONGEST_FILE = 510
 LONGEST_FUNCTION = 60
 
 # Which rooms (packages, and modules at the root) each room may import from, besides itself.

@@ -42,14 +42,14 @@ def wall_clock() -> float:
     return time.time()
 
 
-class Start(NamedTuple):
+class StartTime(NamedTuple):
     """When something began, by the database's clock and by the steady one."""
 
     at: float
     steady: float
 
     @classmethod
-    def now(cls, clock: Clock, at: float | None = None) -> "Start":
+    def now(cls, clock: Clock, at: float | None = None) -> "StartTime":
         return cls(clock.now() if at is None else at, clock.steady())
 
     def end(self, clock: Clock) -> float:

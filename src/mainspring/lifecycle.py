@@ -52,7 +52,7 @@ class Supervisor:
             delay = min(2 * delay, self._LONGEST_DELAY)
 
 
-class Errands:
+class BackgroundTasks:
     """Work on the side that nobody waits for; if it fails, that is told."""
 
     def __init__(self, of: str) -> None:

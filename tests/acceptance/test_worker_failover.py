@@ -39,5 +39,5 @@ async def test_a_node_dies_with_polls_open_and_its_tasks_start_elsewhere(cluster
                 done |= {task["id"] for task in tasks}
     lost = "SELECT count(*) FROM tasks"
     assert await cluster.evidence.value(lost) == 0
-    blamed = "SELECT count(*) FROM task_history WHERE capability LIKE '%;alone'"
-    assert await cluster.evidence.value(blamed) == 0
+    count_crash = "SELECT count(*) FROM task_history WHERE capability LIKE '%;alone'"
+    assert await cluster.evidence.value(count_crash) == 0

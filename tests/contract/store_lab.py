@@ -11,27 +11,37 @@ from uuid import UUID, uuid4
 import asyncpg
 import msgspec
 
-from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
+from mainspring.domain.execution import (
+    Execution,
+    Outcome,
+    Report,
+    TaskError,
+)
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.lateness import Waited
-from mainspring.domain.placement import NOBODY, PARTITIONS, Tenure, partition_of
+from mainspring.domain.outcome_rules import DeathCause, Finish, RetryLater
+from mainspring.domain.placement import (
+    NO_OWNERSHIP,
+    PARTITIONS,
+    Ownership,
+    partition_of,
+)
 from mainspring.domain.rows import TaskRow
-from mainspring.domain.schedule.definition import Definition
-from mainspring.domain.settlement import DeathCause, Finish, Retry
+from mainspring.domain.schedule.definition import ScheduleDefinition
 from mainspring.domain.task import Target, TaskSpec, TaskState
 from mainspring.domain.tenant import TenantLimits
 from mainspring.postgres.database import Database
-from mainspring.schedules.occurrences import Firing
-from mainspring.schedules.service import Schedules
+from mainspring.schedules.occurrences import OccurrenceWriter
+from mainspring.schedules.service import ScheduleService
 from mainspring.store.claims import EngineStore, TaskRef
-from mainspring.store.cluster import Cluster
+from mainspring.store.cluster import ClusterStore
 from mainspring.store.creation import Creation, Keyed, NewTask
-from mainspring.store.keys import Keys
+from mainspring.store.keys import KeyStore
 from mainspring.store.leases import LeaseStore, WorkerPick
 from mainspring.store.schedule_rows import Template
-from mainspring.store.tasks import Change, LockedTask, Tasks
-from mainspring.store.tenants import Tenants
-from mainspring.store.workers import Workers
+from mainspring.store.tasks import LockedTask, TaskChange, TaskStore
+from mainspring.store.tenants import TenantStore
+from mainspring.store.workers import WorkerStore
 from simulation.leases import MemoryLeases, RemoteLeases, RemoteWorkers
 from simulation.remote import (
     DirectLink,
@@ -89,7 +99,7 @@ class Inspector(Protocol):
 
     async def answer_under(self, tenant: int, key: str) -> bytes: ...
 
-    async def add_schedule(self, tenant: int, definition: Definition) -> UUID: ...
+    async def add_schedule(self, tenant: int, definition: ScheduleDefinition) -> UUID: ...
 
     async def ledger(self, schedule_id: UUID) -> list[tuple[float, float, int, str]]: ...
 
@@ -142,7 +152,7 @@ class MemoryInspector:
     async def answer_under(self, tenant: int, key: str) -> bytes:
         return self._tables.idempotency[tenant, key].answer
 
-    async def add_schedule(self, tenant: int, definition: Definition) -> UUID:
+    async def add_schedule(self, tenant: int, definition: ScheduleDefinition) -> UUID:
         schedule_id = uuid4()
         partition = partition_of(tenant, schedule_id, None, PARTITIONS)
         row = new_schedule(tenant, schedule_id, partition, definition, TEMPLATE)
@@ -238,7 +248,7 @@ class PostgresInspector:
         )
         return answer
 
-    async def add_schedule(self, tenant: int, definition: Definition) -> UUID:
+    async def add_schedule(self, tenant: int, definition: ScheduleDefinition) -> UUID:
         schedule_id, first = uuid4(), definition.start_at
         await self._connection.execute(
             "INSERT INTO schedules (tenant_id, id, name, partition, timezone, tzdata, definition,"
@@ -267,12 +277,12 @@ class Lab:
     """A store under test and what the tests need to speak with it briefly."""
 
     engine: EngineStore
-    tasks: Tasks
-    keys: Keys
-    tenants: Tenants
-    cluster: Cluster
+    tasks: TaskStore
+    keys: KeyStore
+    tenants: TenantStore
+    cluster: ClusterStore
     inspect: Inspector
-    schedules: Schedules
+    schedules: ScheduleService
     leases: LeaseStore
     register: Callable[..., Awaitable[bool]]
     ids: TaskIds = field(default_factory=lambda: TaskIds(Random(1)))
@@ -284,17 +294,17 @@ class Lab:
     async def limit(self, tenant: int, limits: TenantLimits) -> None:
         await self.tenants.change(tenant, lambda _: limits, "test")
 
-    async def join(self, partitions: frozenset[int] = EVERYWHERE) -> Tenure:
+    async def join(self, partitions: frozenset[int] = EVERYWHERE) -> Ownership:
         """A living node with a right to act."""
         node_id = uuid4()
         epoch = await self.cluster.join(node_id, "test", None, "0")
-        return Tenure(node_id, epoch, partitions)
+        return Ownership(node_id, epoch, partitions)
 
     async def create(
         self,
         tenant: int,
         *,
-        tenure: Tenure | None = None,
+        ownership: Ownership | None = None,
         due: float = -1.0,
         expires: float | None = None,
         key: str | None = None,
@@ -303,7 +313,7 @@ class Lab:
     ) -> TaskRow:
         """Insert a task that is due this many seconds from now, and read it."""
         new = self.new(tenant, due=due, expires=expires, key=key, priority=priority, queue=queue)
-        await self.tasks.create([Creation(tenant, [new])], tenure or NOBODY)
+        await self.tasks.create([Creation(tenant, [new])], ownership or NO_OWNERSHIP)
         return await self.row(tenant, new.id)
 
     def new(
@@ -339,7 +349,7 @@ class Lab:
         """Insert a task under the one idempotency key "k"; None when the key was taken."""
         new = self.new(tenant)
         keyed = Keyed("k", b"hash", str(new.id).encode(), ttl)
-        made = await self.tasks.create([Creation(tenant, [new], keyed)], NOBODY)
+        made = await self.tasks.create([Creation(tenant, [new], keyed)], NO_OWNERSHIP)
         return new.id if new.id in made.partitions else None
 
     async def row(self, tenant: int, task_id: UUID) -> TaskRow:
@@ -350,86 +360,86 @@ class Lab:
         return bool((await self.engine.look_at([(row.tenant_id, row.id)])).rows)
 
     async def claim(
-        self, tenure: Tenure, row: TaskRow, *, rev: int | None = None, lease: float = 60.0
-    ) -> Assignment | None:
+        self, ownership: Ownership, row: TaskRow, *, rev: int | None = None, lease: float = 60.0
+    ) -> Execution | None:
         ref = TaskRef(row.tenant_id, row.id, row.rev if rev is None else rev)
-        claimed = await self.engine.claim(tenure, [ref], worker=self.worker, lease=lease)
+        claimed = await self.engine.claim(ownership, [ref], worker=self.worker, lease=lease)
         return claimed[0] if claimed else None
 
     async def lease(
         self,
-        tenure: Tenure,
+        ownership: Ownership,
         row: TaskRow,
         *,
         worker: str = "w",
         incarnation: str = "1",
         lease: float = 60.0,
-    ) -> Assignment | None:
+    ) -> Execution | None:
         """Claim a task for a worker."""
         pick = WorkerPick(row.tenant_id, row.id, row.rev, worker, incarnation)
-        leased = await self.leases.claim_for(tenure, [pick], lease=lease)
-        return leased[0].assignment if leased else None
+        leased = await self.leases.claim_for(ownership, [pick], lease=lease)
+        return leased[0].execution if leased else None
 
     async def running(
-        self, tenure: Tenure, tenant: int, *, lease: float = 60.0, key: str | None = None
-    ) -> Assignment:
+        self, ownership: Ownership, tenant: int, *, lease: float = 60.0, key: str | None = None
+    ) -> Execution:
         """A task that was created and claimed."""
-        row = await self.create(tenant, tenure=tenure, key=key)
-        assignment = await self.claim(tenure, row, lease=lease)
-        assert assignment is not None
-        return assignment
+        row = await self.create(tenant, ownership=ownership, key=key)
+        execution = await self.claim(ownership, row, lease=lease)
+        assert execution is not None
+        return execution
 
-    async def ask_to_cancel(self, assignment: Assignment) -> None:
-        await self.move(assignment.tenant_id, assignment.id, "running", cancel=True)
+    async def ask_to_cancel(self, execution: Execution) -> None:
+        await self.move(execution.tenant_id, execution.id, "running", cancel=True)
 
     async def move(
         self, tenant: int, task_id: UUID, state: str, *, cancel: bool = False
     ) -> bool | None:
         """Change a task's state, as the API does."""
 
-        def decide(locked: LockedTask) -> Change | bool:
-            return replace(Change.of(locked), state=state, cancel_requested=cancel)
+        def decide(locked: LockedTask) -> TaskChange | bool:
+            return replace(TaskChange.of(locked), state=state, cancel_requested=cancel)
 
         return await self.tasks.change(tenant, task_id, decide)
 
-    async def stock(
+    async def partition_loader(
         self, partitions: Sequence[int], *, after: float = 0.0, until: float = 1e10, cap: int = 100
     ) -> list[TaskRow]:
-        return await self.engine.take_stock(partitions, after=after, until=until, cap=cap)
+        return await self.engine.load_window(partitions, after=after, until=until, cap=cap)
 
 
 def finish(
-    assignment: Assignment,
+    execution: Execution,
     *,
     fence: int | None = None,
     outcome: Outcome = Outcome.SUCCEEDED,
     state: TaskState = TaskState.COMPLETED,
     dead_because: DeathCause | None = None,
 ) -> Finish:
-    return Finish(_report(assignment, outcome, fence), state, dead_because)
+    return Finish(_report(execution, outcome, fence), state, dead_because)
 
 
 def retry(
-    assignment: Assignment,
+    execution: Execution,
     *,
     fence: int | None = None,
     outcome: Outcome = Outcome.FAILED,
     delay: float | None = 5.0,
-) -> Retry:
-    return Retry(_report(assignment, outcome, fence), delay)
+) -> RetryLater:
+    return RetryLater(_report(execution, outcome, fence), delay)
 
 
-def held(assignment: Assignment, *, fence: int | None = None) -> TaskRef:
-    return TaskRef(assignment.tenant_id, assignment.id, fence or assignment.fence)
+def held(execution: Execution, *, fence: int | None = None) -> TaskRef:
+    return TaskRef(execution.tenant_id, execution.id, fence or execution.fence)
 
 
-def _report(assignment: Assignment, outcome: Outcome, fence: int | None) -> Report:
+def _report(execution: Execution, outcome: Outcome, fence: int | None) -> Report:
     if fence is not None:
-        assignment = assignment._replace(fence=fence)
+        execution = execution._replace(fence=fence)
     now = time.time()
     failed = outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
     error = TaskError("test", "it failed") if failed else None
-    return Report(assignment, outcome, now, now, error=error)
+    return Report(execution, outcome, now, now, error=error)
 
 
 def memory_lab() -> Lab:
@@ -441,9 +451,9 @@ def memory_lab() -> Lab:
         RemoteTasks(store, link),
         RemoteKeys(store, link),
         RemoteTenants(store, link),
-        Cluster(connection),
+        ClusterStore(connection),
         MemoryInspector(store),
-        RemoteSchedules(MemorySchedules(store), link, _firing()),
+        RemoteSchedules(MemorySchedules(store), link, _occurrence_writer()),
         RemoteLeases(MemoryLeases(store), link),
         RemoteWorkers(MemoryLeases(store), link).register,
     )
@@ -452,16 +462,16 @@ def memory_lab() -> Lab:
 def postgres_lab(database: Database, connection: asyncpg.Connection) -> Lab:
     return Lab(
         EngineStore(database),
-        Tasks(database, near=NEAR),
-        Keys(database),
-        Tenants(database),
-        Cluster(connection),
+        TaskStore(database, near=NEAR),
+        KeyStore(database),
+        TenantStore(database),
+        ClusterStore(connection),
         PostgresInspector(connection),
-        Schedules(database, _firing()),
+        ScheduleService(database, _occurrence_writer()),
         LeaseStore(database),
-        Workers(database).register,
+        WorkerStore(database).register,
     )
 
 
-def _firing() -> Firing:
-    return Firing(TaskIds(Random(3)), Random(3), near=NEAR)
+def _occurrence_writer() -> OccurrenceWriter:
+    return OccurrenceWriter(TaskIds(Random(3)), Random(3), near=NEAR)

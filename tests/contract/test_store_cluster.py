@@ -6,32 +6,32 @@ import asyncpg
 import pytest
 
 from contract.store_lab import Lab
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.store import cluster
 
 
 async def test_a_member_beats(lab: Lab) -> None:
-    tenure = await lab.join()
-    assert await lab.cluster.beat(tenure.node_id, tenure.epoch) is not None
-    assert await lab.cluster.beat(tenure.node_id, tenure.epoch + 1) is None
-    assert await lab.cluster.beat(uuid4(), tenure.epoch) is None
+    ownership = await lab.join()
+    assert await lab.cluster.beat(ownership.node_id, ownership.epoch) is not None
+    assert await lab.cluster.beat(ownership.node_id, ownership.epoch + 1) is None
+    assert await lab.cluster.beat(uuid4(), ownership.epoch) is None
     (member,) = await lab.cluster.members()
-    assert member.id == tenure.node_id
+    assert member.id == ownership.node_id
     assert member.silent < 5
 
 
 async def test_a_silent_node_is_declared_dead(lab: Lab) -> None:
-    tenure = await lab.join()
-    assert not await lab.cluster.declare_dead(tenure.node_id, 60.0)
-    assert await lab.cluster.declare_dead(tenure.node_id, -1.0)
-    assert await lab.inspect.node(tenure.node_id) == (tenure.epoch + 1, "dead")
+    ownership = await lab.join()
+    assert not await lab.cluster.declare_dead(ownership.node_id, 60.0)
+    assert await lab.cluster.declare_dead(ownership.node_id, -1.0)
+    assert await lab.inspect.node(ownership.node_id) == (ownership.epoch + 1, "dead")
     assert await lab.cluster.members() == []
 
 
 async def test_a_node_dies_once(lab: Lab) -> None:
-    tenure = await lab.join()
-    assert await lab.cluster.declare_dead(tenure.node_id, -1.0)
-    assert not await lab.cluster.declare_dead(tenure.node_id, -1.0)
+    ownership = await lab.join()
+    assert await lab.cluster.declare_dead(ownership.node_id, -1.0)
+    assert not await lab.cluster.declare_dead(ownership.node_id, -1.0)
     assert not await lab.cluster.declare_dead(uuid4(), -1.0)
 
 
@@ -42,20 +42,20 @@ async def test_only_the_one_named_dies(lab: Lab) -> None:
 
 
 async def test_the_dead_do_not_beat(lab: Lab) -> None:
-    tenure = await lab.join()
-    await lab.cluster.hand_over(tenure, {}, leaving=True)
-    assert await lab.cluster.beat(tenure.node_id, tenure.epoch + 1) is None
+    ownership = await lab.join()
+    await lab.cluster.hand_over(ownership, {}, leaving=True)
+    assert await lab.cluster.beat(ownership.node_id, ownership.epoch + 1) is None
 
 
 async def test_free_partitions_are_taken(lab: Lab) -> None:
-    tenure = await lab.join()
-    taken = await lab.cluster.take_over(tenure.node_id, tenure.epoch, [3, 5])
+    ownership = await lab.join()
+    taken = await lab.cluster.take_over(ownership.node_id, ownership.epoch, [3, 5])
     assert sorted(taken) == [3, 5]
-    assert await lab.inspect.owner(3) == (tenure.node_id, 1)
+    assert await lab.inspect.owner(3) == (ownership.node_id, 1)
     assert await lab.inspect.owner(4) == (None, 0)
-    ownership = await lab.cluster.ownership()
-    assert ownership[tenure.node_id] == [3, 5]
-    assert len(ownership[None]) == 254
+    owned = await lab.cluster.ownership()
+    assert owned[ownership.node_id] == [3, 5]
+    assert len(owned[None]) == 254
 
 
 async def test_partitions_of_the_living_are_not_taken(lab: Lab) -> None:
@@ -74,16 +74,16 @@ async def test_partitions_of_the_dead_are_taken(lab: Lab) -> None:
 
 
 async def test_the_dead_take_nothing(lab: Lab) -> None:
-    tenure = await lab.join()
-    await lab.cluster.declare_dead(tenure.node_id, -1.0)
-    for epoch in (tenure.epoch, tenure.epoch + 1):
-        assert await lab.cluster.take_over(tenure.node_id, epoch, [3]) == []
+    ownership = await lab.join()
+    await lab.cluster.declare_dead(ownership.node_id, -1.0)
+    for epoch in (ownership.epoch, ownership.epoch + 1):
+        assert await lab.cluster.take_over(ownership.node_id, epoch, [3]) == []
 
 
 async def test_an_old_epoch_takes_nothing(lab: Lab) -> None:
-    tenure = await lab.join()
-    await lab.cluster.hand_over(tenure, {})
-    assert await lab.cluster.take_over(tenure.node_id, tenure.epoch, [3]) == []
+    ownership = await lab.join()
+    await lab.cluster.hand_over(ownership, {})
+    assert await lab.cluster.take_over(ownership.node_id, ownership.epoch, [3]) == []
 
 
 async def test_partitions_are_handed_over(lab: Lab) -> None:
@@ -108,51 +108,51 @@ async def test_nobody_gives_what_is_not_theirs(lab: Lab) -> None:
 async def test_a_replaced_node_gives_nothing(lab: Lab) -> None:
     giver = await lab.join()
     await lab.cluster.take_over(giver.node_id, giver.epoch, [3])
-    old = Tenure(giver.node_id, giver.epoch + 1, giver.partitions)
+    old = Ownership(giver.node_id, giver.epoch + 1, giver.partitions)
     assert await lab.cluster.hand_over(old, {3: None}) is None
     assert await lab.inspect.owner(3) == (giver.node_id, 1)
 
 
 async def test_who_leaves_is_no_member(lab: Lab) -> None:
-    tenure = await lab.join()
-    await lab.cluster.hand_over(tenure, {}, leaving=True)
-    assert await lab.inspect.node(tenure.node_id) == (tenure.epoch + 1, "left")
+    ownership = await lab.join()
+    await lab.cluster.hand_over(ownership, {}, leaving=True)
+    assert await lab.inspect.node(ownership.node_id) == (ownership.epoch + 1, "left")
     assert await lab.cluster.members() == []
 
 
 async def test_beats_are_counted_and_do_not_go_back(lab: Lab) -> None:
-    tenure = await lab.join()
-    first = await lab.cluster.beat(tenure.node_id, tenure.epoch)
+    ownership = await lab.join()
+    first = await lab.cluster.beat(ownership.node_id, ownership.epoch)
     assert first is not None
-    second = await lab.cluster.beat(tenure.node_id, tenure.epoch, first.beats)
+    second = await lab.cluster.beat(ownership.node_id, ownership.epoch, first.beats)
     assert second is not None
     assert second.beats == first.beats + 1
     # As after a restore of a database that knew of fewer.
-    assert await lab.cluster.beat(tenure.node_id, tenure.epoch, second.beats + 1) is None
-    assert await lab.cluster.beat(tenure.node_id, tenure.epoch, second.beats) is not None
+    assert await lab.cluster.beat(ownership.node_id, ownership.epoch, second.beats + 1) is None
+    assert await lab.cluster.beat(ownership.node_id, ownership.epoch, second.beats) is not None
 
 
 async def test_who_joined_another_server_is_no_member(lab: Lab) -> None:
-    tenure = await lab.join()
-    taken = await lab.cluster.take_over(tenure.node_id, tenure.epoch, [3])
+    ownership = await lab.join()
+    taken = await lab.cluster.take_over(ownership.node_id, ownership.epoch, [3])
     await lab.inspect.restart_server()
     assert taken == [3]
-    assert await lab.cluster.beat(tenure.node_id, tenure.epoch) is None
-    assert await lab.cluster.take_over(tenure.node_id, tenure.epoch, [4]) == []
+    assert await lab.cluster.beat(ownership.node_id, ownership.epoch) is None
+    assert await lab.cluster.take_over(ownership.node_id, ownership.epoch, [4]) == []
     heir = await lab.join()
-    assert await lab.inspect.node(tenure.node_id) == (tenure.epoch + 1, "dead")
+    assert await lab.inspect.node(ownership.node_id) == (ownership.epoch + 1, "dead")
     assert await lab.cluster.take_over(heir.node_id, heir.epoch, [3]) == [3]
 
 
 async def test_partition_epochs_rise_with_another_server(lab: Lab) -> None:
-    tenure = await lab.join()
-    await lab.cluster.take_over(tenure.node_id, tenure.epoch, [3])
+    ownership = await lab.join()
+    await lab.cluster.take_over(ownership.node_id, ownership.epoch, [3])
     await lab.join()
-    assert await lab.inspect.owner(3) == (tenure.node_id, 1)
+    assert await lab.inspect.owner(3) == (ownership.node_id, 1)
     await lab.inspect.restart_server()
     await lab.join()
     owner, epoch = await lab.inspect.owner(3)
-    assert owner == tenure.node_id
+    assert owner == ownership.node_id
     assert epoch > 50_000_000  # the seconds since 2025, which no restore repeats
 
 

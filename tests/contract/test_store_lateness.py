@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from contract.store_lab import Lab, held, retry
-from mainspring.domain.execution import Assignment, Outcome
+from mainspring.domain.execution import Execution, Outcome
 from mainspring.domain.lateness import (
     Cause,
     Earlier,
@@ -22,9 +22,9 @@ from mainspring.domain.lateness import (
     account_for,
     blame,
 )
-from mainspring.domain.placement import Tenure
+from mainspring.domain.outcome_rules import RetryLater
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
-from mainspring.domain.settlement import Retry
 from mainspring.domain.task import Target, TaskSpec
 from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.claims import TaskRef
@@ -36,65 +36,65 @@ EARLIER = Earlier(1.0, 2.0, 3.0, False, "capacity", {"no_worker": 1.0})
 
 
 async def claimed(
-    lab: Lab, tenure: Tenure, row: TaskRow, waited: Waited | None, *, lease: float = 60.0
-) -> Assignment:
+    lab: Lab, ownership: Ownership, row: TaskRow, waited: Waited | None, *, lease: float = 60.0
+) -> Execution:
     ref = TaskRef(row.tenant_id, row.id, row.rev, waited)
-    (assignment,) = await lab.engine.claim(tenure, [ref], worker=lab.worker, lease=lease)
-    return assignment
+    (execution,) = await lab.engine.claim(ownership, [ref], worker=lab.worker, lease=lease)
+    return execution
 
 
-async def waiting(lab: Lab) -> tuple[Tenure, TaskRow]:
-    tenure, tenant = await lab.join(), await lab.tenant()
-    return tenure, await lab.create(tenant, tenure=tenure, due=-1.0)
+async def waiting(lab: Lab) -> tuple[Ownership, TaskRow]:
+    ownership, tenant = await lab.join(), await lab.tenant()
+    return ownership, await lab.create(tenant, ownership=ownership, due=-1.0)
 
 
 async def test_a_claim_writes_down_what_was_waited_for(lab: Lab) -> None:
-    tenure, row = await waiting(lab)
-    task = await claimed(lab, tenure, row, SEEN)
+    ownership, row = await waiting(lab)
+    task = await claimed(lab, ownership, row, SEEN)
     assert (task.waited, task.earlier) == (SEEN, None)
     assert (await lab.row(row.tenant_id, row.id)).waited == SEEN
     (again,) = await lab.engine.claimed_by([TaskRef(row.tenant_id, row.id, 1)], worker=lab.worker)
     assert again.waited == SEEN
-    (found,) = await lab.stock([row.partition])
+    (found,) = await lab.partition_loader([row.partition])
     assert found.waited == SEEN
 
 
 async def test_who_is_on_time_leaves_nothing_in_the_row(lab: Lab) -> None:
-    tenure, row = await waiting(lab)
-    assert (await claimed(lab, tenure, row, None)).waited is None
+    ownership, row = await waiting(lab)
+    assert (await claimed(lab, ownership, row, None)).waited is None
     assert (await lab.row(row.tenant_id, row.id)).waited is None
 
 
 async def test_any_node_reads_what_a_worker_s_task_waited_for(lab: Lab) -> None:
-    tenure, row = await waiting(lab)
+    ownership, row = await waiting(lab)
     pick = WorkerPick(row.tenant_id, row.id, row.rev, "w", "1", SEEN)
-    (leased,) = await lab.leases.claim_for(tenure, [pick], lease=60.0)
-    assert leased.assignment.waited == SEEN
-    name = (row.id, leased.assignment.fence)
+    (leased,) = await lab.leases.claim_for(ownership, [pick], lease=60.0)
+    assert leased.execution.waited == SEEN
+    name = (row.id, leased.execution.fence)
     (there,) = await lab.leases.leased(row.tenant_id, [name])
-    assert there.assignment.waited == SEEN
+    assert there.execution.waited == SEEN
     (read,) = await lab.leases.held(row.tenant_id, [name])
-    assert read.assignment.waited == SEEN
+    assert read.execution.waited == SEEN
 
 
 async def test_a_lost_try_is_a_failed_one_for_the_ledger(lab: Lab) -> None:
-    tenure, row = await waiting(lab)
-    task = await claimed(lab, tenure, row, SEEN, lease=-2.0)
-    seen = await lab.engine.lose([held(task)])
+    ownership, row = await waiting(lab)
+    task = await claimed(lab, ownership, row, SEEN, lease=-2.0)
+    seen = await lab.engine.expire_leases([held(task)])
     check_came_back(seen.rows[0], task)
-    again = await lab.claim(tenure, seen.rows[0])
+    again = await lab.claim(ownership, seen.rows[0])
     assert again is not None
     assert again.due == row.due
 
 
 async def test_so_is_a_released_one(lab: Lab) -> None:
-    tenure, row = await waiting(lab)
-    task = await claimed(lab, tenure, row, SEEN)
-    (back,) = await lab.engine.retry(tenure, [retry(task, outcome=Outcome.RELEASED, delay=None)])
+    ownership, row = await waiting(lab)
+    task = await claimed(lab, ownership, row, SEEN)
+    (back,) = await lab.engine.retry(ownership, [retry(task, outcome=Outcome.RELEASED, delay=None)])
     check_came_back(back, task)
 
 
-def check_came_back(row: TaskRow, task: Assignment) -> None:
+def check_came_back(row: TaskRow, task: Execution) -> None:
     """The time with whoever had it is a failed try; what came before is known, but for moments."""
     assert row.waited is not None
     assert row.waited["no_worker"] == SEEN["no_worker"]
@@ -103,33 +103,37 @@ def check_came_back(row: TaskRow, task: Assignment) -> None:
 
 
 async def test_a_retry_hands_on_what_came_before(lab: Lab) -> None:
-    tenure, row = await waiting(lab)
-    task = await claimed(lab, tenure, row, SEEN)
-    failed = Retry(retry(task).report, -1.0, SEEN, EARLIER)
-    (back,) = await lab.engine.retry(tenure, [failed])
+    ownership, row = await waiting(lab)
+    task = await claimed(lab, ownership, row, SEEN)
+    failed = RetryLater(retry(task).report, -1.0, SEEN, EARLIER)
+    (back,) = await lab.engine.retry(ownership, [failed])
     assert back.waited is None, "it is due at another time"
-    again = await claimed(lab, tenure, back, None)
+    again = await claimed(lab, ownership, back, None)
     assert (again.waited, again.earlier) == (None, EARLIER)
     (read,) = await lab.engine.claimed_by([TaskRef(row.tenant_id, row.id, 3)], worker=lab.worker)
     assert read.earlier == EARLIER
 
 
 async def test_a_loss_keeps_what_came_before_the_try(lab: Lab) -> None:
-    tenure, row = await waiting(lab)
-    task = await claimed(lab, tenure, row, None)
-    (back,) = await lab.engine.retry(tenure, [Retry(retry(task).report, -1.0, None, EARLIER)])
-    second = await claimed(lab, tenure, back, None, lease=-1.0)
-    (lost,) = (await lab.engine.lose([held(second)])).rows
-    assert (await claimed(lab, tenure, lost, None)).earlier == EARLIER
+    ownership, row = await waiting(lab)
+    task = await claimed(lab, ownership, row, None)
+    (back,) = await lab.engine.retry(
+        ownership, [RetryLater(retry(task).report, -1.0, None, EARLIER)]
+    )
+    second = await claimed(lab, ownership, back, None, lease=-1.0)
+    (lost,) = (await lab.engine.expire_leases([held(second)])).rows
+    assert (await claimed(lab, ownership, lost, None)).earlier == EARLIER
 
 
 async def test_each_try_says_how_late_it_was(lab: Lab) -> None:
-    tenure, row = await waiting(lab)
-    task = await claimed(lab, tenure, row, SEEN, lease=-1.0)
-    (back,) = (await lab.engine.lose([held(task)])).rows
-    second = await claimed(lab, tenure, back, back.waited)
+    ownership, row = await waiting(lab)
+    task = await claimed(lab, ownership, row, SEEN, lease=-1.0)
+    (back,) = (await lab.engine.expire_leases([held(task)])).rows
+    second = await claimed(lab, ownership, back, back.waited)
     own = {"no_worker": 0.9, "failed_tries": 2.0}
-    (back,) = await lab.engine.retry(tenure, [Retry(retry(second).report, -1.0, own, EARLIER)])
+    (back,) = await lab.engine.retry(
+        ownership, [RetryLater(retry(second).report, -1.0, own, EARLIER)]
+    )
     first, last = await lab.inspect.lateness_of(row.id)
     assert first is not None
     assert first["no_worker"] == 0.9
@@ -229,7 +233,7 @@ async def history(
     """A task that ended, and says this of its lateness."""
     (task_id,) = await world.due_tasks(1)
     (task,) = await world.claim([task_id], lease=60)
-    await world.engine.finish(world.tenure, [success(task)])
+    await world.engine.finish(world.ownership, [success(task)])
     await world.database.fetch(
         "UPDATE task_history SET lateness = $2, sla_met = $3, blame = 'scheduler',"
         " started_at = CASE WHEN $4 THEN started_at END WHERE id = $1",
@@ -249,9 +253,9 @@ async def told(world: StoreWorld, task_id: UUID, waited: Waited) -> tuple[Waited
 
 async def test_the_owner_says_what_nobody_knew(ends: StoreWorld) -> None:
     task = await history(ends, {"paused": 1.0, "unattributed": 5.0})
-    lateness, blamed = await told(ends, task, {"no_worker": 4.0, "paused": 0.5})
+    lateness, count_crash = await told(ends, task, {"no_worker": 4.0, "paused": 0.5})
     assert lateness == {"paused": 1.5, "no_worker": 4.0, "waiting": 0.5}
-    assert blamed == "capacity"
+    assert count_crash == "capacity"
 
 
 async def test_the_owner_says_no_more_than_was_unknown(ends: StoreWorld) -> None:

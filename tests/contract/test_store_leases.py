@@ -4,92 +4,92 @@ from uuid import UUID
 
 from contract.store_lab import Lab, finish, held
 from mainspring.domain.capability import Offer
-from mainspring.domain.execution import Assignment, Outcome
-from mainspring.domain.placement import Tenure
-from mainspring.store.leases import Beat, Beaten, WorkerPick
+from mainspring.domain.execution import Execution, Outcome
+from mainspring.domain.placement import Ownership
+from mainspring.store.leases import ExtendedLease, HeldHeartbeat, WorkerPick
 
 OFFER = Offer(frozenset({"default"}), frozenset({"work"}))
 
 
-async def leased(lab: Lab, tenure: Tenure, tenant: int, **more: object) -> Assignment:
-    found = await lab.lease(tenure, await lab.create(tenant), **more)  # type: ignore[arg-type]
+async def leased(lab: Lab, ownership: Ownership, tenant: int, **more: object) -> Execution:
+    found = await lab.lease(ownership, await lab.create(tenant), **more)  # type: ignore[arg-type]
     assert found is not None
     return found
 
 
-async def beat(lab: Lab, task: Assignment, **more: object) -> list[Beaten]:
+async def beat(lab: Lab, task: Execution, **more: object) -> list[ExtendedLease]:
     told = {"worker": "w", "incarnation": "1", "fence": task.fence, "grace": 5.0, **more}
     return await lab.leases.extend_for(
         task.tenant_id,
         str(told["worker"]),
         str(told["incarnation"]),
-        [Beat(task.id, int(str(told["fence"])), started=bool(told.get("started", True)))],
+        [HeldHeartbeat(task.id, int(str(told["fence"])), started=bool(told.get("started", True)))],
         lease=60.0,
         grace=float(str(told["grace"])),
     )
 
 
 async def test_a_lease_says_who_holds_it(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
-    task = await leased(lab, tenure, tenant)
+    ownership, tenant = await lab.join(), await lab.tenant()
+    task = await leased(lab, ownership, tenant)
     row = await lab.row(tenant, task.id)
     assert (row.state, row.worker, row.incarnation, row.fence) == ("running", "w", "1", 1)
-    assert await lab.lease(tenure, row) is None
-    assert await lab.lease(tenure, row._replace(rev=row.rev)) is None
+    assert await lab.lease(ownership, row) is None
+    assert await lab.lease(ownership, row._replace(rev=row.rev)) is None
 
 
 async def test_a_fenced_node_leases_nothing(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
+    ownership, tenant = await lab.join(), await lab.tenant()
     row = await lab.create(tenant)
-    stale = Tenure(tenure.node_id, tenure.epoch + 1, tenure.partitions)
+    stale = Ownership(ownership.node_id, ownership.epoch + 1, ownership.partitions)
     assert await lab.lease(stale, row) is None
-    assert await lab.lease(tenure, row._replace(rev=9)) is None
-    assert await lab.lease(tenure, row) is not None
+    assert await lab.lease(ownership, row._replace(rev=9)) is None
+    assert await lab.lease(ownership, row) is not None
 
 
 async def test_a_worker_gets_no_task_before_it_is_due_or_after_its_expiry(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
-    assert await lab.lease(tenure, await lab.create(tenant, due=30.0)) is None
-    assert await lab.lease(tenure, await lab.create(tenant, due=-9.0, expires=-1.0)) is None
-    assert await lab.lease(tenure, await lab.create(tenant, expires=60.0)) is not None
+    ownership, tenant = await lab.join(), await lab.tenant()
+    assert await lab.lease(ownership, await lab.create(tenant, due=30.0)) is None
+    assert await lab.lease(ownership, await lab.create(tenant, due=-9.0, expires=-1.0)) is None
+    assert await lab.lease(ownership, await lab.create(tenant, expires=60.0)) is not None
 
 
 async def test_an_incarnation_that_was_replaced_gets_nothing(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
+    ownership, tenant = await lab.join(), await lab.tenant()
     assert await lab.register(tenant, "w", "1", OFFER, None)
     assert await lab.register(tenant, "w", "1", OFFER, None)
     row = await lab.create(tenant)
     assert await lab.register(tenant, "w", "2", OFFER, None)
-    assert await lab.lease(tenure, row, incarnation="1") is None
+    assert await lab.lease(ownership, row, incarnation="1") is None
     assert not await lab.register(tenant, "w", "1", OFFER, None), "it cannot come back"
     assert await lab.register(tenant, "v", "9", OFFER, None), "another worker is no successor"
-    assert await lab.lease(tenure, row, incarnation="2") is not None
+    assert await lab.lease(ownership, row, incarnation="2") is not None
 
 
 async def test_a_lost_claim_is_read_and_cannot_come_late(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
+    ownership, tenant = await lab.join(), await lab.tenant()
     rows = mine, others, strangers, late = [await lab.create(tenant) for _ in range(4)]
-    assert await lab.lease(tenure, mine)
-    assert await lab.lease(tenure, others, incarnation="2")
-    assert await lab.lease(tenure, strangers, worker="v")
+    assert await lab.lease(ownership, mine)
+    assert await lab.lease(ownership, others, incarnation="2")
+    assert await lab.lease(ownership, strangers, worker="v")
     picks = [WorkerPick(tenant, row.id, row.rev, "w", "1") for row in rows]
     found = await lab.leases.claimed_for(picks)
-    assert [item.assignment.id for item in found] == [mine.id]
-    assert await lab.lease(tenure, late) is None
+    assert [item.execution.id for item in found] == [mine.id]
+    assert await lab.lease(ownership, late) is None
 
 
 async def test_a_lost_claim_is_not_taken_from_an_earlier_execution(lab: Lab) -> None:
     """The database was set back between the claim and the question."""
-    tenure, tenant = await lab.join(), await lab.tenant()
+    ownership, tenant = await lab.join(), await lab.tenant()
     row = await lab.create(tenant)
-    assert await lab.lease(tenure, row)
+    assert await lab.lease(ownership, row)
     later = WorkerPick(tenant, row.id, row.rev + 2, "w", "1")
     assert await lab.leases.claimed_for([later]) == []
 
 
 async def test_a_heartbeat_extends_its_own_present_tries_only(lab: Lab) -> None:
-    tenure, tenant, stranger = await lab.join(), await lab.tenant(), await lab.tenant()
-    task = await leased(lab, tenure, tenant, lease=1.0)
+    ownership, tenant, stranger = await lab.join(), await lab.tenant(), await lab.tenant()
+    task = await leased(lab, ownership, tenant, lease=1.0)
     (item,) = await beat(lab, task)
     assert item.lease_end > task.lease_end + 50
     assert not item.cancel_requested
@@ -100,84 +100,84 @@ async def test_a_heartbeat_extends_its_own_present_tries_only(lab: Lab) -> None:
     assert await beat(lab, task._replace(tenant_id=stranger)) == []
     await lab.ask_to_cancel(task)
     assert (await beat(lab, task))[0].cancel_requested
-    await lab.engine.finish(tenure, [finish(task)])
+    await lab.engine.finish(ownership, [finish(task)])
     assert await beat(lab, task) == []
 
 
 async def test_word_of_a_start_makes_no_fresh_lease_longer(lab: Lab) -> None:
     """Its worker, should it die, is missed as soon as without that word."""
-    tenure, tenant = await lab.join(), await lab.tenant()
-    fresh = await leased(lab, tenure, tenant, lease=30.0)
+    ownership, tenant = await lab.join(), await lab.tenant()
+    fresh = await leased(lab, ownership, tenant, lease=30.0)
     (item,) = await beat(lab, fresh)
     assert abs(item.lease_end - fresh.lease_end) < 0.001
     (item,) = await beat(lab, fresh)
     assert item.lease_end > fresh.lease_end + 20, "the next one is about the lease"
-    old = await leased(lab, tenure, tenant, lease=19.0)
+    old = await leased(lab, ownership, tenant, lease=19.0)
     (item,) = await beat(lab, old)
     assert item.lease_end > old.lease_end + 20
-    waiting = await leased(lab, tenure, tenant, lease=30.0)
+    waiting = await leased(lab, ownership, tenant, lease=30.0)
     (item,) = await beat(lab, waiting, started=False)
     assert item.lease_end > waiting.lease_end + 20, "what has not begun is kept"
 
 
 async def test_nothing_is_extended_far_beyond_its_hard_timeout(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
-    task = await leased(lab, tenure, tenant, lease=1.0)
+    ownership, tenant = await lab.join(), await lab.tenant()
+    task = await leased(lab, ownership, tenant, lease=1.0)
     (item,) = await beat(lab, task, grace=-10.0)  # the timeout is 30 s, the lease would be 60 s
     assert not item.overdue
     assert abs(item.lease_end - (task.picked + 20 + 30)) < 0.001
 
 
 async def test_nothing_is_extended_past_its_hard_timeout(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
-    task = await leased(lab, tenure, tenant, lease=1.0)
+    ownership, tenant = await lab.join(), await lab.tenant()
+    task = await leased(lab, ownership, tenant, lease=1.0)
     (item,) = await beat(lab, task, grace=-100.0)  # the timeout is 30 s
     assert item.overdue
     assert abs(item.lease_end - task.lease_end) < 0.001
 
 
 async def test_only_the_present_try_is_held(lab: Lab) -> None:
-    tenure, tenant, stranger = await lab.join(), await lab.tenant(), await lab.tenant()
-    task = await leased(lab, tenure, tenant)
-    own = await lab.running(tenure, tenant)
+    ownership, tenant, stranger = await lab.join(), await lab.tenant(), await lab.tenant()
+    task = await leased(lab, ownership, tenant)
+    own = await lab.running(ownership, tenant)
     tries = [(task.id, 1), (task.id, 2), (own.id, 1)]
     (found,) = await lab.leases.held(tenant, tries)
-    assert (found.assignment.id, found.assignment.fence) == (task.id, 1)
+    assert (found.execution.id, found.execution.fence) == (task.id, 1)
     assert await lab.leases.held(stranger, tries) == []
 
 
 async def test_nobody_is_blamed_for_a_node(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
+    ownership, tenant = await lab.join(), await lab.tenant()
     row = await lab.create(tenant)
     for _ in range(4):
-        task = await lab.lease(tenure, row, lease=0.0)
+        task = await lab.lease(ownership, row, lease=0.0)
         assert task is not None
-        (row,) = (await lab.engine.lose([held(task)])).rows
+        (row,) = (await lab.engine.expire_leases([held(task)])).rows
         assert row.capability == "handler:work"
-    own = await lab.claim(tenure, row, lease=0.0)
+    own = await lab.claim(ownership, row, lease=0.0)
     assert own is not None
-    (row,) = (await lab.engine.lose([held(own)], blamed=[own.id])).rows
+    (row,) = (await lab.engine.expire_leases([held(own)], count_crash=[own.id])).rows
     assert row.capability == "handler:work", "a node's own executor is no worker"
 
 
 async def test_a_restart_ends_leases_that_would_last(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
+    ownership, tenant = await lab.join(), await lab.tenant()
     await lab.register(tenant, "w", "1", OFFER, None)
-    task = await leased(lab, tenure, tenant)
-    assert (await lab.engine.lose([held(task)])).rows == []
+    task = await leased(lab, ownership, tenant)
+    assert (await lab.engine.expire_leases([held(task)])).rows == []
     await lab.register(tenant, "another", "2", OFFER, None)
-    assert (await lab.engine.lose([held(task)])).rows == []
+    assert (await lab.engine.expire_leases([held(task)])).rows == []
     await lab.register(tenant, "w", "2", OFFER, None)
-    (row,) = (await lab.engine.lose([held(task)], blamed=[task.id])).rows
+    (row,) = (await lab.engine.expire_leases([held(task)], count_crash=[task.id])).rows
     assert row.state == "scheduled"
 
 
 async def test_what_another_node_leased_is_read_as_its_claim_returned_it(lab: Lab) -> None:
-    tenure, tenant, stranger = await lab.join(), await lab.tenant(), await lab.tenant()
-    task = await leased(lab, tenure, tenant)
-    own = await lab.running(tenure, tenant)
+    ownership, tenant, stranger = await lab.join(), await lab.tenant(), await lab.tenant()
+    task = await leased(lab, ownership, tenant)
+    own = await lab.running(ownership, tenant)
     (found,) = await lab.leases.leased(tenant, [(task.id, 1), (task.id, 2), (own.id, 1)])
-    assert (found.assignment.id, found.assignment.fence) == (task.id, 1)
+    assert (found.execution.id, found.execution.fence) == (task.id, 1)
     assert (found.queue, found.capability) == ("default", "handler:work")
     assert await lab.leases.leased(stranger, [(task.id, 1)]) == []
 
@@ -185,12 +185,12 @@ async def test_what_another_node_leased_is_read_as_its_claim_returned_it(lab: La
 async def test_reports_that_changed_nothing_are_told_why(lab: Lab) -> None:
     """The same report again, another of the same try, one of a try that is over, one of a task that
     never was."""
-    tenure, tenant = await lab.join(), await lab.tenant()
-    done, late, gone, off = [await leased(lab, tenure, tenant, lease=0.0) for _ in range(4)]
-    await lab.engine.finish(tenure, [finish(done)])
-    await lab.engine.finish(tenure, [finish(off, outcome=Outcome.CANCELLED)])
-    await lab.engine.finish(tenure, [finish(late, outcome=Outcome.TIMED_OUT)])
-    await lab.engine.lose([held(gone)])
+    ownership, tenant = await lab.join(), await lab.tenant()
+    done, late, gone, off = [await leased(lab, ownership, tenant, lease=0.0) for _ in range(4)]
+    await lab.engine.finish(ownership, [finish(done)])
+    await lab.engine.finish(ownership, [finish(off, outcome=Outcome.CANCELLED)])
+    await lab.engine.finish(ownership, [finish(late, outcome=Outcome.TIMED_OUT)])
+    await lab.engine.expire_leases([held(gone)])
     unknown = lab.ids.make(1_800_000_000.0)
 
     async def judged(task_id: UUID, fence: int, outcome: Outcome) -> tuple[bool, bool]:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from contract.store_lab import Lab, held, memory_lab, retry
 from mainspring.domain.capability import ALONE
-from mainspring.domain.execution import Assignment, Outcome
-from mainspring.domain.placement import Tenure
+from mainspring.domain.execution import Execution, Outcome
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
-from mainspring.store.leases import Beat, WorkerPick
+from mainspring.store.leases import HeldHeartbeat, WorkerPick
 
 
 class Loss(NamedTuple):
@@ -39,24 +39,24 @@ PRESUMED = Loss(presumed=True)
 BY_NODE = Loss(started=True, alone=True, counted=False)
 
 
-async def leased(lab: Lab, tenure: Tenure, row: TaskRow, lease: float = 0.0) -> Assignment:
-    found = await lab.lease(tenure, row, lease=lease)
+async def leased(lab: Lab, ownership: Ownership, row: TaskRow, lease: float = 0.0) -> Execution:
+    found = await lab.lease(ownership, row, lease=lease)
     assert found is not None
     return found
 
 
-async def say(lab: Lab, task: Assignment, loss: Loss) -> None:
-    beat = Beat(task.id, task.fence, started=loss.started, alone=loss.alone)
+async def say(lab: Lab, task: Execution, loss: Loss) -> None:
+    beat = HeldHeartbeat(task.id, task.fence, started=loss.started, alone=loss.alone)
     await lab.leases.extend_for(task.tenant_id, "w", "1", [beat], lease=0.0, grace=5.0)
 
 
-async def lose(lab: Lab, tenure: Tenure, row: TaskRow, loss: Loss) -> TaskRow | None:
+async def expire_leases(lab: Lab, ownership: Ownership, row: TaskRow, loss: Loss) -> TaskRow | None:
     """Lease it, and lose its worker. Return how it waits again; None if it is given up."""
-    task = await leased(lab, tenure, row)
+    task = await leased(lab, ownership, row)
     await say(lab, task, loss)
-    seen = await lab.engine.lose(
+    seen = await lab.engine.expire_leases(
         [held(task)],
-        blamed=[task.id] if loss.counted else [],
+        count_crash=[task.id] if loss.counted else [],
         presumed=[task.id] if loss.presumed else [],
     )
     assert len(seen.rows) + len(seen.gone) == 1
@@ -64,15 +64,15 @@ async def lose(lab: Lab, tenure: Tenure, row: TaskRow, loss: Loss) -> TaskRow | 
 
 
 async def test_three_losses_of_a_worker_that_never_tells_are_enough(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
+    ownership, tenant = await lab.join(), await lab.tenant()
     row: TaskRow | None = await lab.create(tenant)
     assert row is not None
     task_id = row.id
     for expected in ("handler:work", f"handler:work{ALONE}"):
-        row = await lose(lab, tenure, row, PRESUMED)
+        row = await expire_leases(lab, ownership, row, PRESUMED)
         assert row is not None
         assert (row.capability, row.worker, row.incarnation) == (expected, None, None)
-    assert await lose(lab, tenure, row, PRESUMED) is None
+    assert await expire_leases(lab, ownership, row, PRESUMED) is None
     assert await lab.inspect.dead_letter(task_id) == ("poison", ["lost"] * 3)
     end = await lab.inspect.end_of(task_id)
     assert end is not None
@@ -95,16 +95,16 @@ async def test_three_losses_of_a_worker_that_never_tells_are_enough(lab: Lab) ->
     ],
 )
 async def test_what_is_poison(lab: Lab, losses: list[Loss], given_up: bool) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
+    ownership, tenant = await lab.join(), await lab.tenant()
     row: TaskRow | None = await lab.create(tenant)
     for loss in losses:
         assert row is not None, "given up too early"
-        row = await lose(lab, tenure, row, loss)
+        row = await expire_leases(lab, ownership, row, loss)
     assert (row is None) is given_up
 
 
 async def test_what_did_not_begin_is_counted_apart_and_told(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
+    ownership, tenant = await lab.join(), await lab.tenant()
     row = await lab.create(tenant)
     for loss, expected in (
         (SILENT, (0, 1)),
@@ -113,7 +113,7 @@ async def test_what_did_not_begin_is_counted_apart_and_told(lab: Lab) -> None:
         (STARTED, (2, 1)),
         (SILENT, (2, 2)),
     ):
-        lost = await lose(lab, tenure, row, loss)
+        lost = await expire_leases(lab, ownership, row, loss)
         assert lost is not None
         assert await lab.inspect.losses_of(row.id) == expected
         row = lost
@@ -122,74 +122,74 @@ async def test_what_did_not_begin_is_counted_apart_and_told(lab: Lab) -> None:
 
 async def test_each_lease_needs_its_own_proof(lab: Lab) -> None:
     """Word of an earlier execution, or of another worker, says nothing of this one."""
-    tenure, tenant = await lab.join(), await lab.tenant()
+    ownership, tenant = await lab.join(), await lab.tenant()
     row = await lab.create(tenant)
     for loss in (ALONE_STARTED, ALONE_STARTED, SILENT, SILENT):
-        lost = await lose(lab, tenure, row, loss)
+        lost = await expire_leases(lab, ownership, row, loss)
         assert lost is not None
         row = lost
     assert await lab.inspect.losses_of(row.id) == (2, 2)
-    task = await leased(lab, tenure, row)
+    task = await leased(lab, ownership, row)
     for name, fence in (("other", task.fence), ("w", task.fence - 1)):
-        beat = Beat(task.id, fence, started=True, alone=True)
+        beat = HeldHeartbeat(task.id, fence, started=True, alone=True)
         await lab.leases.extend_for(tenant, name, "1", [beat], lease=9.0, grace=5.0)
-    assert (await lab.engine.lose([held(task)], blamed=[task.id])).rows
+    assert (await lab.engine.expire_leases([held(task)], count_crash=[task.id])).rows
     assert await lab.inspect.losses_of(row.id) == (2, 3)
 
 
 async def test_alone_is_word_of_the_heartbeat_that_names_it_as_begun(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
+    ownership, tenant = await lab.join(), await lab.tenant()
     row = await lab.create(tenant)
     for _ in range(2):
-        lost = await lose(lab, tenure, row, STARTED)
+        lost = await expire_leases(lab, ownership, row, STARTED)
         assert lost is not None
         row = lost
-    task = await leased(lab, tenure, row)
+    task = await leased(lab, ownership, row)
     for loss in (Loss(started=False, alone=True), STARTED):
         await say(lab, task, loss)
-    assert (await lab.engine.lose([held(task)], blamed=[task.id])).rows
+    assert (await lab.engine.expire_leases([held(task)], count_crash=[task.id])).rows
 
 
 async def test_what_was_lost_is_leased_as_suspect_until_it_reports(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
+    ownership, tenant = await lab.join(), await lab.tenant()
     row = await lab.create(tenant)
 
-    async def lease(row: TaskRow) -> tuple[Assignment, bool]:
+    async def lease(row: TaskRow) -> tuple[Execution, bool]:
         pick = WorkerPick(tenant, row.id, row.rev, "w", "1")
-        (found,) = await lab.leases.claim_for(tenure, [pick], lease=0.0)
-        ((again),) = await lab.leases.leased(tenant, [(row.id, found.assignment.fence)])
+        (found,) = await lab.leases.claim_for(ownership, [pick], lease=0.0)
+        ((again),) = await lab.leases.leased(tenant, [(row.id, found.execution.fence)])
         (claimed,) = await lab.leases.claimed_for([pick])
         assert found.suspect == again.suspect == claimed.suspect
-        return found.assignment, found.suspect
+        return found.execution, found.suspect
 
     task, suspect = await lease(row)
     assert not suspect
-    (row,) = (await lab.engine.lose([held(task)])).rows
+    (row,) = (await lab.engine.expire_leases([held(task)])).rows
     task, suspect = await lease(row)
     assert not suspect, "a node was lost, no worker"
-    (row,) = (await lab.engine.lose([held(task)], blamed=[task.id])).rows
+    (row,) = (await lab.engine.expire_leases([held(task)], count_crash=[task.id])).rows
     task, suspect = await lease(row)
     assert suspect
-    (row,) = await lab.engine.retry(tenure, [retry(task, outcome=Outcome.RELEASED, delay=None)])
+    (row,) = await lab.engine.retry(ownership, [retry(task, outcome=Outcome.RELEASED, delay=None)])
     task, suspect = await lease(row)
     assert suspect
-    (row,) = await lab.engine.retry(tenure, [retry(task, delay=0.0)])
+    (row,) = await lab.engine.retry(ownership, [retry(task, delay=0.0)])
     assert await lab.inspect.losses_of(row.id) == (0, 0)
     assert not (await lease(row))[1]
 
 
 async def test_a_report_clears_the_suspicion_and_a_release_does_not(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
+    ownership, tenant = await lab.join(), await lab.tenant()
     row = await lab.create(tenant)
     for _ in range(2):
-        lost = await lose(lab, tenure, row, STARTED)
+        lost = await expire_leases(lab, ownership, row, STARTED)
         assert lost is not None
         row = lost
-    task = await leased(lab, tenure, row, 60.0)
-    (row,) = await lab.engine.retry(tenure, [retry(task, outcome=Outcome.RELEASED, delay=None)])
+    task = await leased(lab, ownership, row, 60.0)
+    (row,) = await lab.engine.retry(ownership, [retry(task, outcome=Outcome.RELEASED, delay=None)])
     assert row.capability.endswith(ALONE)
-    task = await leased(lab, tenure, row, 60.0)
-    (row,) = await lab.engine.retry(tenure, [retry(task, delay=0.0)])
+    task = await leased(lab, ownership, row, 60.0)
+    (row,) = await lab.engine.retry(ownership, [retry(task, delay=0.0)])
     assert row.capability == "handler:work"
 
 
@@ -208,13 +208,13 @@ _losses = st.lists(
 async def check_history(lab: Lab, losses: list[Loss]) -> None:
     """Whatever the order: what never began is not counted, what did not begin alone is no poison,
     and what began alone and is lost again and again is."""
-    tenure, tenant = await lab.join(), await lab.tenant()
+    ownership, tenant = await lab.join(), await lab.tenant()
     row: TaskRow | None = await lab.create(tenant)
     began = unproven = 0
     for loss in losses:
         assert row is not None
         task_id, was_alone = row.id, row.capability.endswith(ALONE)
-        row = await lose(lab, tenure, row, loss)
+        row = await expire_leases(lab, ownership, row, loss)
         began += loss.counted and loss.began
         unproven += loss.counted and not loss.began
         ran_alone = was_alone and (loss.presumed or (loss.started and loss.alone))
@@ -247,14 +247,14 @@ async def test_any_history_of_losses(real_lab: Lab, losses: list[Loss]) -> None:
 @pytest.mark.server
 async def test_proof_ends_with_its_lease(real_lab: Lab, connection: asyncpg.Connection) -> None:
     """Nodes of the version before lease tasks without knowing of it."""
-    tenure, tenant = await real_lab.join(), await real_lab.tenant()
+    ownership, tenant = await real_lab.join(), await real_lab.tenant()
     row: TaskRow | None = await real_lab.create(tenant)
     assert row is not None
-    row = await lose(real_lab, tenure, row, ALONE_STARTED)
+    row = await expire_leases(real_lab, ownership, row, ALONE_STARTED)
     proof = "SELECT began OR began_alone FROM tasks"
     assert await connection.fetchval(proof) is False
     assert row is not None
-    task = await leased(real_lab, tenure, row)
+    task = await leased(real_lab, ownership, row)
     await connection.execute("UPDATE tasks SET began = true, began_alone = true")
-    await real_lab.engine.retry(tenure, [retry(task, delay=None)])
+    await real_lab.engine.retry(ownership, [retry(task, delay=None)])
     assert await connection.fetchval(proof) is False

@@ -7,36 +7,36 @@ from math import floor
 import pytest
 
 from contract.store_lab import EVERYWHERE, Lab
-from mainspring.domain.placement import Tenure
-from mainspring.domain.schedule.definition import Definition, Misfire, OverlapPolicy
-from mainspring.schedules.occurrences import Settled
+from mainspring.domain.placement import Ownership
+from mainspring.domain.schedule.definition import Misfire, OverlapPolicy, ScheduleDefinition
+from mainspring.schedules.occurrences import DecidedSchedules
 
 pytestmark = pytest.mark.slow
 
 
-def every_minute(behind: int, **fields: object) -> Definition:
+def every_minute(behind: int, **fields: object) -> ScheduleDefinition:
     """Due every minute, for the first time so many seconds ago, and undecided since."""
     first = float(floor(time.time()) - behind)
-    made = Definition(interval=60.0, anchor=first, start_at=first, overlap="allow")
+    made = ScheduleDefinition(interval=60.0, anchor=first, start_at=first, overlap="allow")
     return replace(made, **fields)  # type: ignore[arg-type]
 
 
-async def decide(lab: Lab, tenure: Tenure, *, until: float = 4e9) -> Settled:
-    due = await lab.schedules.due(tenure.partitions, until=until, limit=100)
-    return await lab.schedules.fire(tenure, due)
+async def decide(lab: Lab, ownership: Ownership, *, until: float = 4e9) -> DecidedSchedules:
+    due = await lab.schedules.due(ownership.partitions, until=until, limit=100)
+    return await lab.schedules.fire(ownership, due)
 
 
 async def test_what_is_due_is_decided_once(lab: Lab) -> None:
-    tenant, tenure = await lab.tenant(), await lab.join()
+    tenant, ownership = await lab.tenant(), await lab.join()
     definition = every_minute(10)
     schedule = await lab.inspect.add_schedule(tenant, definition)
     due = await lab.schedules.due(EVERYWHERE, until=time.time(), limit=100)
     assert [(d.tenant_id, d.id, d.wake) for d in due] == [(tenant, schedule, definition.anchor)]
-    settled = await lab.schedules.fire(tenure, due)
+    settled = await lab.schedules.fire(ownership, due)
     [made] = settled.made
     assert (made.task.schedule_id, made.task.nominal) == (schedule, definition.anchor)
     assert (await lab.row(tenant, made.task.id)).partition == made.partition
-    again = await lab.schedules.fire(tenure, due)
+    again = await lab.schedules.fire(ownership, due)
     assert (again.made, again.decided) == ([], 0), "the same look, once more"
     assert await lab.inspect.ledger(schedule) == [
         (definition.anchor, definition.anchor, 1, "fired")
@@ -47,21 +47,21 @@ async def test_what_is_due_is_decided_once(lab: Lab) -> None:
 
 
 async def test_who_joined_another_server_decides_nothing(lab: Lab) -> None:
-    tenant, tenure = await lab.tenant(), await lab.join()
+    tenant, ownership = await lab.tenant(), await lab.join()
     schedule = await lab.inspect.add_schedule(tenant, every_minute(10))
     await lab.inspect.restart_server()
-    assert (await decide(lab, tenure)).decided == 0
+    assert (await decide(lab, ownership)).decided == 0
     assert await lab.inspect.ledger(schedule) == []
     assert (await decide(lab, await lab.join())).decided == 1
 
 
 @pytest.mark.parametrize("policy", ["skip", "latest", "all"])
 async def test_an_outage_is_one_transaction(lab: Lab, policy: str) -> None:
-    tenant, tenure = await lab.tenant(), await lab.join()
+    tenant, ownership = await lab.tenant(), await lab.join()
     misfire = Misfire(policy, 3600, 3)  # type: ignore[arg-type]
     definition = every_minute(590, misfire=misfire)
     schedule = await lab.inspect.add_schedule(tenant, definition)
-    settled = await decide(lab, tenure)
+    settled = await decide(lab, ownership)
     first = definition.anchor
     lines = {
         "skip": [(first, first + 540, 10, "skipped_misfire")],
@@ -79,29 +79,31 @@ async def test_an_outage_is_one_transaction(lab: Lab, policy: str) -> None:
 
 
 async def test_only_the_owner_decides(lab: Lab) -> None:
-    tenant, tenure = await lab.tenant(), await lab.join()
+    tenant, ownership = await lab.tenant(), await lab.join()
     schedule = await lab.inspect.add_schedule(tenant, every_minute(10))
     due = await lab.schedules.due(EVERYWHERE, until=time.time(), limit=100)
-    nothing = replace(tenure, partitions=frozenset())
+    nothing = replace(ownership, partitions=frozenset())
     assert (await lab.schedules.fire(nothing, due)).decided == 0
     assert await lab.schedules.due([], until=4e9, limit=100) == []
-    assert (await lab.schedules.fire(replace(tenure, epoch=tenure.epoch + 1), due)).decided == 0
+    assert (
+        await lab.schedules.fire(replace(ownership, epoch=ownership.epoch + 1), due)
+    ).decided == 0
     assert await lab.inspect.ledger(schedule) == []
-    assert (await lab.schedules.fire(tenure, due)).decided == 1
+    assert (await lab.schedules.fire(ownership, due)).decided == 1
 
 
 async def test_nothing_is_decided_before_its_time(lab: Lab) -> None:
-    tenant, tenure = await lab.tenant(), await lab.join()
+    tenant, ownership = await lab.tenant(), await lab.join()
     schedule = await lab.inspect.add_schedule(tenant, every_minute(-30))
-    assert (await decide(lab, tenure)).decided == 0
+    assert (await decide(lab, ownership)).decided == 0
     assert await lab.inspect.ledger(schedule) == []
 
 
 async def test_the_last_time_ends_it(lab: Lab) -> None:
-    tenant, tenure = await lab.tenant(), await lab.join()
+    tenant, ownership = await lab.tenant(), await lab.join()
     definition = every_minute(10)
     await lab.inspect.add_schedule(tenant, replace(definition, end_at=definition.anchor + 1))
-    assert (await decide(lab, tenure)).decided == 1
+    assert (await decide(lab, ownership)).decided == 1
     assert await lab.schedules.due(EVERYWHERE, until=4e9, limit=100) == []
 
 
@@ -117,15 +119,15 @@ async def test_the_last_time_ends_it(lab: Lab) -> None:
 async def test_overlap_is_decided_by_what_is_unfinished(
     lab: Lab, overlap: OverlapPolicy, decision: str, state: str
 ) -> None:
-    tenant, tenure = await lab.tenant(), await lab.join()
+    tenant, ownership = await lab.tenant(), await lab.join()
     first = floor(time.time()) - 1
-    definition = Definition(
+    definition = ScheduleDefinition(
         interval=1.0, anchor=float(first), start_at=float(first), overlap=overlap
     )
     schedule = await lab.inspect.add_schedule(tenant, definition)
-    made = (await decide(lab, tenure)).made[-1]
+    made = (await decide(lab, ownership)).made[-1]
     while True:
-        settled = await decide(lab, tenure)
+        settled = await decide(lab, ownership)
         if settled.decided:
             break
     assert (await lab.inspect.ledger(schedule))[-1][3] == decision

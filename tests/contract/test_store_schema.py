@@ -56,9 +56,9 @@ async def test_python_and_sql_read_the_time_of_an_id_alike(connection: asyncpg.C
 async def test_what_was_recorded_stays(
     real_lab: Lab, connection: asyncpg.Connection, table: str
 ) -> None:
-    tenure, tenant = await real_lab.join(), await real_lab.tenant()
-    task = await real_lab.running(tenure, tenant)
-    await real_lab.engine.finish(tenure, [finish(task)])
+    ownership, tenant = await real_lab.join(), await real_lab.tenant()
+    task = await real_lab.running(ownership, tenant)
+    await real_lab.engine.finish(ownership, [finish(task)])
     other = await real_lab.create(tenant)
     assert await real_lab.tasks.purge(tenant, other.id, "tester", lambda _rev: None)
     for statement in (f"DELETE FROM {table}", f"UPDATE {table} SET tenant_id = 0"):
@@ -67,9 +67,9 @@ async def test_what_was_recorded_stays(
 
 
 async def test_a_purge_may_delete_executions(real_lab: Lab) -> None:
-    tenure, tenant = await real_lab.join(), await real_lab.tenant()
-    task = await real_lab.running(tenure, tenant)
-    await real_lab.engine.finish(tenure, [finish(task)])
+    ownership, tenant = await real_lab.join(), await real_lab.tenant()
+    task = await real_lab.running(ownership, tenant)
+    await real_lab.engine.finish(ownership, [finish(task)])
     assert await real_lab.tasks.purge(tenant, task.id, "tester", lambda _rev: None)
     assert await real_lab.inspect.tries_of(task.id) == []
     assert await real_lab.inspect.end_of(task.id) is None
@@ -79,11 +79,11 @@ async def test_a_purge_may_delete_executions(real_lab: Lab) -> None:
 async def test_history_of_any_day_has_a_place(
     real_lab: Lab, connection: asyncpg.Connection, table: str
 ) -> None:
-    tenure, tenant = await real_lab.join(), await real_lab.tenant()
-    task = await real_lab.running(tenure, tenant)
+    ownership, tenant = await real_lab.join(), await real_lab.tenant()
+    task = await real_lab.running(ownership, tenant)
     done = finish(task)
     far = done.report._replace(finished=time.time() + 400 * 86400.0)
-    assert await real_lab.engine.finish(tenure, [done._replace(report=far)]) == {task.id}
+    assert await real_lab.engine.finish(ownership, [done._replace(report=far)]) == {task.id}
     place = await connection.fetchval(f"SELECT tableoid::regclass::text FROM {table}")
     assert place == f"{table}_default"
 

@@ -1,7 +1,7 @@
 """Creating and changing tasks: places, idempotency keys, limits that move tasks."""
 
 from contract.store_lab import Lab, retry
-from mainspring.domain.placement import NOBODY, partition_of
+from mainspring.domain.placement import NO_OWNERSHIP, partition_of
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store.creation import Creation, Made
 
@@ -15,14 +15,14 @@ async def test_a_task_lies_where_its_affinity_says(lab: Lab) -> None:
 
 async def test_an_unknown_tenant_gets_nothing(lab: Lab) -> None:
     new = lab.new(10_000)
-    assert await lab.tasks.create([Creation(10_000, [new])], NOBODY) == Made({}, [])
+    assert await lab.tasks.create([Creation(10_000, [new])], NO_OWNERSHIP) == Made({}, [])
 
 
 async def test_creations_share_a_statement(lab: Lab) -> None:
     tenants = [await lab.tenant(), await lab.tenant()]
     tasks = [lab.new(tenants[0]), lab.new(tenants[1]), lab.new(tenants[1])]
     creations = [Creation(tenants[0], tasks[:1]), Creation(tenants[1], tasks[1:])]
-    made = await lab.tasks.create(creations, NOBODY)
+    made = await lab.tasks.create(creations, NO_OWNERSHIP)
     assert made.partitions.keys() == {task.id for task in tasks}
 
 
@@ -82,9 +82,9 @@ async def test_a_stranger_changes_nothing(lab: Lab) -> None:
 
 
 async def test_a_new_spread_moves_the_tasks_and_tells_both_owners(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant(spread=256)
-    stranger = await lab.create(await lab.tenant(spread=256), tenure=tenure)
-    rows = [await lab.create(tenant, tenure=tenure) for _ in range(4)]
+    ownership, tenant = await lab.join(), await lab.tenant(spread=256)
+    stranger = await lab.create(await lab.tenant(spread=256), ownership=ownership)
+    rows = [await lab.create(tenant, ownership=ownership) for _ in range(4)]
     await lab.limit(tenant, TenantLimits(2, 3, 1))
     place = partition_of(tenant, rows[0].id, None, 1)
     moved = [row for row in rows if row.partition != place]
@@ -100,8 +100,10 @@ async def test_a_new_spread_moves_the_tasks_and_tells_both_owners(lab: Lab) -> N
 
 async def test_of_moved_tasks_that_are_due_late_nobody_is_told(lab: Lab) -> None:
     """No owner has them: whoever owns their new place will read them when their time comes."""
-    tenure, tenant = await lab.join(), await lab.tenant(spread=256)
-    rows = [await lab.create(tenant, tenure=tenure, due=due) for due in 4 * [100.0] + 4 * [7200.0]]
+    ownership, tenant = await lab.join(), await lab.tenant(spread=256)
+    rows = [
+        await lab.create(tenant, ownership=ownership, due=due) for due in 4 * [100.0] + 4 * [7200.0]
+    ]
     await lab.limit(tenant, TenantLimits(2, 3, 1))
     place = partition_of(tenant, rows[0].id, None, 1)
     assert {(await lab.row(tenant, row.id)).partition for row in rows} == {place}
@@ -119,20 +121,20 @@ async def test_limits_are_told_of_those_tenants_who_are_asked_for(lab: Lab) -> N
 
 
 async def test_the_same_spread_moves_nothing(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant(spread=1)
-    row = await lab.create(tenant, tenure=tenure)
+    ownership, tenant = await lab.join(), await lab.tenant(spread=1)
+    row = await lab.create(tenant, ownership=ownership)
     await lab.limit(tenant, TenantLimits(5, 3, 1))
     assert await lab.row(tenant, row.id) == row
     assert await lab.inspect.wakes() == []
 
 
 async def test_a_moved_task_escapes_its_old_owner(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant(spread=256)
-    rows = [await lab.create(tenant, tenure=tenure) for _ in range(4)]
-    running = await lab.claim(tenure, rows[0])
+    ownership, tenant = await lab.join(), await lab.tenant(spread=256)
+    rows = [await lab.create(tenant, ownership=ownership) for _ in range(4)]
+    running = await lab.claim(ownership, rows[0])
     assert running is not None
     await lab.limit(tenant, TenantLimits(1, 1, 1))
     place = partition_of(tenant, rows[0].id, None, 1)
     for row in rows[1:]:
-        assert (await lab.claim(tenure, row) is None) == (row.partition != place)
-    assert len(await lab.engine.retry(tenure, [retry(running)])) == 1
+        assert (await lab.claim(ownership, row) is None) == (row.partition != place)
+    assert len(await lab.engine.retry(ownership, [retry(running)])) == 1

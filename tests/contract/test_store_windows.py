@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from contract.store_lab import Lab, finish
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import StreamKey, TaskRow
 
 
@@ -18,15 +18,15 @@ def stream_of(row: TaskRow) -> StreamKey:
 async def test_stock_holds_what_is_due_in_the_stretch(lab: Lab) -> None:
     tenant = await lab.tenant()
     early, near, far = [await lab.create(tenant, due=due) for due in (-50.0, 10.0, 100.0)]
-    found = await lab.stock([early.partition], after=early.due, until=near.due)
+    found = await lab.partition_loader([early.partition], after=early.due, until=near.due)
     assert found == [near]
-    found = await lab.stock([early.partition], after=0.0, until=far.due)
+    found = await lab.partition_loader([early.partition], after=0.0, until=far.due)
     assert {row.id for row in found} == {early.id, near.id, far.id}
 
 
 async def test_stock_is_of_the_partitions_asked_for(lab: Lab) -> None:
     row = await lab.create(await lab.tenant())
-    assert await lab.stock([(row.partition + 1) % 256]) == []
+    assert await lab.partition_loader([(row.partition + 1) % 256]) == []
 
 
 async def test_stock_is_capped_per_stream_earliest_first(lab: Lab) -> None:
@@ -35,16 +35,16 @@ async def test_stock_is_capped_per_stream_earliest_first(lab: Lab) -> None:
     urgent = await lab.create(tenant, priority=9)
     mail = await lab.create(tenant, queue="mail")
     keyed = await lab.create(tenant, key="red")
-    found = await lab.stock([rows[0].partition], cap=2)
+    found = await lab.partition_loader([rows[0].partition], cap=2)
     first_two = {rows[1].id, rows[2].id}
     assert {row.id for row in found} == first_two | {urgent.id, mail.id, keyed.id}
 
 
 async def test_stock_holds_everything_that_runs(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
-    running = [await lab.running(tenure, tenant) for _ in range(3)]
+    ownership, tenant = await lab.join(), await lab.tenant()
+    running = [await lab.running(ownership, tenant) for _ in range(3)]
     waiting = await lab.create(tenant)
-    found = await lab.stock([waiting.partition], cap=1)
+    found = await lab.partition_loader([waiting.partition], cap=1)
     assert {row.id for row in found} == {task.id for task in running} | {waiting.id}
     assert {row.state for row in found} == {"running", "scheduled"}
 
@@ -53,7 +53,7 @@ async def test_stock_leaves_out_what_is_parked(lab: Lab) -> None:
     tenant = await lab.tenant()
     row = await lab.create(tenant)
     await lab.move(tenant, row.id, "paused")
-    assert await lab.stock([row.partition]) == []
+    assert await lab.partition_loader([row.partition]) == []
 
 
 async def test_more_of_a_stream(lab: Lab) -> None:
@@ -94,11 +94,11 @@ async def test_more_of_a_stream_without_a_key(lab: Lab) -> None:
 
 
 async def test_more_holds_neither_what_runs_nor_what_is_parked(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
+    ownership, tenant = await lab.join(), await lab.tenant()
     row = await lab.create(tenant, due=-9.0)
     parked = await lab.create(tenant)
     await lab.move(tenant, parked.id, "paused")
-    assert await lab.claim(tenure, row) is not None
+    assert await lab.claim(ownership, row) is not None
     assert await _everything(lab, stream_of(row), row) == []
 
 
@@ -115,9 +115,9 @@ async def _everything(lab: Lab, stream: StreamKey, first: TaskRow) -> list[TaskR
 
 
 async def test_looking_tells_the_unfinished_from_the_gone(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
-    row, task = await lab.create(tenant), await lab.running(tenure, tenant)
-    await lab.engine.finish(tenure, [finish(task)])
+    ownership, tenant = await lab.join(), await lab.tenant()
+    row, task = await lab.create(tenant), await lab.running(ownership, tenant)
+    await lab.engine.finish(ownership, [finish(task)])
     seen = await lab.engine.look_at([(tenant, row.id), (tenant, task.id)])
     assert (seen.rows, seen.gone) == ([row], [task.id])
 
@@ -132,43 +132,43 @@ async def test_looking_names_the_tenant(lab: Lab) -> None:
 
 
 async def test_a_near_task_wakes_its_owner(lab: Lab) -> None:
-    row = await lab.create(await lab.tenant(), tenure=await lab.join(frozenset()))
+    row = await lab.create(await lab.tenant(), ownership=await lab.join(frozenset()))
     assert await lab.inspect.wakes() == [(row.partition, row.id)]
 
 
 async def test_a_task_of_ones_own_partition_wakes_nobody(lab: Lab) -> None:
-    await lab.create(await lab.tenant(), tenure=await lab.join())
+    await lab.create(await lab.tenant(), ownership=await lab.join())
     assert await lab.inspect.wakes() == []
 
 
 async def test_a_far_task_wakes_nobody(lab: Lab) -> None:
-    await lab.create(await lab.tenant(), tenure=await lab.join(frozenset()), due=100.0)
+    await lab.create(await lab.tenant(), ownership=await lab.join(frozenset()), due=100.0)
     assert await lab.inspect.wakes() == []
 
 
 async def test_a_replaced_node_cannot_keep_a_task_to_itself(lab: Lab) -> None:
-    tenure = await lab.join()
-    await lab.cluster.hand_over(tenure, {})
-    row = await lab.create(await lab.tenant(), tenure=tenure)
+    ownership = await lab.join()
+    await lab.cluster.hand_over(ownership, {})
+    row = await lab.create(await lab.tenant(), ownership=ownership)
     assert await lab.inspect.wakes() == [(row.partition, row.id)]
 
 
 @pytest.mark.parametrize("state", ["paused", "cancelled"])
 async def test_every_change_wakes_the_owner(lab: Lab, state: str) -> None:
     tenant = await lab.tenant()
-    row = await lab.create(tenant, tenure=await lab.join())
+    row = await lab.create(tenant, ownership=await lab.join())
     assert await lab.move(tenant, row.id, state) is True
     assert await lab.inspect.wakes() == [(row.partition, row.id)]
 
 
 async def test_wakes_are_taken_once(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
+    ownership, tenant = await lab.join(), await lab.tenant()
     row = await lab.create(tenant)
     gone = await lab.create(tenant)
     await lab.move(tenant, gone.id, "cancelled")
-    seen = await lab.engine.take_wakes(tenure, [], limit=100)
+    seen = await lab.engine.poll_wakes(ownership, [], limit=100)
     assert (seen.rows, seen.gone, len(seen.wakes)) == ([row], [gone.id], 3)
-    nothing = await lab.engine.take_wakes(tenure, seen.wakes, limit=100)
+    nothing = await lab.engine.poll_wakes(ownership, seen.wakes, limit=100)
     assert (nothing.rows, nothing.gone, nothing.wakes) == ([], [], [])
     assert await lab.inspect.wakes() == []
 
@@ -176,23 +176,23 @@ async def test_wakes_are_taken_once(lab: Lab) -> None:
 async def test_wakes_stay_until_they_are_named(lab: Lab) -> None:
     """An answer that was lost is asked for again. A statement that comes late takes nothing along
     that was written since."""
-    tenure, tenant = await lab.join(), await lab.tenant()
+    ownership, tenant = await lab.join(), await lab.tenant()
     first = await lab.create(tenant)
-    seen = await lab.engine.take_wakes(tenure, [], limit=100)
-    assert await lab.engine.take_wakes(tenure, [], limit=100) == seen
+    seen = await lab.engine.poll_wakes(ownership, [], limit=100)
+    assert await lab.engine.poll_wakes(ownership, [], limit=100) == seen
     second = await lab.create(tenant)
-    late = await lab.engine.take_wakes(tenure, seen.wakes, limit=100)
+    late = await lab.engine.poll_wakes(ownership, seen.wakes, limit=100)
     assert (seen.rows, late.rows) == ([first], [second])
-    assert await lab.engine.take_wakes(tenure, seen.wakes, limit=100) == late
+    assert await lab.engine.poll_wakes(ownership, seen.wakes, limit=100) == late
     assert await lab.inspect.wakes() == [(second.partition, second.id)]
 
 
 async def test_only_some_wakes_are_read_at_once(lab: Lab) -> None:
-    tenure, tenant = await lab.join(), await lab.tenant()
+    ownership, tenant = await lab.join(), await lab.tenant()
     rows = [await lab.create(tenant) for _ in range(5)]
     found, heard = list[UUID](), list[int]()
     for expected in (2, 2, 1, 0):
-        seen = await lab.engine.take_wakes(tenure, heard, limit=2)
+        seen = await lab.engine.poll_wakes(ownership, heard, limit=2)
         assert len(seen.wakes) == expected
         found += [row.id for row in seen.rows]
         heard = seen.wakes
@@ -201,20 +201,20 @@ async def test_only_some_wakes_are_read_at_once(lab: Lab) -> None:
 
 async def test_wakes_of_other_partitions_stay(lab: Lab) -> None:
     row = await lab.create(await lab.tenant())
-    tenure = await lab.join(frozenset({(row.partition + 1) % 256}))
-    assert (await lab.engine.take_wakes(tenure, [], limit=100)).rows == []
+    ownership = await lab.join(frozenset({(row.partition + 1) % 256}))
+    assert (await lab.engine.poll_wakes(ownership, [], limit=100)).rows == []
     assert await lab.inspect.wakes() == [(row.partition, row.id)]
 
 
 async def test_a_replaced_node_takes_no_wakes(lab: Lab) -> None:
-    tenure = await lab.join()
+    ownership = await lab.join()
     tenant = await lab.tenant()
     row = await lab.create(tenant)
-    seen = await lab.engine.take_wakes(tenure, [], limit=100)
+    seen = await lab.engine.poll_wakes(ownership, [], limit=100)
     assert seen.rows == [row]
     other = await lab.create(tenant)
-    await lab.cluster.hand_over(tenure, {})
-    assert (await lab.engine.take_wakes(tenure, seen.wakes, limit=100)).wakes == []
-    unknown = Tenure(uuid4(), (await lab.join()).epoch, tenure.partitions)
-    assert (await lab.engine.take_wakes(unknown, seen.wakes, limit=100)).wakes == []
+    await lab.cluster.hand_over(ownership, {})
+    assert (await lab.engine.poll_wakes(ownership, seen.wakes, limit=100)).wakes == []
+    unknown = Ownership(uuid4(), (await lab.join()).epoch, ownership.partitions)
+    assert (await lab.engine.poll_wakes(unknown, seen.wakes, limit=100)).wakes == []
     assert await lab.inspect.wakes() == sorted((r.partition, r.id) for r in (row, other))

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from mainspring.api.app import paths_of
-from mainspring.api.http.resource import ForAll, ForTenants
+from mainspring.api.http.endpoint import OpenOperation, TenantOperation
 from mainspring.api.openapi.document import describe
 from mainspring.config import Config
 from mainspring.errors import StoreUnavailable
@@ -32,8 +32,8 @@ def operations(office: Office) -> Iterator[tuple[str, str, AsgiClient]]:
     """Every operation with a key: method, path with some id, and who may call it."""
     for path, known in paths_of(office.deps).items():
         for method, operation in known.items():
-            if not isinstance(operation, ForAll):
-                who = office.admin if isinstance(operation, ForTenants) else office.operator
+            if not isinstance(operation, OpenOperation):
+                who = office.admin if isinstance(operation, TenantOperation) else office.operator
                 yield method, re.sub(r"\{\w+\}", str(uuid4()), path), who
 
 
@@ -93,7 +93,7 @@ async def test_verbs_take_no_body_and_do_not_ignore_one(office: Office) -> None:
         for method, operation in known.items():
             if method == "GET" or operation.doc is None or operation.doc.bodies:
                 continue
-            who = office.admin if isinstance(operation, ForTenants) else office.operator
+            who = office.admin if isinstance(operation, TenantOperation) else office.operator
             url = re.sub(r"\{\w+\}", str(uuid4()), path)
             bare.append(f"{method} {path}")
             for key in ({}, {"idempotency-key": url}):
@@ -286,7 +286,7 @@ async def test_too_many_requests(database_url: str) -> None:
 
 async def test_what_is_open_to_all_is_served_whatever_they_accept(office: Office) -> None:
     for path, known in paths_of(office.deps).items():
-        if isinstance(known.get("GET"), ForAll):
+        if isinstance(known.get("GET"), OpenOperation):
             for accept in ("text/html", "image/png", "application/json;q=0"):
                 assert (await office.client(None).get(path, accept=accept)).status == 200, path
 

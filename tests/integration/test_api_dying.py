@@ -14,7 +14,7 @@ from mainspring import crash
 from mainspring.api.app import build_app
 from mainspring.api.http import idempotency
 from mainspring.config import Config
-from mainspring.store.answers import Answers
+from mainspring.store.answers import AnswerStore
 from mainspring.store.vault import Vault
 from support.api import Office, opened_office
 from support.asgi import AsgiClient
@@ -59,8 +59,8 @@ async def test_what_was_made_is_not_made_again(
     before = await counted(office)
     with monkeypatch.context() as dying:
         dying.setattr(crash, "reach", die)
-        dying.setattr(Answers, "keep", die)
-        dying.setattr(Answers, "give_up", nothing)
+        dying.setattr(AnswerStore, "keep", die)
+        dying.setattr(AnswerStore, "give_up", nothing)
         with pytest.raises(Died):
             await caller(office, path).post(url, body, idempotency_key="once")
     made = await counted(office)
@@ -78,7 +78,7 @@ async def test_the_secret_of_a_key_whose_maker_died_can_be_used(
 ) -> None:
     with monkeypatch.context() as dying:
         dying.setattr(crash, "reach", die)
-        dying.setattr(Answers, "give_up", nothing)
+        dying.setattr(AnswerStore, "give_up", nothing)
         with pytest.raises(Died):
             await office.admin.post("/v1/keys", {"scopes": ["read"]}, idempotency_key="once")
     again = await office.admin.post("/v1/keys", {"scopes": ["read"]}, idempotency_key="once")
@@ -89,7 +89,7 @@ async def test_a_turn_that_ran_out_makes_nothing(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another request under the key may be served by then: the slow one undoes what it did."""
-    monkeypatch.setattr(idempotency, "keep_answer", run_out)
+    monkeypatch.setattr(idempotency, "keep_answer", ended_leases)
     before = await counted(office)
     answer = await office.admin.post("/v1/keys", {"scopes": ["read"]}, idempotency_key="slow")
     assert answer.status == 409, answer.body
@@ -147,5 +147,5 @@ async def nothing(*_arguments: object) -> None:
     """A dead process tidies nothing up."""
 
 
-async def run_out(*_arguments: object) -> bool:
+async def ended_leases(*_arguments: object) -> bool:
     return False

@@ -8,8 +8,8 @@ import pytest
 
 from mainspring.api.http import idempotency
 from mainspring.config import Config
-from mainspring.store.answers import Answers, Turn
-from mainspring.store.housekeeping import Housekeeping
+from mainspring.store.answers import AnswerStore, Turn
+from mainspring.store.housekeeping import HousekeepingStore
 from support.api import Office, opened_office
 from support.letters import INJECTIONS, Undertaker
 
@@ -53,7 +53,7 @@ async def test_an_effect_is_forgotten_in_time(office: Office) -> None:
     again = await office.admin.post(URL, {"key": "short", "answer": 2, "ttl": 0.01})
     assert (again.status, again.json()["answer"]) == (201, 2)
     await asyncio.sleep(0.02)
-    await Housekeeping(office.database).forget_expired()
+    await HousekeepingStore(office.database).forget_expired()
     rows = await office.database.fetch("SELECT key FROM effects")
     assert [row["key"] for row in rows] == ["long"]
 
@@ -167,7 +167,7 @@ async def test_who_comes_second_waits_for_a_while(
     assert row is not None
     turn = Turn(office.tenants["a"], "i", b"other")
     await office.database.fetch("DELETE FROM idempotency_keys")
-    answers = Answers(office.database)
+    answers = AnswerStore(office.database)
     assert await answers.take_turn(turn, row["body_hash"], 0.3)
     busy = await office.admin.post(URL, body, idempotency_key="i")
     assert (busy.status, busy.headers["retry-after"]) == (409, "1")

@@ -13,7 +13,7 @@ from mainspring.domain.execution import TaskError
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.explain import Situation
-from mainspring.store.tenants import Tenants
+from mainspring.store.tenants import TenantStore
 from support.api import Office, QuietNode, opened_office
 from support.letters import Undertaker
 
@@ -94,7 +94,7 @@ async def test_the_database_counts_where_the_owner_is_elsewhere(
 ) -> None:
     tenant = office.tenants["a"]
     limits = TenantLimits(max_running=2, spread=1)
-    await Tenants(office.database).change(tenant, lambda _: limits, "test")
+    await TenantStore(office.database).change(tenant, lambda _: limits, "test")
     concurrency = {"key": "k", "limit": 1}
     running = await tasks.make(concurrency=concurrency)
     waiting = await tasks.make(concurrency=concurrency)

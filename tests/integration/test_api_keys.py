@@ -11,8 +11,8 @@ from mainspring.api.http import auth, key_activity
 from mainspring.config import Config
 from mainspring.domain import apikey
 from mainspring.domain.tenant import ApiKey
-from mainspring.store.audit import AuditFilter, AuditLog
-from mainspring.store.keys import Keys, NewKey
+from mainspring.store.audit import AuditFilter, AuditStore
+from mainspring.store.keys import KeyStore, NewKey
 from mainspring.store.lists import paging
 from support.api import SCOPES, Office, opened_office
 from support.asgi import Answer
@@ -206,13 +206,13 @@ async def test_answers_are_remembered_meanwhile(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, looked_up = StandStill(monkeypatch), []
-    find = Keys.find
+    find = KeyStore.find
 
-    async def counting(self: Keys, secret: str) -> ApiKey | None:
+    async def counting(self: KeyStore, secret: str) -> ApiKey | None:
         looked_up.append(secret)
         return await find(self, secret)
 
-    monkeypatch.setattr(Keys, "find", counting)
+    monkeypatch.setattr(KeyStore, "find", counting)
     for _ in range(3):
         clock.now += 1
         assert await status_with(office, "a:all") == 200
@@ -300,10 +300,10 @@ async def test_an_admin_cannot_come_by_an_operators_rights(office: Office) -> No
 async def test_a_mistyped_key_is_refused_without_asking_the_store(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def never(_self: Keys, _secret: str) -> None:
+    async def never(_self: KeyStore, _secret: str) -> None:
         raise AssertionError("the store was asked")
 
-    monkeypatch.setattr(Keys, "find", never)
+    monkeypatch.setattr(KeyStore, "find", never)
     text = apikey.make("live", Random(1)).secret
     mistyped = text[:-1] + ("a" if text[-1] != "a" else "b")
     answer = await office.client(mistyped).get("/v1/tasks")
@@ -362,7 +362,7 @@ async def test_a_filter_that_matches_little_looks_at_few_entries_of_the_audit_lo
     office: Office, of_tenant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [(await make_key(office))["id"] for _ in range(5)]
-    audit = AuditLog(office.database, scan=2)
+    audit = AuditStore(office.database, scan=2)
     where = AuditFilter(office.tenants["a"] if of_tenant else None, subject=made[0])
     found = await audit.list(where, before=None, limit=2)
     assert [entry.subject for entry in found.entries] == [made[0]]

@@ -16,7 +16,7 @@ from mainspring.api.http.rate_limits import RateLimits
 from mainspring.api.tasks import ingest
 from mainspring.config import Config
 from mainspring.errors import StoreUnavailable
-from mainspring.store.tasks import Tasks
+from mainspring.store.tasks import TaskStore
 from support.street import Answer, Street, opened_street
 
 NOOP = b'{"target": {"type": "handler", "name": "noop"}}'
@@ -95,13 +95,13 @@ async def test_what_succeeds_is_told_the_same(street: Street) -> None:
     await caller.is_known(NOOP)
     for body in map(encoded, GOOD):
         await caller.is_known(body)
-        prompt, ordinary = await caller.on_the_spot(body), await caller.ordinarily(body)
-        assert prompt[0] == 201, body
-        assert prompt[1]["location"] == f"/v1/tasks/{prompt[2]['id']}"
-        assert UUID(hex=prompt[1]["x-request-id"])
-        shown = await street.office.admin.get(prompt[1]["location"])
-        assert shown.json() == prompt[2], body
-        assert without_what_differs(prompt) == without_what_differs(ordinary), body
+        fast, ordinary = await caller.on_the_spot(body), await caller.ordinarily(body)
+        assert fast[0] == 201, body
+        assert fast[1]["location"] == f"/v1/tasks/{fast[2]['id']}"
+        assert UUID(hex=fast[1]["x-request-id"])
+        shown = await street.office.admin.get(fast[1]["location"])
+        assert shown.json() == fast[2], body
+        assert without_what_differs(fast) == without_what_differs(ordinary), body
     assert await street.counted() == 2 + 4 * len(GOOD)
     assert street.answered(201) == street.metric("tasks_created_total") == 2 + 4 * len(GOOD)
 
@@ -293,11 +293,11 @@ async def test_an_insert_of_which_nothing_is_known(
     caller = await street.caller()
     await caller.is_known(NOOP)
     monkeypatch.setattr(ingest, "_REREAD_FOR", 0.0)
-    monkeypatch.setattr(Tasks, "create", lost)
-    prompt = await caller.on_the_spot(NOOP)
+    monkeypatch.setattr(TaskStore, "create", lost)
+    fast = await caller.on_the_spot(NOOP)
     assert street.metric("database_errors_total") == 1
-    assert prompt[0] == 503
-    assert without_what_differs(prompt) == without_what_differs(await caller.ordinarily(NOOP))
+    assert fast[0] == 503
+    assert without_what_differs(fast) == without_what_differs(await caller.ordinarily(NOOP))
     assert street.answered(503) == 2
 
 
@@ -307,10 +307,10 @@ async def test_an_insert_that_fails(street: Street, monkeypatch: pytest.MonkeyPa
 
     caller = await street.caller()
     await caller.is_known(NOOP)
-    monkeypatch.setattr(Tasks, "create", broken)
-    prompt = await caller.on_the_spot(NOOP)
-    assert prompt[0] == 500
-    assert without_what_differs(prompt) == without_what_differs(await caller.ordinarily(NOOP))
+    monkeypatch.setattr(TaskStore, "create", broken)
+    fast = await caller.on_the_spot(NOOP)
+    assert fast[0] == 500
+    assert without_what_differs(fast) == without_what_differs(await caller.ordinarily(NOOP))
 
 
 async def test_a_tenant_that_is_gone(street: Street) -> None:
@@ -321,9 +321,9 @@ async def test_a_tenant_that_is_gone(street: Street) -> None:
         await street.office.database.fetch(
             f"DELETE FROM {table} WHERE {column} = $1", street.office.tenants["b"]
         )
-    prompt = await caller.on_the_spot(NOOP)
-    assert prompt[0] == 403
-    assert without_what_differs(prompt) == without_what_differs(await caller.ordinarily(NOOP))
+    fast = await caller.on_the_spot(NOOP)
+    assert fast[0] == 403
+    assert without_what_differs(fast) == without_what_differs(await caller.ordinarily(NOOP))
 
 
 @dataclass
@@ -335,14 +335,14 @@ class Held:
     open: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        create = Tasks.create
+        create = TaskStore.create
 
         async def slowly(*arguments: Any) -> Any:
             self.begun.set()
             await self.open.wait()
             return await create(*arguments)
 
-        self.monkeypatch.setattr(Tasks, "create", slowly)
+        self.monkeypatch.setattr(TaskStore, "create", slowly)
 
 
 async def test_who_waits_while_the_server_stops_is_still_answered(

@@ -10,7 +10,7 @@ import pytest
 
 from mainspring.errors import StoreUnavailable
 from mainspring.postgres.database import DatabaseOptions, connect
-from mainspring.store.tasks import Tasks
+from mainspring.store.tasks import TaskStore
 from support.asgi import Answer
 from support.listening import NOOP, Api, listening_api
 
@@ -197,7 +197,7 @@ async def test_what_is_known_to_be_wrong_is_told_whoever_holds_the_task(
     async def away(*_: object) -> NoReturn:
         raise StoreUnavailable("the database is away")
 
-    monkeypatch.setattr(Tasks, "see", away)
+    monkeypatch.setattr(TaskStore, "see", away)
     answer = await api.a.call("PATCH", url, bad)
     assert (answer.status, answer.pointers()) == (422, ["/priority"])
 

@@ -7,8 +7,8 @@ from uuid import UUID
 import pytest
 
 from mainspring.config import Config
-from mainspring.store.housekeeping import Housekeeping
-from mainspring.store.tenants import Tenants
+from mainspring.store.housekeeping import HousekeepingStore
+from mainspring.store.tenants import TenantStore
 from support.api import Office, opened_office
 
 NOOP = {"target": {"type": "handler", "name": "mainspring.noop"}, "delay": 3600}
@@ -130,10 +130,10 @@ async def test_what_runs_is_counted_among_the_oldest_tasks(office: Office) -> No
         " 'running', now(), 'node:one', now() FROM generate_series(1, 5)",
         tenant,
     )
-    usage = await Tenants(office.database).usage(tenant)
+    usage = await TenantStore(office.database).usage(tenant)
     assert usage is not None
     assert (usage.running, usage.running_at_least) == (5, False)
-    usage = await Tenants(office.database, scan=3).usage(tenant)
+    usage = await TenantStore(office.database, scan=3).usage(tenant)
     assert usage is not None
     assert (usage.running, usage.running_at_least) == (3, True)
 
@@ -188,8 +188,8 @@ async def test_what_a_tenant_leaves_behind_is_cleared(office: Office) -> None:
             one["id"],
         )
     assert (await office.operator.call("DELETE", f"/v1/tenants/{tenant['id']}")).status == 204
-    assert await Housekeeping(office.database).clear_departed() >= 3
-    assert await Housekeeping(office.database).clear_departed() == 0
+    assert await HousekeepingStore(office.database).clear_departed() >= 3
+    assert await HousekeepingStore(office.database).clear_departed() == 0
     for table in ("tasks", "task_history", "executions", "idempotency_keys", "api_keys"):
         rows = await office.database.fetch(f"SELECT DISTINCT tenant_id FROM {table}")
         assert tenant["id"] not in {row["tenant_id"] for row in rows}, table

@@ -16,11 +16,11 @@ import pytest
 import structlog
 from starlette.types import ASGIApp
 
-from mainspring.api.http.resource import (
-    ForAll,
-    ForOperators,
-    ForTenants,
+from mainspring.api.http.endpoint import (
+    OpenOperation,
     Operation,
+    OperatorOperation,
+    TenantOperation,
 )
 from mainspring.config import Config
 from mainspring.observe.logging import set_up_logging
@@ -35,7 +35,7 @@ STREAMS_AFTER = 2.0
 
 
 ROUTES = list(every_route())
-FOR_TENANTS = [route for route in ROUTES if isinstance(route[2], ForTenants)]
+FOR_TENANTS = [route for route in ROUTES if isinstance(route[2], TenantOperation)]
 WITH_IDS = [route for route in FOR_TENANTS if "{" in route[1]]
 
 
@@ -146,7 +146,7 @@ async def test_every_route_asks_for_the_right_key(
     url = path.replace("{id}", str(UUID(int=7)))
     for key in (None, "nobody's"):
         answer = await knock(office.client(key), method, url)
-        if isinstance(operation, ForAll):
+        if isinstance(operation, OpenOperation):
             assert answer is None or answer.status < 400, answer
         else:
             assert answer is not None
@@ -161,13 +161,13 @@ async def test_every_route_asks_for_the_right_key(
 
 def may(key: str, operation: Operation) -> bool:
     match operation:
-        case ForTenants():
+        case TenantOperation():
             if key == "operator":
                 return operation.or_operators is not None
             return key.removeprefix("a:") in (operation.scope, operation.or_scope)
-        case ForOperators():
+        case OperatorOperation():
             return key == "operator"
-        case ForAll():
+        case OpenOperation():
             return True
 
 
@@ -228,8 +228,8 @@ async def test_parameters_are_values_and_not_code(office: Office) -> None:
 def query_parameters(office: Office) -> Iterator[tuple[str, str, AsgiClient]]:
     """Of everything that is read with a key."""
     for method, path, operation in ROUTES:
-        if method == "GET" and operation.doc and not isinstance(operation, ForAll):
-            client = office.operator if isinstance(operation, ForOperators) else office.admin
+        if method == "GET" and operation.doc and not isinstance(operation, OpenOperation):
+            client = office.operator if isinstance(operation, OperatorOperation) else office.admin
             for param in operation.doc.params:
                 if param.where == "query":
                     yield path, param.name, client

@@ -57,7 +57,7 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(database_url: str) -> AsyncIterator[Desk]:
+async def lease_service(database_url: str) -> AsyncIterator[Desk]:
     async with opened_office(database_url, Config()) as office:
         world = RunWorld(office.database)
         await world.open()
@@ -65,13 +65,13 @@ async def desk(database_url: str) -> AsyncIterator[Desk]:
         yield Desk(office, world)
 
 
-async def test_a_run_is_begun_read_and_worked_off(desk: Desk) -> None:
-    await desk.define(DIAMOND, input={"day": "monday", "n": 1})
-    answer = await desk.office.admin.post("/v1/workflows/flow/runs", {"input": {"n": 2}})
+async def test_a_run_is_begun_read_and_worked_off(lease_service: Desk) -> None:
+    await lease_service.define(DIAMOND, input={"day": "monday", "n": 1})
+    answer = await lease_service.office.admin.post("/v1/workflows/flow/runs", {"input": {"n": 2}})
     assert answer.status == 201
     run = answer.json()["id"]
     assert answer.headers["location"] == f"/v1/workflow-runs/{run}"
-    shown = await desk.read(run)
+    shown = await lease_service.read(run)
     assert (shown["state"], shown["version"], shown["input"]) == (
         "running", 1, {"day": "monday", "n": 2}
     )  # fmt: skip
@@ -79,88 +79,96 @@ async def test_a_run_is_begun_read_and_worked_off(desk: Desk) -> None:
         "a": "scheduled", "b": "blocked", "c": "blocked", "d": "blocked"
     }  # fmt: skip
     assert len(shown["graph"]["edges"]) == 4
-    await desk.drain(run)
-    ended = await desk.read(run)
+    await lease_service.drain(run)
+    ended = await lease_service.read(run)
     assert (ended["state"], ended["steps_unfinished"]) == ("completed", 0)
     assert ended["finished_at"] >= ended["created_at"]
     assert all(step["started_at"] and step["finished_at"] for step in ended["steps"])
-    same = await desk.office.admin.get(f"/v1/workflows/flow/runs/{run}/status")
+    same = await lease_service.office.admin.get(f"/v1/workflows/flow/runs/{run}/status")
     assert same.json() == ended
 
 
-async def test_a_run_keeps_its_version(desk: Desk) -> None:
-    await desk.define(DIAMOND)
-    run = await desk.begin(input={"day": 1})
-    await desk.define([{"id": "other", "target": NOOP}])
-    assert sorted(await desk.drain(run)) == ["a", "b", "c", "d"]
-    assert await desk.drain(await desk.begin()) == ["other"]
-    assert (await desk.drain(await desk.begin(version=1, input={"day": 1})))[0] == "a"
-    assert (await desk.office.admin.call("DELETE", "/v1/workflows/flow")).status == 204
-    assert (await desk.read(run))["workflow"] == "flow", "an archived workflow keeps its runs"
+async def test_a_run_keeps_its_version(lease_service: Desk) -> None:
+    await lease_service.define(DIAMOND)
+    run = await lease_service.begin(input={"day": 1})
+    await lease_service.define([{"id": "other", "target": NOOP}])
+    assert sorted(await lease_service.drain(run)) == ["a", "b", "c", "d"]
+    assert await lease_service.drain(await lease_service.begin()) == ["other"]
+    assert (await lease_service.drain(await lease_service.begin(version=1, input={"day": 1})))[
+        0
+    ] == "a"
+    assert (await lease_service.office.admin.call("DELETE", "/v1/workflows/flow")).status == 204
+    assert (await lease_service.read(run))["workflow"] == "flow", (
+        "an archived workflow keeps its runs"
+    )
 
 
-async def test_the_same_key_begins_one_run(desk: Desk) -> None:
-    await desk.define(DIAMOND)
+async def test_the_same_key_begins_one_run(lease_service: Desk) -> None:
+    await lease_service.define(DIAMOND)
     answers = await asyncio.gather(
         *(
-            desk.office.admin.post("/v1/workflows/flow/runs", {}, Idempotency_Key="one")
+            lease_service.office.admin.post("/v1/workflows/flow/runs", {}, Idempotency_Key="one")
             for _ in range(10)
         )
     )
     assert {answer.status for answer in answers} == {201}
     assert len({answer.json()["id"] for answer in answers}) == 1
-    other = await desk.office.admin.post(
+    other = await lease_service.office.admin.post(
         "/v1/workflows/flow/runs", {"input": {"x": 1}}, Idempotency_Key="one"
     )
     assert other.status == 422
 
 
-async def test_runs_are_listed_and_filtered(desk: Desk) -> None:
-    await desk.define(DIAMOND)
-    runs = [await desk.begin(input={"day": 1}) for _ in range(5)]
-    await desk.drain(runs[0])
-    listed = (await desk.office.admin.get("/v1/workflow-runs?limit=3")).json()
+async def test_runs_are_listed_and_filtered(lease_service: Desk) -> None:
+    await lease_service.define(DIAMOND)
+    runs = [await lease_service.begin(input={"day": 1}) for _ in range(5)]
+    await lease_service.drain(runs[0])
+    listed = (await lease_service.office.admin.get("/v1/workflow-runs?limit=3")).json()
     assert [run["id"] for run in listed["items"]] == runs[:1:-1]
-    rest = await desk.office.admin.get(f"/v1/workflow-runs?cursor={listed['next_cursor']}")
+    rest = await lease_service.office.admin.get(f"/v1/workflow-runs?cursor={listed['next_cursor']}")
     assert [run["id"] for run in rest.json()["items"]] == runs[1::-1]
-    over = await desk.office.admin.get("/v1/workflow-runs?state=completed&workflow=flow")
+    over = await lease_service.office.admin.get("/v1/workflow-runs?state=completed&workflow=flow")
     assert [run["id"] for run in over.json()["items"]] == runs[:1]
-    of_flow = await desk.office.admin.get("/v1/workflows/flow/runs?state=running")
+    of_flow = await lease_service.office.admin.get("/v1/workflows/flow/runs?state=running")
     assert len(of_flow.json()["items"]) == 4
     for bad in ("state=odd", "limit=0", "cursor=x", "colour=red"):
-        assert (await desk.office.admin.get(f"/v1/workflow-runs?{bad}")).status == 422
+        assert (await lease_service.office.admin.get(f"/v1/workflow-runs?{bad}")).status == 422
 
 
-async def test_steps_are_tasks_that_say_whose_they_are(desk: Desk) -> None:
-    await desk.define(DIAMOND)
-    run = await desk.begin(input={"day": 1})
-    await desk.begin(input={"day": 1})
-    tasks = (await desk.office.admin.get(f"/v1/tasks?workflow_run_id={run}")).json()["items"]
-    assert {task["step"]: task["state"] for task in tasks} == await desk.states(run)
-    blocked = await desk.office.admin.get(f"/v1/tasks?workflow_run_id={run}&state=blocked")
+async def test_steps_are_tasks_that_say_whose_they_are(lease_service: Desk) -> None:
+    await lease_service.define(DIAMOND)
+    run = await lease_service.begin(input={"day": 1})
+    await lease_service.begin(input={"day": 1})
+    tasks = (await lease_service.office.admin.get(f"/v1/tasks?workflow_run_id={run}")).json()[
+        "items"
+    ]
+    assert {task["step"]: task["state"] for task in tasks} == await lease_service.states(run)
+    blocked = await lease_service.office.admin.get(f"/v1/tasks?workflow_run_id={run}&state=blocked")
     task = next(t for t in blocked.json()["items"] if t["step"] == "d")
     assert (task["priority"], task["labels"], task["workflow_run_id"]) == (7, {"k": "v"}, run)
-    told = (await desk.office.admin.get(f"/v1/tasks/{task['id']}/explain")).json()
+    told = (await lease_service.office.admin.get(f"/v1/tasks/{task['id']}/explain")).json()
     assert told["verdict"] == "dependency"
     gate = next(gate for gate in told["gates"] if gate["gate"] == "dependency")
     assert gate["detail"] == "it waits for 2 of 2 steps before it: b, c"
 
 
-async def test_nothing_is_taken_for_a_step_that_its_release_would_undo(desk: Desk) -> None:
-    await desk.define(DIAMOND)
-    run = await desk.begin(input={"day": 1})
-    tasks = {step["id"]: step["task_id"] for step in (await desk.read(run))["steps"]}
+async def test_nothing_is_taken_for_a_step_that_its_release_would_undo(lease_service: Desk) -> None:
+    await lease_service.define(DIAMOND)
+    run = await lease_service.begin(input={"day": 1})
+    tasks = {step["id"]: step["task_id"] for step in (await lease_service.read(run))["steps"]}
     url = f"/v1/tasks/{tasks['d']}"
-    before = (await desk.office.admin.get(url)).json()
+    before = (await lease_service.office.admin.get(url)).json()
     for patch in (b'{"delay": 60}', b'{"priority": 1, "name": "x"}', b'{"payload": {}}'):
         for query in ("", "?dry_run=true"):
-            answer = await desk.office.admin.call("PATCH", url + query, patch)
+            answer = await lease_service.office.admin.call("PATCH", url + query, patch)
             assert answer.status == 409
             assert "from its workflow when its turn comes" in answer.json()["detail"]
     for verb in ("pause", "resume", "run"):
-        assert (await desk.office.admin.post(f"{url}/{verb}")).status == 409
-    assert (await desk.office.admin.get(url)).json() == before
-    ready = await desk.office.admin.call("PATCH", f"/v1/tasks/{tasks['a']}", {"priority": 1})
+        assert (await lease_service.office.admin.post(f"{url}/{verb}")).status == 409
+    assert (await lease_service.office.admin.get(url)).json() == before
+    ready = await lease_service.office.admin.call(
+        "PATCH", f"/v1/tasks/{tasks['a']}", {"priority": 1}
+    )
     assert (ready.status, ready.json()["priority"]) == (200, 1)
 
 
@@ -170,123 +178,135 @@ async def test_nothing_is_taken_for_a_step_that_its_release_would_undo(desk: Des
     ids=["plain", "templates", "list"],
 )
 async def test_priority_and_queue_of_a_step_can_be_changed_while_it_waits(
-    desk: Desk, fields: dict[str, Any], begun: list[str]
+    lease_service: Desk, fields: dict[str, Any], begun: list[str]
 ) -> None:
     """They are not touched when its turn comes, whichever way it is released."""
     steps = [{"id": "a", "target": NOOP}, {"id": "b", "needs": ["a"], "target": NOOP, **fields}]
-    await desk.define(steps)
-    run = await desk.begin(input={"day": 1})
-    waiting = next(s["task_id"] for s in (await desk.read(run))["steps"] if s["id"] == "b")
+    await lease_service.define(steps)
+    run = await lease_service.begin(input={"day": 1})
+    waiting = next(s["task_id"] for s in (await lease_service.read(run))["steps"] if s["id"] == "b")
     patch = {"priority": 8, "queue": "mine"}
     for query in ("?dry_run=true", ""):
-        answer = await desk.office.admin.call("PATCH", f"/v1/tasks/{waiting}{query}", patch)
+        answer = await lease_service.office.admin.call(
+            "PATCH", f"/v1/tasks/{waiting}{query}", patch
+        )
         shown = answer.json()
         assert answer.status == 200
         assert (shown["state"], shown["priority"], shown["queue"]) == ("blocked", 8, "mine")
-    await desk.world.report(await desk.world.claim(UUID(run)))
-    ready = await desk.office.admin.get(f"/v1/tasks?workflow_run_id={run}&state=scheduled")
+    await lease_service.world.report(await lease_service.world.claim(UUID(run)))
+    ready = await lease_service.office.admin.get(f"/v1/tasks?workflow_run_id={run}&state=scheduled")
     found = sorted((t["step"], t["priority"], t["queue"]) for t in ready.json()["items"])
     assert found == [(label, 8, "mine") for label in begun]
 
 
-async def test_a_list_whose_items_have_begun_has_started(desk: Desk) -> None:
-    await desk.define([{"id": "each", "target": NOOP, "foreach": [1, 2]}])
-    run = await desk.begin()
-    [step] = (await desk.read(run))["steps"]
-    late = await desk.office.admin.call("PATCH", f"/v1/tasks/{step['task_id']}", {"priority": 8})
+async def test_a_list_whose_items_have_begun_has_started(lease_service: Desk) -> None:
+    await lease_service.define([{"id": "each", "target": NOOP, "foreach": [1, 2]}])
+    run = await lease_service.begin()
+    [step] = (await lease_service.read(run))["steps"]
+    late = await lease_service.office.admin.call(
+        "PATCH", f"/v1/tasks/{step['task_id']}", {"priority": 8}
+    )
     assert late.status == 409
     assert "the items of this step have begun" in late.json()["detail"]
 
 
-async def test_the_run_hears_of_a_step_that_is_cancelled_or_purged_by_itself(desk: Desk) -> None:
-    await desk.define(DIAMOND, on_failure="continue")
-    other = await desk.begin(input={"day": 1})
+async def test_the_run_hears_of_a_step_that_is_cancelled_or_purged_by_itself(
+    lease_service: Desk,
+) -> None:
+    await lease_service.define(DIAMOND, on_failure="continue")
+    other = await lease_service.begin(input={"day": 1})
     for act in ("cancel", "purge", "bulk"):
-        run = await desk.begin(input={"day": 1})
-        tasks = {step["id"]: step["task_id"] for step in (await desk.read(run))["steps"]}
+        run = await lease_service.begin(input={"day": 1})
+        tasks = {step["id"]: step["task_id"] for step in (await lease_service.read(run))["steps"]}
         if act == "cancel":
-            answer = await desk.office.admin.post(f"/v1/tasks/{tasks['b']}/cancel")
+            answer = await lease_service.office.admin.post(f"/v1/tasks/{tasks['b']}/cancel")
         elif act == "purge":
-            answer = await desk.office.admin.call("DELETE", f"/v1/tasks/{tasks['b']}")
+            answer = await lease_service.office.admin.call("DELETE", f"/v1/tasks/{tasks['b']}")
         else:
             where = {"filter": {"label": ["k:v"], "workflow_run_id": run}}
-            answer = await desk.office.admin.post("/v1/tasks/cancel", where)
+            answer = await lease_service.office.admin.post("/v1/tasks/cancel", where)
         assert answer.status < 300, answer.body
-        await desk.drain(run)
-        ended = await desk.read(run)
+        await lease_service.drain(run)
+        ended = await lease_service.read(run)
         assert ended["state"] == "cancelled", act
         lost = "d" if act == "bulk" else "b"
         assert next(s for s in ended["steps"] if s["id"] == lost)["state"] == "cancelled"
-    assert "cancelled" not in (await desk.states(other)).values()
+    assert "cancelled" not in (await lease_service.states(other)).values()
 
 
-async def test_a_purged_step_that_ran_does_not_stop_its_run(desk: Desk) -> None:
-    await desk.define(DIAMOND, on_failure="continue")
-    run = await desk.begin(input={"day": 1})
-    [running] = await desk.world.claim(UUID(run))
-    assert (await desk.office.admin.call("DELETE", f"/v1/tasks/{running.id}")).status == 204
-    assert (await desk.read(run))["state"] == "cancelled"
-    late = await desk.world.report([running])
+async def test_a_purged_step_that_ran_does_not_stop_its_run(lease_service: Desk) -> None:
+    await lease_service.define(DIAMOND, on_failure="continue")
+    run = await lease_service.begin(input={"day": 1})
+    [running] = await lease_service.world.claim(UUID(run))
+    assert (
+        await lease_service.office.admin.call("DELETE", f"/v1/tasks/{running.id}")
+    ).status == 204
+    assert (await lease_service.read(run))["state"] == "cancelled"
+    late = await lease_service.world.report([running])
     assert late.accepted == set()
 
 
-async def test_pause_resume_cancel_and_retry(desk: Desk) -> None:
-    await desk.define(DIAMOND)
-    run = await desk.begin(input={"day": 1})
-    assert (await desk.post(run, "pause")).json()["state"] == "paused"
-    assert (await desk.post(run, "pause")).status == 200
-    assert await desk.drain(run) == []
-    assert (await desk.post(run, "resume")).json()["state"] == "running"
-    await desk.drain(run, failing=("b",))
-    assert (await desk.read(run))["state"] == "failed"
-    assert (await desk.post(run, "cancel")).status == 409
-    again = await desk.post(run, "retry")
+async def test_pause_resume_cancel_and_retry(lease_service: Desk) -> None:
+    await lease_service.define(DIAMOND)
+    run = await lease_service.begin(input={"day": 1})
+    assert (await lease_service.post(run, "pause")).json()["state"] == "paused"
+    assert (await lease_service.post(run, "pause")).status == 200
+    assert await lease_service.drain(run) == []
+    assert (await lease_service.post(run, "resume")).json()["state"] == "running"
+    await lease_service.drain(run, failing=("b",))
+    assert (await lease_service.read(run))["state"] == "failed"
+    assert (await lease_service.post(run, "cancel")).status == 409
+    again = await lease_service.post(run, "retry")
     assert (again.status, again.json()["state"]) == (200, "running")
-    assert sorted(await desk.drain(run)) == ["b", "d"]
-    assert (await desk.read(run))["state"] == "completed"
-    assert (await desk.post(run, "retry")).status == 409
-    cancelled = await desk.begin(input={"day": 1})
-    assert (await desk.post(cancelled, "cancel")).json()["state"] == "cancelled"
-    assert set((await desk.states(cancelled)).values()) == {"cancelled"}
-    assert (await desk.post(cancelled, "cancel")).status == 200
-    assert (await desk.post(cancelled, "resume")).status == 409
+    assert sorted(await lease_service.drain(run)) == ["b", "d"]
+    assert (await lease_service.read(run))["state"] == "completed"
+    assert (await lease_service.post(run, "retry")).status == 409
+    cancelled = await lease_service.begin(input={"day": 1})
+    assert (await lease_service.post(cancelled, "cancel")).json()["state"] == "cancelled"
+    assert set((await lease_service.states(cancelled)).values()) == {"cancelled"}
+    assert (await lease_service.post(cancelled, "cancel")).status == 200
+    assert (await lease_service.post(cancelled, "resume")).status == 409
 
 
-async def test_one_step_is_retried_or_skipped_by_hand_and_that_is_audited(desk: Desk) -> None:
-    await desk.define(DIAMOND)
-    run = await desk.begin(input={"day": 1})
-    await desk.drain(run, failing=("b",))
-    assert (await desk.post(run, "steps/nowhere/skip")).status == 404
-    assert (await desk.post(run, "steps/a/skip")).status == 409
-    skipped = await desk.post(run, "steps/b/skip")
+async def test_one_step_is_retried_or_skipped_by_hand_and_that_is_audited(
+    lease_service: Desk,
+) -> None:
+    await lease_service.define(DIAMOND)
+    run = await lease_service.begin(input={"day": 1})
+    await lease_service.drain(run, failing=("b",))
+    assert (await lease_service.post(run, "steps/nowhere/skip")).status == 404
+    assert (await lease_service.post(run, "steps/a/skip")).status == 409
+    skipped = await lease_service.post(run, "steps/b/skip")
     assert skipped.status == 200, skipped.body
     assert next(s for s in skipped.json()["steps"] if s["id"] == "b")["skipped_by_hand"]
-    assert await desk.drain(run) == ["d"]
-    assert (await desk.read(run))["state"] == "completed"
-    assert (await desk.post(run, "steps/c/retry")).status == 200
-    assert await desk.drain(run) == ["c", "d"]
-    audit = (await desk.office.admin.get("/v1/audit")).json()["items"]
+    assert await lease_service.drain(run) == ["d"]
+    assert (await lease_service.read(run))["state"] == "completed"
+    assert (await lease_service.post(run, "steps/c/retry")).status == 200
+    assert await lease_service.drain(run) == ["c", "d"]
+    audit = (await lease_service.office.admin.get("/v1/audit")).json()["items"]
     actions = [entry["action"] for entry in audit if entry["subject"] == run]
     assert sorted(actions) == ["workflow_run.retried", "workflow_step.skipped"]
 
 
-async def test_a_run_can_be_drawn(desk: Desk) -> None:
-    await desk.define(DIAMOND)
-    run = await desk.begin(input={"day": 1})
+async def test_a_run_can_be_drawn(lease_service: Desk) -> None:
+    await lease_service.define(DIAMOND)
+    run = await lease_service.begin(input={"day": 1})
     for form, word in (("mermaid", "flowchart"), ("dot", "digraph"), ("json", '"nodes"')):
-        answer = await desk.office.admin.get(f"/v1/workflow-runs/{run}/graph?format={form}")
+        answer = await lease_service.office.admin.get(
+            f"/v1/workflow-runs/{run}/graph?format={form}"
+        )
         assert (answer.status, word in answer.body.decode()) == (200, True)
 
 
-async def test_items_of_a_list_are_shown_on_demand(desk: Desk) -> None:
+async def test_items_of_a_list_are_shown_on_demand(lease_service: Desk) -> None:
     each = {"id": "each", "foreach": [1, 2], "payload": {"n": "{{item}}"}, "target": NOOP}
-    await desk.define([each])
-    run = await desk.begin()
-    [step] = (await desk.read(run))["steps"]
+    await lease_service.define([each])
+    run = await lease_service.begin()
+    [step] = (await lease_service.read(run))["steps"]
     assert (step["state"], step["items_total"], step["items_finished"]) == ("running", 2, 0)
-    for assignment in await desk.world.claim(UUID(run)):
-        await desk.world.report([assignment], TaskState.COMPLETED, assignment.payload)
-    shown = await desk.office.admin.get(f"/v1/workflow-runs/{run}?items=true")
+    for execution in await lease_service.world.claim(UUID(run)):
+        await lease_service.world.report([execution], TaskState.COMPLETED, execution.payload)
+    shown = await lease_service.office.admin.get(f"/v1/workflow-runs/{run}?items=true")
     [step] = shown.json()["steps"]
     assert (step["state"], step["result"]) == ("completed", [{"n": 1}, {"n": 2}])
     assert [item["result"] for item in step["items"]] == [{"n": 1}, {"n": 2}]
@@ -302,43 +322,45 @@ async def test_items_of_a_list_are_shown_on_demand(desk: Desk) -> None:
         b'{"input": {"a": 1e999}}',
     ],
 )
-async def test_a_bad_body_begins_nothing(desk: Desk, body: bytes) -> None:
-    await desk.define(DIAMOND)
-    answer = await desk.office.admin.post("/v1/workflows/flow/runs", body)
+async def test_a_bad_body_begins_nothing(lease_service: Desk, body: bytes) -> None:
+    await lease_service.define(DIAMOND)
+    answer = await lease_service.office.admin.post("/v1/workflows/flow/runs", body)
     assert 400 <= answer.status < 500, answer.body
-    assert (await desk.office.admin.get("/v1/workflow-runs")).json()["items"] == []
+    assert (await lease_service.office.admin.get("/v1/workflow-runs")).json()["items"] == []
 
 
 async def test_a_dead_letter_of_a_step_says_so_and_its_replay_is_a_task_by_itself(
-    desk: Desk,
+    lease_service: Desk,
 ) -> None:
     each = {"id": "each", "needs": ["a"], "target": NOOP, "foreach": [1, 2]}
-    await desk.define([{"id": "a", "target": NOOP}, each], on_failure="continue")
-    run = await desk.begin()
-    await desk.drain(run, failing=("a",))
-    await desk.post(run, "steps/a/skip")
-    await desk.drain(run, failing=("each[1]",))
-    listed = (await desk.office.admin.get("/v1/dead-letters")).json()["items"]
+    await lease_service.define([{"id": "a", "target": NOOP}, each], on_failure="continue")
+    run = await lease_service.begin()
+    await lease_service.drain(run, failing=("a",))
+    await lease_service.post(run, "steps/a/skip")
+    await lease_service.drain(run, failing=("each[1]",))
+    listed = (await lease_service.office.admin.get("/v1/dead-letters")).json()["items"]
     told = [(letter["task"]["workflow_run_id"], letter["task"]["step"]) for letter in listed]
     assert told == [(run, "each[1]"), (run, "a")]
-    before = await desk.read(run)
-    replayed = await desk.office.admin.post(f"/v1/dead-letters/{listed[0]['id']}/replay")
+    before = await lease_service.read(run)
+    replayed = await lease_service.office.admin.post(f"/v1/dead-letters/{listed[0]['id']}/replay")
     assert replayed.status == 201, replayed.body
     task = replayed.json()
     assert (task["workflow_run_id"], task["step"]) == (None, None)
     assert task["replay_of"] == listed[0]["id"]
-    assert await desk.read(run) == before
+    assert await lease_service.read(run) == before
 
 
-async def test_a_letter_of_a_step_that_was_retried_is_not_replayed_once_more(desk: Desk) -> None:
-    await desk.define([{"id": "a", "target": NOOP}])
-    run = await desk.begin()
-    await desk.drain(run, failing=("a",))
-    [letter] = (await desk.office.admin.get("/v1/dead-letters")).json()["items"]
-    assert (await desk.post(run, "retry")).status == 200
-    many = await desk.office.admin.post("/v1/dead-letters/replay", {"filter": {}})
+async def test_a_letter_of_a_step_that_was_retried_is_not_replayed_once_more(
+    lease_service: Desk,
+) -> None:
+    await lease_service.define([{"id": "a", "target": NOOP}])
+    run = await lease_service.begin()
+    await lease_service.drain(run, failing=("a",))
+    [letter] = (await lease_service.office.admin.get("/v1/dead-letters")).json()["items"]
+    assert (await lease_service.post(run, "retry")).status == 200
+    many = await lease_service.office.admin.post("/v1/dead-letters/replay", {"filter": {}})
     assert many.json()["replayed"] == 0
-    one = await desk.office.admin.post(f"/v1/dead-letters/{letter['id']}/replay")
-    [step] = (await desk.read(run))["steps"]
+    one = await lease_service.office.admin.post(f"/v1/dead-letters/{letter['id']}/replay")
+    [step] = (await lease_service.read(run))["steps"]
     assert (one.status, one.json()["id"]) == (200, step["task_id"])
-    assert await desk.drain(run) == ["a"]
+    assert await lease_service.drain(run) == ["a"]

@@ -12,9 +12,9 @@ import pytest
 from mainspring.api.app import build_app
 from mainspring.config import Config
 from mainspring.domain.task import TaskSpec
-from mainspring.store.secrets import WebhookSecrets
+from mainspring.store.secrets import SecretStore
 from mainspring.store.vault import Vault
-from mainspring.store.workflows import Workflows
+from mainspring.store.workflows import WorkflowStore
 from support.api import Office, opened_office
 from support.asgi import Answer
 
@@ -101,8 +101,8 @@ async def test_secrets_of_steps_move_to_a_new_key(office: Office) -> None:
     made = await office.admin.post(URL, workflow(step("a", target=target), step("b", target=plain)))
     assert made.status == 201, made.body
     vault = Vault(bytes([1]) * 32, (bytes(32),))
-    assert await WebhookSecrets(office.database, vault).renew() == (1, 0)
-    stored = await Workflows(office.database).get(office.tenants["a"], "nightly")
+    assert await SecretStore(office.database, vault).renew() == (1, 0)
+    stored = await WorkflowStore(office.database).get(office.tenants["a"], "nightly")
     assert stored is not None
     heads = []
     for one in stored.definition.steps:
@@ -110,7 +110,7 @@ async def test_secrets_of_steps_move_to_a_new_key(office: Office) -> None:
         assert spec.target.secret is not None
         heads.append(Vault(bytes([1]) * 32).open_headers(spec.target.secret.sealed))
     assert [head["Authorization"] for head in heads] == ["Bearer s3cret", "Bearer another"]
-    assert await WebhookSecrets(office.database, vault).renew() == (0, 0)
+    assert await SecretStore(office.database, vault).renew() == (0, 0)
 
 
 async def test_the_same_name_again_is_the_next_version(office: Office) -> None:

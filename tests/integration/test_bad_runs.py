@@ -9,8 +9,8 @@ import asyncpg
 import msgspec
 
 from mainspring.clock import ManualClock
-from mainspring.domain.execution import Assignment, Outcome, Report
-from mainspring.domain.placement import Tenure
+from mainspring.domain.execution import Execution, Outcome, Report
+from mainspring.domain.placement import Ownership
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
 from mainspring.node.deadlines import Deadlines
@@ -20,7 +20,7 @@ from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.step_rows import Moved
 from mainspring.workflows.task_runs import TaskRuns
-from support.rows import assignment, row, task_id
+from support.rows import execution, row, task_id
 from support.runs import RunWorld, step, workflow
 from support.waiting import eventually
 
@@ -40,7 +40,7 @@ class _Runs:
         self.cancelled: list[int] = []
 
     async def begin(
-        self, _tenure: Tenure, of: Assignment, _name: str, _given: Mapping[str, msgspec.Raw]
+        self, _tenure: Ownership, of: Execution, _name: str, _given: Mapping[str, msgspec.Raw]
     ) -> Moved:
         self.asked += 1
         if self.asked == 1:
@@ -49,13 +49,13 @@ class _Runs:
             raise asyncpg.CharacterNotInRepertoireError("invalid byte sequence")
         return Moved()
 
-    async def cancel(self, _tenure: Tenure, of: Assignment, _now: float) -> Moved:
+    async def cancel(self, _tenure: Ownership, of: Execution, _now: float) -> Moved:
         self.cancelled.append(of.id.int)
         if of.id == task_id(2):
             raise asyncpg.DataError("invalid")
         return Moved()
 
-    async def ended(self, tasks: list[Assignment]) -> list[tuple[UUID, str]]:
+    async def ended(self, tasks: list[Execution]) -> list[tuple[UUID, str]]:
         return [(task_id(3), "completed")] if 3 in {t.id.int for t in tasks} else []
 
 
@@ -68,8 +68,8 @@ async def test_a_task_whose_run_is_refused_fails_and_the_others_go_on() -> None:
     starter = RunStarter(
         ManualClock(), _state(), cast(TaskRuns, runs), cast(Recorder, _Listener()), reports.extend
     )
-    tasks = [assignment(row(n))._replace(payload=b'{"workflow": "flow"}') for n in (1, 2, 3)]
-    nul = assignment(row(4))._replace(payload=b'{"workflow": "a\\u0000b"}')
+    tasks = [execution(row(n))._replace(payload=b'{"workflow": "flow"}') for n in (1, 2, 3)]
+    nul = execution(row(4))._replace(payload=b'{"workflow": "a\\u0000b"}')
     try:
         starter.start([*tasks, nul])
 
@@ -77,13 +77,13 @@ async def test_a_task_whose_run_is_refused_fails_and_the_others_go_on() -> None:
             return len(reports) == 3
 
         await eventually(three, within=5, what="all but the one that lasts are reported")
-        found = {r.assignment.id.int: (r.outcome, r.error and r.error.code) for r in reports}
+        found = {r.execution.id.int: (r.outcome, r.error and r.error.code) for r in reports}
         assert found == {
             1: (Outcome.FAILED, "bad-payload"),
             3: (Outcome.SUCCEEDED, None),
             4: (Outcome.FAILED, "bad-payload"),
         }
-        more = assignment(row(5))._replace(payload=b'{"workflow": "flow"}')
+        more = execution(row(5))._replace(payload=b'{"workflow": "flow"}')
         starter.start([more])
         starter.cancel(task_id(2), 1)
         starter.cancel(task_id(5), 1)
@@ -116,8 +116,8 @@ async def test_a_run_that_cannot_be_ended_holds_up_no_other(world: RunWorld) -> 
         runs["expired"],
     )
     state = _state()
-    state.engine.own(world.tenure.partitions, (), 0.0)
-    state.node_id, state.epoch = world.tenure.node_id, world.tenure.epoch
+    state.engine.own(world.ownership.partitions, (), 0.0)
+    state.node_id, state.epoch = world.ownership.node_id, world.ownership.epoch
     deadlines = Deadlines(state, world.outcomes, cast(Recorder, _Listener()), Metrics())
     looking = asyncio.create_task(deadlines.run())
 

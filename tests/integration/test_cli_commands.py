@@ -67,18 +67,18 @@ async def test_restore_fence_raises_what_no_restore_may_repeat(database_url: str
 
 async def test_restore_fence_makes_running_nodes_join_anew(database_url: str) -> None:
     async with opened_shop(database_url) as shop:
-        known = shop.server.node.tenure().node_id
+        known = shop.server.node.ownership().node_id
         refused = await mainspring("restore-fence", DATABASE_URL=database_url)
         assert refused.returncode == 1
         assert "nodes are running: " in refused.stderr
         assert "--force" in refused.stderr
-        assert shop.server.node.tenure().node_id == known
+        assert shop.server.node.ownership().node_id == known
         done = await mainspring("restore-fence", "--force", DATABASE_URL=database_url)
         assert "nodes declared dead: 1; " in done.stdout
 
         async def anew() -> bool:
-            tenure = shop.server.node.tenure()
-            return tenure.node_id != known and len(tenure.partitions) == 256
+            ownership = shop.server.node.ownership()
+            return ownership.node_id != known and len(ownership.partitions) == 256
 
         await eventually(anew, within=10, what="the node has joined anew")
 

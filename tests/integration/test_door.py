@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mainspring.api.http.middleware import CYCLE
-from mainspring.api.http.server import DoorConfig, DoorLimits, DoorServer
+from mainspring.api.http.server import ConnectionLimits, HttpConfig, HttpServer
 from mainspring.errors import ServerError
 from mainspring.observe.metrics import Metrics
 from support.door import LIMITS as PATIENT
@@ -75,7 +75,7 @@ class House:
 
 @asynccontextmanager
 async def opened_house(
-    limits: DoorLimits = LIMITS, inside: Inside | None = None, keep_alive: float = 75
+    limits: ConnectionLimits = LIMITS, inside: Inside | None = None, keep_alive: float = 75
 ) -> AsyncIterator[House]:
     inside, metrics = inside or Inside(), Metrics()
     door = opened_door(inside, limits=limits, metrics=metrics, keep_alive=keep_alive)
@@ -128,7 +128,7 @@ async def test_an_end_that_nobody_asked_for_is_told() -> None:
 async def test_a_door_that_does_not_open_is_told_of() -> None:
     shut = socket.socket()
     shut.close()
-    server = DoorServer(DoorConfig(Inside(), PATIENT, Metrics(), keep_alive=5))
+    server = HttpServer(HttpConfig(Inside(), PATIENT, Metrics(), keep_alive=5))
     with pytest.raises(ServerError, match="the API is served no more"):
         await server.open(shut)
 

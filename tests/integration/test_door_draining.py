@@ -103,7 +103,7 @@ async def test_unread_bytes_keep_a_connection_from_being_idle() -> None:
         visitor = await doorway.visit()
         await accepted(doorway, 1)
         [connection] = doorway.server.server_state.connections
-        assert isinstance(connection, door.Door)
+        assert isinstance(connection, door.LimitedHttpProtocol)
         assert not draining.has_unread(connection.transport)
         _send_now(visitor, GET)  # the loop has no turn between this and the next line
         assert draining.has_unread(connection.transport)

@@ -15,7 +15,7 @@ from mainspring.domain.placement import PARTITIONS, partition_of
 from mainspring.domain.tenant import TenantLimits
 from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.keys import NewKey
-from mainspring.store.tenants import Tenants
+from mainspring.store.tenants import TenantStore
 from support.client import Client
 from support.lateness import ROUNDING, check_causes, check_sums, moment
 from support.waiting import eventually
@@ -47,7 +47,7 @@ class Street:
         fields = {"sla": SLA, "retry": {"initial": WAIT, "jitter": 0}, **fields}
         tenant = await self.here.server.keys.ensure_tenant("workshop")
         key = fields.get("concurrency", {}).get("key")
-        there = self.owner.server.node.tenure().partitions
+        there = self.owner.server.node.ownership().partitions
         made: list[str] = []
         while len(made) < count:
             task_id = await self.here.create(**fields)
@@ -85,7 +85,7 @@ class Street:
     async def key_elsewhere(self) -> str:
         """A concurrency key whose tasks the last node owns."""
         tenant = await self.here.server.keys.ensure_tenant("workshop")
-        there = self.owner.server.node.tenure().partitions
+        there = self.owner.server.node.ownership().partitions
         names = (f"key-{n}" for n in range(1000))
         return next(n for n in names if partition_of(tenant, UUID(int=0), n, PARTITIONS) in there)
 
@@ -96,7 +96,7 @@ class Street:
         tenant = await keys.ensure_tenant("limited")
         database = Database(DatabaseOptions(database_url, connections=1))
         await database.open()
-        await Tenants(database).change(tenant, lambda _: TenantLimits(1, 1, 1), "test")
+        await TenantStore(database).change(tenant, lambda _: TenantLimits(1, 1, 1), "test")
         await database.close()
         await keys.add(
             NewKey("limited", "limited:all", tenant, frozenset({"read", "write", "work"}))
@@ -106,7 +106,7 @@ class Street:
             Shop(shop.server, Client(shop.session, shop.server.url, "limited:all"), shop.session)
             for shop in self.shops
         ]
-        shops.sort(key=lambda shop: place in shop.server.node.tenure().partitions)
+        shops.sort(key=lambda shop: place in shop.server.node.ownership().partitions)
         return shops[0], shops[-1]
 
     async def explained(self, task_id: str, verdict: str) -> None:
@@ -128,7 +128,7 @@ async def street(request: pytest.FixtureRequest, database_url: str) -> AsyncIter
         ]
 
         async def shared() -> bool:
-            owned = [len(shop.server.node.tenure().partitions) for shop in shops]
+            owned = [len(shop.server.node.ownership().partitions) for shop in shops]
             return sum(owned) == PARTITIONS and min(owned) > PARTITIONS / request.param / 2
 
         await eventually(shared, within=15, what="all nodes own partitions")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mainspring.domain.capability import Offer
-from mainspring.engine.demand import Holder
-from mainspring.node.workers.lease_service import LeaseDesk, Wish
+from mainspring.engine.demand import WorkerSession
+from mainspring.node.workers.lease_service import LeaseRequest, LeaseService
 from support.waiting import eventually
 from support.workers import Shop, opened_shop
 
@@ -21,10 +21,10 @@ async def shop(database_url: str) -> AsyncIterator[Shop]:
         yield opened
 
 
-def desk_of(shop: Shop) -> LeaseDesk:
-    desk = shop.server.node._desk
-    assert desk is not None
-    return desk
+def desk_of(shop: Shop) -> LeaseService:
+    lease_service = shop.server.node._lease_service
+    assert lease_service is not None
+    return lease_service
 
 
 def _polls(shop: Shop, polls: int) -> Callable[[], Awaitable[bool]]:
@@ -38,21 +38,21 @@ async def test_who_hangs_up_while_a_claim_is_on_its_way_loses_nothing(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait of the poll is over, and its claim not yet: then the worker goes away."""
-    desk = desk_of(shop)
-    claim_for, began, over = desk._store.claim_for, asyncio.Event(), asyncio.Event()
+    lease_service = desk_of(shop)
+    claim_for, began, over = lease_service._store.claim_for, asyncio.Event(), asyncio.Event()
 
     async def slowly(*arguments: Any, **more: Any) -> Any:
         began.set()
         await over.wait()
         return await claim_for(*arguments, **more)
 
-    monkeypatch.setattr(desk._store, "claim_for", slowly)
+    monkeypatch.setattr(lease_service._store, "claim_for", slowly)
     tenant = await shop.server.keys.ensure_tenant("workshop")
-    wish = Wish(Holder(tenant, "gone", "1"), WORK, 1, 0.1)
+    wish = LeaseRequest(WorkerSession(tenant, "gone", "1"), WORK, 1, 0.1)
     there = await shop.create()
-    asked = asyncio.create_task(desk.lease(wish))
+    asked = asyncio.create_task(lease_service.lease(wish))
     await began.wait()
-    (waiting,) = desk._waiting.values()
+    (waiting,) = lease_service._waiting.values()
 
     async def ended() -> bool:
         return waiting.over
@@ -67,11 +67,13 @@ async def test_who_hangs_up_while_a_claim_is_on_its_way_loses_nothing(
 
 
 async def test_an_answer_and_a_hang_up_at_once_lose_nothing(shop: Shop) -> None:
-    desk = desk_of(shop)
+    lease_service = desk_of(shop)
     tenant = await shop.server.keys.ensure_tenant("workshop")
-    asked = asyncio.create_task(desk.lease(Wish(Holder(tenant, "gone", "1"), WORK, 1, 30)))
+    asked = asyncio.create_task(
+        lease_service.lease(LeaseRequest(WorkerSession(tenant, "gone", "1"), WORK, 1, 30))
+    )
     await eventually(_polls(shop, 1), within=5, what="it waits")
-    (waiting,) = desk._waiting.values()
+    (waiting,) = lease_service._waiting.values()
     hung_up = asyncio.get_running_loop().create_future()
 
     def hang_up(_answer: object) -> None:

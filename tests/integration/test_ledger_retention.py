@@ -11,7 +11,7 @@ import pytest
 
 from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.postgres.table_changes import Round
-from mainspring.store.housekeeping import Housekeeping
+from mainspring.store.housekeeping import HousekeepingStore
 from mainspring.store.ledger_retention import LedgerRetention, delete_ledger
 from support.evidence import Evidence, waits_for_a_lock
 from support.waiting import eventually
@@ -36,7 +36,7 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 @pytest.fixture
 async def ledger(database: Database) -> LedgerRetention:
-    return Housekeeping(database).ledger
+    return HousekeepingStore(database).ledger
 
 
 async def test_a_partition_covers_each_month_ahead(

@@ -15,7 +15,7 @@ from mainspring.node.archiving import ArchiveCommand
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import Database, DatabaseOptions
-from mainspring.store.housekeeping import Housekeeping
+from mainspring.store.housekeeping import HousekeepingStore
 from support.cluster import Cluster
 from support.waiting import eventually
 
@@ -38,7 +38,7 @@ def keeper(database: Database, command: str) -> Housekeeper:
     ours = {"PATH": os.environ["PATH"], "MAINSPRING_SECRETS_KEY": "x"}
     archive = ArchiveCommand(command, environment_of_programs(ours), "postgresql://somewhere")
     state = NodeState(mock.Mock(), mock.Mock())
-    return Housekeeper(load({}), state, Housekeeping(database), archive)
+    return Housekeeper(load({}), state, HousekeepingStore(database), archive)
 
 
 async def is_there(database: Database) -> bool:

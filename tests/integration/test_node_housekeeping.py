@@ -19,7 +19,7 @@ from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.postgres.table_changes import Round
 from mainspring.store import housekeeping
 from mainspring.store.cluster import Topology
-from mainspring.store.housekeeping import PARTITIONED, Housekeeping
+from mainspring.store.housekeeping import PARTITIONED, HousekeepingStore
 from support.evidence import Evidence, waits_for_a_lock
 from support.store import StoreWorld, success
 from support.waiting import eventually
@@ -36,11 +36,11 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-async def house(database: Database) -> Housekeeping:
-    return Housekeeping(database)
+async def house(database: Database) -> HousekeepingStore:
+    return HousekeepingStore(database)
 
 
-async def test_partitions_exist_ahead_of_time(house: Housekeeping) -> None:
+async def test_partitions_exist_ahead_of_time(house: HousekeepingStore) -> None:
     made = await house.make_partitions(days_ahead=3)
     today = f"{datetime.now(UTC):%Y%m%d}"
     assert len(made.done) == len(PARTITIONED) * 4
@@ -49,7 +49,7 @@ async def test_partitions_exist_ahead_of_time(house: Housekeeping) -> None:
 
 
 async def test_a_partition_is_analyzed_again_when_it_has_doubled_and_not_all_the_time(
-    house: Housekeeping, database: Database
+    house: HousekeepingStore, database: Database
 ) -> None:
     await house.make_partitions(days_ahead=0)
     rows = await database.fetch(
@@ -63,32 +63,32 @@ async def test_a_partition_is_analyzed_again_when_it_has_doubled_and_not_all_the
 
 
 async def test_finished_tasks_land_in_the_partition_of_their_day(
-    house: Housekeeping, database: Database
+    house: HousekeepingStore, database: Database
 ) -> None:
     await house.make_partitions(days_ahead=1)
     world = StoreWorld(database)
     await world.open()
     held = await world.claim(await world.due_tasks(5), lease=60)
-    await world.engine.finish(world.tenure, map(success, held))
+    await world.engine.finish(world.ownership, map(success, held))
     evidence = Evidence(database)
     assert await evidence.value("SELECT count(*) FROM task_history") == 5
     assert await evidence.value("SELECT count(*) FROM task_history_default") == 0
 
 
 async def test_a_day_whose_rows_lie_in_the_default_partition_stays_there(
-    house: Housekeeping, database: Database
+    house: HousekeepingStore, database: Database
 ) -> None:
     world = StoreWorld(database)
     await world.open()
     held = await world.claim(await world.due_tasks(1), lease=60)
-    await world.engine.finish(world.tenure, map(success, held))
+    await world.engine.finish(world.ownership, map(success, held))
     made = await house.make_partitions(days_ahead=1)
     assert f"task_history_d{datetime.now(UTC):%Y%m%d}" not in made.done
     assert await Evidence(database).value("SELECT count(*) FROM task_history") == 1
 
 
 async def test_nobody_waits_while_a_large_default_partition_is_looked_through(
-    house: Housekeeping, database: Database
+    house: HousekeepingStore, database: Database
 ) -> None:
     await add_old_logs(database, 1)
     made = await house.make_partitions(days_ahead=1, largest_default=0)
@@ -98,7 +98,7 @@ async def test_nobody_waits_while_a_large_default_partition_is_looked_through(
 
 
 async def test_old_rows_in_a_default_partition_go_in_small_steps(
-    house: Housekeeping, database: Database
+    house: HousekeepingStore, database: Database
 ) -> None:
     await add_old_logs(database, 5)
     assert await house.clear_defaults(30, batch=2) == 5
@@ -106,7 +106,7 @@ async def test_old_rows_in_a_default_partition_go_in_small_steps(
 
 
 async def test_nobody_waits_long_for_a_partition_while_a_backup_runs(
-    house: Housekeeping, database: Database, database_url: str
+    house: HousekeepingStore, database: Database, database_url: str
 ) -> None:
     world = StoreWorld(database)
     await world.open()
@@ -117,7 +117,7 @@ async def test_nobody_waits_long_for_a_partition_while_a_backup_runs(
         making = asyncio.create_task(house.make_partitions(days_ahead=1))
         await eventually(partial(waits_for_a_lock, database), within=5, what="it waits")
         async with asyncio.timeout(5):  # and not the 20 s after which a statement is given up
-            await world.engine.finish(world.tenure, map(success, held))
+            await world.engine.finish(world.ownership, map(success, held))
             made = await making
     await backup.close()
     assert set(made.postponed) == {"task_history", "executions"}
@@ -127,7 +127,7 @@ async def test_nobody_waits_long_for_a_partition_while_a_backup_runs(
 
 
 async def test_old_history_stays_while_a_backup_runs(
-    house: Housekeeping, database: Database, database_url: str
+    house: HousekeepingStore, database: Database, database_url: str
 ) -> None:
     await make_old_partitions(database)
     backup = await asyncpg.connect(database_url)
@@ -140,7 +140,7 @@ async def test_old_history_stays_while_a_backup_runs(
 
 
 async def test_old_partitions_are_archived_and_dropped(
-    house: Housekeeping, database: Database
+    house: HousekeepingStore, database: Database
 ) -> None:
     await make_old_partitions(database)
     archived: list[str] = []
@@ -156,7 +156,7 @@ async def test_old_partitions_are_archived_and_dropped(
 
 
 async def test_what_could_not_be_archived_is_kept_and_offered_again(
-    house: Housekeeping, database: Database
+    house: HousekeepingStore, database: Database
 ) -> None:
     await make_old_partitions(database)
 
@@ -170,7 +170,7 @@ async def test_what_could_not_be_archived_is_kept_and_offered_again(
 
 
 async def test_what_somebody_detached_by_hand_is_kept_until_its_time(
-    house: Housekeeping, database: Database
+    house: HousekeepingStore, database: Database
 ) -> None:
     await house.make_partitions(days_ahead=0)
     today = f"executions_d{datetime.now(UTC):%Y%m%d}"
@@ -180,7 +180,7 @@ async def test_what_somebody_detached_by_hand_is_kept_until_its_time(
 
 
 async def test_a_chore_that_fails_keeps_no_other_from_being_done(database: Database) -> None:
-    class Unlucky(Housekeeping):
+    class Unlucky(HousekeepingStore):
         async def make_partitions(self, *_: int) -> Round:
             raise asyncpg.UndefinedTableError("no such table")
 
@@ -202,7 +202,7 @@ async def test_a_chore_that_fails_keeps_no_other_from_being_done(database: Datab
 
 
 async def test_all_that_is_expired_goes_however_much_it_is(
-    house: Housekeeping, database: Database
+    house: HousekeepingStore, database: Database
 ) -> None:
     await add_key(database, "new", "1 hour")
     for number in range(5):
@@ -222,7 +222,7 @@ async def test_all_that_is_expired_goes_however_much_it_is(
 
 
 async def test_a_key_that_is_renewed_at_that_moment_stays(
-    house: Housekeeping, database: Database, database_url: str
+    house: HousekeepingStore, database: Database, database_url: str
 ) -> None:
     await add_key(database, "renewed", "-1 second")
     other = await asyncpg.connect(database_url)
@@ -236,7 +236,7 @@ async def test_a_key_that_is_renewed_at_that_moment_stays(
 
 
 async def test_expired_keys_and_dead_nodes_are_forgotten(
-    house: Housekeeping, database: Database
+    house: HousekeepingStore, database: Database
 ) -> None:
     await add_key(database, "old", "-1 second")
     await add_key(database, "new", "1 hour")
@@ -259,7 +259,7 @@ async def test_expired_keys_and_dead_nodes_are_forgotten(
 
 
 async def test_api_keys_that_ended_long_ago_are_forgotten(
-    house: Housekeeping, database: Database
+    house: HousekeepingStore, database: Database
 ) -> None:
     await database.fetch(
         "INSERT INTO api_keys (id, secret_hash, scopes, operator, revoked_at, expires_at)"
@@ -274,7 +274,7 @@ async def test_api_keys_that_ended_long_ago_are_forgotten(
 
 
 async def test_a_dead_node_is_remembered_while_it_owns_something_and_people_see_how_much(
-    house: Housekeeping, database: Database
+    house: HousekeepingStore, database: Database
 ) -> None:
     await database.fetch(
         "WITH n AS (INSERT INTO nodes (id, name, version, state, heartbeat_at)"
@@ -289,7 +289,7 @@ async def test_a_dead_node_is_remembered_while_it_owns_something_and_people_see_
 
 
 async def test_what_workers_held_is_forgotten_with_them_and_with_their_nodes(
-    house: Housekeeping, database: Database
+    house: HousekeepingStore, database: Database
 ) -> None:
     here, gone = uuid4(), uuid4()
     await database.fetch(
@@ -312,7 +312,7 @@ async def test_what_workers_held_is_forgotten_with_them_and_with_their_nodes(
     assert [tuple(row) for row in left] == [("w", here)]
 
 
-async def test_one_node_keeps_house_at_a_time(house: Housekeeping) -> None:
+async def test_one_node_keeps_house_at_a_time(house: HousekeepingStore) -> None:
     one, other = uuid4(), uuid4()
     assert await house.hold_duty(one, lease=60)
     assert not await house.hold_duty(other, lease=60)
@@ -324,7 +324,7 @@ async def test_one_node_keeps_house_at_a_time(house: Housekeeping) -> None:
     )
 
 
-async def test_the_oldest_transaction_is_found(house: Housekeeping, database_url: str) -> None:
+async def test_the_oldest_transaction_is_found(house: HousekeepingStore, database_url: str) -> None:
     reader = await asyncpg.connect(database_url, server_settings={"application_name": "report"})
     async with reader.transaction(isolation="repeatable_read"):
         await reader.fetchval("SELECT count(*) FROM tasks")
@@ -396,7 +396,7 @@ async def is_ready(database: Database) -> bool:
 
 
 async def test_indexes_are_built_partition_by_partition(
-    house: Housekeeping, database: Database
+    house: HousekeepingStore, database: Database
 ) -> None:
     await house.make_partitions(days_ahead=1)
     await undo_index(database)
@@ -411,7 +411,7 @@ async def test_indexes_are_built_partition_by_partition(
 
 
 async def test_an_index_is_whole_when_the_last_that_lacked_it_is_detached(
-    house: Housekeeping, database: Database
+    house: HousekeepingStore, database: Database
 ) -> None:
     await house.make_partitions(days_ahead=0)
     await undo_index(database)
@@ -433,19 +433,19 @@ async def test_an_index_is_whole_when_the_last_that_lacked_it_is_detached(
 
 
 async def test_a_partition_that_goes_keeps_no_other_from_its_index(
-    house: Housekeeping, database: Database, monkeypatch: pytest.MonkeyPatch
+    house: HousekeepingStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await house.make_partitions(days_ahead=0)
     await undo_index(database)
-    build = Housekeeping._build_index
+    build = HousekeepingStore._build_index
 
-    async def after_it_is_gone(self: Housekeeping, home: str, row: asyncpg.Record) -> None:
+    async def after_it_is_gone(self: HousekeepingStore, home: str, row: asyncpg.Record) -> None:
         if row["partition"] != "task_history_default":
             await database.fetch(f"ALTER TABLE task_history DETACH PARTITION {row['partition']}")
             await database.fetch(f"DROP TABLE {row['partition']}")
         await build(self, home, row)
 
-    monkeypatch.setattr(Housekeeping, "_build_index", after_it_is_gone)
+    monkeypatch.setattr(HousekeepingStore, "_build_index", after_it_is_gone)
     built = await house.build_indexes()
     assert built.done == ["task_history_default_name"]
     assert [reason[:21] for reason in built.postponed.values()] == ["its partition is gone"]
@@ -453,7 +453,7 @@ async def test_a_partition_that_goes_keeps_no_other_from_its_index(
 
 
 async def test_a_partition_made_meanwhile_has_the_index(
-    house: Housekeeping, database: Database
+    house: HousekeepingStore, database: Database
 ) -> None:
     await undo_index(database)
     await house.make_partitions(days_ahead=1)
@@ -462,7 +462,7 @@ async def test_a_partition_made_meanwhile_has_the_index(
 
 
 async def test_an_index_left_half_built_is_built_anew(
-    house: Housekeeping, database: Database
+    house: HousekeepingStore, database: Database
 ) -> None:
     await undo_index(database)
     await database.fetch("CREATE INDEX task_history_default_name ON task_history_default (id)")
@@ -475,7 +475,7 @@ async def test_an_index_left_half_built_is_built_anew(
 
 
 async def test_an_index_that_another_builds_is_left_to_it(
-    house: Housekeeping, database: Database, database_url: str
+    house: HousekeepingStore, database: Database, database_url: str
 ) -> None:
     await undo_index(database)
     await database.fetch("CREATE INDEX task_history_default_name ON task_history_default (id)")
@@ -496,7 +496,7 @@ async def test_an_index_that_another_builds_is_left_to_it(
 
 
 async def test_an_index_built_by_one_who_died_is_attached(
-    house: Housekeeping, database: Database
+    house: HousekeepingStore, database: Database
 ) -> None:
     await undo_index(database)
     await database.fetch(

@@ -18,7 +18,7 @@ from mainspring.engine.settings import EngineSettings
 from mainspring.errors import StoreUnavailable
 from mainspring.lifecycle import Supervisor
 from mainspring.node.membership import Membership
-from mainspring.node.partition_loader import Stocktaker
+from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
@@ -28,7 +28,7 @@ from mainspring.postgres.database import (
     DatabaseOptions,
     connect,
 )
-from mainspring.store.cluster import SQL, Cluster
+from mainspring.store.cluster import SQL, ClusterStore
 from support.waiting import eventually
 
 IDLE = 3.0
@@ -92,9 +92,12 @@ class Living:
         clock = DatabaseClock()
         self.state = NodeState(Engine(EngineSettings(), needs_worker), clock)
         self.metrics = Metrics()
-        stock, signals = cast(Stocktaker, _NoStock(self.state)), cast(Signals, _NoSignals())
+        partition_loader, signals = (
+            cast(PartitionLoader, _NoStock(self.state)),
+            cast(Signals, _NoSignals()),
+        )
         self._membership = Membership(
-            CONFIG, self.state, dial, clock, stock, signals, self.metrics, "test"
+            CONFIG, self.state, dial, clock, partition_loader, signals, self.metrics, "test"
         )
         self._supervisor = Supervisor()
 
@@ -133,7 +136,7 @@ async def node(dial: Dial) -> AsyncIterator[Callable[[], Awaitable[Living]]]:
 async def silent_node(eyes: asyncpg.Connection) -> UUID:
     """One that owns everything and has not been heard of for long."""
     silent: UUID = await eyes.fetchval(_JOIN)
-    assert len(await Cluster(eyes).take_over(silent, 1, EVERYTHING)) == PARTITIONS
+    assert len(await ClusterStore(eyes).take_over(silent, 1, EVERYTHING)) == PARTITIONS
     return silent
 
 
@@ -148,7 +151,7 @@ async def stand_still(dial: Dial, node_id: UUID, epoch: int = 1) -> asyncpg.Conn
 async def test_who_stands_still_is_fenced_at_once_and_buried_when_it_is_done(
     dial: Dial, eyes: asyncpg.Connection
 ) -> None:
-    cluster, silent = Cluster(eyes), await silent_node(eyes)
+    cluster, silent = ClusterStore(eyes), await silent_node(eyes)
     heir: UUID = await eyes.fetchval(_JOIN)
     frozen = await stand_still(dial, silent)
     assert not await cluster.declare_dead(silent, TTL)
@@ -175,7 +178,7 @@ async def test_the_living_beat_on_and_take_over_when_the_server_has_ended_what_w
 
     async def taken() -> bool:
         nonlocal longest
-        members = await Cluster(eyes).members()
+        members = await ClusterStore(eyes).members()
         longest = max([longest, *(m.silent for m in members if m.id in ids)])
         return sum(one.share for one in living) == PARTITIONS
 
@@ -199,7 +202,7 @@ async def test_a_handover_that_has_to_wait_holds_no_heartbeat_up(
 
     async def many_beats() -> bool:
         nonlocal longest
-        for member in await Cluster(eyes).members():
+        for member in await ClusterStore(eyes).members():
             longest = max(longest, member.silent)
         for row in await eyes.fetch("SELECT id, heartbeat_at FROM nodes"):
             beats[row["id"]].add(row["heartbeat_at"].timestamp())

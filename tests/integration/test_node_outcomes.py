@@ -13,10 +13,10 @@ from mainspring.domain.placement import PARTITIONS
 from mainspring.domain.tenant import TenantLimits
 from mainspring.postgres.database import Database, DatabaseOptions, connect
 from mainspring.store.claims import TaskRef
-from mainspring.store.cluster import Cluster
-from mainspring.store.leases import Beat, LeaseStore, WorkerPick
-from mainspring.store.tasks import Change, LockedTask, Tasks
-from mainspring.store.tenants import Tenants
+from mainspring.store.cluster import ClusterStore
+from mainspring.store.leases import HeldHeartbeat, LeaseStore, WorkerPick
+from mainspring.store.tasks import LockedTask, TaskChange, TaskStore
+from mainspring.store.tenants import TenantStore
 from support.evidence import Evidence
 from support.store import StoreWorld, success
 from support.waiting import eventually
@@ -38,14 +38,14 @@ async def world(database_url: str) -> AsyncIterator[StoreWorld]:
 
 async def test_completion_races_the_end_of_the_lease(world: StoreWorld) -> None:
     """Each try ends once: as a success, or as lost and then scheduled again."""
-    assignments = await world.claim(await world.due_tasks(RACES), lease=0.0)
-    shuffled = Random(3).sample(assignments, RACES)
+    executions = await world.claim(await world.due_tasks(RACES), lease=0.0)
+    shuffled = Random(3).sample(executions, RACES)
     batches = [shuffled[start : start + 10] for start in range(0, RACES, 10)]
     finished, lost = await asyncio.gather(
-        asyncio.gather(*(world.engine.finish(world.tenure, map(success, b)) for b in batches)),
+        asyncio.gather(*(world.engine.finish(world.ownership, map(success, b)) for b in batches)),
         asyncio.gather(
             *(
-                world.engine.lose(TaskRef(a.tenant_id, a.id, a.fence) for a in batch)
+                world.engine.expire_leases(TaskRef(a.tenant_id, a.id, a.fence) for a in batch)
                 for batch in reversed(batches)
             )
         ),
@@ -53,7 +53,7 @@ async def test_completion_races_the_end_of_the_lease(world: StoreWorld) -> None:
     accepted = {task for answer in finished for task in answer}
     again = {row.id for seen in lost for row in seen.rows}
     assert accepted.isdisjoint(again)
-    assert accepted | again == {a.id for a in assignments}
+    assert accepted | again == {a.id for a in executions}
     evidence = Evidence(world.database)
     assert await evidence.value("SELECT count(*) FROM executions") == RACES
     assert await evidence.value("SELECT count(*) FROM tasks WHERE state = 'scheduled'") == len(
@@ -67,11 +67,11 @@ async def test_a_stale_outcome_changes_nothing(world: StoreWorld) -> None:
     ids = await world.due_tasks(3)
     stale = await world.claim(ids, lease=0.0, worker="node:old")
     refs = [TaskRef(a.tenant_id, a.id, a.fence) for a in stale]
-    assert len((await world.engine.lose(refs)).rows) == 3
+    assert len((await world.engine.expire_leases(refs)).rows) == 3
     current = await world.claim(ids, lease=60, worker="node:new")
-    assert await world.engine.finish(world.tenure, map(success, stale)) == set()
+    assert await world.engine.finish(world.ownership, map(success, stale)) == set()
     assert await world.engine.extend(refs, lease=60) == []
-    assert await world.engine.finish(world.tenure, map(success, current)) == set(ids)
+    assert await world.engine.finish(world.ownership, map(success, current)) == set(ids)
     await Evidence(world.database).sound(ids)
 
 
@@ -79,14 +79,14 @@ async def test_a_lease_that_was_extended_is_not_lost(world: StoreWorld) -> None:
     held = await world.claim(await world.due_tasks(1), lease=0.0)
     refs = [TaskRef(a.tenant_id, a.id, a.fence) for a in held]
     assert len(await world.engine.extend(refs, lease=60)) == 1
-    seen = await world.engine.lose(refs)
+    seen = await world.engine.expire_leases(refs)
     assert (seen.rows, seen.gone) == ([], [])
 
 
 async def test_two_nodes_want_the_same_partitions(database_url: str) -> None:
     """Each partition goes to one of them, and every change of hands raises its epoch."""
     connections = [await connect(DatabaseOptions(database_url)) for _ in range(2)]
-    clusters = [Cluster(connection) for connection in connections]
+    clusters = [ClusterStore(connection) for connection in connections]
     nodes = [uuid4(), uuid4()]
     for cluster, node in zip(clusters, nodes, strict=True):
         await cluster.join(node, "racer", None, "0")
@@ -118,7 +118,7 @@ async def test_a_task_inserted_during_a_change_of_limits_moves_too(
     world: StoreWorld, database_url: str
 ) -> None:
     """An insert in flight while the tenant's spread changes must not lie in an old place."""
-    tenants = Tenants(world.database)
+    tenants = TenantStore(world.database)
     writer = await connect(DatabaseOptions(database_url))
     async with writer.transaction():
         await writer.execute("SELECT FROM tenants FOR KEY SHARE")
@@ -142,7 +142,7 @@ async def test_a_new_weight_waits_for_no_task(world: StoreWorld, database_url: s
     writer = await connect(DatabaseOptions(database_url))
     async with asyncio.timeout(5), writer.transaction():
         await writer.execute("SELECT FROM tasks FOR UPDATE")
-        changed = await Tenants(world.database).change(
+        changed = await TenantStore(world.database).change(
             world.tenant_id, lambda old: replace(old, weight=7), "test"
         )
     await writer.close()
@@ -151,7 +151,7 @@ async def test_a_new_weight_waits_for_no_task(world: StoreWorld, database_url: s
 
 
 async def test_only_a_running_task_has_a_present_try(world: StoreWorld) -> None:
-    tasks = Tasks(world.database, near=30)
+    tasks = TaskStore(world.database, near=30)
     [task_id] = await world.due_tasks(1)
     assert await tasks.running(world.tenant_id, task_id) is None
     [given] = await world.claim([task_id], lease=60.0)
@@ -164,8 +164,8 @@ async def test_a_heartbeat_does_not_extend_the_try_that_came_while_it_waited(
     leases = LeaseStore(world.database)
     [task_id] = await world.due_tasks(1)
     pick = WorkerPick(world.tenant_id, task_id, 1, "w", "1")
-    [leased] = await leases.claim_for(world.tenure, [pick], lease=60.0)
-    beats = [Beat(task_id, leased.assignment.fence)]
+    [leased] = await leases.claim_for(world.ownership, [pick], lease=60.0)
+    beats = [HeldHeartbeat(task_id, leased.execution.fence)]
     other = await asyncpg.connect(database_url)
     async with other.transaction():
         await other.execute("UPDATE tasks SET fence = fence + 1 WHERE id = $1", task_id)
@@ -196,11 +196,11 @@ async def test_nothing_is_written_over_what_nobody_decided_on(
     """The lock keeps others away; the rev would show it if it did not."""
     [task_id] = await world.due_tasks(1)
 
-    def decide(locked: LockedTask) -> Change:
-        change = replace(Change.of(locked), state=state)
+    def decide(locked: LockedTask) -> TaskChange:
+        change = replace(TaskChange.of(locked), state=state)
         object.__setattr__(locked, "rev", locked.rev - 1)
         return change
 
     with pytest.raises(AssertionError, match="cannot have changed"):
-        await Tasks(world.database, near=30).change(world.tenant_id, task_id, decide)
+        await TaskStore(world.database, near=30).change(world.tenant_id, task_id, decide)
     assert await Evidence(world.database).value(_SCHEDULED) == 1

@@ -178,12 +178,12 @@ async def test_fewer_heartbeats_than_were_counted_are_noticed(
     shop: Shop, tables: asyncpg.Connection
 ) -> None:
     """A dump was loaded into the same server, which was not restarted."""
-    known = shop.server.node.tenure().node_id
+    known = shop.server.node.ownership().node_id
     await eventually(lambda: beats(tables, 2), within=5, what="heartbeats are counted")
     await tables.execute("UPDATE nodes SET beats = 0")
     await eventually(joined_anew(shop), within=5, what="the node has joined anew")
     states = {n["id"]: n["state"] for n in await tables.fetch("SELECT id, state FROM nodes")}
-    assert states == {known: "dead", shop.server.node.tenure().node_id: "active"}
+    assert states == {known: "dead", shop.server.node.ownership().node_id: "active"}
 
 
 async def test_after_a_restart_nothing_waits_for_the_nodes_own_row(
@@ -216,11 +216,11 @@ async def finished_run(shop: Shop) -> None:
 
 
 def joined_anew(shop: Shop) -> Callable[[], Awaitable[bool]]:
-    known = shop.server.node.tenure().node_id
+    known = shop.server.node.ownership().node_id
 
     async def joined() -> bool:
-        tenure = shop.server.node.tenure()
-        return tenure.node_id != known and len(tenure.partitions) == 256
+        ownership = shop.server.node.ownership()
+        return ownership.node_id != known and len(ownership.partitions) == 256
 
     return joined
 

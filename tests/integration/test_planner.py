@@ -6,11 +6,11 @@ from unittest import mock
 
 import pytest
 
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.postgres import planner
 from mainspring.postgres.database import Database, DatabaseOptions, connect
-from mainspring.postgres.planner import CROWD
-from mainspring.store.housekeeping import Housekeeping
+from mainspring.postgres.planner import BULK_ROWS
+from mainspring.store.housekeeping import HousekeepingStore
 from support.store import StoreWorld
 
 
@@ -39,22 +39,22 @@ async def known_tasks(world: StoreWorld) -> int:
 
 
 async def test_a_batch_is_told_before_it_is_claimed(empty: StoreWorld) -> None:
-    await empty.due_tasks(CROWD - 1)
+    await empty.due_tasks(BULK_ROWS - 1)
     assert await known_tasks(empty) == 0
-    await empty.due_tasks(CROWD)
-    assert await known_tasks(empty) == 2 * CROWD - 1
+    await empty.due_tasks(BULK_ROWS)
+    assert await known_tasks(empty) == 2 * BULK_ROWS - 1
 
 
 async def test_a_batch_that_fills_old_pages_is_told(empty: StoreWorld) -> None:
     """Where the table was full once its size says nothing."""
-    await empty.due_tasks(3 * CROWD)
+    await empty.due_tasks(3 * BULK_ROWS)
     await empty.database.fetch(
         "DELETE FROM tasks WHERE id <> (SELECT id FROM tasks ORDER BY id DESC LIMIT 1)"
     )
     await empty.database.fetch("VACUUM ANALYZE tasks")
     assert await known_tasks(empty) == 1
-    await empty.due_tasks(CROWD)
-    assert await known_tasks(empty) == CROWD + 1
+    await empty.due_tasks(BULK_ROWS)
+    assert await known_tasks(empty) == BULK_ROWS + 1
 
 
 @pytest.mark.parametrize("telling", ["SELECT 1 / 0", "SELECT pg_sleep(60)"])
@@ -63,36 +63,36 @@ async def test_nothing_that_goes_wrong_with_the_telling_hides_that_tasks_were_ma
 ) -> None:
     with mock.patch.dict(planner.SQL, {"tell_of_crowd": telling}):
         async with asyncio.timeout(15):  # a statement is given up after 20
-            made = await empty.due_tasks(2 * CROWD)
+            made = await empty.due_tasks(2 * BULK_ROWS)
     assert await known_tasks(empty) == 0
     refs = [(empty.tenant_id, task_id) for task_id in made]
     assert len((await empty.engine.look_at(refs)).rows) == len(made)
 
 
 async def test_the_housekeeper_tells_of_tasks_that_came_few_at_a_time(empty: StoreWorld) -> None:
-    house = Housekeeping(empty.database)
-    assert not await house.tell_the_planner()
+    house = HousekeepingStore(empty.database)
+    assert not await house.analyze_if_grown()
     for _ in range(6):
-        await empty.due_tasks(CROWD // 2)
-    assert await house.tell_the_planner()
-    assert await known_tasks(empty) == 3 * CROWD
-    assert not await house.tell_the_planner()
+        await empty.due_tasks(BULK_ROWS // 2)
+    assert await house.analyze_if_grown()
+    assert await known_tasks(empty) == 3 * BULK_ROWS
+    assert not await house.analyze_if_grown()
 
 
 async def test_what_could_not_be_told_is_not_said_to_have_been(
     empty: StoreWorld, database_url: str
 ) -> None:
     for _ in range(3):
-        await empty.due_tasks(CROWD - 1)
-    house = Housekeeping(empty.database)
+        await empty.due_tasks(BULK_ROWS - 1)
+    house = HousekeepingStore(empty.database)
     other = await connect(DatabaseOptions(database_url))
     try:
         async with other.transaction():
             await other.execute("LOCK TABLE tasks IN SHARE UPDATE EXCLUSIVE MODE")  # as vacuum does
-            assert not await house.tell_the_planner()
+            assert not await house.analyze_if_grown()
     finally:
         await other.close()
-    assert await house.tell_the_planner()
+    assert await house.analyze_if_grown()
 
 
 async def rows_read(world: StoreWorld) -> int:
@@ -108,22 +108,24 @@ async def rows_read(world: StoreWorld) -> int:
 
 async def test_wakes_are_looked_up_one_by_one(empty: StoreWorld) -> None:
     """And not each compared with each task, which takes ten seconds and not a tenth of one."""
-    owner = empty.tenure
-    assert not (await empty.engine.take_wakes(owner, [], limit=1000)).rows
-    empty.tenure = Tenure(owner.node_id, owner.epoch, frozenset())  # what is made now is not ours
+    owner = empty.ownership
+    assert not (await empty.engine.poll_wakes(owner, [], limit=1000)).rows
+    empty.ownership = Ownership(
+        owner.node_id, owner.epoch, frozenset()
+    )  # what is made now is not ours
     for _ in range(20):
-        await empty.due_tasks(CROWD // 2)
+        await empty.due_tasks(BULK_ROWS // 2)
     before = await rows_read(empty)
-    seen = await empty.engine.take_wakes(owner, [], limit=20 * CROWD)
-    assert len(seen.rows) == 10 * CROWD
-    assert await rows_read(empty) - before <= 10 * CROWD
+    seen = await empty.engine.poll_wakes(owner, [], limit=20 * BULK_ROWS)
+    assert len(seen.rows) == 10 * BULK_ROWS
+    assert await rows_read(empty) - before <= 10 * BULK_ROWS
 
 
 async def test_what_expires_is_looked_up_one_by_one(empty: StoreWorld) -> None:
-    assert not await empty.engine.expire(empty.tenure, limit=CROWD)
+    assert not await empty.engine.expire(empty.ownership, limit=BULK_ROWS)
     for _ in range(20):
-        await empty.due_tasks(CROWD // 2)
+        await empty.due_tasks(BULK_ROWS // 2)
     await empty.database.fetch("UPDATE tasks SET expires_at = due_at - interval '1 second'")
     before = await rows_read(empty)
-    assert len(await empty.engine.expire(empty.tenure, limit=CROWD)) == CROWD
-    assert await rows_read(empty) - before <= 3 * CROWD
+    assert len(await empty.engine.expire(empty.ownership, limit=BULK_ROWS)) == BULK_ROWS
+    assert await rows_read(empty) - before <= 3 * BULK_ROWS

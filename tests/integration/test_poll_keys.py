@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from mainspring.api.app import build_app
 from mainspring.config import Config
-from mainspring.node.workers.lease_service import Wish
-from mainspring.store.leases import Leased
+from mainspring.node.workers.lease_service import LeaseRequest
+from mainspring.store.leases import LeasedTask
 from mainspring.wire.workers import LONGEST_WAIT
 from support.api import QuietDesk, opened_office
 from support.door import SOON, opened_door
@@ -25,7 +25,7 @@ class WaitingDesk(QuietDesk):
         self.waiting = asyncio.Event()
         self.end = asyncio.Event()
 
-    async def lease(self, wish: Wish) -> list[Leased]:
+    async def lease(self, wish: LeaseRequest) -> list[LeasedTask]:
         self.waiting.set()
         await self.end.wait()
         return []
@@ -34,17 +34,19 @@ class WaitingDesk(QuietDesk):
 async def test_turn_of_a_poll_outlasts_its_wait(database_url: str) -> None:
     """Or another poll under the key would be served beside it, and lease other tasks."""
     async with opened_office(database_url, Config()) as office:
-        desk = WaitingDesk()
-        async with opened_door(build_app(replace(office.deps, desk=desk))) as doorway:
+        lease_service = WaitingDesk()
+        async with opened_door(
+            build_app(replace(office.deps, lease_service=lease_service))
+        ) as doorway:
             visitor = await doorway.visit()
             visitor.say(HEAD + POLL)
             async with asyncio.timeout(SOON):
-                await desk.waiting.wait()
+                await lease_service.waiting.wait()
             turn = await office.database.fetch_row(
                 "SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 AS left"
                 " FROM idempotency_keys WHERE key = 'k1'"
             )
             assert turn is not None
             assert turn["left"] > LONGEST_WAIT
-            desk.end.set()
+            lease_service.end.set()
             assert (await visitor.hear())[0] == 200

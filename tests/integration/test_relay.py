@@ -8,12 +8,12 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from mainspring.domain.execution import Assignment
-from mainspring.domain.placement import PARTITIONS, Tenure
+from mainspring.domain.execution import Execution
+from mainspring.domain.placement import PARTITIONS, Ownership
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.definition import Step
-from mainspring.store.step_rows import Moved, Relay
-from mainspring.store.tasks import Change, Tasks
+from mainspring.store.step_rows import Moved, StepLeaseOffer
+from mainspring.store.tasks import TaskChange, TaskStore
 from mainspring.workflows.outcomes import StepsFinished
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually
@@ -27,13 +27,13 @@ def inside(name: str, *needs: str, **fields: Any) -> Step:
 
 async def end(
     world: RunWorld,
-    assignments: list[Assignment],
-    tenure: Tenure | None = None,
+    executions: list[Execution],
+    ownership: Ownership | None = None,
     most: int = 9,
     state: TaskState = TaskState.COMPLETED,
 ) -> StepsFinished:
-    relay = Relay(most, "node:one", 15.0)
-    return await world.record([finish(a, state) for a in assignments], relay, tenure)
+    relay = StepLeaseOffer(most, "node:one", 15.0)
+    return await world.record([finish(a, state) for a in executions], relay, ownership)
 
 
 async def _somebody_waits(world: RunWorld) -> bool:
@@ -50,10 +50,10 @@ async def task(world: RunWorld, name: str) -> asyncpg.Record:
 
 async def change(world: RunWorld, name: str, **fields: Any) -> None:
     """As a caller of the API does."""
-    tasks = Tasks(world.database, near=60.0, steps=world.steps)
+    tasks = TaskStore(world.database, near=60.0, steps=world.steps)
     found = await task(world, name)
     written = await tasks.change(
-        world.tenant_id, found["id"], lambda locked: replace(Change.of(locked), **fields)
+        world.tenant_id, found["id"], lambda locked: replace(TaskChange.of(locked), **fields)
     )
     assert written is True
 
@@ -61,16 +61,16 @@ async def change(world: RunWorld, name: str, **fields: Any) -> None:
 async def test_the_next_step_is_leased_as_it_is_released(world: RunWorld) -> None:
     run = await world.begin(workflow(inside("a"), inside("b", "a"), inside("c", "b")))
     done = await end(world, await world.claim(run))
-    [(row, assignment)] = done.moved.begun
+    [(row, execution)] = done.moved.begun
     stored = await task(world, "b")
     assert (stored["state"], stored["worker"], stored["attempts"]) == ("running", "node:one", 1)
     assert (row.state, row.fence, row.rev) == ("running", stored["fence"], stored["rev"])
-    assert (assignment.id, assignment.fence, assignment.step) == (row.id, 1, "b")
-    assert assignment.lease_end == pytest.approx(assignment.picked + 15, abs=0.1)
-    assert assignment.due <= assignment.picked
+    assert (execution.id, execution.fence, execution.step) == (row.id, 1, "b")
+    assert execution.lease_end == pytest.approx(execution.picked + 15, abs=0.1)
+    assert execution.due <= execution.picked
 
-    await end(world, [assignment])
-    last = [a for _, a in (await end(world, [assignment])).moved.begun]
+    await end(world, [execution])
+    last = [a for _, a in (await end(world, [execution])).moved.begun]
     assert last == [], "an outcome that is written twice starts nothing twice"
     assert (await task(world, "c"))["state"] == "running"
 
@@ -81,9 +81,9 @@ async def test_a_step_that_was_there_before_a_restore_is_leased_above(world: Run
         "UPDATE fence_floor SET floor = 1000, before = clock_timestamp() + interval '1 minute'"
     )
     [first] = await world.claim(run)
-    [(row, assignment)] = (await end(world, [first])).moved.begun
-    assert (first.fence, row.fence, assignment.fence) == (1000, 1000, 1000)
-    await end(world, [assignment], most=0)
+    [(row, execution)] = (await end(world, [first])).moved.begun
+    assert (first.fence, row.fence, execution.fence) == (1000, 1000, 1000)
+    await end(world, [execution], most=0)
     assert (await task(world, "c"))["fence"] == 0, "it is not leased yet"
 
 
@@ -101,8 +101,8 @@ async def test_who_joined_another_server_leases_no_step(world: RunWorld) -> None
 
 async def test_a_lease_that_came_that_way_ends_a_run(world: RunWorld) -> None:
     run = await world.begin(workflow(inside("a"), inside("b", "a")))
-    [(_, assignment)] = (await end(world, await world.claim(run))).moved.begun
-    done = await end(world, [assignment])
+    [(_, execution)] = (await end(world, await world.claim(run))).moved.begun
+    done = await end(world, [execution])
     assert done.moved.ended == {"completed": 1}
     assert await world.state(run) == "completed"
 
@@ -154,7 +154,7 @@ async def test_what_changed_while_the_run_was_waited_for_is_seen(
     monkeypatch.setattr(world.steps, "reconsider", hesitate)
     now = await world.now()
     retrying = asyncio.create_task(
-        world.runs.retry(world.tenure, world.tenant_id, run, "test", now)
+        world.runs.retry(world.ownership, world.tenant_id, run, "test", now)
     )
     await reached.wait()
     recording = asyncio.create_task(end(world, [by_name["y"]]))
@@ -162,8 +162,8 @@ async def test_what_changed_while_the_run_was_waited_for_is_seen(
     go_on.set()
     await asyncio.gather(retrying, recording)
     await end(world, [by_name["x"]], most=0)
-    while assignments := await world.claim(run):
-        await end(world, assignments, most=0)
+    while executions := await world.claim(run):
+        await end(world, executions, most=0)
     assert await world.state(run) == "completed"
 
 
@@ -186,7 +186,7 @@ async def test_what_has_to_wait_or_to_be_asked_queues(world: RunWorld, next_step
 
 async def test_a_node_that_was_replaced_starts_nothing(world: RunWorld) -> None:
     run = await world.begin(workflow(inside("a"), inside("b", "a")))
-    stale = replace(world.tenure, epoch=world.tenure.epoch + 1)
+    stale = replace(world.ownership, epoch=world.ownership.epoch + 1)
     done = await end(world, await world.claim(run), stale)
     assert (done.moved.begun, (await task(world, "b"))["state"]) == ([], "scheduled")
     assert (
@@ -201,9 +201,9 @@ async def test_a_node_that_was_replaced_starts_nothing(world: RunWorld) -> None:
 
 async def test_a_node_starts_nothing_in_partitions_of_others(world: RunWorld) -> None:
     run = await world.begin(workflow(inside("a"), inside("b", "a")))
-    [assignment] = await world.claim(run)
-    others = frozenset(range(PARTITIONS)) - {assignment.partition}
-    done = await end(world, [assignment], replace(world.tenure, partitions=others))
+    [execution] = await world.claim(run)
+    others = frozenset(range(PARTITIONS)) - {execution.partition}
+    done = await end(world, [execution], replace(world.ownership, partitions=others))
     assert (done.moved.begun, (await task(world, "b"))["state"]) == ([], "scheduled")
 
 
@@ -216,7 +216,7 @@ async def test_a_join_with_a_parent_that_was_left_out_is_decided_on(world: RunWo
     await end(world, await world.claim(run))
     [c] = await world.claim(run)
     other = RunWorld(world.database)
-    other.tenant_id, other.tenure = world.tenant_id, world.tenure
+    other.tenant_id, other.ownership = world.tenant_id, world.ownership
     await end(other, [c])
     assert (await world.states(run))["d"] == "skipped"
     assert await world.state(run) == "completed"
@@ -226,36 +226,36 @@ async def test_a_failure_beside_a_success_is_decided_on_together(world: RunWorld
     run = await world.begin(workflow(inside("a"), inside("b"), inside("c", "a")))
     by_name = {a.step: a for a in await world.claim(run)}
     finishes = [finish(by_name["a"]), finish(by_name["b"], TaskState.FAILED)]
-    done = await world.record(finishes, Relay(9, "node:one", 15.0))
+    done = await world.record(finishes, StepLeaseOffer(9, "node:one", 15.0))
     assert done.moved.begun == []
     assert (await world.states(run))["c"] == "skipped"
 
 
 async def test_a_stale_report_of_a_step_changes_nothing(world: RunWorld) -> None:
     run = await world.begin(workflow(inside("a"), inside("b", "a")))
-    [assignment] = await world.claim(run)
-    done = await end(world, [assignment._replace(fence=assignment.fence + 1)])
+    [execution] = await world.claim(run)
+    done = await end(world, [execution._replace(fence=execution.fence + 1)])
     assert (done.accepted, done.moved.rows) == (set(), [])
     assert (await world.states(run)) == {"a": "running", "b": "blocked"}
-    other = assignment._replace(id=uuid4())
+    other = execution._replace(id=uuid4())
     assert (await end(world, [other])).accepted == set()
 
 
 async def test_a_report_after_the_loss_was_noticed_changes_nothing(world: RunWorld) -> None:
     run = await world.begin(workflow(inside("a"), inside("b", "a")))
-    [assignment] = await world.claim(run)
+    [execution] = await world.claim(run)
     await world.database.fetch(
         "UPDATE tasks SET state = 'scheduled', picked_at = NULL, lease_until = NULL, worker = NULL"
         " WHERE id = $1",
-        assignment.id,
+        execution.id,
     )
-    assert (await end(world, [assignment])).accepted == set()
+    assert (await end(world, [execution])).accepted == set()
 
 
 async def test_a_step_that_is_not_due_by_the_clock_of_the_database_queues(world: RunWorld) -> None:
     run = await world.begin(workflow(inside("a"), inside("b", "a")))
-    [assignment] = await world.claim(run)
-    ended = finish(assignment)
+    [execution] = await world.claim(run)
+    ended = finish(execution)
     ahead = ended._replace(report=ended.report._replace(finished=await world.now() + 60))
-    done = await world.record([ahead], Relay(9, "node:one", 15.0))
+    done = await world.record([ahead], StepLeaseOffer(9, "node:one", 15.0))
     assert (done.moved.begun, [row.state for row in done.moved.rows]) == ([], ["scheduled"])

@@ -76,12 +76,12 @@ async def test_many_workers_at_once(client: AsyncClient, declare: Declare) -> No
 
 
 async def test_what_belongs_to_others_is_left_alone(client: AsyncClient, declare: Declare) -> None:
-    by_hand = await client.schedules.create("report", {"target": NOOP}, cron=DAILY)
+    manual_task = await client.schedules.create("report", {"target": NOOP}, cron=DAILY)
     with pytest.raises(Conflict, match="'report' was not declared by an app"):
         await declare(HOURLY, "report").sync_periodic()
-    assert await only(client) == by_hand
+    assert await only(client) == manual_task
 
-    await client.schedules.delete(by_hand.id)
+    await client.schedules.delete(manual_task.id)
     await declare(DAILY, "report", app="billing").sync_periodic()
     theirs = await only(client)
     with pytest.raises(Conflict, match="'report' belongs to the app 'billing'"):

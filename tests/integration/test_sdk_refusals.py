@@ -94,11 +94,11 @@ async def test_a_report_that_is_refused_keeps_its_form(shop: Shop) -> None:
 
 async def test_a_node_that_stops_says_so(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "mainspring.worker")
-    desk = shop.server.node._desk
-    assert desk is not None
+    lease_service = shop.server.node._lease_service
+    assert lease_service is not None
 
     async def waits() -> bool:
-        return len(desk._waiting) == 2
+        return len(lease_service._waiting) == 2
 
     def said() -> list[tuple[int, str]]:
         lines = [line for line in caplog.records if line.name == "mainspring.worker"]
@@ -106,7 +106,7 @@ async def test_a_node_that_stops_says_so(shop: Shop, caplog: pytest.LogCaptureFi
 
     async with working(shop):
         await eventually(waits, within=10, what="the worker's polls wait")
-        desk.close()
+        lease_service.close()
         wish = {"worker": "other", "incarnation": "1", "handlers": ["x"], "max": 1, "wait": 0}
         for _ in range(3):
             answer = await shop.client.post("/v1/leases", wish)

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.task import TaskState
 from mainspring.postgres.database import Database, DatabaseOptions
-from mainspring.store.housekeeping import Housekeeping
-from mainspring.store.keys import Keys
+from mainspring.store.housekeeping import HousekeepingStore
+from mainspring.store.keys import KeyStore
 from mainspring.store.lists import paging
 from mainspring.store.lists import search as list_search
 from mainspring.store.lists.paths import INDEXES
-from mainspring.store.tasks import TaskFilter, Tasks
+from mainspring.store.tasks import TaskFilter, TaskStore
 from support.lists import Row, matches, write_rows
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -118,13 +118,13 @@ async def database(database_url: str) -> AsyncIterator[CountingDatabase]:
 
 @pytest.fixture
 async def tenant_id(database: Database) -> int:
-    return await Keys(database).ensure_tenant("acme")
+    return await KeyStore(database).ensure_tenant("acme")
 
 
 @pytest.fixture
 async def crowd(database: Database, tenant_id: int) -> list[Row]:
     """Very many tasks of one kind, of today and of days before, and a few that are oldest."""
-    await Housekeeping(database).make_partitions(days_ahead=1)
+    await HousekeepingStore(database).make_partitions(days_ahead=1)
     ids = TaskIds(Random(1))
     then = NOW - timedelta(days=3)
     common: dict[str, Any] = {"name": "common", "labels": {"of": "all"}}
@@ -147,7 +147,7 @@ async def crowd(database: Database, tenant_id: int) -> list[Row]:
 
 
 async def walk(
-    tasks: Tasks, tenant_id: int, where: TaskFilter, limit: int, pages: int = 1000
+    tasks: TaskStore, tenant_id: int, where: TaskFilter, limit: int, pages: int = 1000
 ) -> list[UUID]:
     """All that a list shows, page by page."""
     found: list[UUID] = []
@@ -165,7 +165,7 @@ async def test_what_is_rare_is_found_in_one_look_among_many(
     database: CountingDatabase, tenant_id: int, crowd: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paging, "PATIENCE", -1)
-    tasks = Tasks(database, near=30)
+    tasks = TaskStore(database, near=30)
     for words, (where, _) in RARE.items():
         wanted = [row.id for row in reversed(crowd) if matches(row, where)]
         database.rows = database.buffers = 0
@@ -178,7 +178,7 @@ async def test_what_is_rare_is_found_in_one_look_among_many(
 async def test_shortcuts_find_the_rare_without_an_order(
     database: CountingDatabase, tenant_id: int, crowd: list[Row]
 ) -> None:
-    tasks = Tasks(database, near=30)
+    tasks = TaskStore(database, near=30)
     for words, (where, _) in RARE_AND_UNORDERED.items():
         wanted = [row.id for row in reversed(crowd) if matches(row, where)]
         database.rows = database.buffers = 0
@@ -192,9 +192,9 @@ async def test_shortcuts_find_the_rare_without_an_order(
 async def test_a_label_of_another_tenant_costs_nothing(
     database: CountingDatabase, tenant_id: int, crowd: list[Row]
 ) -> None:
-    other = await Keys(database).ensure_tenant("other")
+    other = await KeyStore(database).ensure_tenant("other")
     await write_rows(database, other, [replace(row, labels={"of": "all"}) for row in crowd])
-    tasks = Tasks(database, near=30)
+    tasks = TaskStore(database, near=30)
     await tasks.list(other, TaskFilter(labels={"of": "one"}), before=None, limit=50)
     assert database.rows < 100
 
@@ -202,7 +202,7 @@ async def test_a_label_of_another_tenant_costs_nothing(
 async def test_what_is_nowhere_costs_next_to_nothing(
     database: CountingDatabase, tenant_id: int, crowd: list[Row]
 ) -> None:
-    tasks = Tasks(database, near=30)
+    tasks = TaskStore(database, near=30)
     for where in (
         TaskFilter(name="none"),
         TaskFilter(state="skipped"),
@@ -222,7 +222,7 @@ async def test_a_filter_without_an_index_finds_it_all_the_same(
     database: CountingDatabase, tenant_id: int, crowd: list[Row]
 ) -> None:
     for where in (TaskFilter(queue="rare"), TaskFilter(due_before=NOW - timedelta(days=3))):
-        found = await walk(Tasks(database, near=30), tenant_id, where, limit=50)
+        found = await walk(TaskStore(database, near=30), tenant_id, where, limit=50)
         wanted = [row.id for row in crowd if matches(row, where)]
         assert found == wanted[::-1]
 
@@ -230,7 +230,7 @@ async def test_a_filter_without_an_index_finds_it_all_the_same(
 async def test_full_pages_of_many_read_little(
     database: CountingDatabase, tenant_id: int, crowd: list[Row]
 ) -> None:
-    tasks = Tasks(database, near=30)
+    tasks = TaskStore(database, near=30)
     for where in (TaskFilter(), TaskFilter(name="common"), TaskFilter(state="completed")):
         before = None
         for _ in range(3):
@@ -247,7 +247,7 @@ async def test_lists_are_right_before_their_indexes_are_built(
 ) -> None:
     for index in INDEXES:
         await database.fetch(f"DROP INDEX {index}")
-    tasks = Tasks(database, near=30)
+    tasks = TaskStore(database, near=30)
     for where, _ in RARE.values():
         wanted = [row.id for row in reversed(crowd) if matches(row, where)]
         assert await walk(tasks, tenant_id, where, limit=50) == wanted
@@ -318,7 +318,7 @@ def test_every_combination_of_filters_shows_what_it_means(database_url: str) -> 
             where: TaskFilter, limit: int, scan: int, patience: float, scans: tuple[int, ...]
         ) -> None:
             wanted = [row for row in reversed(rows) if matches(row, where)]
-            tasks = Tasks(database, near=30, scan=scan)
+            tasks = TaskStore(database, near=30, scan=scan)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(paging, "PATIENCE", patience)
                 patch.setattr(list_search, "FIRST_SCANS", scans)
@@ -336,8 +336,8 @@ def test_every_combination_of_filters_shows_what_it_means(database_url: str) -> 
 
 async def _two_tenants(database: Database) -> tuple[int, list[Row]]:
     rows = random_rows(1, 120)
-    tenant_id = await Keys(database).ensure_tenant("acme")
+    tenant_id = await KeyStore(database).ensure_tenant("acme")
     await write_rows(database, tenant_id, rows)
-    other = await Keys(database).ensure_tenant("other")
+    other = await KeyStore(database).ensure_tenant("other")
     await write_rows(database, other, random_rows(2, 60))
     return tenant_id, rows

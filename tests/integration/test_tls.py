@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import aiohttp
 import pytest
 
-from mainspring.api.http.server import DoorConfig, DoorLimits, DoorServer
+from mainspring.api.http.server import ConnectionLimits, HttpConfig, HttpServer
 from mainspring.config import Config, load
 from mainspring.errors import ConfigError, StoreUnavailable
 from mainspring.observe.metrics import Metrics
@@ -30,7 +30,7 @@ from support.certificates import Authority, Certificate
 from support.cluster import Cluster
 
 HERE = ("DNS:localhost", "IP:127.0.0.1")
-LIMITS = DoorLimits(connections=10, headers=100, head=32768, patience=10)
+LIMITS = ConnectionLimits(connections=10, headers=100, head=32768, patience=10)
 SSL_REQUEST = b"\x00\x00\x00\x08\x04\xd2\x16\x2f"
 
 
@@ -65,8 +65,8 @@ async def https_server(config: Config) -> AsyncIterator[int]:
     listening = socket.create_server(("127.0.0.1", 0))
     tls = server_context(config)
     assert tls is not None
-    door = DoorConfig(answer, LIMITS, Metrics(), keep_alive=5, tls=tls)
-    server = DoorServer(door)
+    door = HttpConfig(answer, LIMITS, Metrics(), keep_alive=5, tls=tls)
+    server = HttpServer(door)
     await server.open(listening)
     try:
         yield listening.getsockname()[1]

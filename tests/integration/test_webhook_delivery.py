@@ -14,12 +14,12 @@ from mainspring.clock import monotonic
 from mainspring.domain.execution import Outcome, Report
 from mainspring.domain.task import SealedHeaders
 from mainspring.domain.webhook import SigningKey, WebhookProfile
-from mainspring.execution.guard import Egress
+from mainspring.execution.guard import EgressRules
 from mainspring.execution.http import HttpSettings
-from mainspring.execution.lanes import Caps
+from mainspring.execution.send_queues import Caps
 from mainspring.execution.signing import format_secret
 from support.receivers import Received, answer, answering, receiver
-from support.webhooks import SETTINGS, Deliveries, Profiles, assignment, deliveries, with_sender
+from support.webhooks import SETTINGS, Deliveries, Profiles, deliveries, execution, with_sender
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +58,7 @@ async def test_a_webhook_is_delivered_signed_and_answered() -> None:
         assert (request.method, request.path, request.body) == ("POST", "/a/../b?x=1", b'{"n":1}')
         for key in keys:
             assert Webhook(format_secret(key)).verify(request.body, request.headers) == {"n": 1}
-        task_id = str(report.assignment.id)
+        task_id = str(report.execution.id)
         wanted = {
             "webhook-id": task_id,
             "x-idempotency-key": task_id,
@@ -70,7 +70,7 @@ async def test_a_webhook_is_delivered_signed_and_answered() -> None:
             "x-empty": "",
         }
         assert wanted.items() <= request.headers.items()
-        assert request.headers["traceparent"].startswith(f"00-{report.assignment.id.hex}-")
+        assert request.headers["traceparent"].startswith(f"00-{report.execution.id.hex}-")
         assert request.headers["x-mainspring-scheduled-at"].endswith("Z")
         assert "expect" not in request.headers
 
@@ -95,7 +95,7 @@ async def test_every_method_is_sent(sent: Deliveries, method: str) -> None:
 
 async def test_a_thousand_at_once(sent: Deliveries) -> None:
     async with receiver(OK) as there:
-        many = [assignment(there.url(), tenant=n % 3) for n in range(1000)]
+        many = [execution(there.url(), tenant=n % 3) for n in range(1000)]
         sent.executor.start(many)
         reports = await sent.until_reported(*many)
         assert {r.outcome for r in reports} == {Outcome.SUCCEEDED}
@@ -126,7 +126,7 @@ async def test_a_receiver_that_never_comes_to_an_end_meets_the_deadline(
     sent: Deliveries, script: object
 ) -> None:
     async with receiver(script) as slow, receiver(OK) as quick:  # type: ignore[arg-type]
-        stuck = assignment(slow.url(), timeout=0.7)
+        stuck = execution(slow.url(), timeout=0.7)
         began = monotonic()
         sent.executor.start([stuck])
         await slow.arrived.wait()
@@ -139,7 +139,7 @@ async def test_a_receiver_that_never_comes_to_an_end_meets_the_deadline(
 
 async def test_a_running_try_is_cancelled(sent: Deliveries) -> None:
     async with receiver(never) as slow:
-        stuck = assignment(slow.url())
+        stuck = execution(slow.url())
         sent.executor.start([stuck])
         await slow.arrived.wait()
         sent.executor.cancel(stuck.id, stuck.fence + 1)
@@ -152,7 +152,7 @@ async def test_a_running_try_is_cancelled(sent: Deliveries) -> None:
 async def test_a_full_host_queues_and_a_waiting_try_can_be_cancelled() -> None:
     settings = HttpSettings(Caps(100, 10, 2), SETTINGS.sender, SETTINGS.egress, "Mainspring/test")
     async with deliveries(settings) as sent, receiver(never) as slow, receiver(OK) as quick:
-        stuck = [assignment(slow.url()) for _ in range(5)]
+        stuck = [execution(slow.url()) for _ in range(5)]
         sent.executor.start(stuck)
         assert (await sent.deliver(quick.url())).outcome is Outcome.SUCCEEDED
         assert (await sent.deliver(quick.url(), tenant=2)).outcome is Outcome.SUCCEEDED
@@ -165,7 +165,7 @@ async def test_a_full_host_queues_and_a_waiting_try_can_be_cancelled() -> None:
 async def test_stopping_releases_what_is_not_done() -> None:
     async with receiver(never) as slow:
         async with deliveries() as sent:
-            stuck = [assignment(slow.url()) for _ in range(3)]
+            stuck = [execution(slow.url()) for _ in range(3)]
             sent.executor.start(stuck)
             await slow.arrived.wait()
         assert {sent.reports[each.id].outcome for each in stuck} == {Outcome.RELEASED}
@@ -269,7 +269,7 @@ async def endless_interim(_request: Received, writer: asyncio.StreamWriter) -> N
 async def test_an_endless_body_is_cut_and_its_status_counts(sent: Deliveries) -> None:
     before = resident()
     async with receiver(endless) as there:
-        many = [assignment(there.url()) for _ in range(20)]
+        many = [execution(there.url()) for _ in range(20)]
         sent.executor.start(many)
         reports = await sent.until_reported(*many)
     assert {r.outcome for r in reports} == {Outcome.SUCCEEDED}
@@ -281,7 +281,7 @@ async def test_an_endless_body_is_cut_and_its_status_counts(sent: Deliveries) ->
 async def test_endless_headers_are_cut(sent: Deliveries, script: object) -> None:
     before = resident()
     async with receiver(script) as there:  # type: ignore[arg-type]
-        many = [assignment(there.url()) for _ in range(20)]
+        many = [execution(there.url()) for _ in range(20)]
         sent.executor.start(many)
         reports = await sent.until_reported(*many)
     assert {r.outcome for r in reports} == {Outcome.FAILED}
@@ -307,7 +307,7 @@ async def test_a_gzip_bomb_stays_packed(sent: Deliveries) -> None:
 )
 async def test_what_is_no_url_fails_alone(sent: Deliveries, url: str) -> None:
     async with receiver(OK) as there:
-        batch = [assignment(u) for u in (there.url(), url, there.url())]
+        batch = [execution(u) for u in (there.url(), url, there.url())]
         sent.executor.start(batch)
         one, bad, two = await sent.until_reported(*batch)
         assert (one.outcome, two.outcome) == (Outcome.SUCCEEDED, Outcome.SUCCEEDED)
@@ -318,7 +318,7 @@ async def test_what_nobody_thought_of_fails_alone_and_frees_its_place() -> None:
     settings = HttpSettings(Caps(1, 1, 1), SETTINGS.sender, SETTINGS.egress, "Mainspring/test")
     async with deliveries(settings) as sent, receiver(OK) as there:
         strange = {"X-A": "\u20ac"}  # no header can hold it
-        batch = [assignment(there.url(), headers=headers) for headers in (None, strange, None)]
+        batch = [execution(there.url(), headers=headers) for headers in (None, strange, None)]
         sent.executor.start(batch)
         one, bad, two = await sent.until_reported(*batch)
         assert (one.outcome, two.outcome) == (Outcome.SUCCEEDED, Outcome.SUCCEEDED)
@@ -343,7 +343,7 @@ async def test_what_nobody_thought_of_fails_alone_and_frees_its_place() -> None:
     ],
 )
 async def test_without_leave_nothing_reaches_loopback(url: str) -> None:
-    settings = HttpSettings(SETTINGS.caps, SETTINGS.sender, Egress(), "Mainspring/test")
+    settings = HttpSettings(SETTINGS.caps, SETTINGS.sender, EgressRules(), "Mainspring/test")
     async with deliveries(settings) as sent, receiver(OK) as there:
         report = await sent.deliver(url.format(port=there.port))
         assert (report.outcome, code_of(report)) == (Outcome.FAILED, "egress-blocked")
@@ -384,15 +384,15 @@ async def test_a_secret_that_is_echoed_is_masked(sent: Deliveries) -> None:
         report = await sent.deliver(there.url(), secret=secret)
         assert there.requests[0].headers["x-secret"] == "CANARY-0815"
     assert report.response == b"you sent ***"
-    kept = report._replace(assignment=assignment("http://x/"))
+    kept = report._replace(execution=execution("http://x/"))
     assert "CANARY" not in repr(kept)
 
 
 async def test_accepted_work_times_out_when_nobody_completes_it(sent: Deliveries) -> None:
     later = answering(answer(202, b"", mainspring_complete="later"))
     async with receiver(later) as there:
-        accepted = assignment(there.url(), timeout=0.6)
-        gone = assignment(there.url(), timeout=60)
+        accepted = execution(there.url(), timeout=0.6)
+        gone = execution(there.url(), timeout=60)
         sent.executor.start([accepted, gone])
         (report,) = await sent.until_reported(accepted)
         assert (report.outcome, report.status_code) == (Outcome.TIMED_OUT, 202)
@@ -413,9 +413,9 @@ async def test_what_came_of_webhooks_is_counted() -> None:
         await sent.deliver("http://2130706433/")
         later = answering(answer(202, b"", mainspring_complete="later"))
         async with receiver(later) as taker, receiver(never) as slow:
-            stuck = assignment(slow.url(), timeout=0.3)
-            gone = assignment(slow.url())
-            accepted = assignment(taker.url())
+            stuck = execution(slow.url(), timeout=0.3)
+            gone = execution(slow.url())
+            accepted = execution(taker.url())
             sent.executor.start([stuck, gone, accepted])
             await sent.until_reported(stuck)
             value = sent.metrics.registry.get_sample_value

@@ -12,7 +12,7 @@ from mainspring.execution.signing import format_secret
 from support.http2 import http2_receiver
 from support.identities import Authority, Identity
 from support.receivers import answer, answering, receiver
-from support.webhooks import SETTINGS, Profiles, assignment, deliveries, with_sender
+from support.webhooks import SETTINGS, Profiles, deliveries, execution, with_sender
 
 OK = answering(answer(200))
 
@@ -106,8 +106,8 @@ async def test_http_2_is_spoken_where_it_is_offered(authority: Authority, tmp_pa
     async with http2_receiver(context) as there, deliveries(SETTINGS, profiles) as sent:
         url = f"https://127.0.0.1:{there.port}/hook?x=1"
         payload = b'{"text":"' + b"x" * 200_000 + b'"}'  # more than a window and many frames
-        big = assignment(url, payload=payload, headers={"X-A": "1"})
-        many = [assignment(url) for _ in range(50)]
+        big = execution(url, payload=payload, headers={"X-A": "1"})
+        many = [execution(url) for _ in range(50)]
         sent.executor.start([big, *many])
         reports = await sent.until_reported(big, *many)
         assert {r.outcome for r in reports} == {Outcome.SUCCEEDED}
@@ -137,8 +137,8 @@ async def test_answers_over_http_2_are_judged_as_any_other(
         big = await sent.deliver(f"{place}/endless")
         assert big.outcome is Outcome.SUCCEEDED
         assert len(big.response or b"") == 1000
-        stuck = assignment(f"{place}/never", timeout=0.7)
-        gone = assignment(f"{place}/never", timeout=60)
+        stuck = execution(f"{place}/never", timeout=0.7)
+        gone = execution(f"{place}/never", timeout=60)
         sent.executor.start([stuck, gone])
         (late,) = await sent.until_reported(stuck)
         assert late.outcome is Outcome.TIMED_OUT

@@ -17,7 +17,7 @@ async def share(one: Shop, two: Shop) -> None:
     """Wait until each of two nodes owns its part."""
 
     async def shared() -> bool:
-        owned = [len(shop.server.node.tenure().partitions) for shop in (one, two)]
+        owned = [len(shop.server.node.ownership().partitions) for shop in (one, two)]
         return min(owned) > 60 and sum(owned) == 256
 
     await eventually(shared, within=15, what="both nodes own partitions")
@@ -176,7 +176,7 @@ async def owned_by(shop: Shop) -> str:
     for _ in range(30):
         there = await shop.create()
         partition = partition_of(tenant, UUID(there), None, PARTITIONS)
-        if partition in shop.server.node.tenure().partitions:
+        if partition in shop.server.node.ownership().partitions:
             return there
         await shop.client.post(f"/v1/tasks/{there}/cancel")
     raise AssertionError("it owns next to nothing")

@@ -14,7 +14,7 @@ from mainspring.domain.execution import Outcome, Report, TaskError
 from mainspring.errors import StoreUnavailable
 from mainspring.node import node
 from mainspring.postgres.database import Database, DatabaseOptions, connect
-from mainspring.store.tasks import Tasks
+from mainspring.store.tasks import TaskStore
 from support.client import Client
 from support.waiting import eventually
 from support.workers import Shop, opened_shop
@@ -136,7 +136,7 @@ async def test_who_completes_a_task_does_not_hang_while_that_cannot_be_written(
     database = Database(DatabaseOptions(database_url, connections=1))
     await database.open()
     tenant = await patient.server.keys.ensure_tenant("workshop")
-    running = await Tasks(database, near=30).running(tenant, UUID(there))
+    running = await TaskStore(database, near=30).running(tenant, UUID(there))
     await database.close()
     assert running is not None
     report = Report(running, Outcome.SUCCEEDED, running.picked, running.picked)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mainspring.domain.task import TaskState
-from mainspring.store.tasks import Change, Tasks
+from mainspring.store.tasks import TaskChange, TaskStore
 from support.runs import RunWorld, finish, step, workflow
 
 
@@ -56,14 +56,14 @@ async def test_a_list_that_is_begun_again_with_all_its_items_done_is_joined(
 ) -> None:
     run = await world.begin(workflow(step("list", foreach="[1, 2]"), on_failure="continue"))
     items = await world.claim(run)
-    tasks = Tasks(world.database, near=60.0, steps=world.steps)
+    tasks = TaskStore(world.database, near=60.0, steps=world.steps)
     [row] = await world.database.fetch("SELECT id FROM tasks WHERE step = 'list'")
     await tasks.change(
-        world.tenant_id, row["id"], lambda locked: replace(Change.of(locked), state="cancelled")
+        world.tenant_id, row["id"], lambda locked: replace(TaskChange.of(locked), state="cancelled")
     )
     await world.report(items, result=b"7")
     assert await world.state(run) == "cancelled"
-    await world.runs.retry(world.tenure, world.tenant_id, run, "test", await world.now())
+    await world.runs.retry(world.ownership, world.tenant_id, run, "test", await world.now())
     assert await world.claim(run) == [], "nothing is done twice"
     assert await world.state(run) == "completed"
     assert (await world.step(run, "list")).result == b"[7,7]"

@@ -7,15 +7,21 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from mainspring.domain.execution import Assignment
-from mainspring.domain.settlement import Finish
+from mainspring.domain.execution import Execution
+from mainspring.domain.outcome_rules import Finish
 from mainspring.domain.task import TaskState
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import DatabaseOptions, connect
 from mainspring.store.claims import finish_arguments
-from mainspring.store.housekeeping import Housekeeping
-from mainspring.store.keys import Keys
-from mainspring.store.step_rows import Ended, Moved, RunHead, Start, ended_of
+from mainspring.store.housekeeping import HousekeepingStore
+from mainspring.store.keys import KeyStore
+from mainspring.store.step_rows import (
+    Ended,
+    Moved,
+    RunHead,
+    StartingStep,
+    ended_of,
+)
 from mainspring.workflows import advancing as steps
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually
@@ -46,15 +52,15 @@ async def test_nothing_that_names_another_tenant_moves_a_run(world: RunWorld) ->
     """Ids of runs are unique, and cannot be guessed; no statement relies on that."""
     run = await world.begin(PAIR)
     before = await world.states(run)
-    stranger = await Keys(world.database).ensure_tenant("stranger")
+    stranger = await KeyStore(world.database).ensure_tenant("stranger")
     now = await world.now()
     head = RunHead(stranger, run, "flow", 1, "running", None, 2, 0)
     ended, moved = [Ended(stranger, run, "a", TaskState.COMPLETED)], Moved()
-    start = Start(head, PAIR.by_id["b"], now, None)
+    start = StartingStep(head, PAIR.by_id["b"], now, None)
     works: list[Callable[[asyncpg.Connection], Awaitable[object]]] = [
-        lambda c: world.steps.settle(c, world.tenure, ended, now),
+        lambda c: world.steps.settle(c, world.ownership, ended, now),
         lambda c: world.steps.tasks.end(c, ended, moved),
-        lambda c: world.steps.tasks.release(c, world.tenure, [start], moved),
+        lambda c: world.steps.tasks.release(c, world.ownership, [start], moved),
         lambda c: world.steps.pause(c, head),
     ]
     for work in works:
@@ -67,7 +73,7 @@ async def test_nothing_that_names_another_tenant_moves_a_run(world: RunWorld) ->
 async def test_an_outcome_moves_the_run_of_its_own_tenant_alone(world: RunWorld) -> None:
     """Should two runs ever have one id."""
     run, ours = await world.begin(PAIR), world.tenant_id
-    world.tenant_id = stranger = await Keys(world.database).ensure_tenant("stranger")
+    world.tenant_id = stranger = await KeyStore(world.database).ensure_tenant("stranger")
     await world.begin(PAIR)
     for change in ("workflow_runs SET id = $1", "tasks SET workflow_run_id = $1"):
         await world.database.fetch(f"UPDATE {change} WHERE tenant_id = $2", run, stranger)
@@ -80,7 +86,7 @@ async def test_an_outcome_moves_the_run_of_its_own_tenant_alone(world: RunWorld)
 
 async def test_an_old_run_takes_no_steps_of_another_tenant_with_it(world: RunWorld) -> None:
     run = await world.begin(PAIR)
-    stranger = await Keys(world.database).ensure_tenant("stranger")
+    stranger = await KeyStore(world.database).ensure_tenant("stranger")
     await world.database.fetch(
         "INSERT INTO workflow_runs (tenant_id, id, workflow, version, partition, total, unfinished,"
         " input, state, finished_at) VALUES ($1, $2, 'flow', 1, 0, 0, 0, '{}', 'completed',"
@@ -88,7 +94,7 @@ async def test_an_old_run_takes_no_steps_of_another_tenant_with_it(world: RunWor
         stranger,
         run,
     )
-    assert await Housekeeping(world.database).forget_runs(30) == 1
+    assert await HousekeepingStore(world.database).forget_runs(30) == 1
     assert len(await world.states(run)) == 2
 
 
@@ -104,11 +110,11 @@ async def test_tasks_of_steps_are_ended_in_the_order_of_their_ids(
     await world.database.fetch(
         "UPDATE tasks SET expires_at = now() WHERE workflow_run_id = $1", run
     )
-    leaving = await world.outcomes.expiring(world.tenure)
+    leaving = await world.outcomes.expiring(world.ownership)
     now = await world.now()
     async with other.transaction():
         await _take(other, run, "z")
-        expiring = asyncio.create_task(world.outcomes.expire(world.tenure, leaving, now))
+        expiring = asyncio.create_task(world.outcomes.expire(world.ownership, leaving, now))
         await eventually(lambda: _waits(world), within=5, what="the first task is waited for")
         await _take(other, run, "a")
     await expiring
@@ -161,12 +167,12 @@ async def test_a_join_starts_once_even_if_nobody_holds_the_run(
     now = await world.now()
     async with other.transaction():
         ended = await _record(world, other, finish(a))
-        first = await world.steps.settle(other, world.tenure, ended, now)
+        first = await world.steps.settle(other, world.ownership, ended, now)
 
         async def second() -> Moved:
             async with third.transaction():
                 ended = await _record(world, third, finish(b))
-                return await world.steps.settle(third, world.tenure, ended, now)
+                return await world.steps.settle(third, world.ownership, ended, now)
 
         counting = asyncio.create_task(second())
         await eventually(lambda: _waits(world), within=5, what="the second counts after the first")
@@ -177,9 +183,9 @@ async def test_a_join_starts_once_even_if_nobody_holds_the_run(
 async def _at_once(
     world: RunWorld,
     one: asyncpg.Connection,
-    succeeded: Assignment,
+    succeeded: Execution,
     another: asyncpg.Connection,
-    failed: Assignment,
+    failed: Execution,
 ) -> list[int]:
     """The one node has recorded a success, but not yet what follows from it, when the other records
     a failure. Answers how many steps each of them released."""
@@ -188,14 +194,14 @@ async def _at_once(
     async def fail() -> Moved:
         async with another.transaction():
             ended = await _record(world, another, finish(failed, TaskState.FAILED))
-            return await world.steps.settle(another, world.tenure, ended, now)
+            return await world.steps.settle(another, world.ownership, ended, now)
 
     async with one.transaction():
         ended = await _record(world, one, finish(succeeded))
         failing = asyncio.create_task(fail())
         try:
             await eventually(lambda: _waits(world), within=5, what="the other one waits")
-            first = await world.steps.settle(one, world.tenure, ended, now)
+            first = await world.steps.settle(one, world.ownership, ended, now)
         except BaseException:
             failing.cancel()
             await asyncio.gather(failing, return_exceptions=True)
@@ -206,13 +212,13 @@ async def _at_once(
 async def _record(world: RunWorld, connection: asyncpg.Connection, done: Finish) -> list[Ended]:
     """What happens before a run moves on: it is held, and the outcome is written."""
     await world.steps.hold(connection, [(world.tenant_id, _run_of(done))])
-    rows = await connection.fetch(FINISH, *finish_arguments(world.tenure, [done]))
+    rows = await connection.fetch(FINISH, *finish_arguments(world.ownership, [done]))
     assert len(rows) == 1
     return [ended_of(done)]
 
 
 def _run_of(done: Finish) -> UUID:
-    run = done.report.assignment.workflow_run_id
+    run = done.report.execution.workflow_run_id
     assert run is not None
     return run
 

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mainspring.domain.execution import Assignment
+from mainspring.domain.execution import Execution
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.checks import with_implied_needs
-from mainspring.domain.workflow.definition import Definition, Step
+from mainspring.domain.workflow.definition import Step, WorkflowDefinition
 from mainspring.postgres.database import Database, DatabaseOptions
-from mainspring.store.step_rows import NO_RELAY, Relay
+from mainspring.store.step_rows import NO_STEP_LEASES, StepLeaseOffer
 from support.run_model import RunModel
 from support.runs import RunWorld, finish, step
 
@@ -52,7 +52,7 @@ class Plan:
             earlier = [s.id for s in steps if not s.cleanup]
             steps.append(self._step(f"s{number}", earlier))
         fail_fast = data.draw(st.booleans(), label="fail fast")
-        self.definition = Definition(
+        self.definition = WorkflowDefinition(
             "flow",
             tuple(with_implied_needs(steps)),
             on_failure="fail_fast" if fail_fast else "continue",
@@ -86,8 +86,8 @@ class Plan:
     def outcome(self) -> TaskState:
         return self._data.draw(st.sampled_from(ENDS))
 
-    def relay(self) -> Relay:
-        return Relay(self._data.draw(st.integers(0, 3)), "node:one", 60.0)
+    def relay(self) -> StepLeaseOffer:
+        return StepLeaseOffer(self._data.draw(st.integers(0, 3)), "node:one", 60.0)
 
     def crash(self) -> str:
         return self._data.draw(st.sampled_from(("", "", "", "before", "after")))
@@ -118,7 +118,7 @@ def test_runs_do_what_the_model_does(database_url: str) -> None:
 async def _work_off(world: RunWorld, plan: Plan) -> None:
     model = RunModel(plan.definition, plan.sizes, plan.holds)
     run = await world.begin(plan.definition)
-    held: dict[str, Assignment] = {}
+    held: dict[str, Execution] = {}
     await _agree(world, run, model)
     while model.released or model.running:
         nothing_runs = not held
@@ -136,15 +136,15 @@ async def _work_off(world: RunWorld, plan: Plan) -> None:
     await _sound(world, run, model)
 
 
-async def _start(world: RunWorld, run: UUID, chosen: list[str]) -> dict[str, Assignment]:
+async def _start(world: RunWorld, run: UUID, chosen: list[str]) -> dict[str, Execution]:
     wanted = await world.claim(run, names=chosen)
     assert sorted(a.step or "" for a in wanted) == sorted(chosen)
     return {a.step or "": a for a in wanted}
 
 
 async def _end(
-    world: RunWorld, plan: Plan, held: dict[str, Assignment], outcomes: dict[str, TaskState]
-) -> dict[str, Assignment]:
+    world: RunWorld, plan: Plan, held: dict[str, Execution], outcomes: dict[str, TaskState]
+) -> dict[str, Execution]:
     """Record ends, at once or (where the order does not matter) on two connections; answers what
     started by that."""
     finishes = [finish(held[task], state) for task, state in outcomes.items()]
@@ -154,10 +154,10 @@ async def _end(
     middle = len(finishes) // 2 if plan.definition.on_failure == "continue" else 0
     parts = [part for part in (finishes[:middle], finishes[middle:]) if part]
     if len(parts) > 1:
-        relay = NO_RELAY  # which of them has to go the long way is up to chance
+        relay = NO_STEP_LEASES  # which of them has to go the long way is up to chance
     answers = await asyncio.gather(*(world.record(part, relay) for part in parts))
     accepted = {task for answer in answers for task in answer.accepted}
-    assert accepted == {f.report.assignment.id for f in finishes}
+    assert accepted == {f.report.execution.id for f in finishes}
     if crash == "after":
         again = await world.record(finishes, relay)
         assert (again.accepted, again.moved.rows) == (set(), [])

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.definition import Definition, Step
+from mainspring.domain.workflow.definition import Step, WorkflowDefinition
 from support.runs import RunWorld, step, workflow
 
 
@@ -27,7 +27,7 @@ LISTED = workflow(
 )
 
 
-async def listed(world: RunWorld, definition: Definition = LISTED) -> UUID:
+async def listed(world: RunWorld, definition: WorkflowDefinition = LISTED) -> UUID:
     """A run whose first step found three items, of which the second one failed."""
     run = await world.begin(definition)
     await world.report(await world.claim(run, names=["a"]), result=b"[3, 4, 5]")
@@ -41,7 +41,7 @@ async def listed(world: RunWorld, definition: Definition = LISTED) -> UUID:
 async def retry(world: RunWorld, run: UUID, name: str | None = None) -> list[str | None]:
     """What starts at once."""
     now = await world.now()
-    moved = await world.runs.retry(world.tenure, world.tenant_id, run, "me", now, name)
+    moved = await world.runs.retry(world.ownership, world.tenant_id, run, "me", now, name)
     assert moved is not None
     ids = [row.id for row in moved.rows]
     rows = await world.database.fetch("SELECT step FROM tasks WHERE id = ANY ($1::uuid[])", ids)
@@ -105,7 +105,7 @@ async def test_letters_of_what_is_skipped_by_hand_are_archived(world: RunWorld) 
     run = await listed(world, workflow(*LISTED.steps, step("b"), on_failure="continue"))
     await world.drain(run, failing=["b"])
     for name in ("each", "b"):
-        await world.runs.skip(world.tenure, world.tenant_id, run, "me", await world.now(), name)
+        await world.runs.skip(world.ownership, world.tenant_id, run, "me", await world.now(), name)
     archived = ("archived", None)
     assert await letters_of(world, run) == {"each[1]": archived, "b": archived}
     await world.drain(run)
@@ -119,7 +119,7 @@ async def test_a_list_that_was_cut_short_goes_on_where_it_was(world: RunWorld) -
     await world.report(await world.claim(run), result=b"[3, 4, 5]")
     await world.report(await world.claim(run, names=["each[2]"]))
     now = await world.now()
-    await world.runs.cancel(world.tenure, world.tenant_id, run, "me", now)
+    await world.runs.cancel(world.ownership, world.tenant_id, run, "me", now)
     assert await world.state(run) == "cancelled"
     assert await retry(world, run) == ["each[0]", "each[1]"]
     assert await world.drain(run) == ["each[0]", "each[1]", "sum"]
@@ -170,7 +170,7 @@ async def test_a_list_after_a_step_that_was_skipped_by_hand_is_repeated_as_a_who
     await world.report(await world.claim(run), result=b"[3, 4, 5]")
     await world.report(await world.claim(run), TaskState.FAILED)
     assert await world.drain(run, failing=["each[1]"]) == ALL
-    await world.runs.skip(world.tenure, world.tenant_id, run, "me", await world.now(), "b")
+    await world.runs.skip(world.ownership, world.tenant_id, run, "me", await world.now(), "b")
     assert await world.drain(run) == ALL
     assert await world.state(run) == "completed"
 
@@ -183,7 +183,7 @@ async def test_what_a_paused_run_kept_of_a_list_goes_when_the_list_may_be_anothe
     await world.runs.pause(world.tenant_id, run, "me")
     assert await retry(world, run, "each") == []
     assert await retry(world, run, "a") == []
-    await world.runs.resume(world.tenure, world.tenant_id, run, "me", await world.now())
+    await world.runs.resume(world.ownership, world.tenant_id, run, "me", await world.now())
     await world.report(await world.claim(run, names=["a"]), result=b"[6]")
     assert await world.drain(run) == ["each[0]", "sum"]
 
@@ -225,7 +225,7 @@ async def test_skipping_the_one_that_failed_by_hand_does_so_too(world: RunWorld)
     a, b = await world.claim(run)
     await world.report([a], TaskState.FAILED)
     await world.report([b])
-    await world.runs.skip(world.tenure, world.tenant_id, run, "me", await world.now(), "a")
+    await world.runs.skip(world.ownership, world.tenant_id, run, "me", await world.now(), "a")
     assert await world.drain(run) == ["c"]
     assert await world.state(run) == "completed"
 
@@ -264,7 +264,7 @@ async def test_a_run_that_is_retried_until_nothing_fails_ends_as_if_nothing_had(
         assert await world.state(run) == "completed", f"seed {seed}"
 
 
-def _any_workflow(rng: Random) -> Definition:
+def _any_workflow(rng: Random) -> WorkflowDefinition:
     steps: list[Step] = []
     for number in range(rng.randint(3, 8)):
         earlier = [s.id for s in steps if not s.cleanup]
@@ -281,8 +281,8 @@ def _any_workflow(rng: Random) -> Definition:
 
 async def _drain_with_luck(world: RunWorld, run: UUID, rng: Random, chance: float) -> None:
     """Work a run off, in any order; what was asked to stop may end in any way."""
-    while assignments := await world.claim(run):
-        rng.shuffle(assignments)
-        for assignment in assignments:
+    while executions := await world.claim(run):
+        rng.shuffle(executions)
+        for execution in executions:
             lost = rng.random() < chance
-            await world.report([assignment], TaskState.FAILED if lost else TaskState.COMPLETED)
+            await world.report([execution], TaskState.FAILED if lost else TaskState.COMPLETED)

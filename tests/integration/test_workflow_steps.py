@@ -8,13 +8,13 @@ import asyncpg
 import pytest
 
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.settlement import Retry
+from mainspring.domain.outcome_rules import RetryLater
 from mainspring.domain.task import TaskState
 from mainspring.errors import Conflict
 from mainspring.postgres.database import DatabaseOptions, connect
 from mainspring.store.claims import TaskRef
-from mainspring.store.housekeeping import Housekeeping
-from mainspring.store.step_rows import Moved, RunHead, Start
+from mainspring.store.housekeeping import HousekeepingStore
+from mainspring.store.step_rows import Moved, RunHead, StartingStep
 from mainspring.store.step_tasks import StepTasks
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually
@@ -40,8 +40,8 @@ async def test_a_join_whose_parents_end_at_once_on_many_connections_starts_once(
     """The last two of them must see each other: else the join starts never, or twice."""
     parents = [f"p{n}" for n in range(40)]
     run = await world.begin(workflow(*map(step, parents), step("join", *parents)))
-    assignments = await world.claim(run)
-    answers = await asyncio.gather(*(world.report([a]) for a in assignments))
+    executions = await world.claim(run)
+    answers = await asyncio.gather(*(world.report([a]) for a in executions))
     released = [row for answer in answers for row in answer.moved.rows]
     assert len(released) == 1
     assert (await world.step(run, "join")).finished == 40
@@ -136,7 +136,7 @@ async def test_cancelling_ends_what_waits_asks_what_runs_and_cleans_up(world: Ru
     )
     run = await world.begin(definition)
     [running] = await world.claim(run)
-    args = (world.tenure, world.tenant_id, run, "me", await world.now())
+    args = (world.ownership, world.tenant_id, run, "me", await world.now())
     assert await world.runs.cancel(*args) is not None
     assert await world.runs.cancel(*args) is not None, "calling twice is harmless"
     states = await world.states(run)
@@ -158,7 +158,7 @@ async def test_a_paused_run_starts_nothing_until_it_is_resumed(world: RunWorld) 
     await world.report([first])
     assert await world.claim(run) == []
     assert await world.state(run) == "paused"
-    await world.runs.resume(world.tenure, world.tenant_id, run, "me", await world.now())
+    await world.runs.resume(world.ownership, world.tenant_id, run, "me", await world.now())
     assert sorted(await world.drain(run)) == ["b", "c", "d"]
     assert await world.state(run) == "completed"
 
@@ -171,13 +171,13 @@ async def test_a_retry_does_the_failed_steps_and_those_after_them_again(world: R
     run = await world.begin(definition)
     assert await world.drain(run, failing=["b"]) == ["a", "b", "d", "alert"]
     assert await world.state(run) == "failed"
-    await world.runs.retry(world.tenure, world.tenant_id, run, "me", await world.now())
+    await world.runs.retry(world.ownership, world.tenant_id, run, "me", await world.now())
     assert await world.state(run) == "running"
     assert await world.drain(run) == ["b", "c"]
     assert (await world.states(run))["alert"] == "skipped"
     assert await world.state(run) == "completed"
     with pytest.raises(Conflict):
-        await world.runs.retry(world.tenure, world.tenant_id, run, "me", await world.now())
+        await world.runs.retry(world.ownership, world.tenant_id, run, "me", await world.now())
 
 
 async def test_a_step_skipped_by_hand_lets_the_run_go_on(world: RunWorld) -> None:
@@ -185,7 +185,7 @@ async def test_a_step_skipped_by_hand_lets_the_run_go_on(world: RunWorld) -> Non
     assert await world.drain(run, failing=["a"]) == ["a"]
     assert await world.state(run) == "failed"
     now = await world.now()
-    await world.runs.skip(world.tenure, world.tenant_id, run, "me", now, "a")
+    await world.runs.skip(world.ownership, world.tenant_id, run, "me", now, "a")
     assert await world.drain(run) == ["b", "c"]
     assert await world.state(run) == "completed"
     assert (await world.step(run, "a")).waived
@@ -206,10 +206,10 @@ async def test_one_success_is_enough_for_a_step_that_says_so(world: RunWorld) ->
 
 async def test_a_deadline_ends_a_run_as_failed(world: RunWorld) -> None:
     run = await world.begin(workflow(step("a", delay=3600), step("b", "a"), deadline=0.0))
-    assert await world.outcomes.overdue(world.tenure) == [(world.tenant_id, run)]
-    await world.outcomes.stop(world.tenure, world.tenant_id, run, "deadline", await world.now())
+    assert await world.outcomes.overdue(world.ownership) == [(world.tenant_id, run)]
+    await world.outcomes.stop(world.ownership, world.tenant_id, run, "deadline", await world.now())
     assert await world.state(run) == "failed"
-    assert await world.outcomes.overdue(world.tenure) == []
+    assert await world.outcomes.overdue(world.ownership) == []
 
 
 @pytest.mark.parametrize(
@@ -236,11 +236,11 @@ async def test_a_step_that_two_release_at_once_is_released_by_one(world: RunWorl
     stored = await world.runs.get(world.tenant_id, run)
     assert stored is not None
     head = RunHead(world.tenant_id, run, "flow", stored.version, "running", None, 2, 0)
-    start = Start(head, definition.by_id["b"], await world.now(), None)
+    start = StartingStep(head, definition.by_id["b"], await world.now(), None)
     tasks, moved = StepTasks(TaskIds(Random(1))), [Moved() for _ in range(4)]
 
     async def release(told: Moved) -> None:
-        await world.database.transact(lambda c: tasks.release(c, world.tenure, [start], told))
+        await world.database.transact(lambda c: tasks.release(c, world.ownership, [start], told))
 
     await asyncio.gather(*map(release, moved))
     assert [len(told.rows) for told in moved].count(1) == 1
@@ -253,11 +253,11 @@ async def test_a_step_that_was_asked_to_cancel_and_got_lost_ends_its_run(world: 
     run = await world.begin(workflow(step("a"), step("b", "a")))
     [held] = await world.claim(run, lease=0.0)
     now = await world.now()
-    await world.runs.cancel(world.tenure, world.tenant_id, run, "me", now)
+    await world.runs.cancel(world.ownership, world.tenant_id, run, "me", now)
     ref = TaskRef(held.tenant_id, held.id, held.fence)
-    seen = await world.engine.lose([ref])
+    seen = await world.engine.expire_leases([ref])
     assert (seen.rows, seen.gone) == ([], []), "its end concerns its run"
-    done = await world.outcomes.lose(world.tenure, [ref], now)
+    done = await world.outcomes.expire_leases(world.ownership, [ref], now)
     assert done.accepted == {held.id}
     assert await world.state(run) == "cancelled"
     assert await lost_tries(world) == [("lost", None)]
@@ -277,9 +277,9 @@ async def test_a_step_that_expires_is_counted_as_lost(world: RunWorld) -> None:
         "UPDATE tasks SET expires_at = clock_timestamp() WHERE workflow_run_id = $1 AND step = 'a'",
         run,
     )
-    assert await world.engine.expire(world.tenure, limit=100) == []
-    leaving = await world.outcomes.expiring(world.tenure)
-    await world.outcomes.expire(world.tenure, leaving, await world.now())
+    assert await world.engine.expire(world.ownership, limit=100) == []
+    leaving = await world.outcomes.expiring(world.ownership)
+    await world.outcomes.expire(world.ownership, leaving, await world.now())
     assert await world.drain(run) == ["c"]
     assert (await world.states(run))["a"] == "expired"
     assert await world.state(run) == "failed"
@@ -292,7 +292,7 @@ async def test_old_runs_are_forgotten_with_their_steps(world: RunWorld) -> None:
     await world.database.fetch(
         "UPDATE workflow_runs SET finished_at = now() - interval '40 days' WHERE id = $1", old
     )
-    assert await Housekeeping(world.database).forget_runs(30) == 1
+    assert await HousekeepingStore(world.database).forget_runs(30) == 1
     assert await world.runs.get(world.tenant_id, old) is None
     assert await world.states(old) == {}
     assert len(await world.states(young)) == len(await world.states(going)) == 5
@@ -307,9 +307,11 @@ async def test_a_step_that_kills_every_worker_fails_its_run(world: RunWorld) -> 
         held.id,
     )
     ref = TaskRef(held.tenant_id, held.id, held.fence)
-    seen = await world.engine.lose([ref], blamed=[held.id])
+    seen = await world.engine.expire_leases([ref], count_crash=[held.id])
     assert (seen.rows, seen.gone) == ([], []), "its end concerns its run"
-    await world.outcomes.lose(world.tenure, [ref], await world.now(), blamed=[held.id])
+    await world.outcomes.expire_leases(
+        world.ownership, [ref], await world.now(), count_crash=[held.id]
+    )
     assert await world.states(run) == {"a": "failed", "b": "skipped"}
     assert await world.state(run) == "failed"
     [letter] = await world.database.fetch("SELECT * FROM dead_letters")
@@ -341,9 +343,11 @@ async def test_a_step_is_given_up_by_the_rules_of_other_tasks(
     )
     await world.database.fetch(f"UPDATE tasks SET {otherwise} WHERE id = $1", held.id)
     ref = TaskRef(held.tenant_id, held.id, held.fence)
-    done = await world.outcomes.lose(world.tenure, [ref], await world.now(), blamed=[held.id])
+    done = await world.outcomes.expire_leases(
+        world.ownership, [ref], await world.now(), count_crash=[held.id]
+    )
     assert not done.accepted
-    seen = await world.engine.lose([ref], blamed=[held.id])
+    seen = await world.engine.expire_leases([ref], count_crash=[held.id])
     assert [row.id for row in seen.rows] == [held.id]
 
 
@@ -377,7 +381,7 @@ async def test_a_paused_run_stays_paused_when_its_steps_are_retried_or_skipped(
     run = await world.begin(definition)
     await world.report(await world.claim(run, names=["a", "x"]), TaskState.FAILED)
     await world.runs.pause(world.tenant_id, run, "me")
-    args = (world.tenure, world.tenant_id, run, "me", await world.now())
+    args = (world.ownership, world.tenant_id, run, "me", await world.now())
     await world.runs.retry(*args, step="a")
     await world.runs.skip(*args, step="x")
     assert await world.state(run) == "paused"
@@ -396,13 +400,13 @@ async def test_a_try_that_ends_while_its_run_is_paused_is_followed_by_none(
     await world.runs.pause(world.tenant_id, run, "me")
     if lost:
         ref = TaskRef(held.tenant_id, held.id, held.fence)
-        [row] = (await world.engine.lose([ref])).rows
+        [row] = (await world.engine.expire_leases([ref])).rows
     else:
-        retry = Retry(finish(held, TaskState.FAILED).report, 0.0)
-        [row] = await world.engine.retry(world.tenure, [retry])
+        retry = RetryLater(finish(held, TaskState.FAILED).report, 0.0)
+        [row] = await world.engine.retry(world.ownership, [retry])
     assert row.state == "paused"
     assert await world.claim(run) == []
-    await world.runs.resume(world.tenure, world.tenant_id, run, "me", await world.now())
+    await world.runs.resume(world.ownership, world.tenant_id, run, "me", await world.now())
     assert await world.drain(run) == ["a", "b"]
 
 
@@ -410,12 +414,12 @@ async def test_a_retry_that_meets_a_pause_is_paused(world: RunWorld, database_ur
     """The pause did not see it waiting, and the retry not the pause."""
     run = await world.begin(workflow(step("a")))
     [held] = await world.claim(run)
-    retry = Retry(finish(held, TaskState.FAILED).report, 0.0)
+    retry = RetryLater(finish(held, TaskState.FAILED).report, 0.0)
     other = await connect(DatabaseOptions(database_url))
     try:
         async with other.transaction():
             await other.execute("UPDATE workflow_runs SET state = 'paused' WHERE id = $1", run)
-            retrying = asyncio.create_task(world.engine.retry(world.tenure, [retry]))
+            retrying = asyncio.create_task(world.engine.retry(world.ownership, [retry]))
             await eventually(partial(_waits, other), within=5, what="the retry waits")
         [row] = await retrying
     finally:
@@ -445,7 +449,7 @@ async def test_cancelling_reaches_a_step_that_is_being_retried_or_claimed(
                 f"UPDATE tasks SET {change}, rev = rev + 1 WHERE id = $1", task["id"]
             )
             cancelling = asyncio.create_task(
-                world.runs.cancel(world.tenure, world.tenant_id, run, "me", now)
+                world.runs.cancel(world.ownership, world.tenant_id, run, "me", now)
             )
             await eventually(partial(_waits, other), within=5, what="cancelling waits")
         await cancelling

@@ -7,8 +7,8 @@ from itertools import count
 from math import ceil
 from uuid import UUID
 
-from mainspring.domain.placement import Tenure
-from mainspring.store.cluster import Beat, Member
+from mainspring.domain.placement import Ownership
+from mainspring.store.cluster import Member, NodeHeartbeat
 from simulation.tables import NodeRow, PartitionRow, Tables
 
 _FENCES_SINCE = 1_735_689_600.0
@@ -30,7 +30,7 @@ class MemoryCluster:
         self._clock = clock
         self.near = near
         self.committed = committed
-        self.writer: Tenure | None = None
+        self.writer: Ownership | None = None
         """Who wrote last, for those who check that the right ones are told."""
         self.begun_unheard: set[UUID] = set()
         """Tasks that were leased as they were created, after their creator had given up: it may
@@ -79,14 +79,14 @@ class MemoryCluster:
         row = self.tables.fence_floor
         return max(fence + 1, row.floor if created < row.before else 0)
 
-    def beat(self, node_id: UUID, epoch: int, beats: int) -> list[Beat]:
+    def beat(self, node_id: UUID, epoch: int, beats: int) -> list[NodeHeartbeat]:
         node = self.tables.nodes.get(node_id)
         if node is None or node.epoch != epoch or node.state != "active":
             return []
         if node.server != self.server or node.beats < beats:
             return []
         node.heartbeat, node.beats = self.now(), node.beats + 1
-        return [Beat(node.heartbeat, node.beats)]
+        return [NodeHeartbeat(node.heartbeat, node.beats)]
 
     def members(self) -> list[Member]:
         return [
@@ -122,22 +122,22 @@ class MemoryCluster:
         return free
 
     def hand_over(
-        self, tenure: Tenure, gifts: Mapping[int, UUID | None], *, leaving: bool = False
+        self, ownership: Ownership, gifts: Mapping[int, UUID | None], *, leaving: bool = False
     ) -> int | None:
-        giver = self.tables.nodes.get(tenure.node_id)
-        if giver is None or giver.epoch != tenure.epoch:
+        giver = self.tables.nodes.get(ownership.node_id)
+        if giver is None or giver.epoch != ownership.epoch:
             return None
         for partition, heir in gifts.items():
-            if self.tables.partitions[partition].owner == tenure.node_id:
+            if self.tables.partitions[partition].owner == ownership.node_id:
                 self._give(partition, heir)
-        node = self.tables.nodes[tenure.node_id]
+        node = self.tables.nodes[ownership.node_id]
         node.epoch, node.state = node.epoch + 1, "left" if leaving else "active"
         self.committed("hand_over")
         return node.epoch
 
-    def is_valid(self, tenure: Tenure) -> bool:
-        node = self.tables.nodes.get(tenure.node_id)
-        return node is not None and node.epoch == tenure.epoch and node.server == self.server
+    def is_valid(self, ownership: Ownership) -> bool:
+        node = self.tables.nodes.get(ownership.node_id)
+        return node is not None and node.epoch == ownership.epoch and node.server == self.server
 
     def _has_living_owner(self, partition: int) -> bool:
         owner = self.tables.partitions[partition].owner

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from mainspring.domain.capability import ALONE
 from mainspring.domain.tenant import TenantLimits
-from mainspring.node.workers.reports import Said, Verdict
+from mainspring.node.workers.reports import Verdict, WorkerReport
 from simulation.store import MemoryStore
 from simulation.tables import Finished, NodeRow, ScheduleRow, Task
 from simulation.world import SimulationFailed
@@ -90,8 +90,10 @@ class Invariants:
             else:
                 self._check_change(task, _Past(*past), statement)
             lost = task.losses + task.unproven_losses
-            blamed = lost > 0 or task.capability.endswith(ALONE)
-            self._require(self.may_blame() or not blamed, "a worker was blamed for nothing", task)
+            count_crash = lost > 0 or task.capability.endswith(ALONE)
+            self._require(
+                self.may_blame() or not count_crash, "a worker was blamed for nothing", task
+            )
             task.past = self._tasks[task.id] = _state_of(task)
             if (
                 statement in ("create", "retry", "fire")
@@ -163,7 +165,7 @@ class Invariants:
             self._check_start(task, past)
         elif past.state == "running" and task.state != "running":
             self._require(
-                statement in ("retry", "lose"), f"{statement} took a running task away", task
+                statement in ("retry", "expire_leases"), f"{statement} took a running task", task
             )
 
     def _check_start(self, task: Task, past: _Past) -> None:
@@ -275,7 +277,7 @@ class Invariants:
             places = (task_id in self._tables.tasks) + (task_id in self._tables.history)
             self._require(places == 1, f"an acknowledged task is in {places} places", task_id)
 
-    def check_verdict(self, said: Said, verdict: Verdict) -> None:
+    def check_verdict(self, said: WorkerReport, verdict: Verdict) -> None:
         """What a worker is told about its report is so."""
         recorded = self._tables.outcome_of(said.id, said.fence)
         self._require(verdict != "unknown", "a task is forgotten", said)
@@ -305,7 +307,7 @@ class Invariants:
     def _check_wakes(self, statement: str) -> None:
         """A wake row goes only when an owner takes it."""
         woken = Counter(self._tables.wakes.values())
-        if statement != "take_wakes":
+        if statement != "poll_wakes":
             missing = self._wakes - woken
             self._require(not missing, "a wake was lost", missing)
         self._wakes = woken

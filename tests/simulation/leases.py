@@ -7,11 +7,19 @@ import msgspec
 
 from mainspring.domain.capability import Offer
 from mainspring.domain.execution import Outcome
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.domain.task import TaskSpec
-from mainspring.store.leases import Beat, Beaten, HeldTry, Judged, Leased, LeaseStore, WorkerPick
-from mainspring.store.messages import Messages
-from mainspring.store.workers import Touch, Workers
+from mainspring.store.leases import (
+    ExtendedLease,
+    HeldExecution,
+    HeldHeartbeat,
+    Judged,
+    LeasedTask,
+    LeaseStore,
+    WorkerPick,
+)
+from mainspring.store.messages import MessageStore
+from mainspring.store.workers import Touch, WorkerStore
 from simulation.remote import Link
 from simulation.store import MemoryStore, assignment_of
 from simulation.tables import Task
@@ -28,11 +36,13 @@ class MemoryLeases:
         self._store = store
         self._tables = store.tables
 
-    def claim_for(self, tenure: Tenure, picks: Iterable[WorkerPick], lease: float) -> list[Leased]:
-        if not self._store.is_valid(tenure):
+    def claim_for(
+        self, ownership: Ownership, picks: Iterable[WorkerPick], lease: float
+    ) -> list[LeasedTask]:
+        if not self._store.is_valid(ownership):
             return []
         leased = []
-        self._store.writer = tenure
+        self._store.writer = ownership
         for pick in sorted(picks):
             if self.is_current(pick.tenant_id, pick.worker, pick.incarnation):
                 task = self._store.begin_try(pick.ref, pick.worker, pick.incarnation, lease)
@@ -41,7 +51,7 @@ class MemoryLeases:
         self._store.committed("claim")
         return leased
 
-    def claimed_for(self, picks: Iterable[WorkerPick]) -> list[Leased]:
+    def claimed_for(self, picks: Iterable[WorkerPick]) -> list[LeasedTask]:
         found = []
         for pick in sorted(picks):
             self._store.claimed_by([pick.ref], worker=pick.worker)  # makes its rev stale
@@ -53,8 +63,12 @@ class MemoryLeases:
         return found
 
     def extend_for(
-        self, holder: tuple[int, str, str], beats: Iterable[Beat], lease: float, grace: float
-    ) -> list[Beaten]:
+        self,
+        holder: tuple[int, str, str],
+        beats: Iterable[HeldHeartbeat],
+        lease: float,
+        grace: float,
+    ) -> list[ExtendedLease]:
         beaten, now = [], self._store.now()
         for beat in beats:
             task = self._present(holder[0], beat.id, beat.fence)
@@ -70,16 +84,16 @@ class MemoryLeases:
             task.began |= beat.started
             task.began_alone |= beat.started and beat.alone
             end = task.lease_until
-            beaten.append(Beaten(holder[0], task.id, end, task.cancel_requested, over))
+            beaten.append(ExtendedLease(holder[0], task.id, end, task.cancel_requested, over))
         self._store.committed("extend")
         return beaten
 
-    def leased(self, tenant_id: int, tries: Sequence[Try]) -> list[Leased]:
+    def leased(self, tenant_id: int, tries: Sequence[Try]) -> list[LeasedTask]:
         return [_leased(task) for task in self._held(tenant_id, tries)]
 
-    def held(self, tenant_id: int, tries: Sequence[Try]) -> list[HeldTry]:
+    def held(self, tenant_id: int, tries: Sequence[Try]) -> list[HeldExecution]:
         return [
-            HeldTry(assignment_of(task)._replace(payload=b""), task.cancel_requested)
+            HeldExecution(assignment_of(task)._replace(payload=b""), task.cancel_requested)
             for task in self._held(tenant_id, tries)
         ]
 
@@ -122,9 +136,11 @@ class MemoryLeases:
         return task_id in self._tables.tasks or task_id in self._tables.history
 
 
-def _leased(task: Task) -> Leased:
+def _leased(task: Task) -> LeasedTask:
     suspect = task.losses + task.unproven_losses > 0
-    return Leased(assignment_of(task), task.capability, None, task.queue, None, None, None, suspect)
+    return LeasedTask(
+        assignment_of(task), task.capability, None, task.queue, None, None, None, suspect
+    )
 
 
 class RemoteLeases(LeaseStore):
@@ -135,12 +151,12 @@ class RemoteLeases(LeaseStore):
         self._link = link
 
     async def claim_for(
-        self, tenure: Tenure, picks: Iterable[WorkerPick], *, lease: float
-    ) -> list[Leased]:
+        self, ownership: Ownership, picks: Iterable[WorkerPick], *, lease: float
+    ) -> list[LeasedTask]:
         asked = list(picks)
-        return await self._link.call(lambda: self._leases.claim_for(tenure, asked, lease))
+        return await self._link.call(lambda: self._leases.claim_for(ownership, asked, lease))
 
-    async def claimed_for(self, picks: Iterable[WorkerPick]) -> list[Leased]:
+    async def claimed_for(self, picks: Iterable[WorkerPick]) -> list[LeasedTask]:
         asked = list(picks)
         return await self._link.call(lambda: self._leases.claimed_for(asked))
 
@@ -149,18 +165,18 @@ class RemoteLeases(LeaseStore):
         tenant_id: int,
         worker: str,
         incarnation: str,
-        beats: Iterable[Beat],
+        beats: Iterable[HeldHeartbeat],
         *,
         lease: float,
         grace: float,
-    ) -> list[Beaten]:
+    ) -> list[ExtendedLease]:
         holder, told = (tenant_id, worker, incarnation), list(beats)
         return await self._link.call(lambda: self._leases.extend_for(holder, told, lease, grace))
 
-    async def leased(self, tenant_id: int, tries: Sequence[Try]) -> list[Leased]:
+    async def leased(self, tenant_id: int, tries: Sequence[Try]) -> list[LeasedTask]:
         return await self._link.call(lambda: self._leases.leased(tenant_id, tries))
 
-    async def held(self, tenant_id: int, tries: Sequence[Try]) -> list[HeldTry]:
+    async def held(self, tenant_id: int, tries: Sequence[Try]) -> list[HeldExecution]:
         return await self._link.call(lambda: self._leases.held(tenant_id, tries))
 
     async def judge(
@@ -169,7 +185,7 @@ class RemoteLeases(LeaseStore):
         return await self._link.call(lambda: self._leases.judge(tenant_id, tries))
 
 
-class RemoteWorkers(Workers):
+class RemoteWorkers(WorkerStore):
     """The registry over a link: as much of it as decides who is a worker."""
 
     def __init__(self, leases: MemoryLeases, link: Link) -> None:
@@ -198,7 +214,7 @@ class RemoteWorkers(Workers):
         await self._link.call(lambda: None)
 
 
-class RemoteMessages(Messages):
+class RemoteMessages(MessageStore):
     """Nodes' letters over a link. `hint` tells a node that something has come, if it arrives."""
 
     def __init__(self, store: MemoryStore, link: Link, hint: Callable[[UUID], None]) -> None:

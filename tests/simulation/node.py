@@ -15,7 +15,12 @@ from mainspring.api.tasks.ingest import Ingest
 from mainspring.clock import DatabaseClock
 from mainspring.config import Config
 from mainspring.domain.capability import needs_worker
-from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
+from mainspring.domain.execution import (
+    Execution,
+    Outcome,
+    Report,
+    TaskError,
+)
 from mainspring.domain.ids import TaskIds
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
@@ -28,14 +33,14 @@ from mainspring.node.loader import Loader
 from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
 from mainspring.node.node import Node
-from mainspring.node.partition_loader import Stocktaker
+from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.recorder import Recorder
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
-from mainspring.node.workers.lease_service import LeaseDesk
-from mainspring.node.workers.mailbox import Post
+from mainspring.node.workers.lease_service import LeaseService
+from mainspring.node.workers.mailbox import Mailbox
 from mainspring.observe.metrics import Metrics
-from mainspring.schedules.occurrences import Firing
+from mainspring.schedules.occurrences import OccurrenceWriter
 from mainspring.store.step_rows import Moved
 from mainspring.workflows.outcomes import StepOutcomes, StepsFinished
 from simulation.leases import MemoryLeases, RemoteLeases, RemoteMessages, RemoteWorkers
@@ -133,7 +138,7 @@ class LossySignals(Signals):
         owners = {self._state.owners.get(partition) for partition in partitions}
         for node in self._others():
             if node.state.node_id in owners:
-                self._tell(node.state.look_for_wakes)
+                self._tell(node.state.request_wakes)
 
     async def cluster_changed(self) -> None:
         for node in self._others():
@@ -168,7 +173,7 @@ class _NoDeadlines:
 class _NoSteps:
     """Nor are there any steps that a worker could lose."""
 
-    async def lose(self, *_held: object, **_more: object) -> StepsFinished:
+    async def expire_leases(self, *_held: object, **_more: object) -> StepsFinished:
         return StepsFinished(set(), Moved())
 
 
@@ -200,14 +205,14 @@ class Chaos:
     def room(self) -> int | None:
         return None
 
-    def start(self, assignments: Sequence[Assignment]) -> None:
-        for assignment in assignments:
-            name = (assignment.id, assignment.fence)
+    def start(self, executions: Sequence[Execution]) -> None:
+        for execution in executions:
+            name = (execution.id, execution.fence)
             if name in self._begun:
                 self._world.begun_twice.append(name)
             self._begun.add(name)
-            attempt = self._tries[name] = asyncio.create_task(self._run(assignment))
-            attempt.add_done_callback(partial(self._report_unbegun, assignment))
+            attempt = self._tries[name] = asyncio.create_task(self._run(execution))
+            attempt.add_done_callback(partial(self._report_unbegun, execution))
 
     def has(self, task_id: UUID, fence: int) -> bool:
         return (task_id, fence) in self._tries
@@ -229,27 +234,27 @@ class Chaos:
         if self._tries:
             await asyncio.wait(list(self._tries.values()))
 
-    async def _run(self, assignment: Assignment) -> None:
+    async def _run(self, execution: Execution) -> None:
         started = self._clock.now()
         try:
             await asyncio.sleep(self._duration())
-            report = self._outcome(assignment, started)
+            report = self._outcome(execution, started)
         except asyncio.CancelledError:
             outcome = Outcome.RELEASED if self._releasing else Outcome.CANCELLED
-            report = Report(assignment, outcome, started, self._clock.now())
-        del self._tries[assignment.id, assignment.fence]
+            report = Report(execution, outcome, started, self._clock.now())
+        del self._tries[execution.id, execution.fence]
         self._report([report])
         if self._rng.random() < self._world.weather.duplicate_report:
             # At once, or when the task may be running again.
             delay = self._rng.choice((0.0, self._rng.uniform(0.0, 4.0)))
             asyncio.get_running_loop().call_later(delay, self._report, [report])
 
-    def _report_unbegun(self, assignment: Assignment, _attempt: "asyncio.Task[None]") -> None:
+    def _report_unbegun(self, execution: Execution, _attempt: "asyncio.Task[None]") -> None:
         """Who is cancelled before its first step never gets to report that itself."""
-        if self._tries.pop((assignment.id, assignment.fence), None) is not None:
+        if self._tries.pop((execution.id, execution.fence), None) is not None:
             outcome = Outcome.RELEASED if self._releasing else Outcome.CANCELLED
             now = self._clock.now()
-            self._report([Report(assignment, outcome, now, now)])
+            self._report([Report(execution, outcome, now, now)])
 
     def _duration(self) -> float:
         """Mostly short, now and then longer than a lease; in calm weather there is only the rest
@@ -261,15 +266,13 @@ class Chaos:
             return 0.0
         return self._rng.uniform(0.0, 1.0) if chance < 0.9 else self._rng.uniform(4.0, 9.0)
 
-    def _outcome(self, assignment: Assignment, started: float) -> Report:
+    def _outcome(self, execution: Execution, started: float) -> Report:
         now = self._clock.now()
         chance = self._rng.random()
         if chance < 0.75:
-            return Report(assignment, Outcome.SUCCEEDED, started, now)
+            return Report(execution, Outcome.SUCCEEDED, started, now)
         error = TaskError("made-up", "chance had it so")
-        return Report(
-            assignment, Outcome.FAILED, started, now, error=error, retryable=chance < 0.95
-        )
+        return Report(execution, Outcome.FAILED, started, now, error=error, retryable=chance < 0.95)
 
 
 class SimNode:
@@ -303,9 +306,9 @@ class SimNode:
             config, self.state, remote, cast(StepOutcomes, _NoSteps()), signals, METRICS, rng
         )
         dispatcher = Dispatcher(config, self.state, remote, recorder, METRICS)
-        self.post = Post(self.state, self._messages(store, signals), config.wake_poll)
+        self.post = Mailbox(self.state, self._messages(store, signals), config.wake_poll)
         leases = MemoryLeases(store)
-        self.desk = LeaseDesk(
+        self.lease_service = LeaseService(
             config,
             self.state,
             RemoteLeases(leases, self.network),
@@ -313,18 +316,20 @@ class SimNode:
             METRICS,
             RemoteWorkers(leases, self.network),
             self.post,
-            dispatcher.lose,
+            dispatcher.expire_leases,
         )
-        dispatcher.serve_workers(self.desk)
+        dispatcher.serve_workers(self.lease_service)
         keys = RemoteKeys(store, self.network)
-        stock = Stocktaker(config, self.state, remote, dispatcher, METRICS)
-        self.loader = Loader(config, self.state, remote, keys, dispatcher, stock, METRICS)
+        partition_loader = PartitionLoader(config, self.state, remote, dispatcher, METRICS)
+        self.loader = Loader(
+            config, self.state, remote, keys, dispatcher, partition_loader, METRICS
+        )
         self.membership = Membership(
             config,
             self.state,
             self._connection(store),
             self.clock,
-            stock,
+            partition_loader,
             signals,
             METRICS,
             "simulated",
@@ -334,7 +339,7 @@ class SimNode:
             self.state,
             self.membership,
             self.loader,
-            stock,
+            partition_loader,
             dispatcher,
             recorder,
             signals,
@@ -342,7 +347,7 @@ class SimNode:
             self._materializer(config, store, signals),
             cast(Deadlines, _NoDeadlines()),
             [Chaos(world, rng, self.clock, recorder.report)],
-            self.desk,
+            self.lease_service,
         )
         self.tasks = RemoteTasks(store, self.network)
         self.ingest = Ingest(self.tasks, self.node, self.clock, METRICS, store.near)
@@ -353,8 +358,8 @@ class SimNode:
 
     def _materializer(self, config: Config, store: MemoryStore, signals: Signals) -> Materializer:
         chance = Random(self.world.rng.getrandbits(64))
-        firing = Firing(TaskIds(chance), chance, near=store.near)
-        schedules = RemoteSchedules(MemorySchedules(store), self.network, firing)
+        occurrence_writer = OccurrenceWriter(TaskIds(chance), chance, near=store.near)
+        schedules = RemoteSchedules(MemorySchedules(store), self.network, occurrence_writer)
         return Materializer(config, self.state, schedules, signals, METRICS)
 
     @property

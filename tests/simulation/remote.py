@@ -9,11 +9,11 @@ from functools import partial
 from typing import Protocol, TypeVar
 from uuid import UUID
 
-from mainspring.domain.execution import Assignment
+from mainspring.domain.execution import Execution
 from mainspring.domain.lateness import EndedWaiting
-from mainspring.domain.placement import Tenure
+from mainspring.domain.outcome_rules import Finish, RetryLater
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import StreamKey, TaskRow
-from mainspring.domain.settlement import Finish, Retry
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store import cluster
 from mainspring.store.claims import (
@@ -23,10 +23,10 @@ from mainspring.store.claims import (
     TaskRef,
     Woken,
 )
-from mainspring.store.creation import NO_HEAD_START, Creation, HeadStart, Made
-from mainspring.store.keys import Keys
-from mainspring.store.tasks import Change, LockedTask, Tasks
-from mainspring.store.tenants import StoredTenant, Tenants
+from mainspring.store.creation import NO_EAGER_LEASE, Creation, EagerLeaseOffer, Made
+from mainspring.store.keys import KeyStore
+from mainspring.store.tasks import LockedTask, TaskChange, TaskStore
+from mainspring.store.tenants import StoredTenant, TenantStore
 from simulation.store import MemoryStore
 
 T = TypeVar("T")
@@ -52,12 +52,12 @@ class RemoteEngineStore(EngineStore):
         self._store = store
         self._link = link
 
-    async def take_stock(
+    async def load_window(
         self, partitions: Collection[int], *, after: float, until: float, cap: int
     ) -> list[TaskRow]:
         asked = frozenset(partitions)
         return await self._link.call(
-            lambda: self._store.take_stock(asked, after=after, until=until, cap=cap)
+            lambda: self._store.load_window(asked, after=after, until=until, cap=cap)
         )
 
     async def load_more(
@@ -70,63 +70,63 @@ class RemoteEngineStore(EngineStore):
             )
         )
 
-    async def take_wakes(self, tenure: Tenure, heard: Collection[int], *, limit: int) -> Woken:
+    async def poll_wakes(
+        self, ownership: Ownership, heard: Collection[int], *, limit: int
+    ) -> Woken:
         asked = list(heard)
-        return await self._link.call(lambda: self._store.take_wakes(tenure, asked, limit=limit))
+        return await self._link.call(lambda: self._store.poll_wakes(ownership, asked, limit=limit))
 
     async def look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
         asked = list(tasks)
         return await self._link.call(lambda: self._store.look_at(asked))
 
     async def claim(
-        self, tenure: Tenure, picks: Iterable[TaskRef], *, worker: str, lease: float
-    ) -> list[Assignment]:
+        self, ownership: Ownership, picks: Iterable[TaskRef], *, worker: str, lease: float
+    ) -> list[Execution]:
         asked = list(picks)
         return await self._link.call(
-            lambda: self._store.claim(tenure, asked, worker=worker, lease=lease)
+            lambda: self._store.claim(ownership, asked, worker=worker, lease=lease)
         )
 
-    async def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Assignment]:
+    async def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Execution]:
         asked = list(picks)
         return await self._link.call(lambda: self._store.claimed_by(asked, worker=worker))
 
-    async def leased_to(
-        self, tasks: Sequence[tuple[int, UUID]], *, worker: str
-    ) -> list[Assignment]:
+    async def leased_to(self, tasks: Sequence[tuple[int, UUID]], *, worker: str) -> list[Execution]:
         return await self._link.call(lambda: self._store.leased_to(tasks, worker=worker))
 
     async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
         asked = list(held)
         return await self._link.call(lambda: self._store.extend(asked, lease=lease))
 
-    async def lose(
+    async def expire_leases(
         self,
         held: Iterable[TaskRef],
         *,
-        blamed: Collection[UUID] = (),
+        count_crash: Collection[UUID] = (),
         presumed: Collection[UUID] = (),
     ) -> Seen:
         asked = list(held)
         return await self._link.call(
-            lambda: self._store.lose(asked, blamed=blamed, presumed=presumed)
+            lambda: self._store.expire_leases(asked, count_crash=count_crash, presumed=presumed)
         )
 
-    async def expire(self, tenure: Tenure, *, limit: int) -> list[UUID]:
-        return await self._link.call(lambda: self._store.expire(tenure, limit=limit))
+    async def expire(self, ownership: Ownership, *, limit: int) -> list[UUID]:
+        return await self._link.call(lambda: self._store.expire(ownership, limit=limit))
 
     async def explain_ends(self, ended: Sequence[EndedWaiting]) -> None:
         await self._link.call(lambda: self._store.explain_ends(ended))
 
-    async def finish(self, tenure: Tenure, finished: Iterable[Finish]) -> set[UUID]:
+    async def finish(self, ownership: Ownership, finished: Iterable[Finish]) -> set[UUID]:
         asked = list(finished)
-        return await self._link.call(lambda: self._store.finish(tenure, asked))
+        return await self._link.call(lambda: self._store.finish(ownership, asked))
 
-    async def retry(self, tenure: Tenure, retries: Iterable[Retry]) -> list[TaskRow]:
+    async def retry(self, ownership: Ownership, retries: Iterable[RetryLater]) -> list[TaskRow]:
         asked = list(retries)
-        return await self._link.call(lambda: self._store.retry(tenure, asked))
+        return await self._link.call(lambda: self._store.retry(ownership, asked))
 
 
-class RemoteTasks(Tasks):
+class RemoteTasks(TaskStore):
     """The API's store over a link: as much of it as creates and changes tasks."""
 
     def __init__(self, store: MemoryStore, link: Link) -> None:
@@ -134,12 +134,15 @@ class RemoteTasks(Tasks):
         self._link = link
 
     async def create(
-        self, creations: Sequence[Creation], tenure: Tenure, start: HeadStart = NO_HEAD_START
+        self,
+        creations: Sequence[Creation],
+        ownership: Ownership,
+        start: EagerLeaseOffer = NO_EAGER_LEASE,
     ) -> Made:
         waits = True
 
         def create() -> Made:
-            made = self._store.create(creations, tenure, start)
+            made = self._store.create(creations, ownership, start)
             if not waits:
                 self._store.begun_unheard.update(row.id for row, _ in made.begun)
             return made
@@ -153,12 +156,12 @@ class RemoteTasks(Tasks):
         return await self._link.call(lambda: self._store.which_exist(tenant_id, ids))
 
     async def change(
-        self, tenant_id: int, task_id: UUID, decide: Callable[[LockedTask], Change | T]
+        self, tenant_id: int, task_id: UUID, decide: Callable[[LockedTask], TaskChange | T]
     ) -> T | bool | None:
         return await self._link.call(lambda: self._store.change(tenant_id, task_id, decide))
 
 
-class RemoteKeys(Keys):
+class RemoteKeys(KeyStore):
     """Tenants' limits over a link."""
 
     def __init__(self, store: MemoryStore, link: Link) -> None:
@@ -169,7 +172,7 @@ class RemoteKeys(Keys):
         return await self._link.call(lambda: self._store.limits(tenants))
 
 
-class RemoteTenants(Tenants):
+class RemoteTenants(TenantStore):
     """Changes of limits over a link."""
 
     def __init__(self, store: MemoryStore, link: Link) -> None:
@@ -188,7 +191,7 @@ class RemoteTenants(Tenants):
 
 
 class RemoteConnection:
-    """Answers the statements of `store.cluster.Cluster`, known by their text."""
+    """Answers the statements of `store.cluster.ClusterStore`, known by their text."""
 
     def __init__(self, store: MemoryStore, link: Link) -> None:
         self._store = store
@@ -221,8 +224,8 @@ def _hand_over(
     state: str,
 ) -> int | None:
     gifts: Mapping[int, UUID | None] = dict(zip(partitions, heirs, strict=True))
-    tenure = Tenure(node_id, epoch, frozenset())
-    return store.hand_over(tenure, gifts, leaving=state == "left")
+    ownership = Ownership(node_id, epoch, frozenset())
+    return store.hand_over(ownership, gifts, leaving=state == "left")
 
 
 _STATEMENTS: dict[str, Callable[..., object]] = {

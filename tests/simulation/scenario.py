@@ -18,15 +18,15 @@ from mainspring.domain import transitions
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import partition_of
 from mainspring.domain.retry import RetryPolicy
-from mainspring.domain.schedule.definition import Definition, Misfire
+from mainspring.domain.schedule.definition import Misfire, ScheduleDefinition
 from mainspring.domain.task import Target, TaskSpec, TaskState
 from mainspring.domain.tenant import TenantLimits
-from mainspring.domain.transitions import Move, Standing
+from mainspring.domain.transitions import Move, TaskStanding
 from mainspring.errors import Conflict, StoreUnavailable
-from mainspring.node.workers.reports import Said, Verdict
+from mainspring.node.workers.reports import Verdict, WorkerReport
 from mainspring.store.creation import Creation, NewTask
 from mainspring.store.schedule_rows import Template
-from mainspring.store.tasks import Change, LockedTask
+from mainspring.store.tasks import LockedTask, TaskChange
 from simulation import worker
 from simulation.invariants import Invariants
 from simulation.node import CAPABILITY, SimNode
@@ -311,7 +311,7 @@ class Scenario:
             tasks = [self._new_task(tenant) for _ in range(count)]
             node.process.spawn(partial(self._create, node, Creation(tenant, tasks)))
 
-    def _judged(self, said: Said, verdict: Verdict) -> None:
+    def _judged(self, said: WorkerReport, verdict: Verdict) -> None:
         """What a worker was told before the database was set back may be so no more."""
         if not self.world.life:
             self.invariants.check_verdict(said, verdict)
@@ -355,7 +355,7 @@ class Scenario:
         """One that recurs every few seconds until the weather clears up."""
         rng = self.rng
         start = EPOCH + rng.randint(1, 5)
-        definition = Definition(
+        definition = ScheduleDefinition(
             interval=rng.choice((1.0, 1.0, 2.5, 7.0)),
             anchor=start,
             start_at=start,
@@ -418,14 +418,14 @@ class Scenario:
         raise structlog.DropEvent
 
 
-def _decide(rule: Any, locked: LockedTask) -> Change | bool:
-    standing = Standing(
+def _decide(rule: Any, locked: LockedTask) -> TaskChange | bool:
+    standing = TaskStanding(
         TaskState(locked.state), locked.attempts, locked.due_at.timestamp(), locked.cancel_requested
     )
     move: Move | None = rule(standing)
     if move is None:
         return False
-    change = Change.of(locked)
+    change = TaskChange.of(locked)
     return replace(
         change,
         state=move.state,

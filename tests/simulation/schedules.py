@@ -1,7 +1,8 @@
-"""Schedules of the simulation: what their owner asks of `store.schedules`, in memory.
+"""Schedules of the simulation: what their owner asks of the schedule service, in memory.
 
-What is decided is said by the real code (`firing.decide`, `Firing.lines`). Here is what the SQL
-does around it: whose schedules these are, which are due, and that all is one transaction.
+What is decided is decided by the real code (`occurrences.decide`, `OccurrenceWriter.lines`). Here
+is what the SQL does around it: whose schedules these are, which are due, and that it is one
+transaction.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,15 +12,15 @@ from uuid import UUID
 
 import msgspec
 
-from mainspring.domain.placement import Tenure
-from mainspring.domain.schedule.definition import Definition, spread_of
+from mainspring.domain.placement import Ownership
+from mainspring.domain.schedule.definition import ScheduleDefinition, spread_of
 from mainspring.schedules.occurrences import (
-    Firing,
+    DecidedSchedules,
+    OccurrenceWriter,
     Placed,
-    Settled,
     decide,
 )
-from mainspring.schedules.service import Due, Schedules
+from mainspring.schedules.service import DueSchedule, ScheduleService
 from mainspring.store.schedule_rows import StoredSchedule
 from simulation.remote import Link
 from simulation.store import MemoryStore
@@ -34,26 +35,28 @@ class MemorySchedules:
 
     store: MemoryStore
 
-    def due(self, partitions: Collection[int], until: float, limit: int) -> list[Due]:
+    def due(self, partitions: Collection[int], until: float, limit: int) -> list[DueSchedule]:
         found = [
-            Due(row.tenant_id, row.id, row.wake)
+            DueSchedule(row.tenant_id, row.id, row.wake)
             for row in self.store.tables.schedules.values()
             if row.partition in partitions and row.state == "active" and row.wake <= until
         ]
         return sorted(found, key=lambda due: due.wake)[:limit]
 
-    def fire(self, tenure: Tenure, due: Sequence[Due], firing: Firing) -> Settled:
-        settled = Settled()
-        self.store.writer = tenure
-        if not self.store.is_valid(tenure):
+    def fire(
+        self, ownership: Ownership, due: Sequence[DueSchedule], occurrence_writer: OccurrenceWriter
+    ) -> DecidedSchedules:
+        settled = DecidedSchedules()
+        self.store.writer = ownership
+        if not self.store.is_valid(ownership):
             return settled
         now = self.store.now()
         for name in sorted((schedule.tenant_id, schedule.id) for schedule in due):
             row = self.store.tables.schedules.get(name[1])
-            if row is None or row.state != "active" or row.partition not in tenure.partitions:
+            if row is None or row.state != "active" or row.partition not in ownership.partitions:
                 continue
             if row.wake <= now and row.tenant_id in self.store.tables.tenants:
-                self._settle(row, tenure, firing, settled)
+                self._settle(row, ownership, occurrence_writer, settled)
         self.store.committed("fire")
         return settled
 
@@ -62,16 +65,22 @@ class MemorySchedules:
         rows = self.store.tables.schedules.values()
         return sum(row.state == "active" and row.wake < past for row in rows)
 
-    def _settle(self, row: ScheduleRow, tenure: Tenure, firing: Firing, settled: Settled) -> None:
+    def _settle(
+        self,
+        row: ScheduleRow,
+        ownership: Ownership,
+        occurrence_writer: OccurrenceWriter,
+        settled: DecidedSchedules,
+    ) -> None:
         unfinished = self.store.tasks_of(row.id)
         step = decide(stored(row, self.store.now()), len(unfinished))
         waiting = [task for task in unfinished if not task.cancel_requested]
         for task in waiting[: step.verdict.cancel]:
             self.store.cancel(task)
             settled.cancelled_in.add(task.partition)
-        for new, entry in firing.lines(step):
+        for new, entry in occurrence_writer.lines(step):
             if new is not None:
-                made = self.store.add_task(new, tenure)
+                made = self.store.add_task(new, ownership)
                 assert made is not None
                 settled.made.append(Placed(new, made.partition))
             ruling = entry.ruling
@@ -116,21 +125,27 @@ def stored(row: ScheduleRow, now: float) -> StoredSchedule:
     )
 
 
-class RemoteSchedules(Schedules):
+class RemoteSchedules(ScheduleService):
     """The owner's side of the schedules' store, over a link."""
 
-    def __init__(self, schedules: MemorySchedules, link: Link, firing: Firing) -> None:
+    def __init__(
+        self, schedules: MemorySchedules, link: Link, occurrence_writer: OccurrenceWriter
+    ) -> None:
         self._memory = schedules
         self._link = link
-        self._firing = firing
+        self._occurrence_writer = occurrence_writer
 
-    async def due(self, partitions: Collection[int], *, until: float, limit: int) -> list[Due]:
+    async def due(
+        self, partitions: Collection[int], *, until: float, limit: int
+    ) -> list[DueSchedule]:
         asked = frozenset(partitions)
         return await self._link.call(lambda: self._memory.due(asked, until, limit))
 
-    async def fire(self, tenure: Tenure, due: Sequence[Due]) -> Settled:
+    async def fire(self, ownership: Ownership, due: Sequence[DueSchedule]) -> DecidedSchedules:
         asked = list(due)
-        return await self._link.call(lambda: self._memory.fire(tenure, asked, self._firing))
+        return await self._link.call(
+            lambda: self._memory.fire(ownership, asked, self._occurrence_writer)
+        )
 
     async def overdue(self, seconds: float) -> tuple[int, datetime | None]:
         return await self._link.call(lambda: (self._memory.overdue(seconds), None))
@@ -143,7 +158,11 @@ class RemoteSchedules(Schedules):
 
 
 def new_schedule(
-    tenant_id: int, schedule_id: UUID, partition: int, definition: Definition, template: bytes
+    tenant_id: int,
+    schedule_id: UUID,
+    partition: int,
+    definition: ScheduleDefinition,
+    template: bytes,
 ) -> ScheduleRow:
     """A schedule as it is right after it was made, at the start of its series."""
     assert definition.start_at is not None

@@ -10,11 +10,11 @@ from typing import TypeVar
 from uuid import UUID
 
 from mainspring.domain.capability import ALONE
-from mainspring.domain.execution import Assignment, Report
+from mainspring.domain.execution import Execution, Report
 from mainspring.domain.lateness import EndedWaiting, Moments, Waited
-from mainspring.domain.placement import Tenure, partition_of
+from mainspring.domain.outcome_rules import Finish, RetryLater
+from mainspring.domain.placement import Ownership, partition_of
 from mainspring.domain.rows import StreamKey, TaskRow
-from mainspring.domain.settlement import Finish, Retry
 from mainspring.domain.task import TaskState
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store.claims import (
@@ -24,12 +24,12 @@ from mainspring.store.claims import (
     Woken,
     read_spec,
 )
-from mainspring.store.creation import NO_HEAD_START, Creation, HeadStart, Made, NewTask
-from mainspring.store.tasks import Change, LockedTask
+from mainspring.store.creation import NO_EAGER_LEASE, Creation, EagerLeaseOffer, Made, NewTask
+from mainspring.store.tasks import LockedTask, TaskChange
 from simulation.cluster import MemoryCluster
 from simulation.tables import (
     DeadLetter,
-    Execution,
+    ExecutionRow,
     Finished,
     KeyRow,
     Task,
@@ -46,7 +46,7 @@ class MemoryStore(MemoryCluster):
 
     # Reading ---------------------------------------------------------------------------------
 
-    def take_stock(
+    def load_window(
         self, partitions: Collection[int], *, after: float, until: float, cap: int
     ) -> list[TaskRow]:
         running, streams = [], dict[StreamKey, list[TaskRow]]()
@@ -82,23 +82,23 @@ class MemoryStore(MemoryCluster):
             [task_id for task_id, task in found if task is None],
         )
 
-    def take_wakes(self, tenure: Tenure, heard: Collection[int], *, limit: int) -> Woken:
-        if not self.is_valid(tenure):
+    def poll_wakes(self, ownership: Ownership, heard: Collection[int], *, limit: int) -> Woken:
+        if not self.is_valid(ownership):
             return Woken([], [], [])
         wakes = self.tables.wakes
         for wake in heard:
             wakes.pop(wake, None)
-        mine = [wake for wake in wakes if wakes[wake][0] in tenure.partitions][:limit]
+        mine = [wake for wake in wakes if wakes[wake][0] in ownership.partitions][:limit]
         seen = self.look_at(list(dict.fromkeys(wakes[wake][1:] for wake in mine)))
-        self.committed("take_wakes")
+        self.committed("poll_wakes")
         return Woken(seen.rows, seen.gone, mine)
 
     # Claims and leases -----------------------------------------------------------------------
 
     def claim(
-        self, tenure: Tenure, picks: Iterable[TaskRef], *, worker: str, lease: float
-    ) -> list[Assignment]:
-        if not self.is_valid(tenure):
+        self, ownership: Ownership, picks: Iterable[TaskRef], *, worker: str, lease: float
+    ) -> list[Execution]:
+        if not self.is_valid(ownership):
             return []
         begun = [self.begin_try(pick, worker, None, lease) for pick in sorted(picks)]
         self.committed("claim")
@@ -120,7 +120,7 @@ class MemoryStore(MemoryCluster):
         task.began = task.began_alone = False
         return task
 
-    def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Assignment]:
+    def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Execution]:
         claimed = []
         for pick in sorted(picks):
             task = self._find(pick.tenant_id, pick.id)
@@ -134,7 +134,7 @@ class MemoryStore(MemoryCluster):
         self.committed("claimed_by")
         return claimed
 
-    def leased_to(self, tasks: Sequence[tuple[int, UUID]], *, worker: str) -> list[Assignment]:
+    def leased_to(self, tasks: Sequence[tuple[int, UUID]], *, worker: str) -> list[Execution]:
         found = [self._find(*name) for name in tasks]
         return [assignment_of(t) for t in found if t is not None and t.worker == worker]
 
@@ -148,11 +148,11 @@ class MemoryStore(MemoryCluster):
         self.committed("extend")
         return extended
 
-    def lose(
+    def expire_leases(
         self,
         held: Iterable[TaskRef],
         *,
-        blamed: Collection[UUID] = (),
+        count_crash: Collection[UUID] = (),
         presumed: Collection[UUID] = (),
     ) -> Seen:
         now = self.now()
@@ -162,7 +162,7 @@ class MemoryStore(MemoryCluster):
             if task is None or not self._is_over(task, now):
                 continue
             self._write_execution(task, "lost", ref.guard, _moments(task).until_picked())
-            counted = task.incarnation is not None and task.id in blamed
+            counted = task.incarnation is not None and task.id in count_crash
             began = task.began or task.id in presumed
             alone = task.began_alone or task.id in presumed
             again = task.losses >= 1 and task.losses + task.unproven_losses >= 2
@@ -182,7 +182,7 @@ class MemoryStore(MemoryCluster):
                 task.waited = _moments(task).until_lost(now)
                 task.back_to_scheduled()
                 rows.append(task.row())
-        self.committed("lose")
+        self.committed("expire_leases")
         return Seen(rows, gone)
 
     def _is_over(self, task: Task, now: float) -> bool:
@@ -190,15 +190,15 @@ class MemoryStore(MemoryCluster):
         ran_out = task.lease_until is not None and task.lease_until <= now
         return ran_out or (task.incarnation is not None and present != task.incarnation)
 
-    def expire(self, tenure: Tenure, *, limit: int) -> list[UUID]:
-        if not self.is_valid(tenure):
+    def expire(self, ownership: Ownership, *, limit: int) -> list[UUID]:
+        if not self.is_valid(ownership):
             return []
         now = self.now()
         ended = [
             task
             for task in self.tables.tasks.values()
             if task.expires is not None and task.expires <= now
-            if task.state != "running" and task.partition in tenure.partitions
+            if task.state != "running" and task.partition in ownership.partitions
         ][:limit]
         for task in ended:
             self._end(task, "expired", now)
@@ -211,35 +211,35 @@ class MemoryStore(MemoryCluster):
 
     # Outcomes --------------------------------------------------------------------------------
 
-    def finish(self, tenure: Tenure, finished: Iterable[Finish]) -> set[UUID]:
+    def finish(self, ownership: Ownership, finished: Iterable[Finish]) -> set[UUID]:
         accepted = set()
-        self.writer = tenure
+        self.writer = ownership
         for finish in sorted(finished, key=_by_task):
             report = finish.report
             task = self._try_of(report)
             if task is None:
                 continue
             own = finish.own_lateness
-            self._write_execution(task, report.outcome.value, report.assignment.fence, own)
+            self._write_execution(task, report.outcome.value, report.execution.fence, own)
             if finish.dead_because is not None:
                 self._bury(task, finish.dead_because)
             task.failures += report.outcome.value in _FAILURES
             self._end(task, finish.state.value, report.finished)
-            self._wake_unless_owned(task, tenure)
+            self._wake_unless_owned(task, ownership)
             accepted.add(task.id)
         self.committed("finish")
         return accepted
 
-    def retry(self, tenure: Tenure, retries: Iterable[Retry]) -> list[TaskRow]:
+    def retry(self, ownership: Ownership, retries: Iterable[RetryLater]) -> list[TaskRow]:
         rows = []
-        self.writer = tenure
+        self.writer = ownership
         for retry in sorted(retries, key=_by_task):
             report = retry.report
             task = self._try_of(report)
             if task is None or task.cancel_requested:
                 continue
             own = retry.own_lateness
-            self._write_execution(task, report.outcome.value, report.assignment.fence, own)
+            self._write_execution(task, report.outcome.value, report.execution.fence, own)
             task.failures += report.outcome.value in _FAILURES
             task.earlier = retry.earlier
             task.waited = None if retry.delay is not None else _moments(task).until_lost(self.now())
@@ -250,7 +250,7 @@ class MemoryStore(MemoryCluster):
             if retry.delay is not None:
                 task.due = round(self.now() + retry.delay, 6)
             task.back_to_scheduled()
-            self._wake_unless_owned(task, tenure)
+            self._wake_unless_owned(task, ownership)
             rows.append(task.row())
         self.committed("retry")
         return rows
@@ -258,19 +258,22 @@ class MemoryStore(MemoryCluster):
     # Tasks as the API sees them --------------------------------------------------------------
 
     def create(
-        self, creations: Sequence[Creation], tenure: Tenure, start: HeadStart = NO_HEAD_START
+        self,
+        creations: Sequence[Creation],
+        ownership: Ownership,
+        start: EagerLeaseOffer = NO_EAGER_LEASE,
     ) -> Made:
         made = Made({}, [])
-        self.writer = tenure
+        self.writer = ownership
         for creation in creations:
             if creation.keyed is not None and not self._take_key(creation):
                 continue
             for new in creation.tasks:
-                task = self.add_task(new, tenure)
+                task = self.add_task(new, ownership)
                 if task is None:
                     continue
                 made.partitions[new.id] = task.partition
-                if new.id in start.tasks and self._starts(task, tenure):
+                if new.id in start.tasks and self._starts(task, ownership):
                     ref = TaskRef(task.tenant_id, task.id, task.rev)
                     if self.begin_try(ref, start.worker, None, start.lease) is not None:
                         task.fence = 1  # nobody can have leased it before
@@ -278,12 +281,17 @@ class MemoryStore(MemoryCluster):
         self.committed("create")
         return made
 
-    def _starts(self, task: Task, tenure: Tenure) -> bool:
+    def _starts(self, task: Task, ownership: Ownership) -> bool:
         unlimited = self.tables.tenants[task.tenant_id].max_running is None
         plain = task.key is None and task.expires is None
-        return unlimited and plain and self.is_valid(tenure) and task.partition in tenure.partitions
+        return (
+            unlimited
+            and plain
+            and self.is_valid(ownership)
+            and task.partition in ownership.partitions
+        )
 
-    def add_task(self, new: NewTask, tenure: Tenure) -> Task | None:
+    def add_task(self, new: NewTask, ownership: Ownership) -> Task | None:
         """A part of a transaction that creates tasks."""
         limits = self.tables.tenants.get(new.tenant_id)
         if limits is None:
@@ -291,7 +299,7 @@ class MemoryStore(MemoryCluster):
         task = _fresh(new, limits.spread)
         self.tables.tasks[new.id] = task
         if task.due <= self.now() + self.near:
-            self._wake_unless_owned(task, tenure)
+            self._wake_unless_owned(task, ownership)
         return task
 
     def tasks_of(self, schedule_id: UUID) -> list[Task]:
@@ -318,13 +326,13 @@ class MemoryStore(MemoryCluster):
         return found
 
     def change(
-        self, tenant_id: int, task_id: UUID, decide: Callable[[LockedTask], Change | T]
+        self, tenant_id: int, task_id: UUID, decide: Callable[[LockedTask], TaskChange | T]
     ) -> T | bool | None:
         task = self._find(tenant_id, task_id)
         if task is None:
             return None
         chosen = decide(_locked(task))
-        if not isinstance(chosen, Change):
+        if not isinstance(chosen, TaskChange):
             return chosen
         if TaskState(chosen.state).final:
             assert task.state != "running", "a running task is ended by its executor"
@@ -368,11 +376,11 @@ class MemoryStore(MemoryCluster):
         return task
 
     def _try_of(self, report: Report) -> Task | None:
-        assignment = report.assignment
-        return self._current_try(assignment.tenant_id, assignment.id, assignment.fence)
+        execution = report.execution
+        return self._current_try(execution.tenant_id, execution.id, execution.fence)
 
-    def _wake_unless_owned(self, task: Task, tenure: Tenure) -> None:
-        if task.partition not in tenure.partitions or not self.is_valid(tenure):
+    def _wake_unless_owned(self, task: Task, ownership: Ownership) -> None:
+        if task.partition not in ownership.partitions or not self.is_valid(ownership):
             self._wake(task)
 
     def _wake(self, task: Task, partition: int | None = None) -> None:
@@ -389,7 +397,7 @@ class MemoryStore(MemoryCluster):
         self, task: Task, outcome: str, told_by: int, lateness: Waited | None = None
     ) -> None:
         self.tables.executions.append(
-            Execution(
+            ExecutionRow(
                 task.tenant_id,
                 task.id,
                 task.fence,
@@ -416,8 +424,8 @@ class MemoryStore(MemoryCluster):
         return True
 
 
-def _by_task(item: Finish | Retry) -> tuple[int, UUID]:
-    return item.report.assignment.tenant_id, item.report.assignment.id
+def _by_task(item: Finish | RetryLater) -> tuple[int, UUID]:
+    return item.report.execution.tenant_id, item.report.execution.id
 
 
 def _fresh(new: NewTask, spread: int) -> Task:
@@ -429,11 +437,11 @@ def _fresh(new: NewTask, spread: int) -> Task:
     )  # fmt: skip
 
 
-def assignment_of(task: Task) -> Assignment:
+def assignment_of(task: Task) -> Execution:
     assert task.picked is not None
     assert task.lease_until is not None
     spec, unreadable = read_spec(task.spec)
-    return Assignment(
+    return Execution(
         task.tenant_id, task.id, task.fence, task.partition, task.attempts, task.failures, task.due,
         task.picked, task.lease_until, spec, task.payload, task.run, unreadable=unreadable,
         waited=task.waited, earlier=task.earlier,
@@ -470,7 +478,7 @@ def _locked(task: Task) -> LockedTask:
     )
 
 
-def _apply(task: Task, change: Change) -> None:
+def _apply(task: Task, change: TaskChange) -> None:
     task.rev += 1
     if task.due != change.due:
         task.waited = None

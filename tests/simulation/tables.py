@@ -9,7 +9,7 @@ from uuid import UUID
 from mainspring.domain.execution import TaskError
 from mainspring.domain.lateness import Earlier, Waited
 from mainspring.domain.rows import StreamKey, TaskRow
-from mainspring.domain.schedule.definition import Definition
+from mainspring.domain.schedule.definition import ScheduleDefinition
 from mainspring.domain.task import PARKED
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store.creation import NewTask
@@ -102,7 +102,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Execution:
+class ExecutionRow:
     """A row of `executions`, and the fence of the try that this was told about."""
 
     tenant_id: int
@@ -130,7 +130,7 @@ class ScheduleRow:
     tenant_id: int
     id: UUID
     partition: int
-    definition: Definition
+    definition: ScheduleDefinition
     template: bytes = field(repr=False)
     decided_to: float
     next: float
@@ -200,7 +200,7 @@ class Tables:
 
     tasks: dict[UUID, Task] = field(default_factory=dict)
     history: dict[UUID, Finished] = field(default_factory=dict)
-    executions: list[Execution] = field(default_factory=list)
+    executions: list[ExecutionRow] = field(default_factory=list)
     dead_letters: dict[UUID, DeadLetter] = field(default_factory=dict)
     wakes: dict[int, tuple[int, int, UUID]] = field(default_factory=dict)
     wake_ids: Iterator[int] = field(default_factory=partial(count, 1))

@@ -9,12 +9,12 @@ from uuid import UUID
 
 from mainspring.domain.capability import ALONE, Offer
 from mainspring.domain.execution import Outcome, TaskError
-from mainspring.engine.demand import Holder
+from mainspring.engine.demand import WorkerSession
 from mainspring.errors import Conflict, MainspringError, NotReady, StoreUnavailable
-from mainspring.node.workers.lease_service import LeaseDesk, Wish
-from mainspring.node.workers.mailbox import Try
-from mainspring.node.workers.reports import Pulse, Said, Verdict
-from mainspring.store.leases import Beat, Leased
+from mainspring.node.workers.lease_service import LeaseRequest, LeaseService
+from mainspring.node.workers.mailbox import ExecutionKey
+from mainspring.node.workers.reports import HeartbeatAnswer, Verdict, WorkerReport
+from mainspring.store.leases import HeldHeartbeat, LeasedTask
 from simulation.node import SimNode, resolve
 from simulation.world import CALM, World
 
@@ -39,11 +39,11 @@ class SimWorker:
         tenant_id: int,
         name: str,
         nodes: Callable[[], list[SimNode]],
-        judged: Callable[[Said, Verdict], None],
+        judged: Callable[[WorkerReport, Verdict], None],
         died: Callable[["SimWorker"], None],
     ) -> None:
         self.world = world
-        self.holder = Holder(tenant_id, name, str(world.uuid()))
+        self.holder = WorkerSession(tenant_id, name, str(world.uuid()))
         self.process = world.start_process()
         self._rng = Random(world.rng.getrandbits(64))
         self._slots = self._rng.choice((1, 3, 10))
@@ -51,9 +51,9 @@ class SimWorker:
         self._nodes = nodes
         self._judged = judged
         self._died = died
-        self._tries: dict[Try, asyncio.Task[None]] = {}
-        self._stopped: set[Try] = set()
-        self._begun: set[Try] = set()
+        self._tries: dict[ExecutionKey, asyncio.Task[None]] = {}
+        self._stopped: set[ExecutionKey] = set()
+        self._begun: set[ExecutionKey] = set()
         self._served: set[tuple[SimNode, asyncio.Task[None]]] = set()
         self.process.spawn(self._poll)
         self.process.spawn(self._beat)
@@ -87,7 +87,7 @@ class SimWorker:
                 await asyncio.sleep(0.1)
                 continue
             wait = self._rng.choice((0.2, 1.0, 3.0))
-            wish = Wish(
+            wish = LeaseRequest(
                 self.holder, OFFER, free, wait, running=frozenset(self._tries),
                 announces=self._announces,
             )  # fmt: skip
@@ -100,15 +100,15 @@ class SimWorker:
                 await asyncio.sleep(_PAUSE)
                 continue
             for task in leased:
-                name = (task.assignment.id, task.assignment.fence)
+                name = (task.execution.id, task.execution.fence)
                 if name not in self._tries:
                     self._tries[name] = asyncio.create_task(self._run(task))
 
-    async def _lease(self, wish: Wish) -> list[Leased]:
-        return await self._ask(lambda desk: desk.lease(wish), wish.wait)
+    async def _lease(self, wish: LeaseRequest) -> list[LeasedTask]:
+        return await self._ask(lambda lease_service: lease_service.lease(wish), wish.wait)
 
-    async def _run(self, task: Leased) -> None:
-        tried = task.assignment
+    async def _run(self, task: LeasedTask) -> None:
+        tried = task.execution
         if self._announces and task.suspect and not await self._announced(task):
             self._tries.pop((tried.id, tried.fence), None)
             return
@@ -120,7 +120,9 @@ class SimWorker:
                 await asyncio.sleep(60)
             said = self._outcome(tried.id, tried.fence)
         except asyncio.CancelledError:
-            said = Said(tried.id, tried.fence, Outcome.FAILED, error=TaskError("x", "stopped"))
+            said = WorkerReport(
+                tried.id, tried.fence, Outcome.FAILED, error=TaskError("x", "stopped")
+            )
         self._stopped.add((said.id, said.fence))
         await self._report(said)
         self._tries.pop((said.id, said.fence), None)
@@ -128,22 +130,23 @@ class SimWorker:
             await asyncio.sleep(self._rng.uniform(0.0, 4.0))
             await self._report(said)
 
-    async def _announced(self, task: Leased) -> bool:
+    async def _announced(self, task: LeasedTask) -> bool:
         """Whether the server knows that it begins, with nothing beside it if that is so."""
-        tried = task.assignment
+        tried = task.execution
         alone = task.capability.endswith(ALONE) and len(self._tries) == 1
-        beat = Beat(tried.id, tried.fence, alone=alone)
+        beat = HeldHeartbeat(tried.id, tried.fence, alone=alone)
         try:
             (pulse,) = await self._pulses([beat])
         except (StoreUnavailable, TimeoutError):
             return False
         return pulse.action == "continue"
 
-    async def _report(self, said: Said) -> None:
+    async def _report(self, said: WorkerReport) -> None:
         while True:
             try:
                 (verdict,) = await self._ask(
-                    lambda desk: desk.report(self.holder.tenant_id, [said]), _PATIENCE
+                    lambda lease_service: lease_service.report(self.holder.tenant_id, [said]),
+                    _PATIENCE,
                 )
             except (StoreUnavailable, TimeoutError):
                 await asyncio.sleep(_PAUSE)
@@ -154,7 +157,7 @@ class SimWorker:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(_BEAT_EVERY)
-            beats = [Beat(*name, started=name in self._begun) for name in self._tries]
+            beats = [HeldHeartbeat(*name, started=name in self._begun) for name in self._tries]
             if not beats:
                 continue
             try:
@@ -169,8 +172,10 @@ class SimWorker:
                     running.cancel()
                 # What is lost goes on all the same: it is fenced when it reports.
 
-    async def _pulses(self, beats: list[Beat]) -> list[Pulse]:
-        return await self._ask(lambda desk: desk.beat(self.holder, beats), _PATIENCE)
+    async def _pulses(self, beats: list[HeldHeartbeat]) -> list[HeartbeatAnswer]:
+        return await self._ask(
+            lambda lease_service: lease_service.beat(self.holder, beats), _PATIENCE
+        )
 
     def _duration(self) -> float:
         if self.world.weather is CALM:
@@ -180,18 +185,18 @@ class SimWorker:
             return 0.0
         return self._rng.uniform(0.0, 1.0) if chance < 0.8 else self._rng.uniform(4.0, 12.0)
 
-    def _outcome(self, task_id: UUID, fence: int) -> Said:
+    def _outcome(self, task_id: UUID, fence: int) -> WorkerReport:
         chance = self._rng.random()
         if chance < 0.7:
-            return Said(task_id, fence, Outcome.SUCCEEDED)
+            return WorkerReport(task_id, fence, Outcome.SUCCEEDED)
         if chance < 0.8:
-            return Said(task_id, fence, Outcome.RELEASED)
+            return WorkerReport(task_id, fence, Outcome.RELEASED)
         error = TaskError("made-up", "chance had it so")
-        return Said(task_id, fence, Outcome.FAILED, error=error, retryable=chance < 0.95)
+        return WorkerReport(task_id, fence, Outcome.FAILED, error=error, retryable=chance < 0.95)
 
     # How it reaches a node -------------------------------------------------------------------
 
-    async def _ask(self, call: Callable[[LeaseDesk], Awaitable[T]], wait: float) -> T:
+    async def _ask(self, call: Callable[[LeaseService], Awaitable[T]], wait: float) -> T:
         """Ask a node, whichever the load balancer chooses; TimeoutError when no answer comes."""
         if not self.alive:
             raise asyncio.CancelledError  # the dead say nothing
@@ -208,7 +213,7 @@ class SimWorker:
     def _arrive(
         self,
         node: SimNode,
-        call: Callable[[LeaseDesk], Awaitable[T]],
+        call: Callable[[LeaseService], Awaitable[T]],
         answer: "asyncio.Future[T]",
     ) -> None:
         async def serve() -> None:
@@ -217,7 +222,7 @@ class SimWorker:
             self._served.add((node, request))
             result: T | MainspringError
             try:
-                result = await call(node.desk)
+                result = await call(node.lease_service)
             except MainspringError as problem:
                 result = problem
             finally:

@@ -8,24 +8,24 @@ from uuid import UUID
 
 from mainspring.api.app import ApiDependencies, build_app
 from mainspring.api.http.key_activity import KeyActivity
-from mainspring.api.http.middleware import Envelope
+from mainspring.api.http.middleware import RequestMiddleware
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.execution import Report
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
-from mainspring.engine.demand import Holder
+from mainspring.engine.demand import WorkerSession
 from mainspring.engine.explain import Situation
-from mainspring.node.workers.lease_service import Wish
-from mainspring.node.workers.reports import Pulse, Said, Verdict
+from mainspring.node.workers.lease_service import LeaseRequest
+from mainspring.node.workers.reports import HeartbeatAnswer, Verdict, WorkerReport
 from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import Database, DatabaseOptions
-from mainspring.store.creation import NO_HEAD_START, HeadStart, NewTask
-from mainspring.store.keys import Keys, NewKey
-from mainspring.store.leases import Beat, Leased
+from mainspring.store.creation import NO_EAGER_LEASE, EagerLeaseOffer, NewTask
+from mainspring.store.keys import KeyStore, NewKey
+from mainspring.store.leases import HeldHeartbeat, LeasedTask
 from mainspring.store.step_rows import Moved
-from mainspring.store.tasks import Tasks
+from mainspring.store.tasks import TaskStore
 from support.asgi import AsgiClient
 
 SCOPES = ("read", "write", "work", "admin")
@@ -34,13 +34,13 @@ SCOPES = ("read", "write", "work", "admin")
 class QuietNode:
     """A node that owns everything and does nothing."""
 
-    def tenure(self) -> Tenure:
-        return Tenure(UUID(int=1), 1, frozenset(range(256)))
+    def ownership(self) -> Ownership:
+        return Ownership(UUID(int=1), 1, frozenset(range(256)))
 
-    def offer_head_start(self, tasks: Iterable[NewTask]) -> HeadStart:
-        return NO_HEAD_START
+    def offer_eager_lease(self, tasks: Iterable[NewTask]) -> EagerLeaseOffer:
+        return NO_EAGER_LEASE
 
-    def end_head_start(self, start: HeadStart, begun: object) -> None:
+    def end_eager_lease(self, start: EagerLeaseOffer, begun: object) -> None:
         pass
 
     def created(self, rows: Sequence[TaskRow]) -> None:
@@ -52,7 +52,7 @@ class QuietNode:
     def moved(self, moved: Moved) -> None:
         pass
 
-    def doubt(self) -> None:
+    def mark_stale(self) -> None:
         pass
 
     def hint_others(self, partitions: Collection[int]) -> None:
@@ -71,18 +71,18 @@ class QuietNode:
 class QuietDesk:
     """A desk where workers find nothing to do."""
 
-    async def lease(self, wish: Wish) -> list[Leased]:
+    async def lease(self, wish: LeaseRequest) -> list[LeasedTask]:
         return []
 
     async def beat(
         self,
-        holder: Holder,
-        beats: Sequence[Beat],
+        holder: WorkerSession,
+        beats: Sequence[HeldHeartbeat],
         about: Mapping[str, object] | None = None,
-    ) -> list[Pulse]:
-        return [Pulse(beat.id, None, "lost") for beat in beats]
+    ) -> list[HeartbeatAnswer]:
+        return [HeartbeatAnswer(beat.id, None, "lost") for beat in beats]
 
-    async def report(self, tenant_id: int, said: Sequence[Said]) -> list[Verdict]:
+    async def report(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
         return ["unknown" for _ in said]
 
 
@@ -91,7 +91,7 @@ class Office:
     """The application, two tenants with a key for each scope, and an operator."""
 
     deps: ApiDependencies
-    app: Envelope
+    app: RequestMiddleware
     tenants: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -127,18 +127,18 @@ async def opened_office(database_url: str, config: Config) -> AsyncIterator[Offi
     await database.open()
     row = await database.fetch_row("SELECT extract(epoch FROM clock_timestamp())::float8 AS now")
     assert row is not None
-    keys = Keys(database)
+    keys = KeyStore(database)
     deps = ApiDependencies(
         config=config,
         clock=ManualClock(row["now"]),
-        tasks=Tasks(database, near=config.near),
+        tasks=TaskStore(database, near=config.near),
         keys=keys,
         ids=TaskIds(Random(1)),
         rng=Random(2),
         node=QuietNode(),
         metrics=Metrics(),
         database=database,
-        desk=QuietDesk(),
+        lease_service=QuietDesk(),
     )
     office = Office(deps, build_app(deps))
     for name in ("a", "b"):

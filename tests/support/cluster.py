@@ -13,8 +13,8 @@ import aiohttp
 
 from mainspring.domain.placement import PARTITIONS
 from mainspring.postgres.database import Database, DatabaseOptions
-from mainspring.store.keys import Keys, NewKey
-from mainspring.store.tenants import Tenants
+from mainspring.store.keys import KeyStore, NewKey
+from mainspring.store.tenants import TenantStore
 from support.client import Client
 from support.evidence import Evidence
 from support.process import START_WITHIN, MainspringProcess
@@ -124,8 +124,8 @@ class Cluster:
         self._numbers = count(1)
         self._processes: dict[str, MainspringProcess] = {}
         self._database = Database(DatabaseOptions(database_url, connections=2))
-        self.keys = Keys(self._database)
-        self.tenants = Tenants(self._database)
+        self.keys = KeyStore(self._database)
+        self.tenants = TenantStore(self._database)
         self.evidence = Evidence(self._database)
 
     async def __aenter__(self) -> Self:

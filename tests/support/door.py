@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import msgspec
 from starlette.types import ASGIApp
 
-from mainspring.api.http.fast_path import Learner
-from mainspring.api.http.server import DoorConfig, DoorLimits, DoorServer
+from mainspring.api.http.fast_path import FastPathCompiler
+from mainspring.api.http.server import ConnectionLimits, HttpConfig, HttpServer
 from mainspring.observe.metrics import Metrics
 
-LIMITS = DoorLimits(connections=100, headers=20, head=4096, patience=30)
+LIMITS = ConnectionLimits(connections=100, headers=20, head=4096, patience=30)
 SOON = 10.0
 
 
@@ -74,7 +74,7 @@ class Visitor:
 class Doorway:
     """A server that listens; who visits is shown out at the end."""
 
-    server: DoorServer
+    server: HttpServer
     port: int
     visitors: list[Visitor] = field(default_factory=list)
 
@@ -88,14 +88,14 @@ class Doorway:
 async def opened_door(
     app: ASGIApp,
     *,
-    limits: DoorLimits = LIMITS,
+    limits: ConnectionLimits = LIMITS,
     metrics: Metrics | None = None,
     keep_alive: float = 75,
-    learner: Learner | None = None,
+    compiler: FastPathCompiler | None = None,
 ) -> AsyncIterator[Doorway]:
     listening = socket.create_server(("127.0.0.1", 0))
-    config = DoorConfig(app, limits, metrics or Metrics(), keep_alive=keep_alive, learner=learner)
-    server = DoorServer(config)
+    config = HttpConfig(app, limits, metrics or Metrics(), keep_alive=keep_alive, compiler=compiler)
+    server = HttpServer(config)
     await server.open(listening)
     doorway = Doorway(server, listening.getsockname()[1])
     try:

@@ -4,8 +4,8 @@ from typing import Any
 from uuid import UUID
 
 from mainspring.domain.execution import Outcome, Report, TaskError
-from mainspring.domain.placement import PARTITIONS, Tenure
-from mainspring.domain.settlement import Finish
+from mainspring.domain.outcome_rules import Finish
+from mainspring.domain.placement import PARTITIONS, Ownership
 from mainspring.domain.task import TaskState
 from mainspring.store.claims import EngineStore, TaskRef
 from support.api import Office
@@ -33,7 +33,7 @@ class Undertaker:
         self.client: AsgiClient = office.client(f"{tenant}:all")
         self.tenant_id = office.tenants[tenant]
         self.engine = EngineStore(office.database)
-        self.tenure = Tenure(UUID(int=1), 1, frozenset(range(PARTITIONS)))
+        self.ownership = Ownership(UUID(int=1), 1, frozenset(range(PARTITIONS)))
 
     async def make(self, **fields: object) -> dict[str, Any]:
         answer = await self.client.post("/v1/tasks", {"target": NOOP, **fields})
@@ -45,11 +45,11 @@ class Undertaker:
         """Claim a task; what comes back reports its success."""
         await self.office.database.fetch(
             "INSERT INTO nodes (id, name, version) VALUES ($1, 'one', '0') ON CONFLICT DO NOTHING",
-            self.tenure.node_id,
+            self.ownership.node_id,
         )
         seen = await self.engine.look_at([(self.tenant_id, UUID(task_id))])
         picks = [TaskRef(row.tenant_id, row.id, row.rev) for row in seen.rows]
-        [claimed] = await self.engine.claim(self.tenure, picks, worker="w", lease=60)
+        [claimed] = await self.engine.claim(self.ownership, picks, worker="w", lease=60)
         return Report(claimed, Outcome.SUCCEEDED, claimed.picked, claimed.picked)
 
     async def end(self, task_id: str, error: TaskError | None = None) -> None:
@@ -60,7 +60,7 @@ class Undertaker:
             report = report._replace(outcome=Outcome.FAILED, error=error)
             lateness = {"fair_share": 2.5}
             finish = Finish(report, TaskState.FAILED, "exhausted", False, "capacity", lateness)
-        assert await self.engine.finish(self.tenure, [finish]) == {UUID(task_id)}
+        assert await self.engine.finish(self.ownership, [finish]) == {UUID(task_id)}
 
     async def bury(self, message: str = "boom", **fields: object) -> dict[str, Any]:
         """A task that died."""

@@ -10,18 +10,18 @@ from uuid import UUID
 from mainspring.api.app import ApiDependencies, build_app
 from mainspring.clock import ManualClock
 from mainspring.config import Config
-from mainspring.domain.execution import Assignment, Report
+from mainspring.domain.execution import Execution, Report
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.explain import Situation
 from mainspring.errors import StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import Database, DatabaseOptions
-from mainspring.store.creation import NO_HEAD_START, Creation, HeadStart, Made, NewTask
-from mainspring.store.keys import Keys, NewKey
+from mainspring.store.creation import NO_EAGER_LEASE, Creation, EagerLeaseOffer, Made, NewTask
+from mainspring.store.keys import KeyStore, NewKey
 from mainspring.store.step_rows import Moved
-from mainspring.store.tasks import Tasks
+from mainspring.store.tasks import TaskStore
 from support.api import QuietDesk
 from support.asgi import AsgiClient
 
@@ -43,15 +43,15 @@ class ListeningNode:
     begun: list[tuple[list[UUID], list[UUID] | None]] = field(default_factory=list)
     """Which it offered one, and which of them it was told were leased."""
 
-    def tenure(self) -> Tenure:
-        return Tenure(UUID(int=1), 1, self.owned)
+    def ownership(self) -> Ownership:
+        return Ownership(UUID(int=1), 1, self.owned)
 
-    def offer_head_start(self, tasks: Iterable[NewTask]) -> HeadStart:
+    def offer_eager_lease(self, tasks: Iterable[NewTask]) -> EagerLeaseOffer:
         offered = {task.id: task for task in tasks}
-        return HeadStart(offered, "node:one", 15.0) if self.offers else NO_HEAD_START
+        return EagerLeaseOffer(offered, "node:one", 15.0) if self.offers else NO_EAGER_LEASE
 
-    def end_head_start(
-        self, start: HeadStart, begun: Sequence[tuple[TaskRow, Assignment]] | None
+    def end_eager_lease(
+        self, start: EagerLeaseOffer, begun: Sequence[tuple[TaskRow, Execution]] | None
     ) -> None:
         leased = None if begun is None else [row.id for row, _ in begun]
         self.begun.append((list(start.tasks), leased))
@@ -65,7 +65,7 @@ class ListeningNode:
     def moved(self, moved: Moved) -> None:
         self.rows.extend(moved.rows)
 
-    def doubt(self) -> None:
+    def mark_stale(self) -> None:
         pass
 
     def hint_others(self, partitions: Collection[int]) -> None:
@@ -81,7 +81,7 @@ class ListeningNode:
         return self.is_ready
 
 
-class FragileTasks(Tasks):
+class FragileTasks(TaskStore):
     """A store whose next insert can be made to fail around its commit."""
 
     statements = 0
@@ -89,12 +89,15 @@ class FragileTasks(Tasks):
     lose_request = False
 
     async def create(
-        self, creations: Sequence[Creation], tenure: Tenure, start: HeadStart = NO_HEAD_START
+        self,
+        creations: Sequence[Creation],
+        ownership: Ownership,
+        start: EagerLeaseOffer = NO_EAGER_LEASE,
     ) -> Made:
         self.statements += 1
         if self.lose_request:
             raise StoreUnavailable("lost before")
-        made = await super().create(creations, tenure, start)
+        made = await super().create(creations, ownership, start)
         if self.lose_answer:
             raise StoreUnavailable("lost after")
         return made
@@ -144,7 +147,7 @@ class Api:
 async def listening_api(database_url: str) -> AsyncIterator[Api]:
     database = Database(DatabaseOptions(database_url, connections=5))
     await database.open()
-    keys = Keys(database)
+    keys = KeyStore(database)
     await _add_keys(keys)
     config = Config(max_batch=2000, max_payload=5000, max_body=2**20)
     now = await database.fetch("SELECT extract(epoch FROM clock_timestamp())::float8 AS now")
@@ -161,7 +164,7 @@ async def listening_api(database_url: str) -> AsyncIterator[Api]:
     await database.close()
 
 
-async def _add_keys(keys: Keys) -> None:
+async def _add_keys(keys: KeyStore) -> None:
     tenant_a, tenant_b = await keys.ensure_tenant("a"), await keys.ensure_tenant("b")
     await keys.add(NewKey("1", "a", tenant_a, ALL))
     await keys.add(NewKey("2", "b", tenant_b, ALL))

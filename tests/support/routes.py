@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 
 from mainspring.api.app import ApiDependencies, paths_of
-from mainspring.api.http.resource import Operation
+from mainspring.api.http.endpoint import Operation
 from mainspring.api.openapi.document import describe
 from mainspring.clock import ManualClock
 from mainspring.config import Config
@@ -28,7 +28,7 @@ def every_route() -> Iterator[tuple[str, str, Operation]]:
         node=nothing,
         metrics=Metrics(),
         database=nothing,
-        desk=nothing,
+        lease_service=nothing,
     )
     for path, operations in paths_of(deps).items():
         for method, operation in operations.items():

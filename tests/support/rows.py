@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from mainspring.domain.execution import Assignment
+from mainspring.domain.execution import Execution
 from mainspring.domain.lateness import Waited
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.rows import TaskRow
@@ -40,11 +40,11 @@ def row(
     )  # fmt: skip
 
 
-def assignment(
+def execution(
     of: TaskRow, *, lease_end: float = 15.0, failures: int = 0, retry: RetryPolicy | None = None
-) -> Assignment:
+) -> Execution:
     spec = TaskSpec(Target("handler", name="work"), retry=retry or RetryPolicy())
-    return Assignment(
+    return Execution(
         of.tenant_id, of.id, of.fence + 1, of.partition, 1, failures, of.due, of.due, lease_end,
         spec, b"", of.due,
     )  # fmt: skip

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.definition import Definition
-from mainspring.domain.workflow.rules import Decision, decide, run_state
+from mainspring.domain.workflow.definition import WorkflowDefinition
+from mainspring.domain.workflow.rules import StepDecision, decide, run_state
 
 OVER = {"completed", "failed", "cancelled", "expired", "skipped"}
 LOST = {"failed", "cancelled", "expired"}
@@ -15,7 +15,9 @@ LOST = {"failed", "cancelled", "expired"}
 class RunModel:
     """One run. Tasks are named as their `step`: `a`, or `a[0]` for an item of a list."""
 
-    def __init__(self, definition: Definition, sizes: Mapping[str, int], holds: Mapping[str, bool]):
+    def __init__(
+        self, definition: WorkflowDefinition, sizes: Mapping[str, int], holds: Mapping[str, bool]
+    ):
         self._definition = definition
         self._sizes = sizes
         self._holds = holds
@@ -95,9 +97,9 @@ class RunModel:
             good, bad = ends.count("completed"), sum(end in LOST for end in ends)
             skipped = len(ends) - good - bad
             verdict = decide(step, len(ends), good, bad, skipped, len(step.needs))
-            if verdict is Decision.WAIT:
+            if verdict is StepDecision.WAIT:
                 continue
-            if verdict is Decision.SKIP or not self._holds.get(step.id, True):
+            if verdict is StepDecision.SKIP or not self._holds.get(step.id, True):
                 self.steps[step.id] = "skipped"
             elif step.foreach is None:
                 self.steps[step.id] = self.tasks[step.id] = "released"

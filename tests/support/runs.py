@@ -7,21 +7,26 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
+from mainspring.domain.execution import (
+    Execution,
+    Outcome,
+    Report,
+    TaskError,
+)
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import PARTITIONS, Tenure
-from mainspring.domain.settlement import Finish
+from mainspring.domain.outcome_rules import Finish
+from mainspring.domain.placement import PARTITIONS, Ownership
 from mainspring.domain.task import Target, TaskSpec, TaskState
-from mainspring.domain.workflow.definition import Definition, Step, TaskTemplate
+from mainspring.domain.workflow.definition import Step, TaskTemplate, WorkflowDefinition
 from mainspring.postgres.database import Database
 from mainspring.store.claims import EngineStore, TaskRef
-from mainspring.store.keys import Keys
-from mainspring.store.step_rows import NO_RELAY, NewRun, Relay
-from mainspring.store.workflows import Workflows
+from mainspring.store.keys import KeyStore
+from mainspring.store.step_rows import NO_STEP_LEASES, NewRun, StepLeaseOffer
+from mainspring.store.workflows import WorkflowStore
 from mainspring.workflows.advancing import Steps
 from mainspring.workflows.definitions import Definitions
 from mainspring.workflows.outcomes import StepOutcomes, StepsFinished
-from mainspring.workflows.runs import StoredStep, WorkflowRuns
+from mainspring.workflows.runs import StoredStep, WorkflowRunService
 
 _SPEC = msgspec.json.encode(TaskSpec(Target("handler", name="work")).stored()).decode()
 
@@ -35,8 +40,8 @@ def step(name: str, *needs: str, payload: str = "{}", **fields: Any) -> Step:
     return Step(name, template(payload), tuple(needs), **fields)
 
 
-def workflow(*steps: Step, **fields: Any) -> Definition:
-    return Definition("flow", steps, **fields)
+def workflow(*steps: Step, **fields: Any) -> WorkflowDefinition:
+    return WorkflowDefinition("flow", steps, **fields)
 
 
 class RunWorld:
@@ -45,21 +50,21 @@ class RunWorld:
     def __init__(self, database: Database, seed: int = 7) -> None:
         self.database = database
         self.engine = EngineStore(database)
-        self.tenure = Tenure(uuid4(), 1, frozenset(range(PARTITIONS)))
+        self.ownership = Ownership(uuid4(), 1, frozenset(range(PARTITIONS)))
         self._ids = TaskIds(Random(seed))
         self._rng = Random(seed)
         definitions = Definitions()
         self.steps = steps = Steps(definitions, self._ids, self._rng)
         self.outcomes = StepOutcomes(database, steps)
-        self.runs = WorkflowRuns(database, steps, definitions, self._ids)
-        self._workflows = Workflows(database)
+        self.runs = WorkflowRunService(database, steps, definitions, self._ids)
+        self._workflows = WorkflowStore(database)
 
     async def open(self) -> None:
-        self.tenant_id = await Keys(self.database).ensure_tenant("acme")
+        self.tenant_id = await KeyStore(self.database).ensure_tenant("acme")
         await self.database.fetch(
             "INSERT INTO nodes (id, name, version) VALUES ($1, $2, '0')",
-            self.tenure.node_id,
-            str(self.tenure.node_id),
+            self.ownership.node_id,
+            str(self.ownership.node_id),
         )
 
     async def now(self) -> float:
@@ -69,7 +74,7 @@ class RunWorld:
         assert row is not None
         return float(row["now"])
 
-    async def begin(self, definition: Definition, given: str = "{}") -> UUID:
+    async def begin(self, definition: WorkflowDefinition, given: str = "{}") -> UUID:
         """A run of a new version of the workflow."""
         stored = await self._workflows.put(self.tenant_id, definition, "test")
         assert stored is not None
@@ -78,7 +83,7 @@ class RunWorld:
             self.tenant_id, self._ids.make(now), stored.name, stored.version, definition,
             given.encode(), now,
         )  # fmt: skip
-        await self.runs.create(self.tenure, run)
+        await self.runs.create(self.ownership, run)
         return run.id
 
     async def claim(
@@ -87,7 +92,7 @@ class RunWorld:
         limit: int = 100_000,
         names: Sequence[str] | None = None,
         lease: float = 60,
-    ) -> list[Assignment]:
+    ) -> list[Execution]:
         """Lease what of a run may start now, or what of it is named."""
         rows = await self.database.fetch(
             "SELECT tenant_id, id, rev FROM tasks WHERE workflow_run_id = $1"
@@ -100,24 +105,27 @@ class RunWorld:
         picks = [TaskRef(*row) for row in rows]
         if not picks:
             return []
-        return await self.engine.claim(self.tenure, picks, worker="node:one", lease=lease)
+        return await self.engine.claim(self.ownership, picks, worker="node:one", lease=lease)
 
     async def report(
-        self, assignments: Iterable[Assignment], state: TaskState = TaskState.COMPLETED,
+        self, executions: Iterable[Execution], state: TaskState = TaskState.COMPLETED,
         result: bytes | None = None,
     ) -> StepsFinished:  # fmt: skip
-        return await self.record([finish(a, state, result) for a in assignments])
+        return await self.record([finish(a, state, result) for a in executions])
 
     async def record(
-        self, finishes: Sequence[Finish], relay: Relay = NO_RELAY, tenure: Tenure | None = None
+        self,
+        finishes: Sequence[Finish],
+        relay: StepLeaseOffer = NO_STEP_LEASES,
+        ownership: Ownership | None = None,
     ) -> StepsFinished:
         """Record ends as a node does: the short way, and the long one for the rest."""
-        tenure = tenure or self.tenure
-        done = await self.outcomes.finish_plainly(tenure, finishes, relay)
-        rest = [f for f in finishes if f.report.assignment.id not in done.accepted]
+        ownership = ownership or self.ownership
+        done = await self.outcomes.finish_fast(ownership, finishes, relay)
+        rest = [f for f in finishes if f.report.execution.id not in done.accepted]
         if not rest:
             return done
-        more = await self.outcomes.finish(tenure, rest, await self.now())
+        more = await self.outcomes.finish(ownership, rest, await self.now())
         more.moved.rows += done.moved.rows
         more.moved.begun += done.moved.begun
         return StepsFinished(done.accepted | more.accepted, more.moved)
@@ -125,8 +133,8 @@ class RunWorld:
     async def drain(self, run_id: UUID, failing: Sequence[str] = ()) -> list[str]:
         """Work a run off, step by step; answers the steps in the order in which they started."""
         order: list[str] = []
-        while assignments := await self.claim(run_id):
-            for a in assignments:
+        while executions := await self.claim(run_id):
+            for a in executions:
                 order.append(a.step or "")
                 lost = (a.step or "") in failing
                 await self.report([a], TaskState.FAILED if lost else TaskState.COMPLETED)
@@ -146,7 +154,7 @@ class RunWorld:
 
 
 def finish(
-    assignment: Assignment, state: TaskState = TaskState.COMPLETED, result: bytes | None = None
+    execution: Execution, state: TaskState = TaskState.COMPLETED, result: bytes | None = None
 ) -> Finish:
     """The outcome of a try."""
     outcome = {
@@ -154,5 +162,5 @@ def finish(
         TaskState.CANCELLED: Outcome.CANCELLED,
     }.get(state, Outcome.FAILED)
     error = TaskError("failed", "on purpose") if outcome is Outcome.FAILED else None
-    report = Report(assignment, outcome, assignment.picked, assignment.picked, result, error)
+    report = Report(execution, outcome, execution.picked, execution.picked, result, error)
     return Finish(report, state, "exhausted" if outcome is Outcome.FAILED else None)

@@ -9,17 +9,17 @@ import sys
 from collections.abc import Sequence
 from uuid import UUID
 
-from mainspring.execution.guard import Egress, parse_networks
+from mainspring.execution.guard import EgressRules, parse_networks
 from mainspring.execution.sender import ThreadSender
-from mainspring.execution.transfers import Reply, Request, SenderSettings
+from mainspring.execution.transfers import SenderSettings, TransferReply, TransferRequest
 
 
 def main() -> None:
-    replies: queue.Queue[Sequence[Reply]] = queue.Queue()
+    replies: queue.Queue[Sequence[TransferReply]] = queue.Queue()
     sender = ThreadSender(SenderSettings(dns_cache=0, connect_timeout=2), replies.put)
-    egress = Egress(parse_networks("127.0.0.1/32"))
+    egress = EgressRules(parse_networks("127.0.0.1/32"))
     for number, url in enumerate(sys.argv[1:]):
-        sender.send([Request((UUID(int=number), 1), url, "POST", [], b"{}", 5, egress)])
+        sender.send([TransferRequest((UUID(int=number), 1), url, "POST", [], b"{}", 5, egress)])
         (reply,) = replies.get(timeout=10)
         print(json.dumps([reply.status, reply.trouble, reply.message]))
     sender.stop()

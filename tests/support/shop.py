@@ -12,9 +12,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from mainspring.api.http.fast_path import Reply, Serve
+from mainspring.api.http.fast_path import ResponseSink, ServeFast
 from mainspring.api.http.middleware import CYCLE
-from mainspring.api.http.server import Door, DoorConfig, DoorLimits
+from mainspring.api.http.server import ConnectionLimits, HttpConfig, LimitedHttpProtocol
 from mainspring.observe.metrics import Metrics
 from support.door import LIMITS, SOON
 
@@ -56,10 +56,10 @@ class Shop:
             await opening.wait()
         await scope[CYCLE].answer(self._response(ORDINARY, body))
 
-    def learn(self, scope: Scope) -> Serve | None:
+    def compile_fast_path(self, scope: Scope) -> ServeFast | None:
         return self._serve if scope["method"] == "POST" and scope["path"] == "/" else None
 
-    def _serve(self, body: bytes, reply: Reply) -> bool:
+    def _serve(self, body: bytes, reply: ResponseSink) -> bool:
         if body in self.declines:
             return False
         self.served.append((SPOT, body))
@@ -87,9 +87,9 @@ class Shop:
 class Wire(Transport):
     """What a door writes to; what is said while it does not read waits."""
 
-    def __init__(self, config: DoorConfig, state: ServerState, loop: AbstractEventLoop) -> None:
+    def __init__(self, config: HttpConfig, state: ServerState, loop: AbstractEventLoop) -> None:
         super().__init__()
-        self.door = Door(config, state, {}, loop)
+        self.door = LimitedHttpProtocol(config, state, {}, loop)
         self._loop = loop
         self._inbox: deque[bytes] = deque()
         self._heard = self.head = b""
@@ -165,8 +165,8 @@ class Wire(Transport):
 class Exchange:
     """A switchboard of wires that lead to one application."""
 
-    def __init__(self, shop: Shop, limits: DoorLimits = LIMITS) -> None:
-        self.config = DoorConfig(shop, limits, Metrics(), keep_alive=75, learner=shop)
+    def __init__(self, shop: Shop, limits: ConnectionLimits = LIMITS) -> None:
+        self.config = HttpConfig(shop, limits, Metrics(), keep_alive=75, compiler=shop)
         self.state = ServerState()
         self.shop = shop
 

@@ -6,16 +6,16 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from mainspring.domain.execution import Assignment, Outcome, Report
+from mainspring.domain.execution import Execution, Outcome, Report
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import PARTITIONS, Tenure
-from mainspring.domain.settlement import Finish
+from mainspring.domain.outcome_rules import Finish
+from mainspring.domain.placement import PARTITIONS, Ownership
 from mainspring.domain.task import Target, TaskSpec, TaskState
 from mainspring.postgres.database import Database
 from mainspring.store.claims import EngineStore, TaskRef
 from mainspring.store.creation import Creation, NewTask
-from mainspring.store.keys import Keys
-from mainspring.store.tasks import Tasks
+from mainspring.store.keys import KeyStore
+from mainspring.store.tasks import TaskStore
 
 SPEC = TaskSpec(Target("handler", name="mainspring.noop"))
 
@@ -26,13 +26,13 @@ class StoreWorld:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.engine = EngineStore(database)
-        self.tenure = Tenure(uuid4(), 1, frozenset(range(PARTITIONS)))
+        self.ownership = Ownership(uuid4(), 1, frozenset(range(PARTITIONS)))
         self._ids = TaskIds(Random(7))
 
     async def open(self) -> None:
-        self.tenant_id = await Keys(self.database).ensure_tenant("acme")
+        self.tenant_id = await KeyStore(self.database).ensure_tenant("acme")
         await self.database.fetch(
-            "INSERT INTO nodes (id, name, version) VALUES ($1, 'one', '0')", self.tenure.node_id
+            "INSERT INTO nodes (id, name, version) VALUES ($1, 'one', '0')", self.ownership.node_id
         )
 
     async def now(self) -> float:
@@ -46,16 +46,18 @@ class StoreWorld:
         """Insert tasks that may start at once."""
         now = await self.now()
         tasks = [self._task(now) for _ in range(count)]
-        await Tasks(self.database, near=30).create([Creation(self.tenant_id, tasks)], self.tenure)
+        await TaskStore(self.database, near=30).create(
+            [Creation(self.tenant_id, tasks)], self.ownership
+        )
         return [task.id for task in tasks]
 
     async def claim(
         self, ids: Sequence[UUID], *, lease: float, worker: str = "node:one"
-    ) -> list[Assignment]:
+    ) -> list[Execution]:
         """Lease tasks at their present rev."""
         seen = await self.engine.look_at([(self.tenant_id, task_id) for task_id in ids])
         picks = [TaskRef(row.tenant_id, row.id, row.rev) for row in seen.rows]
-        return await self.engine.claim(self.tenure, picks, worker=worker, lease=lease)
+        return await self.engine.claim(self.ownership, picks, worker=worker, lease=lease)
 
     def _task(self, now: float) -> NewTask:
         return NewTask(
@@ -77,7 +79,7 @@ class StoreWorld:
         )
 
 
-def success(assignment: Assignment) -> Finish:
+def success(execution: Execution) -> Finish:
     """The outcome of a try that went well."""
-    moment = assignment.picked
-    return Finish(Report(assignment, Outcome.SUCCEEDED, moment, moment), TaskState.COMPLETED)
+    moment = execution.picked
+    return Finish(Report(execution, Outcome.SUCCEEDED, moment, moment), TaskState.COMPLETED)

@@ -9,7 +9,7 @@ import msgspec
 from starlette.types import Scope
 
 from mainspring.api.app import build_app
-from mainspring.api.http.fast_path import Reply, Serve
+from mainspring.api.http.fast_path import ResponseSink, ServeFast
 from mainspring.config import Config
 from mainspring.store.vault import Vault
 from support.api import Office, opened_office
@@ -25,12 +25,12 @@ class Street:
     doorway: Doorway | None = None
     ways: list[bool] = field(default_factory=list)
 
-    def learn(self, scope: Scope) -> Serve | None:
-        serve = self.office.app.learn(scope)
+    def compile_fast_path(self, scope: Scope) -> ServeFast | None:
+        serve = self.office.app.compile_fast_path(scope)
         if serve is None:
             return None
 
-        def watched(body: bytes, reply: Reply) -> bool:
+        def watched(body: bytes, reply: ResponseSink) -> bool:
             self.ways.append(serve(body, reply))
             return self.ways[-1]
 
@@ -115,6 +115,6 @@ async def opened_street(database_url: str, config: Config) -> AsyncIterator[Stre
         office = await stack.enter_async_context(opened_office(database_url, config))
         deps = replace(office.deps, vault=Vault(b"k" * 32))
         street = Street(Office(deps, build_app(deps), office.tenants))
-        door = opened_door(street.office.app, learner=street)
+        door = opened_door(street.office.app, compiler=street)
         street.doorway = await stack.enter_async_context(door)
         yield street

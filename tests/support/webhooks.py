@@ -9,17 +9,17 @@ from typing import Any
 from uuid import UUID
 
 from mainspring.clock import monotonic, wall_clock
-from mainspring.domain.execution import Assignment, Report
+from mainspring.domain.execution import Execution, Report
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import SealedHeaders, Target, TaskSpec
 from mainspring.domain.webhook import WebhookProfile
-from mainspring.execution.guard import Egress, parse_networks
+from mainspring.execution.guard import EgressRules, parse_networks
 from mainspring.execution.http import HttpExecutor, HttpSettings
-from mainspring.execution.lanes import Caps
+from mainspring.execution.send_queues import Caps
 from mainspring.execution.transfers import SenderSettings
 from mainspring.observe.metrics import Metrics
 
-LOOPBACK = Egress(parse_networks("127.0.0.0/8,::1/128"))
+LOOPBACK = EgressRules(parse_networks("127.0.0.0/8,::1/128"))
 SETTINGS = HttpSettings(Caps(1000, 500, 100), SenderSettings(), LOOPBACK, "Mainspring/test")
 
 _numbers = count(1)
@@ -48,7 +48,7 @@ class Profiles:
         return {t: self.by_tenant[t] for t in tenant_ids if t in self.by_tenant}
 
 
-def assignment(
+def execution(
     url: str,
     *,
     tenant: int = 1,
@@ -58,12 +58,12 @@ def assignment(
     headers: dict[str, str] | None = None,
     on: list[int | str] | None = None,
     secret: SealedHeaders | None = None,
-) -> Assignment:
+) -> Execution:
     now = wall_clock()
     target = Target("http", url=url, method=method, headers=headers, secret=secret)
     spec = TaskSpec(target, timeout, retry=RetryPolicy(on=on))
     task_id = UUID(int=next(_numbers) << 64)
-    return Assignment(tenant, task_id, 3, 0, 2, 1, now, now, now + 15, spec, payload, now - 60)
+    return Execution(tenant, task_id, 3, 0, 2, 1, now, now, now + 15, spec, payload, now - 60)
 
 
 class Deliveries:
@@ -85,21 +85,21 @@ class Deliveries:
 
     def _report(self, reports: Sequence[Report]) -> None:
         for report in reports:
-            assert report.assignment.id not in self.reports, "reported twice"
-            self.reports[report.assignment.id] = report
+            assert report.execution.id not in self.reports, "reported twice"
+            self.reports[report.execution.id] = report
         self._wakes = asyncio.ensure_future(self._wake())
 
     async def _wake(self) -> None:
         async with self._came:
             self._came.notify_all()
 
-    async def until_reported(self, *wanted: Assignment, within: float = 20.0) -> list[Report]:
+    async def until_reported(self, *wanted: Execution, within: float = 20.0) -> list[Report]:
         async with asyncio.timeout(within), self._came:
             await self._came.wait_for(lambda: all(w.id in self.reports for w in wanted))
         return [self.reports[each.id] for each in wanted]
 
     async def deliver(self, url: str, **fields: Any) -> Report:
-        wanted = assignment(url, **fields)
+        wanted = execution(url, **fields)
         self.executor.start([wanted])
         return (await self.until_reported(wanted))[0]
 

@@ -157,6 +157,6 @@ async def opened_shop(database_url: str, **settings: Any) -> AsyncIterator[Shop]
 def _is_ready(server: Server) -> Any:
     async def ready() -> bool:
         # A node that says it is ready may be about to take more partitions: wait for some.
-        return server.node.ready() and bool(server.node.tenure().partitions)
+        return server.node.ready() and bool(server.node.ownership().partitions)
 
     return ready

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.definition import (
-    Definition,
     OnFailure,
     Step,
     TaskTemplate,
     When,
+    WorkflowDefinition,
 )
 
 NOOP = TaskTemplate('{"target":{"type":"handler","name":"mainspring.noop"}}', "{}", "handler")
@@ -30,7 +30,7 @@ ENDED = UNSUCCESSFUL | {COMPLETED, SKIPPED}
 class Model:
     """A run of a definition. `conditions` has the answer of each `if`; true where it is silent."""
 
-    definition: Definition
+    definition: WorkflowDefinition
     conditions: Mapping[str, bool] = field(default_factory=dict)
     states: dict[str, TaskState] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
@@ -146,7 +146,7 @@ class Model:
 @st.composite
 def definitions(
     draw: st.DrawFn, most: int = 9, policies: tuple[OnFailure, ...] = ("fail_fast", "continue")
-) -> Definition:
+) -> WorkflowDefinition:
     """Random graphs of steps; some have an `if`, and some clean up."""
     steps: list[Step] = []
     whens: list[When] = ["all_succeeded", "all_finished", "any_failed", "one_succeeded"]
@@ -167,19 +167,19 @@ def definitions(
             )
         )
     # The order in which they are written says nothing.
-    return Definition(
+    return WorkflowDefinition(
         "random", tuple(draw(st.permutations(steps))), draw(st.sampled_from(policies))
     )
 
 
 @st.composite
-def outcomes(draw: st.DrawFn, definition: Definition) -> dict[str, TaskState]:
+def outcomes(draw: st.DrawFn, definition: WorkflowDefinition) -> dict[str, TaskState]:
     """How each step ends, if it is started."""
     likely = [COMPLETED, COMPLETED, COMPLETED, FAILED, EXPIRED, CANCELLED]
     return {step.id: draw(st.sampled_from(likely)) for step in definition.steps}
 
 
 @st.composite
-def answers(draw: st.DrawFn, definition: Definition) -> dict[str, bool]:
+def answers(draw: st.DrawFn, definition: WorkflowDefinition) -> dict[str, bool]:
     """What the conditions say."""
     return {s.id: draw(st.booleans()) for s in definition.steps if s.condition is not None}

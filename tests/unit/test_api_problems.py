@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 
-from mainspring.api.http.middleware import Envelope
+from mainspring.api.http.middleware import RequestMiddleware
 from mainspring.api.http.router import Router
 from mainspring.errors import (
     Conflict,
@@ -28,7 +28,7 @@ class Raiser:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.metrics = Metrics()
-        self.app = Envelope(
+        self.app = RequestMiddleware(
             Router({"/x": self.endpoint}), metrics=self.metrics, rng=Random(1), max_body=10
         )
         self.client = AsgiClient(self.app)

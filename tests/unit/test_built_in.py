@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mainspring.clock import ManualClock
 from mainspring.domain.execution import Report
 from mainspring.execution.builtin import BuiltInExecutor
-from support.rows import assignment, row
+from support.rows import execution, row
 
 
 async def test_a_name_that_is_none_is_told_all_there_are() -> None:
@@ -15,7 +15,7 @@ async def test_a_name_that_is_none_is_told_all_there_are() -> None:
         reports.extend(made)
 
     executor = BuiltInExecutor(ManualClock(1_800_000_000.0), report)
-    executor.start([assignment(row(1))])
+    executor.start([execution(row(1))])
     await executor.stop(grace=5)
     (made,) = reports
     assert made.error is not None
@@ -29,7 +29,7 @@ async def test_a_clock_that_jumps_back_takes_no_time_away() -> None:
     reports: list[Report] = []
     clock = ManualClock(1_800_000_000.0)
     executor = BuiltInExecutor(clock, reports.extend)
-    executor.start([assignment(row(1))])
+    executor.start([execution(row(1))])
     clock.jump_back(3600)
     clock.advance(20)
     await executor.stop(grace=5)

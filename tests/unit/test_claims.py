@@ -10,8 +10,8 @@ import pytest
 
 from mainspring.clock import ManualClock
 from mainspring.config import Config
-from mainspring.domain.execution import Assignment
-from mainspring.domain.placement import Tenure
+from mainspring.domain.execution import Execution
+from mainspring.domain.placement import Ownership
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
@@ -35,14 +35,14 @@ class Unanswered(EngineStore):
         self.looked_at = asyncio.Event()
 
     async def claim(
-        self, tenure: Tenure, picks: Iterable[TaskRef], *, worker: str, lease: float
-    ) -> list[Assignment]:
+        self, ownership: Ownership, picks: Iterable[TaskRef], *, worker: str, lease: float
+    ) -> list[Execution]:
         self.asked.append("claim")
         if self._problems:
             raise self._problems.pop()
         return []
 
-    async def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Assignment]:
+    async def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Execution]:
         self.asked.append("claimed_by")
         return []
 

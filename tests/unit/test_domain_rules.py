@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from mainspring.domain.execution import Outcome, Report, TaskError, believed
 from mainspring.domain.ids import TaskIds, time_of
+from mainspring.domain.outcome_rules import Finish, RetryLater, decide_outcome
 from mainspring.domain.placement import PARTITIONS, partition_of, preferred_owner
 from mainspring.domain.retry import RetryPolicy, backoff, next_try
-from mainspring.domain.settlement import Finish, Retry, settle
 from mainspring.domain.task import TaskState
 from mainspring.domain.tenant import TenantLimits
-from support.rows import assignment, row
+from support.rows import execution, row
 
 NOW = 1_800_000_000.0
 
@@ -148,11 +148,11 @@ def test_tries_end_and_delays_are_capped(
 
 def settled(
     outcome: Outcome, *, retryable: bool = True, failures: int = 0, attempts: int = 3
-) -> Finish | Retry:
-    task = assignment(row(1), failures=failures, retry=RetryPolicy(max_attempts=attempts))
+) -> Finish | RetryLater:
+    task = execution(row(1), failures=failures, retry=RetryPolicy(max_attempts=attempts))
     error = TaskError("test", "it failed")
     report = Report(task, outcome, 1.0, 2.0, error=error, retryable=retryable)
-    return settle(report, Random(0))
+    return decide_outcome(report, Random(0))
 
 
 def test_an_error_has_no_words_that_cannot_be_stored() -> None:
@@ -172,14 +172,14 @@ def test_an_end_is_an_end(outcome: Outcome, state: TaskState) -> None:
 @pytest.mark.parametrize("outcome", [Outcome.RELEASED, Outcome.LOST])
 def test_who_was_not_to_blame_keeps_the_due_time(outcome: Outcome) -> None:
     again = settled(outcome, failures=99)
-    assert isinstance(again, Retry)
+    assert isinstance(again, RetryLater)
     assert again.delay is None
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.TIMED_OUT])
 def test_a_failure_with_tries_left_is_tried_again(outcome: Outcome) -> None:
     again = settled(outcome, failures=1)
-    assert isinstance(again, Retry)
+    assert isinstance(again, RetryLater)
     assert again.delay is not None
     assert again.delay > 0
 
@@ -196,11 +196,9 @@ def test_a_last_failure_is_final(retryable: bool, failures: int, reason: str) ->
 
 @pytest.mark.parametrize(("started", "met"), [(30.0, True), (30.1, False)])
 def test_the_sla_bounds_the_start(started: float, met: bool) -> None:
-    task = assignment(row(1))._replace(
-        picked=30.0, waited={"tenant_limit": 29.0, "fair_share": 1.0}
-    )
+    task = execution(row(1))._replace(picked=30.0, waited={"tenant_limit": 29.0, "fair_share": 1.0})
     report = Report(task, Outcome.SUCCEEDED, started, started + 100)
-    end = settle(report, Random(0))
+    end = decide_outcome(report, Random(0))
     assert isinstance(end, Finish)
     assert (end.sla_met, end.blame) == (met, None if met else "limits")
 

@@ -4,7 +4,7 @@ import pytest
 
 from mainspring.domain.urls import host_problem, url_problem
 from mainspring.execution.guard import (
-    Egress,
+    EgressRules,
     origin_of,
     parse_networks,
     parse_ports,
@@ -88,14 +88,14 @@ def test_the_corpora_are_large_enough() -> None:
 
 @pytest.mark.parametrize("address", FORBIDDEN)
 def test_what_is_not_public_is_refused(address: str) -> None:
-    assert Egress().refusal(address, 443)
+    assert EgressRules().refusal(address, 443)
 
 
 @pytest.mark.parametrize(
     "address", ["8.8.8.8", "93.184.216.34", "2606:2800:220:1::1", "::ffff:8.8.8.8", "::8.8.8.8"]
 )
 def test_what_is_public_may_be_called(address: str) -> None:
-    assert Egress().refusal(address, 443) is None
+    assert EgressRules().refusal(address, 443) is None
 
 
 @pytest.mark.parametrize("url", HOSTILE_URLS)
@@ -109,7 +109,7 @@ def test_plain_urls_are_taken(url: str) -> None:
 
 
 def test_an_allow_list_opens_and_a_deny_list_closes() -> None:
-    egress = Egress(parse_networks("10.0.0.0/8, ::1"), parse_networks("10.9.0.0/16,8.8.8.8"))
+    egress = EgressRules(parse_networks("10.0.0.0/8, ::1"), parse_networks("10.9.0.0/16,8.8.8.8"))
     assert egress.refusal("10.1.2.3", 443) is None
     assert egress.refusal("::ffff:10.1.2.3", 443) is None
     assert egress.refusal("::1", 443) is None
@@ -120,7 +120,7 @@ def test_an_allow_list_opens_and_a_deny_list_closes() -> None:
 
 
 def test_a_tenants_lists_add_to_the_installations() -> None:
-    tenant = Egress(deny=parse_networks("10.9.0.0/16")).with_lists(["10.0.0.0/8"], ["9.9.9.9"])
+    tenant = EgressRules(deny=parse_networks("10.9.0.0/16")).with_lists(["10.0.0.0/8"], ["9.9.9.9"])
     assert tenant.refusal("10.1.0.1", 443) is None
     assert tenant.refusal("10.9.0.1", 443)
     assert tenant.refusal("9.9.9.9", 443)
@@ -128,11 +128,11 @@ def test_a_tenants_lists_add_to_the_installations() -> None:
 
 @pytest.mark.parametrize("port", [22, 25, 53, 110, 445, 0])
 def test_privileged_ports_are_refused(port: int) -> None:
-    assert Egress().refusal("8.8.8.8", port)
+    assert EgressRules().refusal("8.8.8.8", port)
 
 
 def test_ports_can_be_chosen() -> None:
-    egress = Egress(ports="25,8000-8002")
+    egress = EgressRules(ports="25,8000-8002")
     assert [p for p in (25, 80, 443, 7999, 8000, 8002, 8003) if not egress.port_refusal(p)] == [
         *(25, 8000, 8002),
     ]

@@ -10,7 +10,7 @@ from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine
 from mainspring.engine.entry import Entry
 from mainspring.engine.settings import EngineSettings
-from support.rows import assignment, row, task_id
+from support.rows import execution, row, task_id
 
 ONE_AT_A_TIME = TenantLimits(max_running=1, spread=1)
 
@@ -40,7 +40,7 @@ def numbers(picked: Sequence[Entry]) -> list[int]:
 def start(engine: Engine, now: float = 1.0, slots: int = 10) -> list[Entry]:
     """Pick, and let every claim succeed."""
     picked = pick(engine, now, slots)
-    assert engine.claimed(picked, [assignment(entry.row) for entry in picked], now) == []
+    assert engine.claimed(picked, [execution(entry.row) for entry in picked], now) == []
     return picked
 
 
@@ -167,7 +167,7 @@ def test_a_claim_answered_after_the_partition_was_given_away() -> None:
     engine = make_engine([row(1), row(2)], limits=ONE_AT_A_TIME)
     picked = pick(engine)
     engine.disown([0], 1.0)
-    engine.claimed(picked, [assignment(entry.row) for entry in picked], 1.0)
+    engine.claimed(picked, [execution(entry.row) for entry in picked], 1.0)
     assert (engine.running, engine.held, engine.waiting) == (0, 1, 0)
 
 
@@ -178,7 +178,7 @@ def test_a_claim_answered_after_its_partition_went_and_came_back() -> None:
     picked = pick(engine)
     engine.disown([0], 1.0)
     engine.own([0], rows, 1.0)
-    engine.claimed(picked, [assignment(entry.row) for entry in picked], 1.0)
+    engine.claimed(picked, [execution(entry.row) for entry in picked], 1.0)
     assert engine.running == 1
     assert pick(engine) == []
     engine.ended(task_id(1), 1, 2.0)
@@ -217,17 +217,17 @@ def test_a_limit_that_changes_counts_what_runs_and_what_is_being_claimed() -> No
 
 def test_leases_of_others_are_watched() -> None:
     engine = make_engine([row(1, state="running", fence=1, lease_end=15.0)])
-    assert engine.run_out(14.0) == []
-    assert [task.id for task in engine.run_out(15.1)] == [task_id(1)]
-    assert engine.run_out(15.2) == []
-    assert [task.id for task in engine.run_out(17.0)] == [task_id(1)]
+    assert engine.ended_leases(14.0) == []
+    assert [task.id for task in engine.ended_leases(15.1)] == [task_id(1)]
+    assert engine.ended_leases(15.2) == []
+    assert [task.id for task in engine.ended_leases(17.0)] == [task_id(1)]
 
 
 def test_an_extended_lease_is_not_lost() -> None:
     engine = make_engine([row(1, state="running", fence=1, lease_end=15.0)])
     engine.saw([row(1, state="running", fence=1, lease_end=30.0)], 10.0)
-    assert engine.run_out(20.0) == []
-    assert [task.id for task in engine.run_out(31.0)] == [task_id(1)]
+    assert engine.ended_leases(20.0) == []
+    assert [task.id for task in engine.ended_leases(31.0)] == [task_id(1)]
 
 
 def test_the_window_is_refilled_as_it_drains() -> None:
@@ -404,7 +404,7 @@ def test_tasks_that_run_workflows_leave_the_room_to_their_steps() -> None:
     assert len(picked) == 8
     engine.saw([row(20)], 1.0)
     assert numbers(engine.pick(1.0, 1, anything, free=1)) == [20], "nothing is held yet"
-    engine.claimed(picked, [assignment(entry.row) for entry in picked], 1.0)
+    engine.claimed(picked, [execution(entry.row) for entry in picked], 1.0)
     engine.saw([row(21)], 1.0)
     assert numbers(engine.pick(1.0, 1, anything, free=1)) == [21], "nor now"
 
@@ -412,7 +412,7 @@ def test_tasks_that_run_workflows_leave_the_room_to_their_steps() -> None:
 def test_a_task_that_was_relayed_counts_like_any_other() -> None:
     engine = make_engine()
     child = row(7, rev=2, state="running", fence=1, lease_end=16.0)
-    engine.relayed(child, 1.0)
+    engine.leased_eagerly(child, 1.0)
     engine.saw([child._replace(rev=1, state="scheduled", fence=0, lease_end=None)], 1.0)
     assert (engine.slots_held, pick(engine)) == (1, []), "an older row does not start it again"
     assert engine.to_extend(1.0, 10) == []
@@ -424,7 +424,7 @@ def test_a_task_that_was_relayed_counts_like_any_other() -> None:
 
 def test_a_task_of_a_partition_that_was_given_away_is_held_and_not_counted() -> None:
     engine = make_engine()
-    engine.relayed(row(7, partition=9, rev=2, state="running", fence=1, lease_end=16.0), 1.0)
+    engine.leased_eagerly(row(7, partition=9, rev=2, state="running", fence=1, lease_end=16.0), 1.0)
     assert (engine.slots_held, list(engine.running_in(9))) == (1, [])
 
 
@@ -606,6 +606,6 @@ def test_a_cancel_that_overtakes_the_answer_to_the_claim_is_remembered() -> None
     asked = row(1, rev=3, state="running", fence=1, lease_end=16.0, cancel_requested=True)
     another = asked._replace(id=task_id(2), fence=9)
     assert engine.saw([asked, another], 1.0) == []
-    engine.claimed(picked, [assignment(entry.row) for entry in picked], 1.0)
+    engine.claimed(picked, [execution(entry.row) for entry in picked], 1.0)
     assert [held.id for held in engine.cancelled_meanwhile(picked)] == [task_id(1)]
     assert engine.cancelled_meanwhile(picked) == [], "once is enough"

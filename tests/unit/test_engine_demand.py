@@ -18,10 +18,10 @@ from mainspring.domain.capability import (
 from mainspring.domain.task import Requirements, Target, TaskSpec
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine
-from mainspring.engine.demand import Holder, Poll
+from mainspring.engine.demand import Poll, WorkerSession
 from mainspring.engine.entry import Entry
 from mainspring.engine.settings import EngineSettings
-from support.rows import assignment, row, task_id
+from support.rows import execution, row, task_id
 
 WORK = Offer(frozenset({"default"}), frozenset({"work"}))
 ANYTHING = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
@@ -36,7 +36,7 @@ def make_engine(limits: TenantLimits | None = None, there_for: float = THERE_FOR
 
 
 def poll(name: str = "w", slots: int = 10, offer: Offer = WORK, **more: bool) -> Poll:
-    return Poll(Holder(1, name, "1"), offer, slots, **more)
+    return Poll(WorkerSession(1, name, "1"), offer, slots, **more)
 
 
 def numbers(picked: list[Entry]) -> list[int]:
@@ -44,7 +44,7 @@ def numbers(picked: list[Entry]) -> list[int]:
 
 
 def start(engine: Engine, picked: list[Entry], now: float = 0.0) -> None:
-    engine.claimed(picked, [assignment(entry.row) for entry in picked], now)
+    engine.claimed(picked, [execution(entry.row) for entry in picked], now)
 
 
 @given(st.lists(ANYTHING, max_size=4), st.integers(0, 10**6), st.floats(0, 1000))
@@ -71,10 +71,10 @@ def test_what_counts_as_begun_without_word_of_the_worker(
     tasks: int, how: dict[str, bool], presumed: list[bool]
 ) -> None:
     engine = make_engine()
-    engine.open(Poll(Holder(1, "w", "1"), WORK, 10, **how), 0.0)
+    engine.open(Poll(WorkerSession(1, "w", "1"), WORK, 10, **how), 0.0)
     engine.saw([row(n) for n in range(1, tasks + 1)], 0.0)
     start(engine, engine.match(1.0, 10))
-    held = engine.held_by_former(Holder(1, "w", "2"))
+    held = engine.held_by_former(WorkerSession(1, "w", "2"))
     assert [task.presumed_begun for task in held] == presumed
 
 
@@ -135,7 +135,7 @@ def test_a_worker_that_holds_a_task_is_there() -> None:
     engine.saw([row(1), row(2)], 0.0)
     (entry,) = engine.match(0.0, 10)
     assert entry.poll is not None
-    engine.claimed([entry], [assignment(entry.row, lease_end=500.0)], 0.0)
+    engine.claimed([entry], [execution(entry.row, lease_end=500.0)], 0.0)
     engine.close(entry.poll)
     engine.match(100.0, 10)
     assert engine.situation(row(2), 100.0).can_run is True
@@ -150,7 +150,7 @@ def test_a_busy_worker_that_asks_for_something_else_each_time_is_remembered_as_f
     engine.saw([row(1)], 0.0)
     (entry,) = engine.match(0.0, 10)
     assert entry.poll is not None
-    engine.claimed([entry], [assignment(entry.row, lease_end=5000.0)], 0.0)
+    engine.claimed([entry], [execution(entry.row, lease_end=5000.0)], 0.0)
     engine.close(entry.poll)
     for second in range(1, 200):
         asked = poll(offer=WORK._replace(memory_mb=second))
@@ -166,7 +166,7 @@ def test_who_waits_at_another_node_is_there() -> None:
     engine = make_engine()
     one = poll()
     engine.open(one, 0.0)
-    engine.befriend(UUID(int=7), 1, WORK, 0.0, 3.0)
+    engine.add_remote_node(UUID(int=7), 1, WORK, 0.0, 3.0)
     engine.left(one)
     engine.close(one)
     engine.match(2.0, 10)
@@ -350,8 +350,8 @@ def test_who_restarted_is_asked_for_by_name() -> None:
     start(engine, engine.match(0.0, 10))
     engine.open(poll("other", slots=1), 0.0)
     start(engine, engine.match(0.0, 10))
-    assert [t.id for t in engine.held_by_former(Holder(1, "w", "2"))] == [task_id(1)]
-    assert engine.held_by_former(Holder(1, "w", "1")) == []
+    assert [t.id for t in engine.held_by_former(WorkerSession(1, "w", "2"))] == [task_id(1)]
+    assert engine.held_by_former(WorkerSession(1, "w", "1")) == []
     assert engine.held_by_workers() == {(1, "w"): 1, (1, "other"): 1}
 
 

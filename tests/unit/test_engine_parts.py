@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainspring.domain.lateness import Cause, blame
-from mainspring.engine.leases import Held, HeldLeases, Running, RunningTasks
+from mainspring.engine.leases import (
+    HeldLease,
+    HeldLeases,
+    RunningTask,
+    RunningTasks,
+)
 from mainspring.engine.ledger import Bucket
 from mainspring.engine.timer import Timer
 from support.rows import task_id
@@ -82,8 +87,8 @@ def test_the_largest_part_is_to_blame(waited: dict[str, float], phase: str) -> N
     assert blame(waited) == phase
 
 
-def held(number: int, fence: int = 1) -> Held:
-    return Held(1, task_id(number), fence)
+def held(number: int, fence: int = 1) -> HeldLease:
+    return HeldLease(1, task_id(number), fence)
 
 
 def test_a_lease_is_extended_at_a_third() -> None:
@@ -146,15 +151,15 @@ def test_every_held_lease_gets_its_turn_in_time(steps: list[tuple[int, bool]]) -
         assert all(later - earlier < 10.1 for earlier, later in pairwise(turns[lease.id.int]))
 
 
-def running(number: int, lease_end: float, partition: int = 0) -> Running:
-    return Running(1, task_id(number), partition, None, 1, 1, lease_end)
+def running(number: int, lease_end: float, partition: int = 0) -> RunningTask:
+    return RunningTask(1, task_id(number), partition, None, 1, 1, lease_end)
 
 
 def test_our_own_leases_are_not_watched() -> None:
     tasks = RunningTasks()
     tasks.add(running(1, 5.0), ours=True)
     tasks.add(running(2, 5.0), ours=False)
-    assert [task.id for task in tasks.run_out(9.0)] == [task_id(2)]
+    assert [task.id for task in tasks.ended_leases(9.0)] == [task_id(2)]
 
 
 def test_a_task_that_is_over_is_watched_no_more() -> None:
@@ -162,7 +167,7 @@ def test_a_task_that_is_over_is_watched_no_more() -> None:
     tasks.add(running(1, 5.0), ours=False)
     assert tasks.remove(task_id(1)) is not None
     assert tasks.remove(task_id(1)) is None
-    assert tasks.run_out(9.0) == []
+    assert tasks.ended_leases(9.0) == []
 
 
 def test_tasks_leave_with_their_partition() -> None:

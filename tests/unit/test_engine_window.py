@@ -64,7 +64,7 @@ def test_nothing_is_asked_for_while_all_fits() -> None:
     admit_all(window, [row(1), row(2)])
     for entry in window:
         window.remove(entry)
-    assert not window.hungry
+    assert not window.wants_more
     assert window.refills() == []
 
 
@@ -74,7 +74,7 @@ def test_more_is_asked_for_when_half_is_free() -> None:
     admit_all(window, rows)
     first, second, *rest = list(window)
     window.remove(first)
-    assert not window.hungry
+    assert not window.wants_more
     window.remove(second)
     (refill,) = window.refills()
     assert refill == Refill(rest[0].stream, 4.0, {entry.row.id for entry in rest}, 2)
@@ -90,7 +90,7 @@ def test_a_full_answer_means_that_there_may_be_more() -> None:
     (refill,) = window.refills()
     admit_all(window, rows[2:4])
     window.refilled(refill, rows[2:4])
-    assert not window.hungry
+    assert not window.wants_more
     window.remove(next(iter(window)))
     (refill,) = window.refills()
     assert refill.since == 3.0
@@ -109,7 +109,7 @@ def test_a_stream_that_was_filled_meanwhile_asks_later() -> None:
     window = Window(stream_cap=1, tenant_cap=10)
     admit_all(window, [row(1, due=1.0), row(2, due=2.0)])
     window.remove(next(iter(window)))
-    assert window.hungry
+    assert window.wants_more
     admit_all(window, [row(3, due=1.5)])
     assert window.refills() == []
     window.remove(next(iter(window)))
@@ -131,7 +131,7 @@ def test_a_partition_leaves_with_everything() -> None:
     admit_all(window, [row(1), row(2), row(3, partition=1)])
     assert [entry.row.id.int for entry in window.remove_partitions({0})] == [1]
     assert len(window) == 1
-    assert not window.hungry
+    assert not window.wants_more
 
 
 STREAM_CAP, TENANT_CAP = 2, 5
@@ -161,7 +161,7 @@ class WindowModel(RuleBasedStateMachine):
         self.window.remove(entry)
         del self.database[entry.row.id.int]
 
-    @precondition(lambda self: self.window.hungry)
+    @precondition(lambda self: self.window.wants_more)
     @rule()
     def ask(self) -> None:
         self.asked += self.window.refills()
@@ -192,7 +192,7 @@ class WindowModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Let everything start that can: the database must run empty."""
         for _ in range(4 * self.number + 20):
-            if self.window.hungry:
+            if self.window.wants_more:
                 self.ask()
             while self.asked:
                 self.answer()

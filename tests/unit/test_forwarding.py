@@ -11,28 +11,28 @@ from structlog.testing import capture_logs
 
 from mainspring.clock import ManualClock
 from mainspring.domain.capability import Offer, needs_worker
-from mainspring.domain.execution import Assignment
+from mainspring.domain.execution import Execution
 from mainspring.engine.core import Engine
-from mainspring.engine.demand import Holder, Poll
+from mainspring.engine.demand import Poll, WorkerSession
 from mainspring.engine.settings import EngineSettings
-from mainspring.lifecycle import Errands
+from mainspring.lifecycle import BackgroundTasks
 from mainspring.node.state import NodeState
 from mainspring.node.workers import remote_workers as forwarding
-from mainspring.node.workers.lease_service import LeaseDesk, _Waiting
+from mainspring.node.workers.lease_service import LeaseService, _WaitingPoll
 from mainspring.node.workers.mailbox import (
-    Grant,
-    Granted,
+    ExecutionKey,
+    GrantClaimed,
     Kind,
-    Letter,
-    Post,
-    Ready,
-    Try,
+    Mailbox,
+    NodeMessage,
+    SlotGrant,
+    TasksWait,
 )
-from mainspring.node.workers.remote_workers import Forwarding
-from support.rows import assignment, row, task_id
+from mainspring.node.workers.remote_workers import RemoteWorkers
+from support.rows import execution, row, task_id
 
 WORK = Offer(frozenset({"default"}), frozenset({"work"}))
-HOLDER = Holder(1, "w", "1")
+HOLDER = WorkerSession(1, "w", "1")
 KIND = (1, WORK)
 
 
@@ -41,18 +41,18 @@ class Office:
 
     def __init__(self) -> None:
         self.others: set[UUID] = set()
-        self.sent: list[Letter] = []
+        self.sent: list[NodeMessage] = []
 
     def deliver_to(self, hear: Any) -> None:
         self.hear = hear
 
-    def send(self, _node: UUID, letter: Letter) -> None:
+    def send(self, _node: UUID, letter: NodeMessage) -> None:
         self.sent.append(letter)
 
-    def tell_all(self, _letter: Letter) -> None: ...
+    def tell_all(self, _letter: NodeMessage) -> None: ...
 
     def grants(self) -> list[int]:
-        return [letter.number for letter in self.sent if isinstance(letter, Grant)]
+        return [letter.number for letter in self.sent if isinstance(letter, SlotGrant)]
 
 
 class Desk:
@@ -61,7 +61,7 @@ class Desk:
     def __init__(self, *polls: Poll) -> None:
         self.waiting = polls
         self.known: list[Kind] = [KIND]
-        self.settled: list[tuple[int, Sequence[Try]]] = []
+        self.settled: list[tuple[int, Sequence[ExecutionKey]]] = []
 
     def polls(self) -> Iterable[Poll]:
         return self.waiting
@@ -69,58 +69,60 @@ class Desk:
     def kinds(self) -> Iterable[Kind]:
         return self.known
 
-    async def claim_for(self, grant: Grant) -> list[Try]:
+    async def claim_for(self, grant: SlotGrant) -> list[ExecutionKey]:
         raise AssertionError
 
-    async def claimed_elsewhere(self, _poll: Poll, slots: int, tasks: Sequence[Try]) -> None:
+    async def claimed_elsewhere(
+        self, _poll: Poll, slots: int, tasks: Sequence[ExecutionKey]
+    ) -> None:
         self.settled.append((slots, tasks))
 
-    def replaced(self, current: Holder) -> None: ...
+    def replaced(self, current: WorkerSession) -> None: ...
 
 
 def make_state() -> NodeState:
     return NodeState(Engine(EngineSettings(), needs_worker), ManualClock())
 
 
-def make_forwarding(desk: Any) -> tuple[Forwarding, Office]:
+def make_forwarding(lease_service: Any) -> tuple[RemoteWorkers, Office]:
     office = Office()
-    return Forwarding(make_state(), cast(Post, office), desk), office
+    return RemoteWorkers(make_state(), cast(Mailbox, office), lease_service), office
 
 
 async def background(forward: Any) -> None:
-    while errands := set(forward._errands._under_way):
-        await asyncio.wait(errands)
+    while background_tasks := set(forward._background_tasks._under_way):
+        await asyncio.wait(background_tasks)
 
 
 async def test_a_grant_is_settled_once() -> None:
     """The answer and the end of the patience for it may come in the same moment."""
-    desk = Desk(Poll(HOLDER, WORK, 4))
-    forward, office = make_forwarding(desk)
+    lease_service = Desk(Poll(HOLDER, WORK, 4))
+    forward, office = make_forwarding(lease_service)
     there = uuid4()
-    office.hear(Ready(there, KIND, 2))
+    office.hear(TasksWait(there, KIND, 2))
     (number,) = office.grants()
     with capture_logs() as logs:
-        office.hear(Granted(there, number, [(task_id(1), 1), (task_id(2), 1)]))
+        office.hear(GrantClaimed(there, number, [(task_id(1), 1), (task_id(2), 1)]))
         forward._give_up(number)
-        office.hear(Granted(there, number, [(task_id(1), 1), (task_id(2), 1)]))
+        office.hear(GrantClaimed(there, number, [(task_id(1), 1), (task_id(2), 1)]))
         await background(forward)
-    assert desk.settled == [(2, [(task_id(1), 1), (task_id(2), 1)])]
+    assert lease_service.settled == [(2, [(task_id(1), 1), (task_id(2), 1)])]
     assert logs == []
 
 
 @pytest.mark.parametrize("announces", [True, False])
 async def test_a_grant_says_whether_the_worker_announces_starts(announces: bool) -> None:
     _, office = make_forwarding(Desk(Poll(HOLDER, WORK, 4, announces=announces)))
-    office.hear(Ready(uuid4(), KIND, 2))
-    (grant,) = [letter for letter in office.sent if isinstance(letter, Grant)]
+    office.hear(TasksWait(uuid4(), KIND, 2))
+    (grant,) = [letter for letter in office.sent if isinstance(letter, SlotGrant)]
     assert grant.announces is announces
 
 
 async def test_what_goes_wrong_in_the_background_is_logged() -> None:
-    desk = Desk(Poll(HOLDER, WORK, 4))
-    forward, office = make_forwarding(desk)
+    lease_service = Desk(Poll(HOLDER, WORK, 4))
+    forward, office = make_forwarding(lease_service)
     with capture_logs() as logs:
-        office.hear(Grant(uuid4(), 1, HOLDER, WORK, 1, True))
+        office.hear(SlotGrant(uuid4(), 1, HOLDER, WORK, 1, True))
         await background(forward)
     assert [entry["action"] for entry in logs] == ["forward.failed"]
 
@@ -128,14 +130,14 @@ async def test_what_goes_wrong_in_the_background_is_logged() -> None:
 async def test_nodes_and_workers_that_are_gone_are_not_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    desk = Desk()
-    forward, office = make_forwarding(desk)
+    lease_service = Desk()
+    forward, office = make_forwarding(lease_service)
     here, gone = uuid4(), uuid4()
     office.others = {here}
     other = (1, Offer(frozenset({"other"}), frozenset({"work"})))
     for kind in (KIND, other):
         for node in (here, gone):
-            office.hear(Ready(node, kind, 2))
+            office.hear(TasksWait(node, kind, 2))
     said = asyncio.Event()
     monkeypatch.setattr(forwarding, "_SAY_AGAIN", 0.0)
 
@@ -143,7 +145,7 @@ async def test_nodes_and_workers_that_are_gone_are_not_remembered(
         said.set()
         return []
 
-    monkeypatch.setattr(desk, "polls", polls)
+    monkeypatch.setattr(lease_service, "polls", polls)
     loop = asyncio.create_task(forward._keep_saying())
     await said.wait()
     loop.cancel()
@@ -157,33 +159,33 @@ class SlowStore:
         self.asked = asyncio.Event()
         self.go = asyncio.Event()
 
-    async def leased(self, _tenant: int, tasks: Sequence[Try]) -> list[Any]:
+    async def leased(self, _tenant: int, tasks: Sequence[ExecutionKey]) -> list[Any]:
         self.asked.set()
         await self.go.wait()
-        return [SimpleNamespace(assignment=_leased(of)) for of, _fence in tasks]
+        return [SimpleNamespace(execution=_leased(of)) for of, _fence in tasks]
 
 
-def _leased(of: UUID) -> Assignment:
-    return assignment(row(of.int))
+def _leased(of: UUID) -> Execution:
+    return execution(row(of.int))
 
 
 async def test_a_poll_is_not_opened_anew_while_its_tasks_are_read() -> None:
     """One node claimed nothing for it, another one did, and that is still being read."""
-    desk: Any = LeaseDesk.__new__(LeaseDesk)
+    lease_service: Any = LeaseService.__new__(LeaseService)
     store, state = SlowStore(), make_state()
-    desk._state, desk._store, desk._metrics = state, store, None
-    desk._errands, desk._waiting = Errands(of="lease"), {}
-    desk._reporting = SimpleNamespace(remember=lambda *_: None)
+    lease_service._state, lease_service._store, lease_service._metrics = state, store, None
+    lease_service._background_tasks, lease_service._waiting = BackgroundTasks(of="lease"), {}
+    lease_service._reporting = SimpleNamespace(remember=lambda *_: None)
     poll = Poll(HOLDER, WORK, 0)
     poll.in_flight = 4
     answer = asyncio.get_running_loop().create_future()
-    waiting = desk._waiting[poll] = _Waiting(poll, 4, answer)
-    reading = asyncio.create_task(desk.claimed_elsewhere(poll, 2, [(task_id(1), 1)]))
+    waiting = lease_service._waiting[poll] = _WaitingPoll(poll, 4, answer)
+    reading = asyncio.create_task(lease_service.claimed_elsewhere(poll, 2, [(task_id(1), 1)]))
     await store.asked.wait()
-    await desk.claimed_elsewhere(poll, 2, ())
-    assert (poll.free, poll.in_flight, desk._errands._under_way) == (0, 2, set())
+    await lease_service.claimed_elsewhere(poll, 2, ())
+    assert (poll.free, poll.in_flight, lease_service._background_tasks._under_way) == (0, 2, set())
     store.go.set()
     await reading
     assert poll.in_flight == 0
-    assert [task.assignment.id for task in await answer] == [task_id(1)]
-    assert waiting.poll not in desk._waiting
+    assert [task.execution.id for task in await answer] == [task_id(1)]
+    assert waiting.poll not in lease_service._waiting

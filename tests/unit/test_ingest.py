@@ -10,17 +10,17 @@ from contract.store_lab import SPEC
 from mainspring.api.tasks import ingest as ingesting
 from mainspring.api.tasks.ingest import Ingest
 from mainspring.clock import ManualClock
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.observe.metrics import Metrics
-from mainspring.store.creation import NO_HEAD_START, Creation, HeadStart, Made, NewTask
-from mainspring.store.tasks import Tasks
+from mainspring.store.creation import NO_EAGER_LEASE, Creation, EagerLeaseOffer, Made, NewTask
+from mainspring.store.tasks import TaskStore
 from support.api import QuietNode
 
 NOW = 1000.0
 
 
-class Away(Tasks):
+class Away(TaskStore):
     """A store that cannot be reached, and how often it was asked what exists."""
 
     def __init__(self, problem: StoreUnavailable) -> None:
@@ -28,7 +28,10 @@ class Away(Tasks):
         self.looked = 0
 
     async def create(
-        self, creations: Sequence[Creation], tenure: Tenure, start: HeadStart = NO_HEAD_START
+        self,
+        creations: Sequence[Creation],
+        ownership: Ownership,
+        start: EagerLeaseOffer = NO_EAGER_LEASE,
     ) -> Made:
         raise self._problem
 
@@ -44,10 +47,10 @@ class Noting(QuietNode):
         self.doubts = 0
         self.head_starts: list[object] = []
 
-    def doubt(self) -> None:
+    def mark_stale(self) -> None:
         self.doubts += 1
 
-    def end_head_start(self, start: HeadStart, begun: object) -> None:
+    def end_eager_lease(self, start: EagerLeaseOffer, begun: object) -> None:
         self.head_starts.append(begun)
 
 

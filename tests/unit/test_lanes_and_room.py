@@ -5,15 +5,15 @@ from random import Random
 
 import pytest
 
-from mainspring.engine.slot_quota import Room
-from mainspring.execution.guard import Origin
-from mainspring.execution.lanes import Caps, Lanes
+from mainspring.engine.slot_quota import SlotQuota
+from mainspring.execution.guard import CallOrigin
+from mainspring.execution.send_queues import Caps, Lanes
 
-A, B = Origin("a", 80), Origin("b", 80)
-Item = tuple[int, Origin, int]
+A, B = CallOrigin("a", 80), CallOrigin("b", 80)
+Item = tuple[int, CallOrigin, int]
 
 
-def push(lanes: Lanes[Item], tenant: int, origin: Origin, count: int) -> None:
+def push(lanes: Lanes[Item], tenant: int, origin: CallOrigin, count: int) -> None:
     for number in range(count):
         lanes.push(tenant, origin, (tenant, origin, number))
 
@@ -93,19 +93,19 @@ def test_caps_hold_and_nothing_is_lost_whatever_happens(seed: int) -> None:
 
 def test_nobody_takes_the_last_slots_alone() -> None:
     held: Counter[int] = Counter()
-    room = Room(1000, held)
+    room = SlotQuota(1000, held)
     while room.admits(1, 1):
         room.take(1)
         held[1] += 1
-        room = Room(1000 - held.total(), held)
+        room = SlotQuota(1000 - held.total(), held)
     assert held[1] == 800
     while room.admits(2, 1):
         held[2] += 1
-        room = Room(1000 - held.total(), held)
+        room = SlotQuota(1000 - held.total(), held)
     assert held[2] == 160
-    assert Room(1000 - held.total(), held).admits(3, 1)
+    assert SlotQuota(1000 - held.total(), held).admits(3, 1)
 
 
 def test_a_heavier_tenant_may_hold_more() -> None:
-    assert not Room(10, {1: 40}).admits(1, 1)
-    assert Room(10, {1: 40}).admits(1, 2)
+    assert not SlotQuota(10, {1: 40}).admits(1, 1)
+    assert SlotQuota(10, {1: 40}).admits(1, 2)

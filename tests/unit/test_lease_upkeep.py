@@ -10,8 +10,8 @@ from uuid import UUID
 
 from mainspring.clock import ManualClock
 from mainspring.config import Config
-from mainspring.domain.execution import Assignment
-from mainspring.domain.placement import Tenure
+from mainspring.domain.execution import Execution
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine
@@ -21,7 +21,7 @@ from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import Extended, Seen, TaskRef
-from support.rows import assignment, row, task_id
+from support.rows import execution, row, task_id
 from support.waiting import eventually
 
 NOW = 1000.0
@@ -42,7 +42,7 @@ class Runs:
     def room(self) -> int | None:
         return None
 
-    def start(self, assignments: Sequence[Assignment]) -> None:
+    def start(self, executions: Sequence[Execution]) -> None:
         self.was_started.set()
 
     def cancel(self, task_id: UUID, fence: int) -> None:
@@ -60,19 +60,19 @@ class Leases:
         self.claimed = asyncio.Event()
 
     async def claim(
-        self, _tenure: Tenure, picks: Sequence[TaskRef], **_lease: object
-    ) -> list[Assignment]:
+        self, _tenure: Ownership, picks: Sequence[TaskRef], **_lease: object
+    ) -> list[Execution]:
         """Answered only when the test says so."""
         self.claiming.set()
         await self.claimed.wait()
         rows = [row(pick.id.int, capability="http", due=NOW) for pick in picks]
-        return [assignment(found, lease_end=NOW + LEASE) for found in rows]
+        return [execution(found, lease_end=NOW + LEASE) for found in rows]
 
     async def extend(self, held: Sequence[TaskRef], *, lease: float) -> list[Extended]:
         self.extended += [ref.id for ref in held]
         return [Extended(ref.tenant_id, ref.id, NOW + lease, False) for ref in held]
 
-    async def lose(self, _held: Sequence[TaskRef], **_known: Sequence[UUID]) -> Seen:
+    async def expire_leases(self, _held: Sequence[TaskRef], **_known: Sequence[UUID]) -> Seen:
         self.losing.set()
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
@@ -93,8 +93,8 @@ class World:
 
     def running_here(self, number: int) -> None:
         found = self.running(number)
-        begun = (found, assignment(found._replace(fence=0), lease_end=NOW + LEASE))
-        self.dispatcher.end_relay(self.dispatcher.offer_relay(), [begun])
+        begun = (found, execution(found._replace(fence=0), lease_end=NOW + LEASE))
+        self.dispatcher.end_step_leases(self.dispatcher.offer_step_leases(), [begun])
 
     def running_elsewhere(self, number: int) -> None:
         self.engine.saw([self.running(number)], NOW)
@@ -105,7 +105,7 @@ class World:
 
     def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
-        self.state.poke()
+        self.state.request_dispatch()
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:

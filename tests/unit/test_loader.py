@@ -13,11 +13,11 @@ import pytest
 
 from mainspring.clock import ManualClock
 from mainspring.config import Config
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine
-from mainspring.engine.leases import Held
+from mainspring.engine.leases import HeldLease
 from mainspring.engine.settings import EngineSettings
 from mainspring.engine.window import Refill
 from mainspring.errors import NothingSent, StoreUnavailable
@@ -25,11 +25,11 @@ from mainspring.lifecycle import Supervisor
 from mainspring.node import periodic_jobs as chores
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.loader import Loader
-from mainspring.node.partition_loader import Stocktaker
+from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import EngineStore, Seen, Woken
-from mainspring.store.keys import Keys
+from mainspring.store.keys import KeyStore
 
 NOW = 1000.0
 NOTHING = Woken([], [], [])
@@ -39,7 +39,7 @@ class Store(EngineStore):
     """Answers as it is told to, notes what it was asked, and can be asked to wait for that."""
 
     def __init__(self) -> None:
-        self.stock: list[TaskRow] = []
+        self.partition_loader: list[TaskRow] = []
         self.wakes: list[Woken] = []
         self.expired: list[list[UUID]] = []
         self.failing: set[str] = set()
@@ -67,10 +67,12 @@ class Store(EngineStore):
     def asked_for(self, chore: str) -> list[object]:
         return [what for name, what in self.asked if name == chore]
 
-    async def take_stock(
+    async def load_window(
         self, partitions: Collection[int], *, after: float, until: float, cap: int
     ) -> list[TaskRow]:
-        found = [r for r in self.stock if r.partition in partitions and after < r.due <= until]
+        found = [
+            r for r in self.partition_loader if r.partition in partitions and after < r.due <= until
+        ]
         self._note("stock", sorted(partitions))
         if self.too_much_in in partitions:
             raise StoreUnavailable("stock took too long")
@@ -78,11 +80,13 @@ class Store(EngineStore):
             await self.slow.wait()
         return found
 
-    async def take_wakes(self, tenure: Tenure, heard: Collection[int], *, limit: int) -> Woken:
+    async def poll_wakes(
+        self, ownership: Ownership, heard: Collection[int], *, limit: int
+    ) -> Woken:
         self._note("wakes", list(heard))
         return self.wakes.pop(0) if self.wakes else NOTHING
 
-    async def expire(self, tenure: Tenure, *, limit: int) -> list[UUID]:
+    async def expire(self, ownership: Ownership, *, limit: int) -> list[UUID]:
         self._note("expire", limit)
         return self.expired.pop(0) if self.expired else []
 
@@ -97,7 +101,7 @@ class Store(EngineStore):
         return Seen([], [task_id for _, task_id in tasks])
 
 
-class Limits(Keys):
+class Limits(KeyStore):
     """Every tenant that is asked for is there; the asking can fail."""
 
     def __init__(self) -> None:
@@ -115,10 +119,10 @@ class Limits(Keys):
 class Idle:
     """As much of a dispatcher as is asked."""
 
-    def cancel(self, held: Iterable[Held]) -> None:
+    def cancel(self, held: Iterable[HeldLease]) -> None:
         pass
 
-    def nudge_workers(self, rows: Iterable[TaskRow]) -> None:
+    def interrupt_workers(self, rows: Iterable[TaskRow]) -> None:
         pass
 
 
@@ -130,9 +134,9 @@ class Bench:
         self.state = NodeState(Engine(EngineSettings(stream_cap=4)), self.clock)
         self.store, self.limits = Store(), Limits()
         config, dispatcher, metrics = Config(wake_poll=0.01), cast(Dispatcher, Idle()), Metrics()
-        self.stock = Stocktaker(config, self.state, self.store, dispatcher, metrics)
+        self.partition_loader = PartitionLoader(config, self.state, self.store, dispatcher, metrics)
         self.loader = Loader(
-            config, self.state, self.store, self.limits, dispatcher, self.stock, metrics
+            config, self.state, self.store, self.limits, dispatcher, self.partition_loader, metrics
         )
 
     @asynccontextmanager
@@ -140,16 +144,16 @@ class Bench:
         self.state.engine.own(own, [], NOW)
         supervisor = Supervisor()
         supervisor.start("loader", self.loader.run)
-        supervisor.start("stock", self.stock.run)
+        supervisor.start("stock", self.partition_loader.run)
         try:
             yield
         finally:
             await supervisor.stop()
 
-    async def look_for_wakes(self, times: int) -> list[object]:
+    async def request_wakes(self, times: int) -> list[object]:
         """Let it look so often; answers what it named as heard."""
         while len(asked := self.store.asked_for("wakes")) < times:
-            self.state.look_for_wakes()
+            self.state.request_wakes()
             await self.store.until(partial(self._more_than, len(asked)))
         return asked
 
@@ -180,7 +184,7 @@ def task(
 @pytest.mark.parametrize("chore", ["stock", "wakes", "expire"])
 async def test_a_chore_that_fails_each_time_takes_no_others_turn(bench: Bench, chore: str) -> None:
     bench.store.failing.add(chore)
-    bench.stock.load([3])
+    bench.partition_loader.load([3])
     async with bench.running():
         await bench.store.until(
             lambda: {"stock", "wakes", "expire"} <= dict(bench.store.asked).keys()
@@ -190,25 +194,25 @@ async def test_a_chore_that_fails_each_time_takes_no_others_turn(bench: Bench, c
 async def test_what_is_too_much_at_once_is_asked_for_in_smaller_parts(bench: Bench) -> None:
     """And the partition that cannot be read at all keeps no other from being owned."""
     bench.store.too_much_in = 7
-    bench.stock.load(range(20))
+    bench.partition_loader.load(range(20))
     async with bench.running(own=()):
         await bench.store.until(lambda: len(bench.state.engine.partitions) == 19)
         await bench.store.until(lambda: [7] in bench.store.asked_for("stock"))
         bench.store.too_much_in = None
         await bench.store.until(lambda: len(bench.state.engine.partitions) == 20)
-        bench.stock.load(range(20, 36))
+        bench.partition_loader.load(range(20, 36))
         await bench.store.until(lambda: list(range(20, 36)) in bench.store.asked_for("stock"))
 
 
 async def test_while_a_partition_is_read_all_else_goes_on(bench: Bench) -> None:
     bench.store.slow_in = 3
-    bench.stock.load([3])
+    bench.partition_loader.load([3])
     async with bench.running():
         await bench.store.until(lambda: [3] in bench.store.asked_for("stock"))
-        bench.store.stock = [task(1, partition=1, due=NOW + 15)]
+        bench.store.partition_loader = [task(1, partition=1, due=NOW + 15)]
         bench.store.wakes = [Woken([task(2, partition=2)], [], [10])]
         bench.clock.advance(10)
-        await bench.look_for_wakes(len(bench.store.asked_for("wakes")) + 2)
+        await bench.request_wakes(len(bench.store.asked_for("wakes")) + 2)
         assert bench.state.engine.waiting == 2
         assert bench.state.engine.partitions == {1, 2}
 
@@ -216,12 +220,12 @@ async def test_while_a_partition_is_read_all_else_goes_on(bench: Bench) -> None:
 async def test_a_slow_read_catches_up_with_the_horizon(bench: Bench) -> None:
     """What came into sight during the read was read for the others, but not for this one."""
     bench.store.slow_in = 3
-    bench.stock.load([3])
+    bench.partition_loader.load([3])
     async with bench.running():
         await bench.store.until(lambda: [3] in bench.store.asked_for("stock"))
-        bench.store.stock = [task(1, partition=3, due=NOW + 15)]
+        bench.store.partition_loader = [task(1, partition=3, due=NOW + 15)]
         bench.clock.advance(10)
-        await bench.look_for_wakes(len(bench.store.asked_for("wakes")) + 2)
+        await bench.request_wakes(len(bench.store.asked_for("wakes")) + 2)
         bench.store.slow.set()
         await bench.store.until(lambda: 3 in bench.state.engine.partitions)
     assert bench.state.engine.waiting == 1
@@ -236,16 +240,16 @@ async def test_a_read_that_began_too_early_does_not_count(bench: Bench, how: str
         bench.store.slow_in = 3
         if how == "doubted":
             bench.state.engine.own([3], [], NOW)
-            bench.state.doubt([3])
+            bench.state.mark_stale([3])
         else:
-            bench.stock.load([3])
+            bench.partition_loader.load([3])
         await bench.store.until(lambda: [3] in bench.store.asked_for("stock"))
-        bench.store.stock = [task(1, partition=3)]
+        bench.store.partition_loader = [task(1, partition=3)]
         if how == "doubted":
-            bench.state.doubt([3])
+            bench.state.mark_stale([3])
         else:
-            bench.stock.give_up([3])
-            bench.stock.load([3])
+            bench.partition_loader.give_up([3])
+            bench.partition_loader.load([3])
         bench.store.slow.set()
         await bench.store.until(lambda: bench.state.engine.waiting == 1)
 
@@ -257,7 +261,7 @@ async def test_streams_are_filled_again_before_all_partitions_are_read(bench: Be
         await bench.store.until(lambda: [0] in bench.store.asked_for("stock"))
         engine.saw(turned_away, NOW)
         engine.gone([row.id for row in turned_away[:4]], NOW)
-        bench.stock.load(range(1, 33))
+        bench.partition_loader.load(range(1, 33))
         await bench.store.until(lambda: len(engine.partitions) == 33)
     chores = [chore for chore, _ in bench.store.asked]
     assert "stock" in chores[chores.index("more") :]
@@ -271,19 +275,19 @@ async def test_a_refill_that_could_not_be_told_is_asked_for_again(bench: Bench) 
         engine.saw(turned_away, NOW)
         engine.gone([row.id for row in turned_away[:4]], NOW)
         with mock.patch.object(engine, "refilled", side_effect=ValueError("a mistake of ours")):
-            bench.state.stock_wanted.set()
+            bench.state.partitions_wanted.set()
             await bench.store.until(lambda: bool(bench.store.asked_for("more")))
         await bench.store.until(lambda: len(bench.store.asked_for("more")) > 1)
 
 
 async def test_what_fails_in_one_loop_ends_no_read_of_the_other(bench: Bench) -> None:
     bench.store.slow_in = 3
-    bench.stock.load([3])
+    bench.partition_loader.load([3])
     bench.store.wakes = [Woken([task(1)], [], [10])]
     bench.limits.problem = ValueError("a mistake of ours")
     async with bench.running():
         await bench.store.until(lambda: [3] in bench.store.asked_for("stock"))
-        await bench.look_for_wakes(len(bench.store.asked_for("wakes")) + 2)
+        await bench.request_wakes(len(bench.store.asked_for("wakes")) + 2)
         bench.store.slow.set()
         await bench.store.until(lambda: 3 in bench.state.engine.partitions)
     assert not bench.limits.problem
@@ -293,7 +297,7 @@ async def test_what_fails_in_one_loop_ends_no_read_of_the_other(bench: Bench) ->
 async def test_wakes_are_named_as_heard_once_the_engine_has_heard(bench: Bench) -> None:
     bench.store.wakes = [Woken([task(1)], [], [10, 11])]
     async with bench.running():
-        assert await bench.look_for_wakes(3) == [[], [10, 11], []]
+        assert await bench.request_wakes(3) == [[], [10, 11], []]
     assert bench.state.engine.waiting == 1
 
 
@@ -301,24 +305,24 @@ async def test_wakes_heard_under_another_id_of_the_node_stay(bench: Bench) -> No
     """In a database that was set back their numbers are others'."""
     bench.store.wakes = [Woken([task(1)], [], [10, 11])]
     async with bench.running():
-        await bench.look_for_wakes(1)
+        await bench.request_wakes(1)
         await bench.store.until(lambda: bench.state.engine.waiting == 1)
         bench.state.renew()
-        assert await bench.look_for_wakes(2) == [[], []]
+        assert await bench.request_wakes(2) == [[], []]
 
 
 async def test_wakes_read_before_the_database_was_set_back_are_not_told(bench: Bench) -> None:
     bench.store.wakes = [Woken([task(1)], [], [10])]
-    learn, state = bench.limits.limits, bench.state
+    compile_fast_path, state = bench.limits.limits, bench.state
 
     async def meanwhile(tenants: Collection[int] | None = None) -> dict[int, TenantLimits]:
         if tenants is not None:
             state.renew()
-        return await learn(tenants)
+        return await compile_fast_path(tenants)
 
     with mock.patch.object(bench.limits, "limits", meanwhile):
         async with bench.running():
-            await bench.look_for_wakes(2)
+            await bench.request_wakes(2)
     assert state.engine.waiting == 0
 
 
@@ -335,10 +339,10 @@ async def test_no_partition_is_acted_for_by_limits_of_another_life(bench: Bench)
         await bench.store.until(lambda: bench.state.limits_read_by is not None)
         with mock.patch.object(bench.limits, "limits", slowly):
             bench.state.renew()
-            bench.stock.load([3])
+            bench.partition_loader.load([3])
             await asked.wait()
             read = len(bench.store.asked_for("stock"))
-            await bench.store.until(lambda: not bench.state.stock_wanted.is_set())
+            await bench.store.until(lambda: not bench.state.partitions_wanted.is_set())
             assert len(bench.store.asked_for("stock")) == read
             assert 3 not in bench.state.engine.partitions
             slow.set()
@@ -352,15 +356,15 @@ async def test_wakes_of_which_the_engine_did_not_hear_stay(
     bench.store.wakes = [Woken([task(1)], [], [10])]
     bench.limits.problem = problem
     async with bench.running():
-        await bench.look_for_wakes(1)
+        await bench.request_wakes(1)
     async with bench.running():
-        assert await bench.look_for_wakes(2) == [[], []]
+        assert await bench.request_wakes(2) == [[], []]
 
 
 async def test_only_limits_of_woken_tenants_are_asked_for(bench: Bench) -> None:
     bench.store.wakes = [Woken([task(1), task(2, tenant=9)], [UUID(int=3)], [10, 11, 12])]
     async with bench.running():
-        await bench.look_for_wakes(2)
+        await bench.request_wakes(2)
     assert [tenants for tenants in bench.limits.asked if tenants is not None] == [{1, 9}]
 
 
@@ -384,18 +388,18 @@ async def test_after_a_lost_answer_what_expired_is_looked_at(
 ) -> None:
     """Nobody may ever want to run it: nothing else would tell the engine that it is gone."""
     bench.store.failing, bench.store.problem = {"expire"}, problem
-    bench.store.stock = [task(1, expires=NOW + 1), task(2, expires=NOW + 99)]
-    bench.stock.load([1])
+    bench.store.partition_loader = [task(1, expires=NOW + 1), task(2, expires=NOW + 99)]
+    bench.partition_loader.load([1])
     async with bench.running(own=()):
         await bench.store.until(lambda: bench.state.engine.waiting == 2)
         bench.clock.advance(1)
         await bench.store.until(lambda: bool(bench.store.asked_for("expire")))
-        bench.store.stock, bench.store.failing = [], set()
+        bench.store.partition_loader, bench.store.failing = [], set()
         bench.clock.advance(60)
         read = len(bench.store.asked_for("stock"))
-        bench.state.stock_wanted.set()
+        bench.state.partitions_wanted.set()
         await bench.store.until(lambda: len(bench.store.asked_for("stock")) > read)
-        await bench.look_for_wakes(len(bench.store.asked_for("wakes")) + 2)
+        await bench.request_wakes(len(bench.store.asked_for("wakes")) + 2)
     assert bench.store.asked_for("look") == looked_at
     assert bench.state.engine.waiting == 2 - len(looked_at)
 
@@ -415,7 +419,7 @@ async def test_a_partition_is_read_once_for_all_tenants_who_want_more_of_it(benc
         mock.patch.object(bench.state.engine, "refills", side_effect=rounds),
         mock.patch.object(bench.state.engine, "refilled", refilled),
     ):
-        bench.store.stock = [task(1), task(2, tenant=6), task(3, tenant=7)]
+        bench.store.partition_loader = [task(1), task(2, tenant=6), task(3, tenant=7)]
         async with bench.running():
             await bench.store.until(lambda: bool(bench.store.asked_for("more")))
             await bench.store.until(lambda: len(answered) == len(keys))

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 from mainspring.clock import ManualClock
 from mainspring.config import Config
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine
-from mainspring.engine.leases import Held
+from mainspring.engine.leases import HeldLease
 from mainspring.engine.settings import EngineSettings
 from mainspring.node.loader import Loader
-from mainspring.node.partition_loader import Stocktaker
+from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import Woken
@@ -27,21 +27,21 @@ class Chores:
     def __init__(self) -> None:
         self.wakes = self.expiries = 0
 
-    async def take_stock(self, *_which: object, **_when: object) -> list[object]:
+    async def load_window(self, *_which: object, **_when: object) -> list[object]:
         return []
 
-    async def take_wakes(self, _tenure: Tenure, heard: Sequence[int], *, limit: int) -> Woken:
+    async def poll_wakes(self, _tenure: Ownership, heard: Sequence[int], *, limit: int) -> Woken:
         assert limit
         assert not heard
         self.wakes += 1
         return Woken([], [], [])
 
-    async def expire(self, _tenure: Tenure, *, limit: int) -> list[object]:
+    async def expire(self, _tenure: Ownership, *, limit: int) -> list[object]:
         assert limit
         self.expiries += 1
         return []
 
-    def cancel(self, tries: Sequence[Held]) -> None:
+    def cancel(self, tries: Sequence[HeldLease]) -> None:
         assert not tries
 
     async def limits(self, _tenants: object) -> dict[int, TenantLimits]:
@@ -54,8 +54,8 @@ async def test_chores_go_on_while_the_databases_clock_is_back() -> None:
     state = NodeState(engine, clock)
     store = cast(Any, chores)
     config, metrics = Config(wake_poll=0.25), Metrics()
-    stock = Stocktaker(config, state, store, store, metrics)
-    loader = Loader(config, state, store, store, store, stock, metrics)
+    partition_loader = PartitionLoader(config, state, store, store, metrics)
+    loader = Loader(config, state, store, store, store, partition_loader, metrics)
     work = asyncio.create_task(loader.run())
     clock.jump_back(3600.0)
     for times in (1, 2, 3):

@@ -10,7 +10,7 @@ import pytest
 
 from mainspring.clock import ManualClock
 from mainspring.config import Config
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
 from mainspring.errors import NothingSent, StoreUnavailable
@@ -18,21 +18,23 @@ from mainspring.node.materializer import Materializer
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.schedules.occurrences import Settled
-from mainspring.schedules.service import Due, Schedules
+from mainspring.schedules.occurrences import DecidedSchedules
+from mainspring.schedules.service import DueSchedule, ScheduleService
 
 
-class Unanswered(Schedules):
+class Unanswered(ScheduleService):
     """One schedule is due, and whether it was decided on nobody says."""
 
     def __init__(self, problem: StoreUnavailable) -> None:
         self._problem = problem
         self.asked = asyncio.Event()
 
-    async def due(self, partitions: Collection[int], *, until: float, limit: int) -> list[Due]:
-        return [Due(1, UUID(int=1), until - 2)]
+    async def due(
+        self, partitions: Collection[int], *, until: float, limit: int
+    ) -> list[DueSchedule]:
+        return [DueSchedule(1, UUID(int=1), until - 2)]
 
-    async def fire(self, tenure: Tenure, due: Sequence[Due]) -> Settled:
+    async def fire(self, ownership: Ownership, due: Sequence[DueSchedule]) -> DecidedSchedules:
         self.asked.set()
         raise self._problem
 
@@ -44,11 +46,11 @@ class Unanswered(Schedules):
 
 
 @pytest.mark.parametrize(
-    ("problem", "doubtful"),
+    ("problem", "stale_partitions"),
     [(StoreUnavailable("the connection was lost"), {3, 4}), (NothingSent("there was none"), set())],
 )
 async def test_after_a_lost_answer_the_partitions_are_looked_at_again(
-    problem: StoreUnavailable, doubtful: set[int]
+    problem: StoreUnavailable, stale_partitions: set[int]
 ) -> None:
     """The decision may have been written, and its tasks with it: our engine has to hear of them."""
     state = NodeState(Engine(EngineSettings()), ManualClock(1000.0))
@@ -59,4 +61,4 @@ async def test_after_a_lost_answer_the_partitions_are_looked_at_again(
     async with asyncio.timeout(5):
         await schedules.asked.wait()
     running.cancel()
-    assert state.doubtful == doubtful
+    assert state.stale_partitions == stale_partitions

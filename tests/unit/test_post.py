@@ -7,20 +7,20 @@ from uuid import uuid4
 
 import msgspec
 
-from mainspring.engine.demand import Holder
-from mainspring.node.workers.mailbox import Began, Letter, Post
+from mainspring.engine.demand import WorkerSession
+from mainspring.node.workers.mailbox import Mailbox, NodeMessage, WorkerRestarted
 
 
 async def test_a_letter_that_nobody_can_read_does_not_spoil_the_others() -> None:
-    letter = Began(Holder(1, "w", "1"))
-    delivered: asyncio.Queue[Letter] = asyncio.Queue()
+    letter = WorkerRestarted(WorkerSession(1, "w", "1"))
+    delivered: asyncio.Queue[NodeMessage] = asyncio.Queue()
 
     class Messages:
         async def collect(self, _node: Any) -> list[bytes]:
             return [b'{"type": "Newfangled"}', b"\xff", msgspec.json.encode(letter)]
 
     state = SimpleNamespace(owners={}, node_id=uuid4())
-    post = Post(state, Messages(), look_every=3600)  # type: ignore[arg-type]
+    post = Mailbox(state, Messages(), look_every=3600)  # type: ignore[arg-type]
     post.deliver_to(delivered.put_nowait)
     collecting = asyncio.create_task(post.loops()["post.collect"]())
     post.hint()

@@ -12,15 +12,15 @@ import asyncpg
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.execution import Outcome, Report
-from mainspring.domain.placement import Tenure
+from mainspring.domain.outcome_rules import Finish, RetryLater
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
-from mainspring.domain.settlement import Finish, Retry
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from support.rows import assignment, row
+from support.rows import execution, row
 
 
 class Refuses:
@@ -30,16 +30,16 @@ class Refuses:
         self.asked: list[int] = []
         """Of which tasks alone something was to be written."""
 
-    async def finish(self, _tenure: Tenure, finishes: Sequence[Finish]) -> set[UUID]:
-        return {report.assignment.id for report in self._take(finishes)}
+    async def finish(self, _tenure: Ownership, finishes: Sequence[Finish]) -> set[UUID]:
+        return {report.execution.id for report in self._take(finishes)}
 
-    async def retry(self, _tenure: Tenure, retries: Sequence[Retry]) -> list[TaskRow]:
-        return [row(report.assignment.id.int, rev=3) for report in self._take(retries)]
+    async def retry(self, _tenure: Ownership, retries: Sequence[RetryLater]) -> list[TaskRow]:
+        return [row(report.execution.id.int, rev=3) for report in self._take(retries)]
 
-    def _take(self, items: Sequence[Finish | Retry]) -> list[Report]:
+    def _take(self, items: Sequence[Finish | RetryLater]) -> list[Report]:
         reports = [item.report for item in items]
-        self.asked += [report.assignment.id.int for report in reports if len(reports) == 1]
-        if any(report.assignment.id.int in (1, 2) for report in reports):
+        self.asked += [report.execution.id.int for report in reports if len(reports) == 1]
+        if any(report.execution.id.int in (1, 2) for report in reports):
             raise asyncpg.DataError("invalid")
         return reports
 
@@ -50,7 +50,7 @@ class Deaf:
 
 
 def report(number: int, outcome: Outcome) -> Report:
-    return Report(assignment(row(number)), outcome, 0.0, 0.0)
+    return Report(execution(row(number)), outcome, 0.0, 0.0)
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from mainspring.domain.schedule import cron, rrule, rrule_days
-from mainspring.domain.schedule.definition import Definition, recurrence_of, timetable
+from mainspring.domain.schedule.definition import ScheduleDefinition, recurrence_of, timetable
 from mainspring.domain.schedule.recurrence import Interval, ZonedRecurrence
 from mainspring.domain.schedule.zones import (
     DstPolicy,
@@ -341,7 +341,7 @@ def test_rules_of_any_kind_equal_the_library(text: str) -> None:
         return  # it finds at once that some never fire
     try:
         rule = rrule.parse(text, begin, "UTC")
-    except rrule.NeverFires:
+    except rrule.RuleNeverFires:
         assert expected == []
         return
     last = expected[-1] if expected else begin
@@ -355,7 +355,7 @@ def test_until_the_end_of_the_calendar(where: str) -> None:
     begin = datetime(2026, 1, 1)
     rule = rrule.parse("FREQ=DAILY;UNTIL=99991231T235959Z", begin, where)
     assert rule.next(begin) == datetime(2026, 1, 2)
-    with pytest.raises(rrule.NeverFires):
+    with pytest.raises(rrule.RuleNeverFires):
         rrule.parse("FREQ=DAILY;UNTIL=00010101T000000Z", begin, where)
 
 
@@ -381,10 +381,10 @@ def test_rules_that_make_no_sense_are_refused(text: str) -> None:
     ],
 )
 def test_rules_that_no_day_matches_are_refused_at_once(text: str) -> None:
-    with pytest.raises(rrule.NeverFires):
+    with pytest.raises(rrule.RuleNeverFires):
         rrule.parse(text, datetime(2026, 1, 5), "UTC")
     began = process_time()
-    with pytest.raises(rrule.NeverFires):
+    with pytest.raises(rrule.RuleNeverFires):
         rrule.parse(text, datetime(2027, 1, 5), "UTC")
     assert process_time() - began < 0.01
 
@@ -434,13 +434,13 @@ def test_no_rule_takes_long(text: str, begin: datetime) -> None:
     """However it is asked about: what one tenant writes must not hold up the others."""
     where, now = "Europe/Berlin", max(begin, datetime(2026, 7, 1)).replace(tzinfo=UTC).timestamp()
     list(zone(where).changes(now, now + 45 * 366 * 86400))  # looked up once in a process
-    definition = Definition(
+    definition = ScheduleDefinition(
         rrule=text, anchor=begin.replace(tzinfo=UTC).timestamp(), timezone=where
     )
 
     def spent(question: Callable[[], object]) -> float:
         began = process_time()
-        with contextlib.suppress(rrule.NeverFires):
+        with contextlib.suppress(rrule.RuleNeverFires):
             question()
         return process_time() - began
 

@@ -12,7 +12,7 @@ import pytest
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.capability import takes_slot
-from mainspring.domain.execution import Assignment, Outcome, Report
+from mainspring.domain.execution import Execution, Outcome, Report
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine
@@ -24,9 +24,9 @@ from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import Seen
-from mainspring.store.creation import NO_HEAD_START, NewTask, begun_task
-from mainspring.store.step_rows import NO_RELAY
-from support.rows import assignment, row, task_id
+from mainspring.store.creation import NO_EAGER_LEASE, NewTask, started_task
+from mainspring.store.step_rows import NO_STEP_LEASES
+from support.rows import execution, row, task_id
 
 NOW = 1000.0
 
@@ -35,7 +35,7 @@ class Runs:
     """An executor that notes what it is given."""
 
     def __init__(self) -> None:
-        self.started: list[Assignment] = []
+        self.started: list[Execution] = []
         self.runs = False
         self.runs_left: int | None = None
         self.breaks_at: UUID | None = None
@@ -47,8 +47,8 @@ class Runs:
     def room(self) -> int | None:
         return self.runs_left
 
-    def start(self, assignments: Sequence[Assignment]) -> None:
-        for given in assignments:
+    def start(self, executions: Sequence[Execution]) -> None:
+        for given in executions:
             if given.id == self.breaks_at:
                 raise RuntimeError("broken")
             self.started.append(given)
@@ -68,20 +68,18 @@ class Reports(Recorder):
     def report(self, reports: Sequence[Report]) -> None:
         self.reports += reports
         for report in reports:
-            self._state.engine.reported(report.assignment.id, report.assignment.fence)
+            self._state.engine.reported(report.execution.id, report.execution.fence)
 
 
 class Leases:
     """A store that says what was leased, after it failed to once."""
 
     def __init__(self) -> None:
-        self.leased: list[Assignment] = []
+        self.leased: list[Execution] = []
         self.rows: list[TaskRow] = []
         self.failures = 1
 
-    async def leased_to(
-        self, tasks: Sequence[tuple[int, UUID]], *, worker: str
-    ) -> list[Assignment]:
+    async def leased_to(self, tasks: Sequence[tuple[int, UUID]], *, worker: str) -> list[Execution]:
         self.failures -= 1
         if self.failures >= 0:
             raise StoreUnavailable("not yet")
@@ -104,41 +102,41 @@ class World:
         self.dispatcher = Dispatcher(config, state, cast(Any, self.store), self.recorder, metrics)
         self.dispatcher.add_executor(cast(Any, self.executor))
 
-    def begun(self, number: int, **fields: Any) -> tuple[TaskRow, Assignment]:
+    def begun(self, number: int, **fields: Any) -> tuple[TaskRow, Execution]:
         fields = {"capability": "http", "due": NOW, "lease_end": NOW + 15, **fields}
         found = row(number, rev=2, state="running", fence=1, **fields)
         assert found.lease_end is not None
-        return found, assignment(found._replace(fence=0), lease_end=found.lease_end)
+        return found, execution(found._replace(fence=0), lease_end=found.lease_end)
 
 
 def test_only_slots_beyond_half_of_all_are_offered_and_while_offered_not_twice() -> None:
     world = World(slots=10)
-    relay = world.dispatcher.offer_relay()
+    relay = world.dispatcher.offer_step_leases()
     assert (relay.most, world.dispatcher.free_slots) == (5, 5)
-    assert world.dispatcher.offer_relay() == NO_RELAY
-    world.dispatcher.end_relay(relay, [])
+    assert world.dispatcher.offer_step_leases() == NO_STEP_LEASES
+    world.dispatcher.end_step_leases(relay, [])
     assert world.dispatcher.free_slots == 10
 
 
 def test_what_was_leased_is_started_and_takes_its_slot() -> None:
     world = World(slots=10)
-    relay = world.dispatcher.offer_relay()
+    relay = world.dispatcher.offer_step_leases()
     found, given = world.begun(7)
-    world.dispatcher.end_relay(relay, [(found, given)])
+    world.dispatcher.end_step_leases(relay, [(found, given)])
     assert world.executor.started == [given]
     assert (world.dispatcher.free_slots, world.engine.slots_held) == (9, 1)
 
 
 def test_a_node_without_slots_offers_none() -> None:
-    assert World(slots=0).dispatcher.offer_relay() == NO_RELAY
+    assert World(slots=0).dispatcher.offer_step_leases() == NO_STEP_LEASES
 
 
 def test_a_node_that_is_closing_offers_none_and_gives_back_what_comes_late() -> None:
     world = World()
-    relay = world.dispatcher.offer_relay()
+    relay = world.dispatcher.offer_step_leases()
     world.dispatcher.close()
-    assert world.dispatcher.offer_relay() == NO_RELAY
-    world.dispatcher.end_relay(relay, [world.begun(7)])
+    assert world.dispatcher.offer_step_leases() == NO_STEP_LEASES
+    world.dispatcher.end_step_leases(relay, [world.begun(7)])
     assert world.executor.started == []
     assert [report.outcome for report in world.recorder.reports] == [Outcome.RELEASED]
     assert world.engine.slots_held == 0
@@ -146,13 +144,13 @@ def test_a_node_that_is_closing_offers_none_and_gives_back_what_comes_late() -> 
 
 def test_what_nobody_here_can_run_and_what_came_too_late_goes_back_alone() -> None:
     world = World()
-    relay = world.dispatcher.offer_relay()
+    relay = world.dispatcher.offer_step_leases()
     odd = world.begun(7, capability="handler:send_mail")
     late = world.begun(8, lease_end=NOW - 1)
     good = world.begun(9)
-    world.dispatcher.end_relay(relay, [odd, late, good])
+    world.dispatcher.end_step_leases(relay, [odd, late, good])
     assert world.executor.started == [good[1]]
-    assert {r.assignment.id for r in world.recorder.reports} == {odd[0].id, late[0].id}
+    assert {r.execution.id for r in world.recorder.reports} == {odd[0].id, late[0].id}
 
 
 # New tasks -------------------------------------------------------------------------------------
@@ -168,18 +166,18 @@ def new(number: int, **fields: Any) -> NewTask:
     return plain._replace(**fields)
 
 
-def leased(task: NewTask, lease_end: float = NOW + 15) -> tuple[TaskRow, Assignment]:
-    return begun_task(task, 0, NOW, lease_end)
+def leased(task: NewTask, lease_end: float = NOW + 15) -> tuple[TaskRow, Execution]:
+    return started_task(task, 0, NOW, lease_end)
 
 
 def test_new_tasks_are_offered_slots_beyond_half_and_start_in_them() -> None:
     world = World(slots=4)
     tasks = [new(number) for number in range(1, 6)]
-    start = world.dispatcher.offer_head_start(tasks)
+    start = world.dispatcher.offer_eager_lease(tasks)
     assert (list(start.tasks), world.dispatcher.free_slots) == ([t.id for t in tasks[:2]], 2)
-    assert world.dispatcher.offer_head_start(tasks[2:]) == NO_HEAD_START
+    assert world.dispatcher.offer_eager_lease(tasks[2:]) == NO_EAGER_LEASE
     row, given = leased(tasks[0])
-    world.dispatcher.end_head_start(start, [(row, given)])
+    world.dispatcher.end_eager_lease(start, [(row, given)])
     assert world.executor.started == [given]
     assert (world.dispatcher.free_slots, world.engine.slots_held) == (3, 1)
 
@@ -197,31 +195,31 @@ def test_new_tasks_are_offered_slots_beyond_half_and_start_in_them() -> None:
     ids=["not due", "expires", "has a key", "for workers", "takes no slot", "limits unknown"],
 )
 def test_what_has_to_pass_a_gate_goes_through_the_queue(fields: dict[str, Any]) -> None:
-    assert World().dispatcher.offer_head_start([new(1, **fields)]) == NO_HEAD_START
+    assert World().dispatcher.offer_eager_lease([new(1, **fields)]) == NO_EAGER_LEASE
 
 
 def test_a_limited_tenant_gets_no_head_start() -> None:
     world = World()
     world.engine.set_limits({1: TenantLimits(max_running=256)}, NOW)
-    assert world.dispatcher.offer_head_start([new(1)]) == NO_HEAD_START
+    assert world.dispatcher.offer_eager_lease([new(1)]) == NO_EAGER_LEASE
 
 
 def test_nobody_goes_before_a_task_of_its_tenant_that_waits() -> None:
     world = World()
     world.engine.look_ahead_to(NOW + 30)
     world.engine.saw([row(7, capability="http", due=NOW)], NOW)
-    assert world.dispatcher.offer_head_start([new(1)]) == NO_HEAD_START
+    assert world.dispatcher.offer_eager_lease([new(1)]) == NO_EAGER_LEASE
 
 
 async def test_after_a_lost_answer_what_was_leased_is_looked_for_and_started_once() -> None:
     world = World()
     world.engine.look_ahead_to(NOW + 30)
     tasks = [new(1), new(2), new(3)]
-    start = world.dispatcher.offer_head_start(tasks)
+    start = world.dispatcher.offer_eager_lease(tasks)
     (found, one), (begun, two) = leased(tasks[0]), leased(tasks[1])
     waiting = row(3, capability="http", due=NOW)
     world.store.leased, world.store.rows = [one, two], [found, begun, waiting]
-    world.dispatcher.end_head_start(start, None)
+    world.dispatcher.end_eager_lease(start, None)
     assert world.dispatcher.free_slots == 10 - 3
     world.engine.saw([found], NOW)  # the reload found it, which starts nothing
     # The other one was not leased with the insert: it was found as well, claimed, run and reported.
@@ -242,12 +240,12 @@ async def test_what_is_being_claimed_is_left_to_its_claim() -> None:
     world = World()
     world.store.failures = 0
     world.engine.look_ahead_to(NOW + 30)
-    start = world.dispatcher.offer_head_start([new(1)])
+    start = world.dispatcher.offer_eager_lease([new(1)])
     world.engine.saw([row(1, capability="http", due=NOW)], NOW)
     assert world.engine.pick(NOW, 5, lambda _capability: True)
     found, given = leased(new(1))
     world.store.leased, world.store.rows = [given], [found]
-    world.dispatcher.end_head_start(start, None)
+    world.dispatcher.end_eager_lease(start, None)
     async with asyncio.timeout(5):
         while world.dispatcher.free_slots < 10:  # noqa: ASYNC110 - a task of its own looks
             await asyncio.sleep(0.01)
@@ -257,7 +255,7 @@ async def test_what_is_being_claimed_is_left_to_its_claim() -> None:
 def test_where_slots_are_short_the_most_urgent_get_them() -> None:
     world = World(slots=4)
     tasks = [new(number, priority=number) for number in range(1, 6)]
-    start = world.dispatcher.offer_head_start(tasks)
+    start = world.dispatcher.offer_eager_lease(tasks)
     assert set(start.tasks) == {tasks[3].id, tasks[4].id}
 
 
@@ -265,15 +263,15 @@ def test_what_is_reserved_counts_for_its_tenant_and_wakes_whoever_waits_when_it_
     None
 ):
     world = World(slots=10)
-    start = world.dispatcher.offer_head_start([new(number) for number in range(1, 6)])
+    start = world.dispatcher.offer_eager_lease([new(number) for number in range(1, 6)])
     world.engine.look_ahead_to(NOW + 30)
     world.engine.saw([row(n, capability="http", due=NOW) for n in range(11, 21)], NOW)
     free = world.dispatcher.free_slots
     picked = world.engine.pick(NOW, free, lambda _capability: True, free=free)
     assert len(picked) == 3, "a tenant alone gets four fifths of ten"
-    world.state.poked.clear()
-    world.dispatcher.end_head_start(start, [])
-    assert world.state.poked.is_set()
+    world.state.dispatch_wanted.clear()
+    world.dispatcher.end_eager_lease(start, [])
+    assert world.state.dispatch_wanted.is_set()
     assert world.dispatcher.free_slots == 10
 
 
@@ -281,8 +279,8 @@ def test_what_cannot_be_started_failed_and_its_creator_hears_nothing_of_it() -> 
     world = World()
     world.executor.breaks_at = new(2).id
     tasks = [new(1), new(2), new(3)]
-    start = world.dispatcher.offer_head_start(tasks)
-    world.dispatcher.end_head_start(start, [leased(task) for task in tasks])
+    start = world.dispatcher.offer_eager_lease(tasks)
+    world.dispatcher.end_eager_lease(start, [leased(task) for task in tasks])
     assert_only_the_first_was_started(world)
 
 
@@ -290,7 +288,7 @@ def test_what_an_executor_does_not_take_stays_with_nobody_after_a_claim() -> Non
     world, (picked, given) = World(), claimed(3)
     world.executor.breaks_at = given[1].id
     for each in picked:
-        world.engine.relayed(each.row._replace(fence=1), NOW)
+        world.engine.leased_eagerly(each.row._replace(fence=1), NOW)
     world.dispatcher._hand_out(picked, given)
     assert_only_the_first_was_started(world)
 
@@ -298,9 +296,7 @@ def test_what_an_executor_does_not_take_stays_with_nobody_after_a_claim() -> Non
 def assert_only_the_first_was_started(world: World) -> None:
     """What an executor took is its own to report, whatever it said afterwards."""
     assert [a.id for a in world.executor.started] == [task_id(1)]
-    failed = [
-        (r.assignment.id, r.outcome, r.error and r.error.code) for r in world.recorder.reports
-    ]
+    failed = [(r.execution.id, r.outcome, r.error and r.error.code) for r in world.recorder.reports]
     assert failed == [(task_id(n), Outcome.FAILED, "not-started") for n in (2, 3)]
     assert world.engine.slots_held == 1
 
@@ -313,10 +309,10 @@ def test_a_claim_that_comes_back_to_a_node_that_is_closing_goes_back() -> None:
     assert [report.outcome for report in world.recorder.reports] == [Outcome.RELEASED]
 
 
-def claimed(count: int) -> tuple[list[Entry], list[Assignment]]:
+def claimed(count: int) -> tuple[list[Entry], list[Execution]]:
     """Tasks that were picked, and what their claim answered."""
     rows = [row(number, capability="http", due=NOW) for number in range(1, count + 1)]
-    given = [assignment(each, lease_end=NOW + 15) for each in rows]
+    given = [execution(each, lease_end=NOW + 15) for each in rows]
     return [Entry(each, StreamKey(0, 1), NOW) for each in rows], given
 
 
@@ -337,7 +333,7 @@ async def test_no_more_runs_are_claimed_than_there_is_room_for() -> None:
     world.engine.saw([row(n, capability=run, due=NOW) for n in range(1, 9)], NOW)
     claims = asyncio.Queue[int]()
 
-    async def claim(_tenure: object, refs: Sequence[object], **_how: object) -> list[Assignment]:
+    async def claim(_tenure: object, refs: Sequence[object], **_how: object) -> list[Execution]:
         world.executor.runs_left = 0
         claims.put_nowait(len(refs))
         return []

@@ -11,15 +11,15 @@ from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.capability import THERE_FOR, Offer, needs_worker, there_for
 from mainspring.engine.core import Engine
-from mainspring.engine.demand import Holder
+from mainspring.engine.demand import WorkerSession
 from mainspring.engine.settings import EngineSettings
 from mainspring.errors import StoreUnavailable
 from mainspring.node.state import NodeState
-from mainspring.node.workers.registry import Roster
-from mainspring.node.workers.reports import Reporting
-from mainspring.store.workers import Touch, Workers, offer_shown
+from mainspring.node.workers.registry import WorkerRegistry
+from mainspring.node.workers.reports import WorkerReports
+from mainspring.store.workers import Touch, WorkerStore, offer_shown
 
-HOLDER = Holder(1, "w", "1")
+HOLDER = WorkerSession(1, "w", "1")
 THREADS = Offer(frozenset({"default"}), frozenset({"mail", "fetch"}), tags=frozenset({"gpu"}))
 PROCESSES = Offer(frozenset({"default"}), frozenset({"train"}), tags=frozenset({"gpu"}))
 
@@ -53,10 +53,12 @@ class World:
         self.clock = ManualClock()
         self.state = NodeState(Engine(EngineSettings(), needs_worker), self.clock)
         self.registry = Registry()
-        self.began: list[Holder] = []
-        self.roster = Roster(self.state, cast(Workers, self.registry), self.began.append, there_for)
+        self.began: list[WorkerSession] = []
+        self.roster = WorkerRegistry(
+            self.state, cast(WorkerStore, self.registry), self.began.append, there_for
+        )
 
-    async def ask(self, *offers: Offer, holder: Holder = HOLDER) -> None:
+    async def ask(self, *offers: Offer, holder: WorkerSession = HOLDER) -> None:
         for offer in offers:
             await self.roster.admit(holder, offer, None)
 
@@ -108,7 +110,7 @@ async def test_a_heartbeat_keeps_every_kind_known(
     known: list[tuple[int, Offer, float]] = []
     monkeypatch.setattr(world.state.engine, "know", lambda *kind: known.append(kind))
     unused: Any = None
-    reporting = Reporting(Config(), world.state, cast(Any, Leases()), unused, world.roster)
+    reporting = WorkerReports(Config(), world.state, cast(Any, Leases()), unused, world.roster)
     await world.ask(THREADS, PROCESSES)
     world.clock.advance(50)
     await reporting.beat(HOLDER, [])
@@ -160,7 +162,7 @@ def test_resources_are_shown_as_told_last() -> None:
 async def test_who_hung_up_is_not_told_of_until_it_is_heard_again(world: World) -> None:
     await world.ask(THREADS)
     assert list(world.roster.kinds()) == [(1, THREADS)]
-    world.roster.left(Holder(1, "w", "before"))
+    world.roster.left(WorkerSession(1, "w", "before"))
     assert list(world.roster.kinds()) == [(1, THREADS)]
     world.roster.left(HOLDER)
     assert list(world.roster.kinds()) == []

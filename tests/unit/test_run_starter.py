@@ -8,8 +8,8 @@ from uuid import UUID
 import msgspec
 
 from mainspring.clock import ManualClock
-from mainspring.domain.execution import Assignment, Report
-from mainspring.domain.placement import Tenure
+from mainspring.domain.execution import Execution, Report
+from mainspring.domain.placement import Ownership
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
 from mainspring.node.recorder import Recorder
@@ -17,7 +17,7 @@ from mainspring.node.run_starter import RunStarter
 from mainspring.node.state import NodeState
 from mainspring.store.step_rows import Moved
 from mainspring.workflows.task_runs import TaskRuns
-from support.rows import assignment, row
+from support.rows import execution, row
 
 FLOOD = 400
 QUIET = FLOOD + 1
@@ -36,7 +36,7 @@ class Runs:
         self.held.set()
 
     async def begin(
-        self, _tenure: Tenure, of: Assignment, _name: str, _given: Mapping[str, msgspec.Raw]
+        self, _tenure: Ownership, of: Execution, _name: str, _given: Mapping[str, msgspec.Raw]
     ) -> Moved:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -46,7 +46,7 @@ class Runs:
         self.begun.append(of.id.int)
         return Moved()
 
-    async def ended(self, tasks: list[Assignment]) -> list[tuple[UUID, str]]:
+    async def ended(self, tasks: list[Execution]) -> list[tuple[UUID, str]]:
         self.asked.append(len(tasks))
         over = (QUIET, EARLIER) if QUIET in self.begun else ()
         return [(t.id, "completed") for t in tasks if t.id.int in over]
@@ -74,7 +74,7 @@ class World:
 
     def start(self, *numbers: int, tenant: int = 1) -> None:
         payload = b'{"workflow": "flow"}'
-        tasks = [assignment(row(n, tenant=tenant))._replace(payload=payload) for n in numbers]
+        tasks = [execution(row(n, tenant=tenant))._replace(payload=payload) for n in numbers]
         self.starter.start(tasks)
 
     async def until_reported(self, count: int) -> list[int]:
@@ -82,7 +82,7 @@ class World:
             while len(self.reports) < count:
                 self.reported.clear()
                 await self.reported.wait()
-        return [report.assignment.id.int for report in self.reports]
+        return [report.execution.id.int for report in self.reports]
 
     def _report(self, reports: Sequence[Report]) -> None:
         self.reports += reports
@@ -111,12 +111,12 @@ async def test_what_is_yet_to_begin_is_bounded_and_whoever_claims_hears_of_room(
         assert (before, world.starter.room()) == (256, 0)
         told = world.starter.holds_back(UUID(int=FLOOD), 1)
         assert told == f"{FLOOD} runs are about to begin"
-        world.state.poked.clear()
+        world.state.dispatch_wanted.clear()
         world.runs.held.set()
         async with asyncio.timeout(10):
             while world.starter.room() < before:
-                await world.state.poked.wait()
-                world.state.poked.clear()
+                await world.state.dispatch_wanted.wait()
+                world.state.dispatch_wanted.clear()
         assert world.starter.holds_back(UUID(int=1), 1) is None
     finally:
         await world.starter.stop(0)

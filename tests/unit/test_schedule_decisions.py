@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from mainspring.domain.schedule import misfire
 from mainspring.domain.schedule.definition import (
-    Definition,
     Misfire,
     MisfirePolicy,
     OverlapPolicy,
+    ScheduleDefinition,
     spread_of,
     timetable,
 )
@@ -32,7 +32,9 @@ NOON = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
 ID = UUID(int=7)
 
 
-def stored(definition: Definition, *, since: float, now: float, runs: int = 0) -> StoredSchedule:
+def stored(
+    definition: ScheduleDefinition, *, since: float, now: float, runs: int = 0
+) -> StoredSchedule:
     """A schedule that was last decided on at `since`."""
     moment = datetime.fromtimestamp(since, UTC)
     return StoredSchedule(
@@ -56,7 +58,9 @@ def stored(definition: Definition, *, since: float, now: float, runs: int = 0) -
     )
 
 
-def each(definition: Definition, *, since: float, now: float, unfinished: int = 0) -> Counter[str]:
+def each(
+    definition: ScheduleDefinition, *, since: float, now: float, unfinished: int = 0
+) -> Counter[str]:
     """How many occurrences got which decision."""
     found: Counter[str] = Counter()
     for ruling in decide(stored(definition, since=since, now=now), unfinished).verdict.rulings:
@@ -73,7 +77,7 @@ def each(definition: Definition, *, since: float, now: float, unfinished: int = 
     ],
 )
 def test_two_hours_of_outage(policy: MisfirePolicy, expected: dict[str, int]) -> None:
-    definition = Definition(
+    definition = ScheduleDefinition(
         cron="* * * * *", misfire=Misfire(policy, window=7200, cap=500), overlap="allow"
     )
     # Half a minute after the last one: too late to be on time.
@@ -81,7 +85,7 @@ def test_two_hours_of_outage(policy: MisfirePolicy, expected: dict[str, int]) ->
 
 
 def test_what_was_due_when_the_window_begins_is_inside_it() -> None:
-    definition = Definition(
+    definition = ScheduleDefinition(
         interval=1.0, anchor=NOON, misfire=Misfire("latest", window=60, cap=2), overlap="allow"
     )
     expected = {"skipped_misfire": 3540 - 1, "coalesced": 60, "fired": 1}
@@ -89,7 +93,7 @@ def test_what_was_due_when_the_window_begins_is_inside_it() -> None:
 
 
 def test_the_cap_and_the_window_bound_what_is_made_up_for() -> None:
-    definition = Definition(
+    definition = ScheduleDefinition(
         cron="* * * * *", misfire=Misfire("all", window=3600, cap=10), overlap="allow"
     )
     verdict = decide(stored(definition, since=NOON, now=NOON + 7230), 0).verdict
@@ -101,12 +105,12 @@ def test_the_cap_and_the_window_bound_what_is_made_up_for() -> None:
 
 
 def test_a_failover_of_seconds_does_not_cost_a_daily_run() -> None:
-    definition = Definition(cron="0 12 * * *", misfire=Misfire("skip"))
+    definition = ScheduleDefinition(cron="0 12 * * *", misfire=Misfire("skip"))
     assert each(definition, since=NOON - 60, now=NOON + 5) == {"fired": 1}
 
 
 def test_an_outage_of_weeks_costs_no_more_than_a_moment() -> None:
-    definition = Definition(cron="* * * * * *", exclude=("2026-06-03",), overlap="allow")
+    definition = ScheduleDefinition(cron="* * * * * *", exclude=("2026-06-03",), overlap="allow")
     step = decide(stored(definition, since=NOON, now=NOON + 21 * 86400), 0)
     sizes = Counter[str]()
     for ruling in step.verdict.rulings:
@@ -122,7 +126,7 @@ def test_an_outage_of_weeks_costs_no_more_than_a_moment() -> None:
 )
 def test_a_long_outage_of_a_busy_rule_is_counted_in_stretches(text: str, a_day: int) -> None:
     start = 1_800_000_000.0
-    table = timetable(Definition(rrule=text, anchor=start, start_at=start))
+    table = timetable(ScheduleDefinition(rrule=text, anchor=start, start_at=start))
     at, until, counted, stretches = start - 1, start + 1500 * 86400 - 1, 0, 0
     while at < until:
         backlog = table.backlog(at, until, most=5, cut=until - 3600)
@@ -134,7 +138,7 @@ def test_a_long_outage_of_a_busy_rule_is_counted_in_stretches(text: str, a_day: 
 
 
 def test_an_excluded_day_is_decided_by_the_hour() -> None:
-    definition = Definition(cron="* * * * * *", exclude=("2026-06-01",))
+    definition = ScheduleDefinition(cron="* * * * * *", exclude=("2026-06-01",))
     step = decide(stored(definition, since=NOON, now=NOON + 1), 0)
     [ruling] = step.verdict.rulings
     assert ruling.decision is Decision.SKIPPED_EXCLUDED
@@ -143,7 +147,9 @@ def test_an_excluded_day_is_decided_by_the_hour() -> None:
 
 
 def test_max_runs_ends_it() -> None:
-    definition = Definition(cron="* * * * * *", max_runs=5, misfire=Misfire("all"), overlap="allow")
+    definition = ScheduleDefinition(
+        cron="* * * * * *", max_runs=5, misfire=Misfire("all"), overlap="allow"
+    )
     step = decide(replace(stored(definition, since=NOON, now=NOON + 60), runs=2), 0)
     assert len(step.verdict.fired) == 3
     assert step.next is None
@@ -182,7 +188,7 @@ class Decisions(RuleBasedStateMachine):
         limit: int,
         excluded: bool,
     ) -> None:
-        self.definition = Definition(
+        self.definition = ScheduleDefinition(
             interval=float(every),
             anchor=NOON,
             misfire=Misfire(policy, window, cap),
@@ -295,29 +301,31 @@ TestDecisions.settings = settings(max_examples=25, stateful_step_count=20, deadl
     ],
 )
 def test_plain_english(cron: str, words: str) -> None:
-    assert describe(Definition(cron=cron, timezone="Europe/Berlin")) == words
+    assert describe(ScheduleDefinition(cron=cron, timezone="Europe/Berlin")) == words
 
 
 def test_intervals_in_plain_english() -> None:
-    assert describe(Definition(interval=90)) == "Every minute and 30 seconds."
-    assert describe(Definition(interval=86400)) == "Every day."
+    assert describe(ScheduleDefinition(interval=90)) == "Every minute and 30 seconds."
+    assert describe(ScheduleDefinition(interval=86400)) == "Every day."
 
 
-def told(definition: Definition) -> str:
+def told(definition: ScheduleDefinition) -> str:
     return "\n".join(warnings(definition, timetable(definition), NOON))
 
 
 def test_warnings_say_what_is_worth_knowing() -> None:
-    assert "every second" in told(Definition(cron="* * * * * *"))
-    assert "never fires" in told(Definition(cron="0 0 * * *", end_at=NOON))
-    assert "contradicts" in told(Definition(cron="* * * * *", misfire=Misfire("all")))
-    assert "jitter" in told(Definition(cron="* * * * *", jitter=60))
-    berlin = told(Definition(cron="30 2 * * *", timezone="Europe/Berlin"))
+    assert "every second" in told(ScheduleDefinition(cron="* * * * * *"))
+    assert "never fires" in told(ScheduleDefinition(cron="0 0 * * *", end_at=NOON))
+    assert "contradicts" in told(ScheduleDefinition(cron="* * * * *", misfire=Misfire("all")))
+    assert "jitter" in told(ScheduleDefinition(cron="* * * * *", jitter=60))
+    berlin = told(ScheduleDefinition(cron="30 2 * * *", timezone="Europe/Berlin"))
     assert "2026-10-25 02:30 comes twice: it fires the first time" in berlin
     assert "2027-03-28 02:30 does not exist: it fires at 03:00" in berlin
-    hourly = Definition(cron="@hourly", timezone="Europe/Berlin", dst=DstPolicy(repeat="second"))
+    hourly = ScheduleDefinition(
+        cron="@hourly", timezone="Europe/Berlin", dst=DstPolicy(repeat="second")
+    )
     assert "no effect" in told(hourly)
-    assert told(Definition(cron="0 8 * * *", timezone="Europe/Berlin")) == ""
+    assert told(ScheduleDefinition(cron="0 8 * * *", timezone="Europe/Berlin")) == ""
 
 
 def test_placeholders() -> None:

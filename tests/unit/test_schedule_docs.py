@@ -11,8 +11,8 @@ import pytest
 from mainspring.domain.schedule import cron, misfire
 from mainspring.domain.schedule.definition import (
     Backlog,
-    Definition,
     Misfire,
+    ScheduleDefinition,
     timetable,
 )
 from mainspring.domain.schedule.recurrence import ZonedRecurrence
@@ -51,7 +51,7 @@ def test_changes_of_the_clock(row: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("row", rows("misfire"), ids=" ".join)
 def test_outages(row: tuple[Any, ...]) -> None:
     text, policy, window, cap, outage, *expected = row
-    definition = Definition(
+    definition = ScheduleDefinition(
         cron=text, overlap="allow", misfire=Misfire(policy, float(window), int(cap))
     )
     table, now = timetable(definition), NOON + float(outage)
@@ -72,7 +72,7 @@ def test_outages(row: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("row", rows("overlap"), ids=" ".join)
 def test_unfinished_runs(row: tuple[Any, ...]) -> None:
     overlap, limit, unfinished, due, fired, skipped, cancelled = row
-    definition = Definition(
+    definition = ScheduleDefinition(
         cron="* * * * * *", overlap=overlap, max_running=int(limit), misfire=Misfire("all")
     )
     backlog = Backlog((), (), [NOON + n for n in range(int(due))], NOON + 60)

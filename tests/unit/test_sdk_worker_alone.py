@@ -10,16 +10,16 @@ from mainspring.clock import monotonic
 from mainspring.sdk.environment import Address
 from mainspring.sdk.worker import leasing as lanes
 from mainspring.sdk.worker import suspects
-from mainspring.sdk.worker.execution import Try
+from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.leasing import Lane, Leaser
 from mainspring.sdk.worker.options import WorkerOptions
-from mainspring.sdk.worker.outcomes import RELEASED, Verdict
+from mainspring.sdk.worker.outcomes import RELEASED, ReportedOutcome
 from mainspring.sdk.worker.protocol import Leased, LeaseIn, LeaseOut
 from mainspring.sdk.worker.worker import Worker
 from support.sdk_tries import leased
 from support.waiting import eventually
 
-DONE = Verdict("succeeded", b"1")
+DONE = ReportedOutcome("succeeded", b"1")
 
 
 class Runner:
@@ -28,12 +28,12 @@ class Runner:
     apart = False
 
     def __init__(self) -> None:
-        self.started: list[Try] = []
+        self.started: list[WorkerExecution] = []
 
-    def start(self, attempt: Try) -> None:
+    def start(self, attempt: WorkerExecution) -> None:
         self.started.append(attempt)
 
-    def stop(self, attempt: Try) -> None:
+    def stop(self, attempt: WorkerExecution) -> None:
         pass
 
     @property
@@ -85,8 +85,8 @@ class Shop:
         self.worker = Worker(None, WorkerOptions(name="w"), address=Address("http://x", "key"))
         self.worker._build()
         self.worker._lease_nodes = self.worker.nodes = self.nodes  # type: ignore[assignment]
-        self.announced: list[Try] = []
-        self.named: list[Try] = []
+        self.announced: list[WorkerExecution] = []
+        self.named: list[WorkerExecution] = []
         monkeypatch.setattr(self.worker._reader, "call", here)
         monkeypatch.setattr(self.worker._heart, "announce", self.announced.append)
         monkeypatch.setattr(self.worker._heart, "start_named", self.named.append)
@@ -104,7 +104,7 @@ class Shop:
         await asyncio.gather(*self._work, return_exceptions=True)
         self.worker._heart.stop()
 
-    async def confirm(self) -> Try:
+    async def confirm(self) -> WorkerExecution:
         """The server knows of the announced start."""
         attempt = self.announced.pop(0)
         attempt.start()

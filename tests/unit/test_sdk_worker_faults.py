@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import msgspec
@@ -25,16 +25,16 @@ from mainspring.errors import (
     Unreachable,
 )
 from mainspring.sdk.calling import read
-from mainspring.sdk.context import Context, Line
+from mainspring.sdk.context import Context, HandlerLogLine
 from mainspring.sdk.environment import Address
 from mainspring.sdk.wire import Response
 from mainspring.sdk.worker import child, reports
-from mainspring.sdk.worker.execution import Try
-from mainspring.sdk.worker.heartbeat_thread import Heart
+from mainspring.sdk.worker.execution import WorkerExecution
+from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread
 from mainspring.sdk.worker.leasing import Leaser
 from mainspring.sdk.worker.loop_runner import LoopRunner, tell
 from mainspring.sdk.worker.options import WorkerOptions
-from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, Verdict
+from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, ReportedOutcome
 from mainspring.sdk.worker.protocol import (
     Heard,
     HeartbeatOut,
@@ -58,16 +58,18 @@ class Silent:
 
     apart = False
 
-    def start(self, attempt: Try) -> None:
+    def start(self, attempt: WorkerExecution) -> None:
         pass
 
-    def stop(self, attempt: Try) -> None:
+    def stop(self, attempt: WorkerExecution) -> None:
         pass
 
 
-def attempt(lease: float = 15.0) -> Try:
+def attempt(lease: float = 15.0) -> WorkerExecution:
     task = leased()
-    return Try(task, monotonic() + lease, Context(task.id), None, Silent(), lambda _: None)
+    return WorkerExecution(
+        task, monotonic() + lease, Context(task.id), None, Silent(), lambda _: None
+    )
 
 
 class Desk:
@@ -103,12 +105,12 @@ class Deaf(Desk):
         return await super().ask_any(_path, body, answer, **how)
 
 
-async def reported(desk: Desk, *tries: Try) -> list[Try]:
-    done: list[Try] = []
-    reporter = Reporter(desk, LogSender(desk), done.append)  # type: ignore[arg-type]
+async def reported(lease_service: Desk, *tries: WorkerExecution) -> list[WorkerExecution]:
+    done: list[WorkerExecution] = []
+    reporter = Reporter(lease_service, LogSender(lease_service), done.append)  # type: ignore[arg-type]
     work = asyncio.create_task(reporter.run())
     for one in tries:
-        one.settle(Verdict("succeeded", b"1"))
+        one.settle(ReportedOutcome("succeeded", b"1"))
         reporter.put(one)
     assert await reporter.flush(5)
     work.cancel()
@@ -133,51 +135,56 @@ class TestReports:
         self, monkeypatch: pytest.MonkeyPatch, kind: Any
     ) -> None:
         monkeypatch.setattr(reports, "_PAUSE", 0.001)
-        desk = Desk(*[kind("the key is being replaced")] * 5)
+        lease_service = Desk(*[kind("the key is being replaced")] * 5)
         tries = [attempt() for _ in range(3)]
-        assert await reported(desk, *tries) == tries
-        assert [one.verdict for one in tries] == [Verdict("succeeded", b"1")] * 3
-        assert [len(body.outcomes) for body in desk.asked] == [3] * 6
+        assert await reported(lease_service, *tries) == tries
+        assert [one.verdict for one in tries] == [ReportedOutcome("succeeded", b"1")] * 3
+        assert [len(body.outcomes) for body in lease_service.asked] == [3] * 6
 
     async def test_no_error_loses_a_batch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reports, "_PAUSE", 0.001)
-        desk = Desk(ValueError("nobody thought of it"), Unavailable("a page", 200))
+        lease_service = Desk(ValueError("nobody thought of it"), Unavailable("a page", 200))
         tries = [attempt() for _ in range(3)]
-        assert await reported(desk, *tries) == tries
-        assert len(desk.asked) == 3
+        assert await reported(lease_service, *tries) == tries
+        assert len(lease_service.asked) == 3
 
     async def test_not_beyond_the_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reports, "_PAUSE", 0.001)
-        desk = Desk(*[Unauthenticated("who are you")] * 100_000)
+        lease_service = Desk(*[Unauthenticated("who are you")] * 100_000)
         one = attempt(lease=0.05)
-        assert await reported(desk, one) == [one]
+        assert await reported(lease_service, one) == [one]
 
 
-def heart_of(desk: Desk, held: Callable[[], list[Try]], lease: float = 0.6) -> Heart:
+def heart_of(
+    lease_service: Desk, held: Callable[[], list[WorkerExecution]], lease: float = 0.6
+) -> HeartbeatThread:
     loop = asyncio.get_running_loop()
     clock = ServerClock()
     clock.lease = lease
-    return Heart(WorkerOptions(name="w"), desk, clock, loop, held, LoopRunner(loop))  # type: ignore[arg-type]
+    options, nodes = WorkerOptions(name="w"), cast(Any, lease_service)
+    return HeartbeatThread(options, nodes, clock, loop, held, LoopRunner(loop))
 
 
 class TestHeart:
     async def test_it_beats_at_once_when_it_is_nudged(self) -> None:
-        one, desk = attempt(lease=900.0), Desk()
-        heart = heart_of(desk, lambda: [one], lease=900.0)
+        one, lease_service = attempt(lease=900.0), Desk()
+        heart = heart_of(lease_service, lambda: [one], lease=900.0)
         heart.start()
-        heart.nudge()
-        assert await asyncio.to_thread(desk.heard.wait, 5)
+        heart.interrupt_polls()
+        assert await asyncio.to_thread(lease_service.heard.wait, 5)
         heart.stop()
-        assert [[beat.id for beat in body.running] for body in desk.asked] == [[one.leased.id]]
+        assert [[beat.id for beat in body.running] for body in lease_service.asked] == [
+            [one.leased.id]
+        ]
 
     async def test_it_goes_on_beating_whatever_happens(self) -> None:
         one = attempt(lease=0.1)
-        desk = Desk(ValueError("nobody thought of it"), Unavailable("a page", 200))
-        heart = heart_of(desk, lambda: [one])
+        lease_service = Desk(ValueError("nobody thought of it"), Unavailable("a page", 200))
+        heart = heart_of(lease_service, lambda: [one])
         warnings: list[str] = []
         heart.warn = warnings.append
         heart.start()
-        assert await asyncio.to_thread(desk.heard.wait, 5)
+        assert await asyncio.to_thread(lease_service.heard.wait, 5)
         heart.stop()
         assert len(warnings) == 2
         assert "nobody thought of it" in warnings[0]
@@ -186,13 +193,13 @@ class TestHeart:
     async def test_the_same_complaint_is_not_made_with_every_beat(self) -> None:
         one = attempt()
         lost = Unreachable("nobody is there")
-        desk = Desk(lost, lost, Unavailable("a page", 200), lost)
-        heart = heart_of(desk, list)
+        lease_service = Desk(lost, lost, Unavailable("a page", 200), lost)
+        heart = heart_of(lease_service, list)
         warnings: list[str] = []
         heart.warn = warnings.append
         for _ in range(5):
             heart._beat([one])
-        desk.problems.append(lost)
+        lease_service.problems.append(lost)
         heart._beat([one])
         heart.stop()
         gone = "a heartbeat failed: nobody is there"
@@ -212,11 +219,11 @@ class TestHeart:
     ) -> None:
         one, other = attempt(), attempt()
         one.context.progress(said)
-        desk = Desk()
-        heart = heart_of(desk, list)
+        lease_service = Desk()
+        heart = heart_of(lease_service, list)
         heart._beat([one, other])
         heart.stop()
-        sent = [msgspec.json.encode(beat.progress) for beat in desk.asked[0].running]
+        sent = [msgspec.json.encode(beat.progress) for beat in lease_service.asked[0].running]
         assert told in sent[0]
         assert len(sent[0]) <= 10_000
         assert sent[1] == b"null"
@@ -228,14 +235,14 @@ class Unspeakable(Exception):
 
 
 class TestHandlers:
-    async def settled(self, function: Callable[..., Any]) -> Verdict:
+    async def settled(self, function: Callable[..., Any]) -> ReportedOutcome:
         app = App(url="http://x", api_key="key")
         task = leased()
         runner = LoopRunner(asyncio.get_running_loop())
-        over: asyncio.Future[Try] = asyncio.get_running_loop().create_future()
+        over: asyncio.Future[WorkerExecution] = asyncio.get_running_loop().create_future()
         made = app.task(name="x")(function)
         context = Context(task.id)
-        one = Try(task, monotonic() + 15, context, made, runner, over.set_result)
+        one = WorkerExecution(task, monotonic() + 15, context, made, runner, over.set_result)
         runner.start(one)
         await asyncio.wait_for(over, 5)
         assert one.verdict is not None
@@ -277,13 +284,13 @@ class TestHandlers:
         assert "returned Model" in verdict.message
 
 
-async def ended_with_a_line(desk: Desk) -> LogSender:
+async def ended_with_a_line(lease_service: Desk) -> LogSender:
     """A try that wrote a line and was done, and whose outcome was told."""
-    sender, one = LogSender(desk), attempt()  # type: ignore[arg-type]
-    reporter = Reporter(desk, sender, lambda _: None)  # type: ignore[arg-type]
+    sender, one = LogSender(lease_service), attempt()  # type: ignore[arg-type]
+    reporter = Reporter(lease_service, sender, lambda _: None)  # type: ignore[arg-type]
     work = asyncio.create_task(reporter.run())
-    sender.line_of(one.leased, Line("the last words", "info"))
-    one.settle(Verdict("succeeded", b"1"))
+    sender.line_of(one.leased, HandlerLogLine("the last words", "info"))
+    one.settle(ReportedOutcome("succeeded", b"1"))
     reporter.put(one)
     assert await reporter.flush(5)
     work.cancel()
@@ -291,21 +298,21 @@ async def ended_with_a_line(desk: Desk) -> LogSender:
 
 
 async def test_the_log_of_a_task_is_there_before_its_end() -> None:
-    desk = Desk()
-    await ended_with_a_line(desk)
-    assert [type(body) for body in desk.asked] == [LogsIn, ReportIn]
+    lease_service = Desk()
+    await ended_with_a_line(lease_service)
+    assert [type(body) for body in lease_service.asked] == [LogsIn, ReportIn]
 
 
 async def test_an_outcome_does_not_wait_long_for_a_log_that_nobody_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reports, "_LAST_WORDS", 0.01)
-    desk = Deaf()
-    sender = await ended_with_a_line(desk)
-    assert [type(body) for body in desk.asked] == [ReportIn]
-    desk.listen.set()
+    lease_service = Deaf()
+    sender = await ended_with_a_line(lease_service)
+    assert [type(body) for body in lease_service.asked] == [ReportIn]
+    lease_service.listen.set()
     await sender.flush()
-    assert [type(body) for body in desk.asked] == [ReportIn, LogsIn], "it is sent once"
+    assert [type(body) for body in lease_service.asked] == [ReportIn, LogsIn], "it is sent once"
 
 
 async def test_who_talks_without_end_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,49 +321,49 @@ async def test_who_talks_without_end_holds_up_nobody(monkeypatch: pytest.MonkeyP
 
     class Slow(Desk):
         async def ask_any(self, _path: str, body: Any, answer: Any, **how: Any) -> Any:
-            sender.line_of(one.leased, Line("and another thing", "info"))
+            sender.line_of(one.leased, HandlerLogLine("and another thing", "info"))
             return await super().ask_any(_path, body, answer, **how)
 
-    desk = Slow()
-    sender = LogSender(desk)  # type: ignore[arg-type]
+    lease_service = Slow()
+    sender = LogSender(lease_service)  # type: ignore[arg-type]
     for text in ("a", "b"):
-        sender.line_of(one.leased, Line(text, "info"))
+        sender.line_of(one.leased, HandlerLogLine(text, "info"))
     await sender.sent([one], within=3600)
-    assert [line.message for body in desk.asked for line in body.lines] == ["a", "b"]
+    assert [line.message for body in lease_service.asked for line in body.lines] == ["a", "b"]
     sender.close()
 
 
 async def test_an_outcome_waits_for_the_lines_of_its_own_try_only() -> None:
-    desk = Deaf()
-    sender, talker, silent = LogSender(desk), attempt(), attempt()  # type: ignore[arg-type]
-    sender.line_of(talker.leased, Line("hello", "info"))
+    lease_service = Deaf()
+    sender, talker, silent = LogSender(lease_service), attempt(), attempt()  # type: ignore[arg-type]
+    sender.line_of(talker.leased, HandlerLogLine("hello", "info"))
     async with asyncio.timeout(10):
         await sender.sent([silent, silent], within=3600)
         waits = asyncio.create_task(sender.sent([silent, talker], within=3600))
         await asyncio.sleep(0)
         assert not waits.done()
-        desk.listen.set()
+        lease_service.listen.set()
         await waits
-        sender.line_of(silent.leased, Line("hello", "info"))
+        sender.line_of(silent.leased, HandlerLogLine("hello", "info"))
         await sender.sent([talker], within=3600)
-    assert len(desk.asked) == 1, "its own lines were sent before"
+    assert len(lease_service.asked) == 1, "its own lines were sent before"
     sender.close()
 
 
 async def test_lines_that_cannot_be_sent_do_not_cost_an_outcome() -> None:
-    desk = Desk(ValueError("nobody thought of it"))
-    sender, one = LogSender(desk), attempt()  # type: ignore[arg-type]
-    sender.line_of(one.leased, Line("hello", "info"))
+    lease_service = Desk(ValueError("nobody thought of it"))
+    sender, one = LogSender(lease_service), attempt()  # type: ignore[arg-type]
+    sender.line_of(one.leased, HandlerLogLine("hello", "info"))
     await sender.sent([one], within=3600)
     assert sender.dropped == 1
-    sender.line_of(one.leased, Line("again", "info"))
+    sender.line_of(one.leased, HandlerLogLine("again", "info"))
     await sender.sent([one], within=3600)
-    assert [line.message for line in desk.asked[1].lines] == ["again"]
+    assert [line.message for line in lease_service.asked[1].lines] == ["again"]
 
 
 async def test_waiting_for_a_log_that_nobody_takes_leaves_nothing_behind() -> None:
     sender, one = LogSender(Deaf()), attempt()  # type: ignore[arg-type]
-    sender.line_of(one.leased, Line("hello", "info"))
+    sender.line_of(one.leased, HandlerLogLine("hello", "info"))
     before = len(asyncio.all_tasks())
     for _ in range(10):
         await sender.sent([one], within=0.001)
@@ -374,7 +381,7 @@ def test_a_long_traceback_keeps_its_end() -> None:
         deep(level)
 
     _by_turns = (deep, deeper)
-    lines: list[Line] = []
+    lines: list[HandlerLogLine] = []
     try:
         deep(60)
     except ValueError as problem:
@@ -386,11 +393,11 @@ def test_a_long_traceback_keeps_its_end() -> None:
 
 
 async def test_a_line_that_json_does_not_know_is_sent_all_the_same() -> None:
-    desk = Desk()
-    sender = LogSender(desk)  # type: ignore[arg-type]
-    sender.line_of(attempt().leased, Line("caf\udce9\0", "info"))
+    lease_service = Desk()
+    sender = LogSender(lease_service)  # type: ignore[arg-type]
+    sender.line_of(attempt().leased, HandlerLogLine("caf\udce9\0", "info"))
     await sender.flush()
-    assert b"caf?" in msgspec.json.encode(desk.asked[0])
+    assert b"caf?" in msgspec.json.encode(lease_service.asked[0])
 
 
 async def test_a_process_does_not_outlive_its_worker(tmp_path: Path) -> None:
@@ -435,7 +442,7 @@ def test_a_process_outlives_what_json_does_not_know() -> None:
     child.serve(app, BytesIO(msgspec.json.encode(order) + b"\n"), child._Voice(out))
     words = [msgspec.json.decode(line, type=child.Word) for line in out.getvalue().splitlines()]
     assert "FileNotFoundError: ?" in (words[0].line or "")
-    assert words[1].verdict == Verdict("failed", None, "failed", "FileNotFoundError: ?")
+    assert words[1].verdict == ReportedOutcome("failed", None, "failed", "FileNotFoundError: ?")
 
 
 async def test_who_is_refused_finishes_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,7 +463,7 @@ async def test_who_is_refused_finishes_what_it_runs(monkeypatch: pytest.MonkeyPa
                 return LeaseOut([tasks.pop()])
             raise Unauthenticated("the key is gone")
 
-        async def learn(self) -> None:
+        async def compile_fast_path(self) -> None:
             pass
 
         async def close(self) -> None:
@@ -466,8 +473,8 @@ async def test_who_is_refused_finishes_what_it_runs(monkeypatch: pytest.MonkeyPa
             return self
 
     worker = Worker(app, WorkerOptions(name="w"), address=Address("http://x", "key"))
-    desk = Refusing()
-    monkeypatch.setattr(worker, "nodes", desk)
+    lease_service = Refusing()
+    monkeypatch.setattr(worker, "nodes", lease_service)
     close = Leaser.close
 
     async def closed(leaser: Leaser) -> None:
@@ -477,5 +484,5 @@ async def test_who_is_refused_finishes_what_it_runs(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Leaser, "close", closed)
     with pytest.raises(Unauthenticated):
         await worker.run()
-    sent = [body for body in desk.asked if isinstance(body, ReportIn)]
+    sent = [body for body in lease_service.asked if isinstance(body, ReportIn)]
     assert [outcome.status for body in sent for outcome in body.outcomes] == ["succeeded"]

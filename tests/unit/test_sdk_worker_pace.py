@@ -8,8 +8,8 @@ import pytest
 
 from mainspring.errors import Unavailable
 from mainspring.sdk.worker.leasing import (
-    Complaints,
     Lane,
+    LeaseErrors,
     Leaser,
     Pace,
 )
@@ -72,7 +72,7 @@ class Refusing:
     def __init__(self, server: Server) -> None:
         self.nodes: Any = server
         self.options = WorkerOptions()
-        self.complaints = Complaints()
+        self.complaints = LeaseErrors()
 
     async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[LeaseOut, int]:
         return await self.nodes.ask(url, body), 0
@@ -83,7 +83,7 @@ class Refusing:
     def about(self) -> About | None:
         return None
 
-    def nudged(self) -> None:
+    def polls_interrupted(self) -> None:
         pass
 
 

@@ -20,16 +20,16 @@ from mainspring.errors import (
     Unreachable,
 )
 from mainspring.sdk.app import App
-from mainspring.sdk.context import Context, Line
+from mainspring.sdk.context import Context, HandlerLogLine
 from mainspring.sdk.environment import Address
 from mainspring.sdk.wire import Response
 from mainspring.sdk.worker import execution as tries
 from mainspring.sdk.worker import leasing as lanes
 from mainspring.sdk.worker import reports
-from mainspring.sdk.worker.execution import Try
-from mainspring.sdk.worker.leasing import Complaints, Lane, Leaser
+from mainspring.sdk.worker.execution import WorkerExecution
+from mainspring.sdk.worker.leasing import Lane, LeaseErrors, Leaser
 from mainspring.sdk.worker.options import WorkerOptions
-from mainspring.sdk.worker.outcomes import Ending, Verdict
+from mainspring.sdk.worker.outcomes import Ending, ReportedOutcome
 from mainspring.sdk.worker.protocol import (
     Heard,
     LeaseIn,
@@ -52,17 +52,17 @@ class Silent:
     def __init__(self) -> None:
         self.stopped: list[Ending | None] = []
 
-    def start(self, attempt: Try) -> None:
+    def start(self, attempt: WorkerExecution) -> None:
         pass
 
-    def stop(self, attempt: Try) -> None:
+    def stop(self, attempt: WorkerExecution) -> None:
         self.stopped.append(attempt.ending)
 
 
-def attempt(settled: list[Try], lease_end: float | None = None) -> Try:
+def attempt(settled: list[WorkerExecution], lease_end: float | None = None) -> WorkerExecution:
     task = leased()
     end = monotonic() + 15 if lease_end is None else lease_end
-    one = Try(task, end, Context(task.id), None, Silent(), settled.append)
+    one = WorkerExecution(task, end, Context(task.id), None, Silent(), settled.append)
     one.start()
     one.begin()
     return one
@@ -76,7 +76,7 @@ def test_a_clock_that_is_set_changes_no_duration(
     passed, set_to = monotonic() + 20, wall_clock() + shift
     monkeypatch.setattr(tries, "monotonic", lambda: passed)
     monkeypatch.setattr(tries, "wall_clock", lambda: set_to)
-    one.settle(Verdict("succeeded"))
+    one.settle(ReportedOutcome("succeeded"))
     told = reports.outcome_of(one)
     took = told.finished_at - told.started_at
     assert took.total_seconds() == pytest.approx(20, abs=1)
@@ -105,21 +105,21 @@ class TestServerClock:
 
 class TestTries:
     def test_it_settles_once(self) -> None:
-        settled: list[Try] = []
+        settled: list[WorkerExecution] = []
         one = attempt(settled)
-        one.settle(Verdict("succeeded", b"1"))
-        one.settle(Verdict("failed", None, "late"))
+        one.settle(ReportedOutcome("succeeded", b"1"))
+        one.settle(ReportedOutcome("failed", None, "late"))
         assert len(settled) == 1
-        assert one.verdict == Verdict("succeeded", b"1")
+        assert one.verdict == ReportedOutcome("succeeded", b"1")
 
     @pytest.mark.parametrize(
         ("why", "code"), [("timeout", "timeout"), ("cancelled", "cancelled"), ("memory", "memory")]
     )
     def test_who_ended_it_says_why(self, why: Ending, code: str) -> None:
-        settled: list[Try] = []
+        settled: list[WorkerExecution] = []
         one = attempt(settled)
         one.end(why)
-        one.settle(Verdict("failed", None, "failed", "CancelledError"))
+        one.settle(ReportedOutcome("failed", None, "failed", "CancelledError"))
         assert one.verdict is not None
         assert one.verdict.code == code
         assert one.context.cancelled
@@ -127,8 +127,8 @@ class TestTries:
     def test_a_success_in_the_last_moment_counts(self) -> None:
         one = attempt([])
         one.end("timeout")
-        one.settle(Verdict("succeeded", b"1"))
-        assert one.verdict == Verdict("succeeded", b"1")
+        one.settle(ReportedOutcome("succeeded", b"1"))
+        assert one.verdict == ReportedOutcome("succeeded", b"1")
 
     def test_of_a_lost_try_nothing_is_told(self) -> None:
         one = attempt([])
@@ -136,12 +136,12 @@ class TestTries:
         one.end("lost")
         one.end("cancelled")
         assert one.ending == "lost"
-        one.settle(Verdict("succeeded", b"1"))
+        one.settle(ReportedOutcome("succeeded", b"1"))
         assert one.verdict is None
 
     def test_a_settled_try_cannot_be_ended(self) -> None:
         one = attempt([])
-        one.settle(Verdict("succeeded", b"1"))
+        one.settle(ReportedOutcome("succeeded", b"1"))
         one.end("cancelled")
         assert one.ending is None
         assert one.runner.stopped == []  # type: ignore[attr-defined]
@@ -181,7 +181,7 @@ class Home:
         self.nodes = nodes
         self.options = WorkerOptions(name="w")
         self.nudges = 0
-        self.complaints = Complaints()
+        self.complaints = LeaseErrors()
 
     async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[LeaseOut, int]:
         answer: LeaseOut = await self.nodes.ask(url, lanes.LEASES, body, LeaseOut, within=within)
@@ -195,7 +195,7 @@ class Home:
     def about(self) -> None:
         return None
 
-    def nudged(self) -> None:
+    def polls_interrupted(self) -> None:
         self.nudges += 1
 
 
@@ -214,12 +214,14 @@ class TestDemand:
                 return LeaseOut([])
 
         monkeypatch.setattr(lanes, "_FIRST_PAUSE", 3600)
-        desk = HalfDead()
-        work = asyncio.create_task(Leaser(Lane(8, ["x"], commands=False), Home(desk)).run())
+        lease_service = HalfDead()
+        work = asyncio.create_task(
+            Leaser(Lane(8, ["x"], commands=False), Home(lease_service)).run()
+        )
         async with asyncio.timeout(5):
-            while desk.open < 8:
-                desk.changed.clear()
-                await desk.changed.wait()
+            while lease_service.open < 8:
+                lease_service.changed.clear()
+                await lease_service.changed.wait()
         work.cancel()
 
     @pytest.mark.parametrize(
@@ -241,23 +243,23 @@ class TestDemand:
                 return await super().ask(*what, **how)
 
         monkeypatch.setattr(lanes, "_TOO_SOON", too_soon)
-        desk = Answering()
-        home = Home(desk)
+        lease_service = Answering()
+        home = Home(lease_service)
         work = asyncio.create_task(Leaser(Lane(1, ["x"], commands=False), home).run())
-        await desk.changed.wait()
+        await lease_service.changed.wait()
         work.cancel()
         assert home.nudges == nudges
 
     @pytest.mark.parametrize("slots", [1, 2, 3, 7, 100, 5000])
     async def test_no_more_is_asked_for_than_there_is_room(self, slots: int) -> None:
-        desk = Desk()
-        leaser = Leaser(Lane(slots, ["x"], commands=False), Home(desk))
+        lease_service = Desk()
+        leaser = Leaser(Lane(slots, ["x"], commands=False), Home(lease_service))
         work = asyncio.create_task(leaser.run())
         for _ in range(20):
             await asyncio.sleep(0)
-        assert desk.open == min(slots, 4 * 1000)
-        assert len(desk.asked) == min(4, slots)
-        assert {type(body) for body in desk.asked} == {LeaseIn}
+        assert lease_service.open == min(slots, 4 * 1000)
+        assert len(lease_service.asked) == min(4, slots)
+        assert {type(body) for body in lease_service.asked} == {LeaseIn}
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 
@@ -272,12 +274,14 @@ class TestDemand:
 
 
 class TestReports:
-    async def reported(self, desk: Any, tries: list[Try]) -> list[Try]:
-        done: list[Try] = []
-        reporter = Reporter(desk, LogSender(desk), done.append)
+    async def reported(
+        self, lease_service: Any, tries: list[WorkerExecution]
+    ) -> list[WorkerExecution]:
+        done: list[WorkerExecution] = []
+        reporter = Reporter(lease_service, LogSender(lease_service), done.append)
         work = asyncio.create_task(reporter.run())
         for one in tries:
-            one.settle(Verdict("succeeded", b"1"))
+            one.settle(ReportedOutcome("succeeded", b"1"))
             reporter.put(one)
         assert await reporter.flush(5)
         work.cancel()
@@ -286,19 +290,19 @@ class TestReports:
 
     async def test_until_they_are_heard(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reports, "_PAUSE", 0.01)
-        desk = Desk()
-        desk.answers = [Unreachable("no"), Unreachable("no")]
+        lease_service = Desk()
+        lease_service.answers = [Unreachable("no"), Unreachable("no")]
         tries = [attempt([]) for _ in range(3)]
-        assert await self.reported(desk, tries) == tries
-        assert len(desk.asked) == 3
+        assert await self.reported(lease_service, tries) == tries
+        assert len(lease_service.asked) == 3
 
     async def test_not_beyond_the_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reports, "_PAUSE", 0.01)
-        desk = Desk()
-        desk.answers = [Unreachable("no")] * 100
+        lease_service = Desk()
+        lease_service.answers = [Unreachable("no")] * 100
         over = [attempt([], monotonic() + 0.05)]
-        assert await self.reported(desk, over) == over
-        assert 1 < len(desk.asked) < 100
+        assert await self.reported(lease_service, over) == over
+        assert 1 < len(lease_service.asked) < 100
 
     async def test_one_that_cannot_be_read_does_not_hold_up_the_others(
         self, caplog: pytest.LogCaptureFixture
@@ -325,19 +329,21 @@ class TestReports:
         assert "has 9 bytes; the most is 8" in warning.message
 
     async def test_lines_wait_while_nobody_listens_and_have_bounds(self) -> None:
-        desk = Desk()
-        desk.answers = [Unreachable("no")]
-        sender = LogSender(desk)  # type: ignore[arg-type]
+        lease_service = Desk()
+        lease_service.answers = [Unreachable("no")]
+        sender = LogSender(lease_service)  # type: ignore[arg-type]
         one = attempt([])
         for number in range(reports._MOST_WAITING_LINES + 5):
-            sender.line_of(one.leased, Line(f"{number}\0", "strange"))
+            sender.line_of(one.leased, HandlerLogLine(f"{number}\0", "strange"))
         assert sender.dropped == 5
         await sender.flush()
-        desk.answers = [object()] * 100
+        lease_service.answers = [object()] * 100
         await sender.flush()
-        first = desk.asked[1].lines[0]
+        first = lease_service.asked[1].lines[0]
         assert (first.message, first.level) == ("0\ufffd", "info")
-        assert sum(len(body.lines) for body in desk.asked[1:]) == reports._MOST_WAITING_LINES
+        assert (
+            sum(len(body.lines) for body in lease_service.asked[1:]) == reports._MOST_WAITING_LINES
+        )
 
 
 def stopping() -> Unavailable:
@@ -389,7 +395,7 @@ class TestComplaints:
     def test_it_is_said_again_when_the_node_answered_meanwhile(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        complaints, lost = Complaints(), Unreachable("http://a is gone")
+        complaints, lost = LeaseErrors(), Unreachable("http://a is gone")
         early = monotonic()
         complaints.failed("http://a", lost)
         complaints.answered("http://a", early)  # asked before that: it is no news
@@ -403,7 +409,7 @@ class TestComplaints:
         assert said == ["http://a is gone", "http://a answers again", "http://a is gone"]
 
     def test_each_node_has_its_own(self, caplog: pytest.LogCaptureFixture) -> None:
-        complaints = Complaints()
+        complaints = LeaseErrors()
         for url in ("http://a", "http://b", "http://a", "http://b"):
             complaints.failed(url, stopping())
         assert len(caplog.records) == 2
@@ -451,10 +457,10 @@ async def test_a_task_that_is_given_twice_runs_once(monkeypatch: pytest.MonkeyPa
     worker = Worker(None, WorkerOptions(), address=Address("http://x", "key"))
     worker._build()
     task, lane = leased(), Lane(5, [], commands=True)
-    started: list[Try] = []
+    started: list[WorkerExecution] = []
 
     class Recording(Silent):
-        def start(self, attempt: Try) -> None:
+        def start(self, attempt: WorkerExecution) -> None:
             started.append(attempt)
 
     monkeypatch.setattr(worker, "_runner_of", lambda _leased, _function: Recording())
@@ -463,7 +469,7 @@ async def test_a_task_that_is_given_twice_runs_once(monkeypatch: pytest.MonkeyPa
     assert (len(started), lane.running) == (1, 1)
     assert worker.held_tries(10) == [(task.id, task.fence)]
     started[0].end("lost")
-    started[0].settle(Verdict("succeeded", b"1"))
+    started[0].settle(ReportedOutcome("succeeded", b"1"))
     assert worker.held_tries(10) == []
     worker.begin_all(worker.register([task], lane))  # an answer that was slower than the task
     assert (len(started), lane.running) == (1, 0)

@@ -17,11 +17,11 @@ from mainspring.sdk.environment import Address
 from mainspring.sdk.wire import Request, Response
 from mainspring.sdk.worker import heartbeat_thread as heart_module
 from mainspring.sdk.worker import start_channels
-from mainspring.sdk.worker.execution import Runner, Try
-from mainspring.sdk.worker.heartbeat_thread import Heart
+from mainspring.sdk.worker.execution import Runner, WorkerExecution
+from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread
 from mainspring.sdk.worker.loop_runner import LoopRunner
 from mainspring.sdk.worker.options import WorkerOptions
-from mainspring.sdk.worker.outcomes import RELEASED, Ending, Verdict
+from mainspring.sdk.worker.outcomes import RELEASED, Ending, ReportedOutcome
 from mainspring.sdk.worker.protocol import (
     Beat,
     Heard,
@@ -48,20 +48,24 @@ class Recording:
     apart = False
 
     def __init__(self) -> None:
-        self.started: list[Try] = []
+        self.started: list[WorkerExecution] = []
         self.stopped: list[Ending | None] = []
 
-    def start(self, attempt: Try) -> None:
+    def start(self, attempt: WorkerExecution) -> None:
         self.started.append(attempt)
 
-    def stop(self, attempt: Try) -> None:
+    def stop(self, attempt: WorkerExecution) -> None:
         self.stopped.append(attempt.ending)
 
 
-def attempt(lease: float = 15.0, runner: Runner | None = None, function: Any = None) -> Try:
+def attempt(
+    lease: float = 15.0, runner: Runner | None = None, function: Any = None
+) -> WorkerExecution:
     task = leased()
     context = Context(task.id)
-    return Try(task, monotonic() + lease, context, function, runner or Recording(), lambda _: None)
+    return WorkerExecution(
+        task, monotonic() + lease, context, function, runner or Recording(), lambda _: None
+    )
 
 
 class TestTries:
@@ -95,7 +99,7 @@ class TestTries:
         one = attempt()
         one.start()
         one.end("timeout")
-        one.settle(Verdict("failed", None, "failed", "CancelledError"))
+        one.settle(ReportedOutcome("failed", None, "failed", "CancelledError"))
         assert one.verdict == RELEASED
 
     def test_it_says_that_it_begins_before_it_does(self) -> None:
@@ -171,15 +175,15 @@ class Server:
 class Beating:
     """A heart with its thread, and the tries that it keeps."""
 
-    def __init__(self, *tries: Try, lease: float = 900.0) -> None:
+    def __init__(self, *tries: WorkerExecution, lease: float = 900.0) -> None:
         self.server, self.tries = Server(), list(tries)
         loop, clock = asyncio.get_running_loop(), ServerClock()
         clock.lease = lease
-        self.heart = Heart(OPTIONS, self.server, clock, loop, self.held, LoopRunner(loop))  # type: ignore[arg-type]
+        self.heart = HeartbeatThread(OPTIONS, self.server, clock, loop, self.held, LoopRunner(loop))  # type: ignore[arg-type]
         self.warnings: list[str] = []
         self.heart.warn = self.warnings.append
 
-    def held(self) -> Sequence[Try]:
+    def held(self) -> Sequence[WorkerExecution]:
         return self.tries
 
     async def hears(self) -> None:
@@ -191,7 +195,7 @@ async def beating() -> AsyncIterator[Callable[..., Beating]]:
     made: list[Beating] = []
 
     def start(
-        *tries: Try, before: Callable[[Beating], None] = lambda _: None, **how: Any
+        *tries: WorkerExecution, before: Callable[[Beating], None] = lambda _: None, **how: Any
     ) -> Beating:
         made.append(Beating(*tries, **how))
         before(made[-1])
@@ -221,7 +225,7 @@ class TestHeartbeats:
 
         await eventually(named, within=5, what="the answer has come")
         found.server.heard.clear()
-        found.heart.nudge()
+        found.heart.interrupt_polls()
         await found.hears()
         first, *rest = found.server.asked
         assert [beat.id for beat in first.running] == [running.leased.id]
@@ -270,7 +274,7 @@ class TestHeartbeats:
         one = attempt(lease=900.0)
         one.arriving = True  # the event loop has not heard of it yet
         found = beating(one, before=lambda b: b.server.answers.append("lost"))
-        found.heart.nudge()
+        found.heart.interrupt_polls()
         await found.hears()
 
         async def known() -> bool:

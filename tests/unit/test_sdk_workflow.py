@@ -16,7 +16,7 @@ from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.workflow.definition import Definition
+from mainspring.domain.workflow.definition import WorkflowDefinition
 from mainspring.sdk.workflow import INDEX, ITEM, Workflow
 from mainspring.wire.workflows import WorkflowIn
 
@@ -90,7 +90,7 @@ def test_a_workflow_as_a_document() -> None:
     }
 
 
-async def taken(flow: Workflow) -> Definition:
+async def taken(flow: Workflow) -> WorkflowDefinition:
     """The workflow as the server has it."""
     tasks = TaskValidator(Config(), ManualClock(), TaskIds(Random(1)), Random(1))
     validator = WorkflowValidator(tasks, 2**20, 1e9)

@@ -8,12 +8,18 @@ from uuid import UUID
 
 import pytest
 
-from mainspring.execution.guard import Egress, parse_networks
+from mainspring.execution.guard import EgressRules, parse_networks
 from mainspring.execution.sender import LoopSender, Sender, ThreadSender
-from mainspring.execution.transfers import Key, Reply, Request, SenderSettings, Transfers
+from mainspring.execution.transfers import (
+    Key,
+    SenderSettings,
+    TransferReply,
+    TransferRequest,
+    Transfers,
+)
 from support.waiting import eventually
 
-LOCAL = Egress(parse_networks("127.0.0.0/8"))
+LOCAL = EgressRules(parse_networks("127.0.0.0/8"))
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -60,14 +66,14 @@ class Desk:
         self._loop = asyncio.get_running_loop()
         self._receiver = receiver
         self._numbers = count(1)
-        self.replies: dict[Key, Reply] = {}
+        self.replies: dict[Key, TransferReply] = {}
         self.calls = 0
         self.sender = kind(SenderSettings(connect_timeout=2), self._deliver)
 
-    def _deliver(self, replies: Sequence[Reply]) -> None:
+    def _deliver(self, replies: Sequence[TransferReply]) -> None:
         self._loop.call_soon_threadsafe(self._keep, replies)
 
-    def _keep(self, replies: Sequence[Reply]) -> None:
+    def _keep(self, replies: Sequence[TransferReply]) -> None:
         self.calls += 1
         for reply in replies:
             assert reply.key not in self.replies, "a request was answered twice"
@@ -76,7 +82,9 @@ class Desk:
     def send(self, how_many: int = 1, path: str = "/", timeout: float = 10) -> list[Key]:
         keys = [(UUID(int=next(self._numbers)), 1) for _ in range(how_many)]
         url = f"http://127.0.0.1:{self._receiver.port}{path}"
-        self.sender.send([Request(key, url, "POST", [], b"{}", timeout, LOCAL) for key in keys])
+        self.sender.send(
+            [TransferRequest(key, url, "POST", [], b"{}", timeout, LOCAL) for key in keys]
+        )
         return keys
 
     async def outcomes(self, keys: Sequence[Key]) -> list[str | int]:
@@ -85,64 +93,66 @@ class Desk:
 
 
 @pytest.fixture(params=[ThreadSender, LoopSender])
-async def desk(request: pytest.FixtureRequest, receiver: Receiver) -> AsyncIterator[Desk]:
+async def lease_service(request: pytest.FixtureRequest, receiver: Receiver) -> AsyncIterator[Desk]:
     made = Desk(request.param, receiver)
     yield made
     made.sender.stop()
 
 
-async def test_each_request_has_one_reply(desk: Desk) -> None:
-    assert set(await desk.outcomes(desk.send(300))) == {200}
-    assert desk.calls < 300, "replies come together"
+async def test_each_request_has_one_reply(lease_service: Desk) -> None:
+    assert set(await lease_service.outcomes(lease_service.send(300))) == {200}
+    assert lease_service.calls < 300, "replies come together"
 
 
-async def test_a_receiver_that_never_answers_is_given_up(desk: Desk) -> None:
-    assert await desk.outcomes(desk.send(2, "/wait", timeout=0.3)) == ["timeout"] * 2
+async def test_a_receiver_that_never_answers_is_given_up(lease_service: Desk) -> None:
+    assert (
+        await lease_service.outcomes(lease_service.send(2, "/wait", timeout=0.3)) == ["timeout"] * 2
+    )
 
 
-async def test_a_request_can_be_broken_off(desk: Desk, receiver: Receiver) -> None:
-    broken, kept = desk.send(1, "/wait"), desk.send(1, "/wait", timeout=0.5)
+async def test_a_request_can_be_broken_off(lease_service: Desk, receiver: Receiver) -> None:
+    broken, kept = lease_service.send(1, "/wait"), lease_service.send(1, "/wait", timeout=0.5)
     await until(lambda: receiver.open == 2, what="both are under way")
-    desk.sender.cancel(broken[0])
-    desk.sender.cancel((UUID(int=10**6), 1))  # nobody's
-    assert await desk.outcomes(broken) == ["cancelled"]
-    assert await desk.outcomes(kept) == ["timeout"]
+    lease_service.sender.cancel(broken[0])
+    lease_service.sender.cancel((UUID(int=10**6), 1))  # nobody's
+    assert await lease_service.outcomes(broken) == ["cancelled"]
+    assert await lease_service.outcomes(kept) == ["timeout"]
 
 
-async def test_breaking_off_at_once_overtakes_nothing(desk: Desk) -> None:
-    (key,) = desk.send(1, "/wait")
-    desk.sender.cancel(key)
-    assert await desk.outcomes([key]) == ["cancelled"]
+async def test_breaking_off_at_once_overtakes_nothing(lease_service: Desk) -> None:
+    (key,) = lease_service.send(1, "/wait")
+    lease_service.sender.cancel(key)
+    assert await lease_service.outcomes([key]) == ["cancelled"]
 
 
 async def test_a_fault_of_the_sender_leaves_nobody_waiting(
-    desk: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    lease_service: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting = desk.send(3, "/wait")
+    waiting = lease_service.send(3, "/wait")
     await until(lambda: receiver.open == 3, what="they are under way")
 
-    def fail(_self: Transfers) -> list[Reply]:
+    def fail(_self: Transfers) -> list[TransferReply]:
         monkeypatch.undo()
         raise RuntimeError("broken on purpose")
 
     monkeypatch.setattr(Transfers, "collect", fail)
-    next_ones = desk.send(1, "/wait", timeout=5)
-    assert set(await desk.outcomes([*waiting, *next_ones])) == {"cancelled"}
-    assert await desk.outcomes(desk.send(2)) == [200, 200]
+    next_ones = lease_service.send(1, "/wait", timeout=5)
+    assert set(await lease_service.outcomes([*waiting, *next_ones])) == {"cancelled"}
+    assert await lease_service.outcomes(lease_service.send(2)) == [200, 200]
 
 
 async def test_stopping_answers_what_was_not_even_begun(receiver: Receiver) -> None:
-    desk = Desk(LoopSender, receiver)
-    keys = desk.send(100)
-    desk.sender.stop()
-    assert set(await desk.outcomes(keys)) == {"cancelled"}
+    lease_service = Desk(LoopSender, receiver)
+    keys = lease_service.send(100)
+    lease_service.sender.stop()
+    assert set(await lease_service.outcomes(keys)) == {"cancelled"}
 
 
 async def test_others_have_their_turn_between_two_portions(receiver: Receiver) -> None:
-    desk, turns = Desk(LoopSender, receiver), 0
-    keys = desk.send(640)
-    while len(desk.replies) < len(keys):
+    lease_service, turns = Desk(LoopSender, receiver), 0
+    keys = lease_service.send(640)
+    while len(lease_service.replies) < len(keys):
         turns += 1
         await asyncio.sleep(0)
     assert turns >= 10
-    desk.sender.stop()
+    lease_service.sender.stop()

@@ -10,7 +10,7 @@ from mainspring.api.http.server import listen
 from mainspring.cli import developing, serving
 from mainspring.config import Config
 from mainspring.errors import ConfigError, ServerError
-from mainspring.postgres.embedded_supervisor import Keeper
+from mainspring.postgres.embedded_supervisor import EmbeddedSupervisor
 
 
 class Frail:
@@ -42,7 +42,7 @@ class Frail:
 
 async def test_a_database_that_ends_is_started_again() -> None:
     server = Frail(ends=3)
-    keeping = asyncio.create_task(Keeper(server).keep(look_every=0))
+    keeping = asyncio.create_task(EmbeddedSupervisor(server).keep(look_every=0))
     await asyncio.wait_for(server.steady.wait(), 5)
     assert server.restarts == 3
     keeping.cancel()
@@ -52,7 +52,7 @@ async def test_a_database_that_ends_is_started_again() -> None:
 async def test_a_database_that_ends_again_and_again_is_given_up() -> None:
     server = Frail()
     with pytest.raises(ServerError, match=r"ended 6 times within 60 s: see server.log"):
-        await asyncio.wait_for(Keeper(server).keep(look_every=0), 5)
+        await asyncio.wait_for(EmbeddedSupervisor(server).keep(look_every=0), 5)
     assert server.restarts == 5
 
 
@@ -69,7 +69,7 @@ async def test_a_start_that_nobody_waits_for_gives_up() -> None:
         def give_up(self) -> None:
             given_up.set()
 
-    starting = asyncio.create_task(Keeper(Slow()).start())
+    starting = asyncio.create_task(EmbeddedSupervisor(Slow()).start())
     await begun.wait()
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from starlette.types import Scope
 
 from mainspring.api.http.cycle import Cycle
-from mainspring.api.http.fast_path import KnownHeads, Serve
-from mainspring.api.http.server import Door
+from mainspring.api.http.fast_path import HeaderCache, ServeFast
+from mainspring.api.http.server import LimitedHttpProtocol
 from support.door import LIMITS
 from support.shop import ORDINARY, SPOT, Exchange, Shop, Wire, post
 
@@ -375,16 +375,16 @@ async def test_a_request_served_on_the_spot_has_arrived(shop: Shop) -> None:
 
 
 class Anything:
-    def learn(self, _scope: Scope) -> Serve:
+    def compile_fast_path(self, _scope: Scope) -> ServeFast:
         return lambda _body, _reply: True
 
 
-def noted(heads: KnownHeads, request: bytes) -> None:
+def noted(heads: HeaderCache, request: bytes) -> None:
     heads.note(request, {"headers": [(b"content-length", b"4")]})
 
 
 def test_so_many_heads_are_known_and_no_more() -> None:
-    heads = KnownHeads(Anything())
+    heads = HeaderCache(Anything())
     for n in range(3000):
         noted(heads, post(A, b"X: %d" % n))
     assert heads.find(post(B, b"X: 1975")) is None
@@ -392,7 +392,7 @@ def test_so_many_heads_are_known_and_no_more() -> None:
 
 
 def test_a_head_that_is_noted_again_crowds_out_no_other() -> None:
-    heads = KnownHeads(Anything())
+    heads = HeaderCache(Anything())
     for n in range(1024):
         noted(heads, post(A, b"X: %d" % n))
     for _ in range(2000):
@@ -401,7 +401,7 @@ def test_a_head_that_is_noted_again_crowds_out_no_other() -> None:
 
 
 def test_of_a_head_only_its_digest_is_kept() -> None:
-    heads = KnownHeads(Anything())
+    heads = HeaderCache(Anything())
     noted(heads, post(A, b"Authorization: Bearer hush-hush"))
     assert heads.find(post(A, b"Authorization: Bearer hush-hush"))
     gc.collect()
@@ -410,7 +410,7 @@ def test_of_a_head_only_its_digest_is_kept() -> None:
 
 
 def test_a_length_that_is_not_that_of_the_body() -> None:
-    heads = KnownHeads(Anything())
+    heads = HeaderCache(Anything())
     noted(heads, post(b"longer"))
     assert heads.find(post(b"longer")) is None
     noted(heads, post(A))
@@ -422,7 +422,7 @@ def test_a_length_that_is_not_that_of_the_body() -> None:
 
 async def test_without_a_learner_nothing_is_known(shop: Shop) -> None:
     exchange = Exchange(shop)
-    exchange.config.heads = KnownHeads(None)
+    exchange.config.heads = HeaderCache(None)
     wire = await known(exchange)
     assert await tell(wire, post(B)) == b"ordinary:bbbb"
 
@@ -438,7 +438,9 @@ async def test_a_connection_leaves_no_ring_behind(exchange: Exchange) -> None:
             await tell(wire, post(B))
             wire.hang_up()
         del wire
-        left = [thing for thing in gc.get_objects() if isinstance(thing, (Door, Cycle))]
+        left = [
+            thing for thing in gc.get_objects() if isinstance(thing, (LimitedHttpProtocol, Cycle))
+        ]
         assert len(left) <= 2, "those of the connection that is open"
     finally:
         gc.enable()

@@ -16,18 +16,18 @@ from mainspring.execution.answers import (
     result_of,
     retry_after,
 )
-from mainspring.execution.transfers import Reply, Trouble
+from mainspring.execution.transfers import TransferReply, Trouble
 
 NOW = 1_800_000_000.0
 KEY = (UUID(int=1), 1)
 
 
-def reply(status: int, body: bytes = b"", *, truncated: bool = False) -> Reply:
-    return Reply(KEY, status, [], body, truncated)
+def reply(status: int, body: bytes = b"", *, truncated: bool = False) -> TransferReply:
+    return TransferReply(KEY, status, [], body, truncated)
 
 
-def troubled(trouble: Trouble) -> Reply:
-    return Reply(KEY, 0, [], b"", False, trouble, "because")
+def troubled(trouble: Trouble) -> TransferReply:
+    return TransferReply(KEY, 0, [], b"", False, trouble, "because")
 
 
 @pytest.mark.parametrize(

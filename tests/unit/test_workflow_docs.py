@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from mainspring.domain.workflow.checks import graph_problems, with_implied_needs
-from mainspring.domain.workflow.definition import Definition, OnFailure, Step
+from mainspring.domain.workflow.definition import OnFailure, Step, WorkflowDefinition
 from support.workflow_model import CANCELLED, COMPLETED, FAILED, NOOP, Model
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "workflows.md"
@@ -41,7 +41,7 @@ HEAD, *ROWS = rows()
 def test_what_becomes_of_the_steps(row: list[str]) -> None:
     policy, happens, *expected = row
     assert graph_problems(STEPS) == []
-    model = Model(Definition("nightly", tuple(STEPS), cast("OnFailure", policy)))
+    model = Model(WorkflowDefinition("nightly", tuple(STEPS), cast("OnFailure", policy)))
     failing = happens.removesuffix(" fails")
     stopped = happens.endswith("during clean")
     while not model.over:

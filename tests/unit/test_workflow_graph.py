@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mainspring.domain.workflow import graph as graphs
 from mainspring.domain.workflow.checks import Use, graph_problems
-from mainspring.domain.workflow.definition import Definition, Step
+from mainspring.domain.workflow.definition import Step, WorkflowDefinition
 from support.workflow_model import COMPLETED, FAILED, NOOP, SKIPPED, definitions
 
 NAMES = [f"s{n}" for n in range(7)]
@@ -55,12 +55,12 @@ def test_cycles_and_what_is_behind_them_are_found(steps: list[Step]) -> None:
     unknown = [need for step in steps for need in step.needs if need not in names]
     assert len([text for text in said if "there is no step" in text]) == len(unknown)
     if not said:
-        assert len(Definition("x", tuple(steps)).order) == len(steps)
+        assert len(WorkflowDefinition("x", tuple(steps)).order) == len(steps)
 
 
 @settings(max_examples=200, deadline=None)
 @given(definition=definitions())
-def test_upstream_is_what_leads_to_a_step(definition: Definition) -> None:
+def test_upstream_is_what_leads_to_a_step(definition: WorkflowDefinition) -> None:
     steps = list(definition.steps)
     uses = [
         Use(index, f"{step.id} {other.id}", other.id)
@@ -78,7 +78,7 @@ def test_upstream_is_what_leads_to_a_step(definition: Definition) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(definition=definitions())
-def test_the_order_and_the_children(definition: Definition) -> None:
+def test_the_order_and_the_children(definition: WorkflowDefinition) -> None:
     place = {name: at for at, name in enumerate(definition.order)}
     assert set(place) == set(definition.by_id)
     for step in definition.steps:
@@ -90,7 +90,7 @@ def test_the_order_and_the_children(definition: Definition) -> None:
 def test_a_run_is_drawn_with_its_states() -> None:
     steps = (Step("end", NOOP), Step("class", NOOP, ("end",)), Step("x", NOOP, ("class",)))
     states = {"end": COMPLETED, "class": FAILED, "x": SKIPPED}
-    definition = Definition("nightly", steps)
+    definition = WorkflowDefinition("nightly", steps)
     assert [node.state for node in graphs.nodes(definition, states)] == list(states.values())
     mermaid = graphs.mermaid(definition, states)
     assert '    s1["class<br/>failed"]\n' in mermaid, "words of Mermaid's own do no harm"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mainspring.domain.workflow.retry import Standing, same_lists, with_left_out
+from mainspring.domain.workflow.retry import StepProgress, same_lists, with_left_out
 from support.runs import step, workflow
 
 FLOW = workflow(
@@ -21,15 +21,15 @@ FLOW = workflow(
     ],
 )
 def test_a_step_between_vouches_for_those_before_it_only_if_it_ran(b: str, same: list[str]) -> None:
-    states = {"a": Standing("completed"), "b": Standing(b), "each": Standing("failed")}
+    states = {"a": StepProgress("completed"), "b": StepProgress(b), "each": StepProgress("failed")}
     assert same_lists(FLOW, states, ["each"]) == same
     assert same_lists(FLOW, states, ["each"], changed=["b"]) == []
 
 
 def test_what_failing_fast_left_out_is_done_when_nothing_remains_that_failed() -> None:
     flow = workflow(step("a"), step("b"), step("c"), step("d", "c"), step("e", "d"))
-    lost, left = Standing("failed"), Standing("skipped", left_out=True)
-    states = {"a": lost, "b": lost, "c": left, "d": Standing("skipped", waived=True), "e": left}
+    lost, left = StepProgress("failed"), StepProgress("skipped", left_out=True)
+    states = {"a": lost, "b": lost, "c": left, "d": StepProgress("skipped", waived=True), "e": left}
     assert with_left_out(flow, states, {"a"}) == {"a"}
     assert with_left_out(flow, states, {"a", "b"}) == {"a", "b", "c", "e"}, "a person's word counts"
 
@@ -40,8 +40,8 @@ def test_long_chains_with_many_lists_take_no_time() -> None:
         step(f"l{n}", "s4999", foreach='"{{steps.s0.result}}"', uses=("s0",)) for n in range(5000)
     ]
     flow = workflow(*chain, *lists)
-    states = {s.id: Standing("completed") for s in chain} | {
-        s.id: Standing("failed") for s in lists
+    states = {s.id: StepProgress("completed") for s in chain} | {
+        s.id: StepProgress("failed") for s in lists
     }
     names = [s.id for s in lists]
     assert same_lists(flow, states, names) == names

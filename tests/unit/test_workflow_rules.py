@@ -14,16 +14,16 @@ from mainspring.domain.task import TaskState
 from mainspring.domain.workflow import rules as workflow_rules
 from mainspring.domain.workflow.checks import graph_problems, with_implied_needs
 from mainspring.domain.workflow.definition import (
-    Definition,
     Step,
     TaskTemplate,
     When,
+    WorkflowDefinition,
 )
 from mainspring.domain.workflow.rules import (
-    Decision,
     RenderFailed,
     RunState,
     Scope,
+    StepDecision,
     StepResult,
     decide,
     fanned,
@@ -48,7 +48,7 @@ from support.workflow_model import (
     outcomes,
 )
 
-WAIT, START, SKIP = Decision.WAIT, Decision.START, Decision.SKIP
+WAIT, START, SKIP = StepDecision.WAIT, StepDecision.START, StepDecision.SKIP
 
 
 # --- which steps start -------------------------------------------------------------------------
@@ -75,7 +75,7 @@ WAIT, START, SKIP = Decision.WAIT, Decision.START, Decision.SKIP
         ("one_succeeded", "fkk", SKIP),
     ],
 )
-def test_when(when: When, ended: str, expected: Decision) -> None:
+def test_when(when: When, ended: str, expected: StepDecision) -> None:
     step = Step("x", NOOP, ("a", "b", "c"), when)
     found = Counter(ended)
     assert decide(step, len(ended), found["s"], found["f"], found["k"], 3) is expected
@@ -92,7 +92,7 @@ def test_a_step_without_needs_starts_at_once_and_a_cleanup_step_in_any_case() ->
 class Counting:
     """A run as the store does it: by counters at the steps that wait, and nothing else."""
 
-    definition: Definition
+    definition: WorkflowDefinition
     conditions: Mapping[str, bool]
     states: dict[str, TaskState] = field(default_factory=dict)
     counts: dict[str, Counter[str]] = field(default_factory=dict)
@@ -219,7 +219,7 @@ def test_what_survives_a_run_that_fails_fast() -> None:
         Step("report", NOOP, ("more",), "all_finished"),
         Step("sweep", NOOP, ("more",), "all_finished", cleanup=True),
     )
-    definition = Definition("x", steps)
+    definition = WorkflowDefinition("x", steps)
     assert definition.survivors == {"alert", "escalate", "report", "sweep"}
 
 

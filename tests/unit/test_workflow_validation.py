@@ -14,7 +14,7 @@ from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.workflow.definition import Definition
+from mainspring.domain.workflow.definition import WorkflowDefinition
 from mainspring.errors import InvalidRequest, TooLarge
 from mainspring.wire.workflows import WorkflowIn
 
@@ -30,7 +30,7 @@ def workflow(*steps: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"name": "nightly", "steps": list(steps), **fields}
 
 
-async def defined(document: object, config: Config | None = None) -> Definition:
+async def defined(document: object, config: Config | None = None) -> WorkflowDefinition:
     """As POST /v1/workflows does it."""
     config = config or Config()
     tasks = TaskValidator(config, ManualClock(), TaskIds(Random(1)), Random(1))

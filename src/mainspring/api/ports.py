@@ -3,35 +3,35 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from mainspring.domain.execution import Assignment, Report
-from mainspring.domain.placement import Tenure
+from mainspring.domain.execution import Execution, Report
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
-from mainspring.engine.demand import Holder
+from mainspring.engine.demand import WorkerSession
 from mainspring.engine.explain import Situation
-from mainspring.node.workers.lease_service import Wish
-from mainspring.node.workers.reports import Pulse, Said, Verdict
-from mainspring.store.creation import HeadStart, NewTask
-from mainspring.store.leases import Beat, Leased
+from mainspring.node.workers.lease_service import LeaseRequest
+from mainspring.node.workers.reports import HeartbeatAnswer, Verdict, WorkerReport
+from mainspring.store.creation import EagerLeaseOffer, NewTask
+from mainspring.store.leases import HeldHeartbeat, LeasedTask
 from mainspring.store.step_rows import Moved
 
 
 class LeasePort(Protocol):
     """The node as workers see it. Every method waits for the database, and raises its errors."""
 
-    async def lease(self, wish: Wish) -> list[Leased]:
+    async def lease(self, wish: LeaseRequest) -> list[LeasedTask]:
         """Wait for tasks; when it is cancelled, what was leased meanwhile is released."""
         ...
 
     async def beat(
         self,
-        holder: Holder,
-        beats: Sequence[Beat],
+        holder: WorkerSession,
+        beats: Sequence[HeldHeartbeat],
         about: Mapping[str, object] | None = None,
-    ) -> list[Pulse]:
+    ) -> list[HeartbeatAnswer]:
         """A worker runs these."""
         ...
 
-    async def report(self, tenant_id: int, said: Sequence[Said]) -> list[Verdict]:
+    async def report(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
         """What a worker says about its tries: accepted, fenced or unknown."""
         ...
 
@@ -39,17 +39,17 @@ class LeasePort(Protocol):
 class NodePort(Protocol):
     """The node as the API sees it. Every method returns at once and never raises."""
 
-    def tenure(self) -> Tenure:
+    def ownership(self) -> Ownership:
         """The node's present right to act, for statements that depend on what it owns."""
         ...
 
-    def offer_head_start(self, tasks: Iterable[NewTask]) -> HeadStart:
+    def offer_eager_lease(self, tasks: Iterable[NewTask]) -> EagerLeaseOffer:
         """Which tasks that are about to be inserted may be leased to this node with it. To be ended
         in any case."""
         ...
 
-    def end_head_start(
-        self, start: HeadStart, begun: Sequence[tuple[TaskRow, Assignment]] | None
+    def end_eager_lease(
+        self, start: EagerLeaseOffer, begun: Sequence[tuple[TaskRow, Execution]] | None
     ) -> None:
         """These of them were leased: start them. None: the answer was lost, look for them."""
         ...
@@ -66,7 +66,7 @@ class NodePort(Protocol):
         """Runs of workflows moved on, and this was committed: tell whom it concerns."""
         ...
 
-    def doubt(self) -> None:
+    def mark_stale(self) -> None:
         """An answer was lost, and something may have been committed: look at everything again."""
         ...
 

@@ -17,7 +17,7 @@ from mainspring.errors import ConfigError, MainspringError, RequestError
 from mainspring.sdk.app import App
 from mainspring.sdk.environment import Address, address
 from mainspring.sdk.periodic import Synced
-from mainspring.sdk.worker.allowlist import Allowed, load_allowed
+from mainspring.sdk.worker.allowlist import Allowlist, load_allowed
 from mainspring.sdk.worker.loading import load_app
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.worker import Worker
@@ -30,7 +30,7 @@ class Job:
     address: Address
     app: App | None
     app_path: str
-    allowed: Allowed | None
+    allowed: Allowlist | None
     options: WorkerOptions
 
 
@@ -105,7 +105,7 @@ def _tell_removed(synced: Synced) -> None:
 
 
 def _welcome(
-    where: Address, options: WorkerOptions, app: App | None, allowed: Allowed | None
+    where: Address, options: WorkerOptions, app: App | None, allowed: Allowlist | None
 ) -> str:
     handlers = sorted(app.functions) if app is not None else []
     parts = [

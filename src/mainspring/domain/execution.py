@@ -33,7 +33,7 @@ class TaskError:
         object.__setattr__(self, "message", told)
 
 
-class Assignment(NamedTuple):
+class Execution(NamedTuple):
     """A claimed task on its way to an executor: exactly what the claim returned."""
 
     tenant_id: int
@@ -66,7 +66,7 @@ class Assignment(NamedTuple):
 class Report(NamedTuple):
     """What an executor says about an assignment. Times are in the database's clock."""
 
-    assignment: Assignment
+    execution: Execution
     outcome: Outcome
     started: float
     finished: float
@@ -95,23 +95,23 @@ def believed(
     return begun, begun + took
 
 
-def cannot_be_read(assignment: Assignment, now: float) -> Report:
+def cannot_be_read(execution: Execution, now: float) -> Report:
     """A try of a task that does not say what to do: to read it again is of no use."""
-    moment = max(now, assignment.picked)
-    error = TaskError("bad-spec", f"the task's spec cannot be read: {assignment.unreadable}")
-    return Report(assignment, Outcome.FAILED, moment, moment, error=error, retryable=False)
+    moment = max(now, execution.picked)
+    error = TaskError("bad-spec", f"the task's spec cannot be read: {execution.unreadable}")
+    return Report(execution, Outcome.FAILED, moment, moment, error=error, retryable=False)
 
 
-def not_started(assignment: Assignment, now: float) -> Report:
+def not_started(execution: Execution, now: float) -> Report:
     """A try that could not begin by a mistake of ours. It failed, and is tried again after a while
     and not for ever: a task that goes back is started again at once, and what is wrong with it
     would keep the node busy until somebody notices."""
-    moment = max(now, assignment.picked)
+    moment = max(now, execution.picked)
     error = TaskError("not-started", "the task could not be started; the node's log says why")
-    return Report(assignment, Outcome.FAILED, moment, moment, error=error)
+    return Report(execution, Outcome.FAILED, moment, moment, error=error)
 
 
-def released(assignment: Assignment, now: float) -> Report:
+def released(execution: Execution, now: float) -> Report:
     """A try that was leased and shall not begin: the task goes back."""
-    moment = max(now, assignment.picked)
-    return Report(assignment, Outcome.RELEASED, moment, moment)
+    moment = max(now, execution.picked)
+    return Report(execution, Outcome.RELEASED, moment, moment)

@@ -155,7 +155,7 @@ class EndedWaiting(NamedTuple):
     waited: Waited
 
 
-class Verdict(NamedTuple):
+class SlaVerdict(NamedTuple):
     """What a task says about its lateness."""
 
     met: bool | None
@@ -166,27 +166,29 @@ class Verdict(NamedTuple):
     """Of its last try alone."""
 
 
-def judge_start(moments: Moments, earlier: Earlier | None, started: float, sla: float) -> Verdict:
+def judge_start(
+    moments: Moments, earlier: Earlier | None, started: float, sla: float
+) -> SlaVerdict:
     """Judge a task whose last try started then. The first start decides whether the SLA was met:
     no retry forgives it."""
     own = moments.until_started(started)
     if earlier is None:
         met = started - moments.due <= sla
-        return Verdict(met, None if met else blame(own or {}), own, own)
+        return SlaVerdict(met, None if met else blame(own or {}), own, own)
     lateness = earlier.until(moments.due)
     for cause, seconds in (own or {}).items():
         lateness = add(lateness, cause, seconds)
-    return Verdict(earlier.met, earlier.blame, lateness, own)
+    return SlaVerdict(earlier.met, earlier.blame, lateness, own)
 
 
-def judge_loss(moments: Moments, earlier: Earlier | None, ended: float, sla: float) -> Verdict:
+def judge_loss(moments: Moments, earlier: Earlier | None, ended: float, sla: float) -> SlaVerdict:
     """Judge a task that ends with a try of which nobody knows whether it started."""
     own = moments.until_picked()
     if earlier is not None:
-        return Verdict(earlier.met, earlier.blame, earlier.lateness or None, own)
+        return SlaVerdict(earlier.met, earlier.blame, earlier.lateness or None, own)
     lateness = moments.until_lost(ended)
     missed = ended - moments.due > sla
-    return Verdict(
+    return SlaVerdict(
         False if missed else None, blame(lateness or {}) if missed else None, lateness, own
     )
 

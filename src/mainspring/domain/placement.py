@@ -29,7 +29,7 @@ def preferred_owner(partition: int, nodes: Sequence[UUID]) -> UUID:
 
 
 @dataclass(frozen=True, slots=True)
-class Tenure:
+class Ownership:
     """A node's right to act for its partitions: void as soon as its row carries another epoch."""
 
     node_id: UUID
@@ -37,6 +37,6 @@ class Tenure:
     partitions: frozenset[int]
 
 
-NOBODY = Tenure(UUID(int=0), 0, frozenset())
+NO_OWNERSHIP = Ownership(UUID(int=0), 0, frozenset())
 """Who writes in this name gets a wake row for everything: the owner then hears of what was written
 even if the answer, and with it the writer's own word, is lost on the way."""

@@ -16,7 +16,7 @@ _WHILE_BLOCKED = ("priority", "queue")
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TaskStanding:
     """As much of a task as the rules look at."""
 
     state: TaskState
@@ -36,7 +36,7 @@ class Move:
     due: float | None = None
 
 
-def cancel(task: Standing) -> Move | None:
+def cancel(task: TaskStanding) -> Move | None:
     """A running task is only asked to stop: its executor ends it."""
     if task.state is TaskState.CANCELLED or task.cancel_requested:
         return None
@@ -47,7 +47,7 @@ def cancel(task: Standing) -> Move | None:
     return Move(TaskState.CANCELLED)
 
 
-def pause(task: Standing) -> Move | None:
+def pause(task: TaskStanding) -> Move | None:
     """Only what waits for its time can be held back."""
     if task.state is TaskState.PAUSED:
         return None
@@ -56,7 +56,7 @@ def pause(task: Standing) -> Move | None:
     return Move(TaskState.PAUSED)
 
 
-def resume(task: Standing) -> Move | None:
+def resume(task: TaskStanding) -> Move | None:
     """Back to waiting for its due time, which did not move meanwhile."""
     if task.state in (TaskState.SCHEDULED, TaskState.RUNNING):
         return None
@@ -65,7 +65,7 @@ def resume(task: Standing) -> Move | None:
     return Move(TaskState.SCHEDULED)
 
 
-def run(task: Standing, now: float) -> Move | None:
+def run(task: TaskStanding, now: float) -> Move | None:
     """Make it due now. A task that is due already keeps its place in the queue."""
     if task.state is TaskState.RUNNING:
         return None
@@ -76,7 +76,7 @@ def run(task: Standing, now: float) -> Move | None:
     return Move(TaskState.SCHEDULED, due=min(task.due, now))
 
 
-def check_editable(task: Standing, sent: Collection[str] = ()) -> None:
+def check_editable(task: TaskStanding, sent: Collection[str] = ()) -> None:
     """A task may be edited until its first try has started; a step that waits for others in those
     of the members `sent` that it will not be given anew."""
     if task.state is TaskState.BLOCKED:
@@ -88,7 +88,7 @@ def check_editable(task: Standing, sent: Collection[str] = ()) -> None:
         raise Conflict(f"a task can be changed only while it has not started: this one {now}")
 
 
-def _check_blocked(task: Standing, sent: Collection[str]) -> None:
+def _check_blocked(task: TaskStanding, sent: Collection[str]) -> None:
     if task.expanded:
         raise Conflict(
             "a task can be changed only while it has not started: the items of this step have begun"
@@ -100,5 +100,5 @@ def _check_blocked(task: Standing, sent: Collection[str]) -> None:
         )
 
 
-def _refused(task: Standing, participle: str) -> Conflict:
+def _refused(task: TaskStanding, participle: str) -> Conflict:
     return Conflict(f"a task that is {task.state} cannot be {participle}")

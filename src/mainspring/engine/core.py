@@ -15,18 +15,28 @@ from math import inf
 from uuid import UUID
 
 from mainspring.domain.capability import Offer, takes_slot
-from mainspring.domain.execution import Assignment
+from mainspring.domain.execution import Execution
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.demand import Call, Holder, Poll, taker_of
+from mainspring.engine.demand import (
+    Poll,
+    RemoteDemand,
+    WorkerSession,
+    lease_holder_of,
+)
 from mainspring.engine.entry import Entry, Phase
 from mainspring.engine.explain import Situation
 from mainspring.engine.fair import Accepts, FairQueue, NeedsWorker
 from mainspring.engine.gates import expired
-from mainspring.engine.leases import Held, HeldLeases, Running, RunningTasks
+from mainspring.engine.leases import (
+    HeldLease,
+    HeldLeases,
+    RunningTask,
+    RunningTasks,
+)
 from mainspring.engine.set_aside import SetAside
 from mainspring.engine.settings import EngineSettings
-from mainspring.engine.slot_quota import Room
+from mainspring.engine.slot_quota import SlotQuota
 from mainspring.engine.timer import Timer
 from mainspring.engine.window import Refill, Window
 
@@ -151,7 +161,7 @@ class Engine:
         """To be entered before rows are read, and left when we were told of them."""
         return self._running.reading()
 
-    def saw(self, rows: Sequence[TaskRow], now: float) -> list[Held]:
+    def saw(self, rows: Sequence[TaskRow], now: float) -> list[HeldLease]:
         """Take note of tasks as they are in the database. Answers which of the tries our executors
         run were asked to cancel."""
         for row in rows:
@@ -168,7 +178,7 @@ class Engine:
             self.set_aside.note(entry)
         return self._held.find(row.id for row in rows if row.cancel_requested)
 
-    def gone(self, ids: Sequence[UUID], now: float) -> list[Held]:
+    def gone(self, ids: Sequence[UUID], now: float) -> list[HeldLease]:
         """These tasks are no longer unfinished. Answers which of them our executors still run."""
         for task_id in ids:
             if (running := self._running.get(task_id)) is not None:
@@ -202,7 +212,7 @@ class Engine:
         while found and not picked:
             room = None
             if free is not None:
-                room = Room(free, self._held.by_tenant, self._claiming, slotless=slotless)
+                room = SlotQuota(free, self._held.by_tenant, self._claiming, slotless=slotless)
             picked = self._queue.pick(now, slots, accepts, room)
             found = bool(picked)
             if any(expired(entry, now) for entry in picked):
@@ -235,10 +245,10 @@ class Engine:
             if not self._claiming[tenant_id]:
                 del self._claiming[tenant_id]
 
-    def relayed(self, row: TaskRow, now: float) -> None:
+    def leased_eagerly(self, row: TaskRow, now: float) -> None:
         """A task was leased to our executors as it was released or created, without queueing."""
         slot = takes_slot(row.capability)
-        self._held.take(Held(row.tenant_id, row.id, row.fence, slot=slot))
+        self._held.take(HeldLease(row.tenant_id, row.id, row.fence, slot=slot))
         if row.partition in self._owned:
             self._saw_running(row, now)
 
@@ -252,23 +262,23 @@ class Engine:
         return picked
 
     def claimed(
-        self, picked: Sequence[Entry], assignments: Iterable[Assignment], now: float
+        self, picked: Sequence[Entry], executions: Iterable[Execution], now: float
     ) -> list[tuple[int, UUID]]:
         """What came of a claim. Answers the tasks that were not leased: look at those again."""
         self.unreserve(e.tenant_id for e in picked if e.taker is None and e.slot)
-        leased = {assignment.id: assignment for assignment in assignments}
+        leased = {execution.id: execution for execution in executions}
         refused = []
         for entry in picked:
             self._given_up.pop(entry, None)
-            assignment = leased.get(entry.row.id)
-            if assignment is None:
+            execution = leased.get(entry.row.id)
+            if execution is None:
                 refused.append((entry.row.tenant_id, entry.row.id))
                 self._unclaim(entry, now)
             else:
-                self._start(entry, assignment, now)
+                self._start(entry, execution, now)
         return refused
 
-    def cancelled_meanwhile(self, picked: Iterable[Entry]) -> list[Held]:
+    def cancelled_meanwhile(self, picked: Iterable[Entry]) -> list[HeldLease]:
         """Which tries that came of a claim were asked to cancel before its answer came."""
         return self._held.cancelled_meanwhile(entry.row.id for entry in picked)
 
@@ -290,15 +300,17 @@ class Engine:
         """A worker that offers this is there, if only a busy one."""
         self._queue.know(tenant_id, offer, now)
 
-    def befriend(self, node: UUID, tenant_id: int, offer: Offer, now: float, ttl: float) -> None:
+    def add_remote_node(
+        self, node: UUID, tenant_id: int, offer: Offer, now: float, ttl: float
+    ) -> None:
         """A worker that offers this waits at another node."""
-        self._queue.befriend(node, tenant_id, offer, now, ttl)
+        self._queue.add_remote_node(node, tenant_id, offer, now, ttl)
 
     def awaits(self, tenant_id: int, offer: Offer, now: float) -> bool:
         """Whether tasks wait here that such a worker could run, limits aside."""
         return self._queue.awaits(tenant_id, offer, now)
 
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[RemoteDemand]:
         """Which nodes to tell that tasks wait here for workers there."""
         return self._queue.calls()
 
@@ -312,7 +324,7 @@ class Engine:
         """How many tasks of our partitions each worker, by tenant and name, holds."""
         return self._running.by_worker()
 
-    def held_by_former(self, current: Holder) -> list[Running]:
+    def held_by_former(self, current: WorkerSession) -> list[RunningTask]:
         """What earlier incarnations of a worker hold in our partitions."""
         return self._running.of_former(current)
 
@@ -332,7 +344,7 @@ class Engine:
         if running is not None and running.fence == fence:
             self._end(running, now)
 
-    def to_extend(self, steady: float, limit: int) -> list[Held]:
+    def to_extend(self, steady: float, limit: int) -> list[HeldLease]:
         """Leases of ours whose turn it is, by the node's steady clock; to be asked at every look,
         for turns count from the first."""
         return self._held.to_extend(steady, limit)
@@ -347,16 +359,16 @@ class Engine:
             running.lease_end = max(running.lease_end, lease_end)
             running.confirmed = True
 
-    def run_out(self, now: float, limit: int = 2000) -> list[Running]:
+    def ended_leases(self, now: float, limit: int = 2000) -> list[RunningTask]:
         """Leases of others that seem to have ended."""
-        return self._running.run_out(now, limit)
+        return self._running.ended_leases(now, limit)
 
     # Loading ---------------------------------------------------------------------------------
 
     @property
-    def hungry(self) -> bool:
+    def wants_more(self) -> bool:
         """Whether there is room again for what had to be turned away."""
-        return self._window.hungry
+        return self._window.wants_more
 
     @property
     def limits_wanted(self) -> bool:
@@ -399,9 +411,9 @@ class Engine:
             self._stop(running, now)
         if self._running.has_ended(row.id, row.fence):
             return
-        task = Running(
+        task = RunningTask(
             row.tenant_id, row.id, row.partition, row.concurrency_key, row.rev, row.fence,
-            lease_end, taker_of(row), confirmed=False, slot=takes_slot(row.capability),
+            lease_end, lease_holder_of(row), confirmed=False, slot=takes_slot(row.capability),
         )  # fmt: skip
         self._running.add(task, ours=self._held.has(row.id, row.fence))
         self._queue.started(task)
@@ -429,29 +441,29 @@ class Engine:
             else:
                 self._timer.add(row.due, admitted)
 
-    def _start(self, entry: Entry, assignment: Assignment, now: float) -> None:
+    def _start(self, entry: Entry, execution: Execution, now: float) -> None:
         row, taker, slot = entry.row, entry.taker, entry.slot
         if entry.poll is not None:
             entry.poll.in_flight -= 1
         if taker is None:
-            self._held.take(Held(row.tenant_id, row.id, assignment.fence, slot=slot))
+            self._held.take(HeldLease(row.tenant_id, row.id, execution.fence, slot=slot))
         if self._window.get(row.id) is not entry:
             # The partition was given away while the claim was in flight; its new owner counts it.
             self._queue.ended(entry, now)
             if row.partition in self._owned:
                 # It is ours again, and was read before the claim was written: we are that owner.
                 found = row._replace(
-                    rev=row.rev + 1, state="running", fence=assignment.fence,
-                    lease_end=assignment.lease_end,
+                    rev=row.rev + 1, state="running", fence=execution.fence,
+                    lease_end=execution.lease_end,
                     worker=taker.holder.worker if taker else None,
                     incarnation=taker.holder.incarnation if taker else None,
                 )  # fmt: skip
                 self._saw_running(found, now)
             return
         self._window.remove(entry)
-        task = Running(
+        task = RunningTask(
             row.tenant_id, row.id, row.partition, row.concurrency_key, row.rev + 1,
-            assignment.fence, assignment.lease_end, taker,
+            execution.fence, execution.lease_end, taker,
             confirmed=entry.poll is None or entry.poll.here, slot=slot,
             presumed_begun=entry.poll is not None and self._queue.presumes_begun(entry.poll),
         )  # fmt: skip
@@ -471,12 +483,12 @@ class Engine:
         self._queue.forget(entry, now)
         self.set_aside.note(entry)
 
-    def _end(self, running: Running, now: float) -> None:
+    def _end(self, running: RunningTask, now: float) -> None:
         """Its try is over for good: what was read before that says otherwise in vain."""
         self._running.note_end(running)
         self._stop(running, now)
 
-    def _stop(self, running: Running, now: float) -> None:
+    def _stop(self, running: RunningTask, now: float) -> None:
         self._running.remove(running.id)
         self._queue.ended(running, now)
 

@@ -1,11 +1,11 @@
 """What workers ask for: a task is claimed only when a worker waits that can run it.
 
-Workers of a tenant that offer the same share a stand. A stand knows which lines of due tasks it
-suits and which of them have tasks, so matching looks at no task, line or worker in vain: a task
-that becomes due touches the stands of its line, a worker that asks touches the lines of its stand.
+Workers of a tenant that offer the same form a pool. A pool knows which groups of due tasks it can
+run and which of them have tasks, so matching looks at no task, group or worker in vain: a task that
+becomes due touches the pools of its group, a worker that polls touches the groups of its pool.
 
-Stands of other nodes' workers are known here too. They hold no polls; when tasks wait that only
-they can run, their nodes are called (see `Call`), and answer with a poll on their worker's behalf.
+Pools of other nodes' workers are known here too. They hold no polls; when tasks wait that only they
+can run, their nodes are told (`RemoteDemand`), and answer with a poll on their worker's behalf.
 """
 
 from collections import Counter, deque
@@ -23,7 +23,7 @@ _NEVER = (inf, 0)
 _FEW = 64
 
 
-class Holder(NamedTuple):
+class WorkerSession(NamedTuple):
     """A worker's incarnation."""
 
     tenant_id: int
@@ -31,14 +31,14 @@ class Holder(NamedTuple):
     incarnation: str
 
 
-class Taker(NamedTuple):
+class LeaseHolder(NamedTuple):
     """Who holds a running task, and whether the task must be its only one."""
 
-    holder: Holder
+    holder: WorkerSession
     alone: bool = False
 
 
-class Call(NamedTuple):
+class RemoteDemand(NamedTuple):
     """Tasks wait here for workers that wait at another node."""
 
     node: UUID
@@ -54,7 +54,7 @@ class Poll:
 
     def __init__(
         self,
-        holder: Holder,
+        holder: WorkerSession,
         offer: Offer,
         slots: int,
         *,
@@ -75,38 +75,38 @@ class Poll:
         """Tasks that were picked for it and are being claimed."""
 
 
-class Due(Protocol):
+class QueuedTask(Protocol):
     """A task that waits in a line."""
 
     deadline: float
 
 
-class Line(Protocol):
+class TaskGroup(Protocol):
     """Due tasks that need the same: what the fair queue keeps as one group."""
 
     queue: str
     capability: str
-    stands: "list[Stand]"
+    stands: "list[WorkerPool]"
 
-    def first(self) -> Due | None: ...
+    def first(self) -> QueuedTask | None: ...
 
     def review(self, now: float) -> None:
         """The stands of the line changed: what its tasks wait for may be another thing now."""
         ...
 
 
-class Stand:
+class WorkerPool:
     """The workers of a tenant that offer the same, and the lines of tasks that they can run."""
 
     def __init__(self, tenant_id: int, offer: Offer) -> None:
         self.tenant_id = tenant_id
         self.offer = offer
         self.polls: deque[Poll] = deque()
-        self.ready: dict[Line, tuple[float, int]] = {}
+        self.ready: dict[TaskGroup, tuple[float, int]] = {}
         """The lines with tasks, and the turn that each has: by deadline, then as they came."""
-        self._turns: list[tuple[float, int, Line]] = []
+        self._turns: list[tuple[float, int, TaskGroup]] = []
         self._sequence = 0
-        self.friends: dict[UUID, float] = {}
+        self.remote_nodes: dict[UUID, float] = {}
         """Nodes at which such workers wait, and until when we believe it."""
         self.called: dict[UUID, float] = {}
         self.seen = 0.0
@@ -115,7 +115,7 @@ class Stand:
     def free(self) -> int:
         return sum(poll.free for poll in self.polls)
 
-    def line_up(self, line: Line) -> None:
+    def line_up(self, line: TaskGroup) -> None:
         """There is a task in the line: its turn is by the deadline of its first."""
         first = line.first()
         if first is None or first.deadline >= self.ready.get(line, _NEVER)[0]:
@@ -127,7 +127,7 @@ class Stand:
             self._turns = [(*turn, line) for line, turn in self.ready.items()]
             heapify(self._turns)
 
-    def next_line(self) -> Line | None:
+    def next_line(self) -> TaskGroup | None:
         """The line with the earliest deadline. Turns that are out of date are passed over, so that
         it costs little however many lines there are."""
         while self._turns:
@@ -142,7 +142,7 @@ class Stand:
                 self.line_up(line)
         return None
 
-    def leave_out(self, line: Line) -> None:
+    def leave_out(self, line: TaskGroup) -> None:
         """Not this one, until it lines up again."""
         del self.ready[line]
 
@@ -157,17 +157,17 @@ class Demand:
     def __init__(self, there_for: float) -> None:
         self._there_for = there_for
         """How long a kind is remembered of which nobody is heard: see `capability.there_for`."""
-        self._stands: dict[int, dict[Offer, Stand]] = {}
-        self._dirty: dict[Stand, None] = {}
-        self._holding: Counter[Holder] = Counter()
-        self._alone: set[Holder] = set()
-        self._asked: dict[Holder, dict[Stand, None]] = {}
+        self._stands: dict[int, dict[Offer, WorkerPool]] = {}
+        self._dirty: dict[WorkerPool, None] = {}
+        self._holding: Counter[WorkerSession] = Counter()
+        self._alone: set[WorkerSession] = set()
+        self._asked: dict[WorkerSession, dict[WorkerPool, None]] = {}
         """As what each worker asked, the last one last: if it holds a task it is there as those."""
         self._swept = 0.0
 
     # Workers ---------------------------------------------------------------------------------
 
-    def open(self, poll: Poll, lines: Iterable[Line], now: float) -> None:
+    def open(self, poll: Poll, lines: Iterable[TaskGroup], now: float) -> None:
         """A worker waits for tasks."""
         stand = self.know(poll.holder.tenant_id, poll.offer, lines, now)
         stand.polls.append(poll)
@@ -192,11 +192,13 @@ class Demand:
         if stand is not None and all(other is poll for other in stand.polls):
             stand.seen = -inf
 
-    def know(self, tenant_id: int, offer: Offer, lines: Iterable[Line], now: float) -> Stand:
+    def know(
+        self, tenant_id: int, offer: Offer, lines: Iterable[TaskGroup], now: float
+    ) -> WorkerPool:
         """There is a worker that offers this."""
         stand = self._stands.setdefault(tenant_id, {}).get(offer)
         if stand is None:
-            stand = self._stands[tenant_id][offer] = Stand(tenant_id, offer)
+            stand = self._stands[tenant_id][offer] = WorkerPool(tenant_id, offer)
             for line in lines:
                 if offer.suits(line.queue, line.capability):
                     line.stands.append(stand)
@@ -205,22 +207,22 @@ class Demand:
         stand.seen = now
         return stand
 
-    def befriend(
+    def add_remote_node(
         self,
         node: UUID,
         tenant_id: int,
         offer: Offer,
-        lines: Iterable[Line],
+        lines: Iterable[TaskGroup],
         now: float,
         ttl: float,
     ) -> None:
         """Such a worker waits at another node."""
         stand = self.know(tenant_id, offer, lines, now)
-        stand.friends[node] = now + ttl
+        stand.remote_nodes[node] = now + ttl
         stand.called.pop(node, None)
         self._dirty[stand] = None
 
-    def sweep(self, now: float) -> list[Stand]:
+    def sweep(self, now: float) -> list[WorkerPool]:
         """Forget kinds of workers of which none is there any more; answers which."""
         if now - self._swept < 1.0:
             return []
@@ -241,22 +243,22 @@ class Demand:
 
     # Lines -----------------------------------------------------------------------------------
 
-    def suiting(self, tenant_id: int, queue: str, capability: str) -> list[Stand]:
+    def suiting(self, tenant_id: int, queue: str, capability: str) -> list[WorkerPool]:
         """The stands that can run tasks of a line."""
         stands = self._stands.get(tenant_id, {}).values()
         return [stand for stand in stands if stand.offer.suits(queue, capability)]
 
-    def filled(self, line: Line) -> None:
+    def filled(self, line: TaskGroup) -> None:
         """There is another task in the line."""
         for stand in line.stands:
             stand.line_up(line)
-            if stand.polls or stand.friends:
+            if stand.polls or stand.remote_nodes:
                 self._dirty[stand] = None
 
     def reopened(self, tenant_id: int) -> None:
         """A limit of the tenant has room again: its lines may move."""
         for stand in self._stands.get(tenant_id, {}).values():
-            if stand.ready and (stand.polls or stand.friends):
+            if stand.ready and (stand.polls or stand.remote_nodes):
                 self._dirty[stand] = None
 
     def forget_lines(self, tenant_id: int) -> None:
@@ -265,17 +267,17 @@ class Demand:
 
     # Matching --------------------------------------------------------------------------------
 
-    def dirty(self) -> Iterator[Stand]:
+    def dirty(self) -> Iterator[WorkerPool]:
         """The stands where something may match; each is given once."""
         while self._dirty:
             stand = next(iter(self._dirty))
             del self._dirty[stand]
             yield stand
 
-    def again(self, stand: Stand) -> None:
+    def again(self, stand: WorkerPool) -> None:
         self._dirty[stand] = None
 
-    def next_poll(self, stand: Stand, *, alone: bool) -> Poll | None:
+    def next_poll(self, stand: WorkerPool, *, alone: bool) -> Poll | None:
         """Whose turn it is, each worker one task at a time; None when no slot is free."""
         for _ in range(len(stand.polls)):
             poll = stand.polls[0]
@@ -291,12 +293,12 @@ class Demand:
         """Whether its worker holds a single task, as far as we know."""
         return poll.idle and self._holding[poll.holder] == 1
 
-    def took(self, taker: Taker) -> None:
+    def took(self, taker: LeaseHolder) -> None:
         self._holding[taker.holder] += 1
         if taker.alone:
             self._alone.add(taker.holder)
 
-    def gave_back(self, taker: Taker) -> None:
+    def gave_back(self, taker: LeaseHolder) -> None:
         self._holding[taker.holder] -= 1
         if not self._holding[taker.holder]:
             del self._holding[taker.holder]
@@ -304,15 +306,15 @@ class Demand:
             self._alone.discard(taker.holder)
             self.reopened(taker.holder.tenant_id)
 
-    def calls(self, stand: Stand, waiting: int, now: float) -> Iterator[Call]:
+    def calls(self, stand: WorkerPool, waiting: int, now: float) -> Iterator[RemoteDemand]:
         """Whom to tell that tasks wait, if there are any and nobody here takes them."""
-        for node, until in list(stand.friends.items()):
+        for node, until in list(stand.remote_nodes.items()):
             if until <= now:
-                del stand.friends[node]
+                del stand.remote_nodes[node]
                 stand.called.pop(node, None)
             elif waiting and stand.called.get(node, 0.0) <= now:
                 stand.called[node] = now + _CALL_AGAIN
-                yield Call(node, stand.tenant_id, stand.offer, waiting)
+                yield RemoteDemand(node, stand.tenant_id, stand.offer, waiting)
 
     def _may_take(self, poll: Poll, alone: bool) -> bool:
         if poll.holder in self._alone:
@@ -320,14 +322,14 @@ class Demand:
         return not alone or (poll.idle and not self._holding[poll.holder])
 
 
-def _was_heard_of(stand: Stand, since: float, now: float) -> bool:
-    elsewhere = any(until > now for until in stand.friends.values())
+def _was_heard_of(stand: WorkerPool, since: float, now: float) -> bool:
+    elsewhere = any(until > now for until in stand.remote_nodes.values())
     return bool(stand.polls) or elsewhere or stand.seen > since
 
 
-def taker_of(row: TaskRow) -> Taker | None:
+def lease_holder_of(row: TaskRow) -> LeaseHolder | None:
     """Which worker holds a running task; None when it runs inside a node."""
     if row.worker is None or row.incarnation is None:
         return None
-    holder = Holder(row.tenant_id, row.worker, row.incarnation)
-    return Taker(holder, need_of(row.capability).alone)
+    holder = WorkerSession(row.tenant_id, row.worker, row.incarnation)
+    return LeaseHolder(holder, need_of(row.capability).alone)

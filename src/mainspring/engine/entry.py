@@ -5,7 +5,7 @@ from enum import Enum, auto
 from mainspring.domain.capability import line_of, takes_slot
 from mainspring.domain.lateness import WORTH_TELLING, Cause, Waited, account_for
 from mainspring.domain.rows import StreamKey, TaskRow
-from mainspring.engine.demand import Poll, Taker
+from mainspring.engine.demand import LeaseHolder, Poll
 from mainspring.engine.ledger import Stamp
 
 
@@ -50,7 +50,7 @@ class Entry:
         self.crowded = False
         """Whether there was no room for it in the window before."""
         self.poll: Poll | None = None
-        self.taker: Taker | None = None
+        self.taker: LeaseHolder | None = None
         """The worker it was picked for, if it was picked for one."""
 
     @property

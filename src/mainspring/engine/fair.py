@@ -20,12 +20,18 @@ from mainspring.domain.capability import THERE_FOR, Offer, takes_slot
 from mainspring.domain.lateness import Cause
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.demand import Call, Demand, Poll, Stand, Taker
+from mainspring.engine.demand import (
+    Demand,
+    LeaseHolder,
+    Poll,
+    RemoteDemand,
+    WorkerPool,
+)
 from mainspring.engine.entry import Entry, Phase
 from mainspring.engine.explain import Situation
 from mainspring.engine.gates import KeyGate, RunningGate, expired
 from mainspring.engine.shares import Group, TenantShare
-from mainspring.engine.slot_quota import Room
+from mainspring.engine.slot_quota import SlotQuota
 
 UNKNOWN = TenantLimits(max_running=0)
 """Until a tenant's limits are known none of its tasks starts: they might be one too many."""
@@ -36,7 +42,7 @@ NeedsWorker = Callable[[str], bool]
 """Whether tasks of this capability are for workers."""
 
 
-class Counted(Protocol):
+class CountedTask(Protocol):
     """A task that is being claimed, or runs: it counts for its tenant, for its key, and for the
     worker that took it."""
 
@@ -47,7 +53,7 @@ class Counted(Protocol):
     @property
     def concurrency_key(self) -> str | None: ...
     @property
-    def taker(self) -> Taker | None: ...
+    def taker(self) -> LeaseHolder | None: ...
     @property
     def slot(self) -> bool: ...
 
@@ -64,7 +70,7 @@ class FairQueue:
         self.unknown: set[int] = set()
         self._served = 0
         self._demand = Demand(there_for)
-        self._calls: list[Call] = []
+        self._calls: list[RemoteDemand] = []
         self._dropped: list[Entry] = []
 
     def set_limits(self, tenant_id: int, limits: TenantLimits, now: float) -> bool:
@@ -156,7 +162,7 @@ class FairQueue:
             self._tidy(tenant, entry.row.concurrency_key)
 
     def pick(
-        self, now: float, slots: int, accepts: Accepts, room: Room | None = None
+        self, now: float, slots: int, accepts: Accepts, room: SlotQuota | None = None
     ) -> list[Entry]:
         """The next tasks to start, at most `slots`; they count as running from here on."""
         order = [
@@ -190,7 +196,7 @@ class FairQueue:
         nothing else, and does not tell of what it begins."""
         return not poll.announces and self._demand.holds_one(poll)
 
-    def started(self, task: Counted) -> None:
+    def started(self, task: CountedTask) -> None:
         """Count a task that was found running (claimed before we became the owner)."""
         tenant = self._tenant(task.tenant_id)
         self._take_slot(tenant, task)
@@ -200,7 +206,7 @@ class FairQueue:
         if task.concurrency_key is not None:
             self._key(tenant, task.concurrency_key).running += 1
 
-    def ended(self, task: Counted, now: float) -> None:
+    def ended(self, task: CountedTask, now: float) -> None:
         """A task that counted as running is over, or was not started after all."""
         tenant_id, key = task.tenant_id, task.concurrency_key
         tenant = self._tenants[tenant_id]
@@ -241,9 +247,11 @@ class FairQueue:
         """A worker that offers this is there, if only a busy one."""
         self._demand.know(tenant_id, offer, self._lines_of(tenant_id), now)
 
-    def befriend(self, node: UUID, tenant_id: int, offer: Offer, now: float, ttl: float) -> None:
+    def add_remote_node(
+        self, node: UUID, tenant_id: int, offer: Offer, now: float, ttl: float
+    ) -> None:
         """A worker that offers this waits at another node."""
-        self._demand.befriend(node, tenant_id, offer, self._lines_of(tenant_id), now, ttl)
+        self._demand.add_remote_node(node, tenant_id, offer, self._lines_of(tenant_id), now, ttl)
 
     def awaits(self, tenant_id: int, offer: Offer, now: float) -> bool:
         """Whether tasks wait that such a worker could run, limits aside."""
@@ -266,7 +274,7 @@ class FairQueue:
                 break
         return picked
 
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[RemoteDemand]:
         """Whom to tell that tasks wait here for workers there."""
         calls, self._calls = self._calls, []
         return calls
@@ -281,7 +289,7 @@ class FairQueue:
         stands = self._demand.suiting(row.tenant_id, row.queue, row.capability)
         return bool(stands), sum(stand.free for stand in stands)
 
-    def _serve(self, stand: Stand, now: float, most: int, picked: list[Entry]) -> None:
+    def _serve(self, stand: WorkerPool, now: float, most: int, picked: list[Entry]) -> None:
         tenant = self._tenants.get(stand.tenant_id)
         if tenant is None:
             return
@@ -296,13 +304,13 @@ class FairQueue:
                 held_back.append(line)
         for line in held_back:
             stand.line_up(line)
-        if stand.friends:
+        if stand.remote_nodes:
             ready = (line for line in tenant.lines.values() if line in stand.ready)
             waiting = sum(len(line) for line in ready if not line.closed())
             self._calls.extend(self._demand.calls(stand, waiting, now))
 
     def _hand_to_worker(
-        self, tenant: TenantShare, stand: Stand, line: Group, now: float
+        self, tenant: TenantShare, stand: WorkerPool, line: Group, now: float
     ) -> Entry | None:
         """The next task of a line for the next worker of a stand, if both are there."""
         if line.closed():
@@ -325,7 +333,7 @@ class FairQueue:
             # Who must be alone gets the worker whole.
             poll.free = 0 if line.alone else poll.free - 1
             poll.in_flight += 1
-            entry.poll, entry.taker = poll, Taker(poll.holder, line.alone)
+            entry.poll, entry.taker = poll, LeaseHolder(poll.holder, line.alone)
             self._let_pass(tenant, line, entry, now)
             return entry
         return None
@@ -367,7 +375,7 @@ class FairQueue:
         else:
             tenant.waiting += change
 
-    def _take_slot(self, tenant: TenantShare, task: Counted) -> None:
+    def _take_slot(self, tenant: TenantShare, task: CountedTask) -> None:
         if task.taker is None and task.slot:
             tenant.running += 1
         else:
@@ -406,7 +414,7 @@ class FairQueue:
         )
 
     def _take(
-        self, tenant: TenantShare, now: float, accepts: Accepts, room: Room | None
+        self, tenant: TenantShare, now: float, accepts: Accepts, room: SlotQuota | None
     ) -> Entry | None:
         slotless = room is None or room.admits_slotless
         while True:

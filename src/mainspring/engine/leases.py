@@ -6,14 +6,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
-from mainspring.engine.demand import Holder, Taker
+from mainspring.engine.demand import LeaseHolder, WorkerSession
 from mainspring.engine.timer import Timer
 
 _NO_LATER_TRY = float("inf")
 
 
 @dataclass(slots=True)
-class Running:
+class RunningTask:
     """A running task of a partition we own, whoever runs it."""
 
     tenant_id: int
@@ -23,7 +23,7 @@ class Running:
     rev: int
     fence: int
     lease_end: float
-    taker: Taker | None = None
+    taker: LeaseHolder | None = None
     confirmed: bool = True
     """Whether its worker was heard of since it is ours: if not, it may never have got the task."""
     presumed_begun: bool = False
@@ -41,19 +41,19 @@ class RunningTasks:
     _MARGIN = 0.05
 
     def __init__(self) -> None:
-        self._tasks: dict[UUID, Running] = {}
-        self._ends: Timer[Running] = Timer()
-        self._of_worker: dict[tuple[int, str], dict[UUID, Running]] = {}
+        self._tasks: dict[UUID, RunningTask] = {}
+        self._ends: Timer[RunningTask] = Timer()
+        self._of_worker: dict[tuple[int, str], dict[UUID, RunningTask]] = {}
         self._ended_during: list[dict[UUID, float]] = []
         """Of each read that is under way, the tries that ended since it began."""
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def __iter__(self) -> Iterator[Running]:
+    def __iter__(self) -> Iterator[RunningTask]:
         return iter(self._tasks.values())
 
-    def get(self, task_id: UUID) -> Running | None:
+    def get(self, task_id: UUID) -> RunningTask | None:
         return self._tasks.get(task_id)
 
     @contextmanager
@@ -67,7 +67,7 @@ class RunningTasks:
         finally:
             self._ended_during = [other for other in self._ended_during if other is not ended]
 
-    def note_end(self, task: Running) -> None:
+    def note_end(self, task: RunningTask) -> None:
         """Its try is over for good; it is not that somebody else looks after it now."""
         self._note(task.id, task.fence)
 
@@ -89,7 +89,7 @@ class RunningTasks:
         for ended in self._ended_during:
             ended.clear()
 
-    def add(self, task: Running, *, ours: bool) -> None:
+    def add(self, task: RunningTask, *, ours: bool) -> None:
         """Ours we keep alive, and they end with a report; of others' we watch the end."""
         self._tasks[task.id] = task
         if task.taker is not None:
@@ -98,7 +98,7 @@ class RunningTasks:
         if not ours:
             self._ends.add(task.lease_end + self._MARGIN, task)
 
-    def remove(self, task_id: UUID) -> Running | None:
+    def remove(self, task_id: UUID) -> RunningTask | None:
         task = self._tasks.pop(task_id, None)
         if task is not None:
             task.over = True
@@ -106,13 +106,13 @@ class RunningTasks:
                 self._let_go(task.taker.holder, task_id)
         return task
 
-    def remove_partitions(self, partitions: Collection[int]) -> list[Running]:
+    def remove_partitions(self, partitions: Collection[int]) -> list[RunningTask]:
         gone = [task for task in self._tasks.values() if task.partition in partitions]
         for task in gone:
             self.remove(task.id)
         return gone
 
-    def of_former(self, current: Holder) -> list[Running]:
+    def of_former(self, current: WorkerSession) -> list[RunningTask]:
         """What earlier incarnations of a worker still hold."""
         tasks = self._of_worker.get(current[:2], {}).values()
         return [task for task in tasks if task.taker is not None and task.taker.holder != current]
@@ -120,9 +120,9 @@ class RunningTasks:
     def by_worker(self) -> dict[tuple[int, str], int]:
         return {name: len(tasks) for name, tasks in self._of_worker.items()}
 
-    def run_out(self, now: float, limit: int = 2000) -> list[Running]:
+    def ended_leases(self, now: float, limit: int = 2000) -> list[RunningTask]:
         """Leases that seem to have ended. Each is watched again a moment later until it is gone."""
-        ended: list[Running] = []
+        ended: list[RunningTask] = []
         while len(ended) < limit and (task := self._ends.pop_one(now)) is not None:
             if task.over:
                 continue
@@ -134,7 +134,7 @@ class RunningTasks:
     def next_end(self) -> float | None:
         return self._ends.next_at()
 
-    def _let_go(self, holder: Holder, task_id: UUID) -> None:
+    def _let_go(self, holder: WorkerSession, task_id: UUID) -> None:
         of_worker = self._of_worker[holder[:2]]
         of_worker.pop(task_id, None)
         if not of_worker:
@@ -142,7 +142,7 @@ class RunningTasks:
 
 
 @dataclass(slots=True)
-class Held:
+class HeldLease:
     """A lease this node holds for one of its own executors, in whatever partition."""
 
     tenant_id: int
@@ -162,9 +162,9 @@ class HeldLeases:
 
     def __init__(self, lease: float) -> None:
         self._interval = lease / 3
-        self._held: dict[UUID, Held] = {}
-        self._fresh: list[Held] = []
-        self._turns: deque[tuple[float, Held]] = deque()
+        self._held: dict[UUID, HeldLease] = {}
+        self._fresh: list[HeldLease] = []
+        self._turns: deque[tuple[float, HeldLease]] = deque()
         self._to_cancel: dict[UUID, int] = {}
         """Tries, by task, that were asked to cancel while their claim is being answered."""
         self.by_tenant: Counter[int] = Counter()
@@ -174,20 +174,20 @@ class HeldLeases:
     def __len__(self) -> int:
         return len(self._held)
 
-    def __iter__(self) -> Iterator[Held]:
+    def __iter__(self) -> Iterator[HeldLease]:
         return iter(self._held.values())
 
     def has(self, task_id: UUID, fence: int) -> bool:
         held = self._held.get(task_id)
         return held is not None and held.fence == fence
 
-    def find(self, ids: Iterable[UUID]) -> list[Held]:
+    def find(self, ids: Iterable[UUID]) -> list[HeldLease]:
         return [held for task_id in ids if (held := self._held.get(task_id)) is not None]
 
     def cancel_when_taken(self, task_id: UUID, fence: int) -> None:
         self._to_cancel[task_id] = fence
 
-    def cancelled_meanwhile(self, claimed: Iterable[UUID]) -> list[Held]:
+    def cancelled_meanwhile(self, claimed: Iterable[UUID]) -> list[HeldLease]:
         """To be asked once a claim was answered, with all that it was about: which were taken, and
         should be cancelled."""
         if not self._to_cancel:
@@ -195,7 +195,7 @@ class HeldLeases:
         asked = {task_id: self._to_cancel.pop(task_id, None) for task_id in claimed}
         return [held for held in self.find(asked) if held.fence == asked[held.id]]
 
-    def take(self, held: Held) -> None:
+    def take(self, held: HeldLease) -> None:
         before = self._held.get(held.id)
         if before is not None:
             self.drop(before.id, before.fence)
@@ -210,12 +210,12 @@ class HeldLeases:
             del self._held[task_id]
             self._count(held, -1)
 
-    def to_extend(self, steady: float, limit: int) -> list[Held]:
+    def to_extend(self, steady: float, limit: int) -> list[HeldLease]:
         """Whose turn it is; each gets its next turn a third of a lease later."""
         turn = steady + self._interval
         self._turns.extend((turn, held) for held in self._fresh if not held.over)
         self._fresh.clear()
-        due: list[Held] = []
+        due: list[HeldLease] = []
         while self._turns and self._turns[0][0] <= steady and len(due) < limit:
             _, held = self._turns.popleft()
             if not held.over:
@@ -223,7 +223,7 @@ class HeldLeases:
                 self._turns.append((turn, held))
         return due
 
-    def _count(self, held: Held, change: int) -> None:
+    def _count(self, held: HeldLease, change: int) -> None:
         if held.slot:
             self.slots += change
             self.by_tenant[held.tenant_id] += change

@@ -3,7 +3,7 @@
 from mainspring.domain.capability import need_of
 from mainspring.domain.lateness import Cause
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.demand import Stand
+from mainspring.engine.demand import WorkerPool
 from mainspring.engine.entry import Entry
 from mainspring.engine.gates import KeyGate, RunningGate, Turns
 from mainspring.engine.ledger import Bucket
@@ -22,7 +22,7 @@ class Group(Turns):
         self.capability = capability
         self.gate = gate
         self.bucket = Bucket(Cause.FAIR_SHARE, now)
-        self.stands: list[Stand] = []
+        self.stands: list[WorkerPool] = []
         """For tasks of workers: the kinds of workers that can run them."""
         self.alone = need_of(capability).alone
 

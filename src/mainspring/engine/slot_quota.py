@@ -9,10 +9,10 @@ node, two get four ninths each, and whoever comes next finds room at once.
 from collections import Counter
 from collections.abc import Mapping
 
-_GENEROSITY = 4
+MAX_SHARE_RATIO = 4
 
 
-class Room:
+class SlotQuota:
     """A count of free slots for one round of picking, and who holds the others. `slotless` is how
     many may be picked that take none; None: as many as there are."""
 
@@ -25,7 +25,7 @@ class Room:
     def admits(self, tenant_id: int, weight: int) -> bool:
         """Whether this tenant may take one more."""
         holds = self._taken[tenant_id] + sum(held.get(tenant_id, 0) for held in self._held)
-        return holds < _GENEROSITY * weight * self._free
+        return holds < MAX_SHARE_RATIO * weight * self._free
 
     @property
     def admits_slotless(self) -> bool:

@@ -58,7 +58,7 @@ class _Shelf:
         return len(self.held) >= self.cap
 
     @property
-    def hungry(self) -> bool:
+    def wants_more(self) -> bool:
         return self.turned_away is not None and not self.loading and len(self.held) * 2 <= self.cap
 
     @property
@@ -69,7 +69,7 @@ class _Shelf:
         self.turned_away = due if self.turned_away is None else min(due, self.turned_away)
 
 
-class _Tenant(_Shelf):
+class _TenantWindow(_Shelf):
     """The streams of one tenant in one partition."""
 
     __slots__ = ("_cap", "held", "share")
@@ -102,7 +102,7 @@ class _Stream(_Shelf):
 
     __slots__ = ("_most", "held", "tenant")
 
-    def __init__(self, key: StreamKey, most: int, tenant: _Tenant) -> None:
+    def __init__(self, key: StreamKey, most: int, tenant: _TenantWindow) -> None:
         super().__init__(key)
         self._most = most
         self.tenant = tenant
@@ -130,7 +130,7 @@ class Window:
         self._tenant_cap = tenant_cap
         self._entries: dict[UUID, Entry] = {}
         self._streams: dict[_Key, _Stream] = {}
-        self._tenants: dict[tuple[int, int], _Tenant] = {}
+        self._tenants: dict[tuple[int, int], _TenantWindow] = {}
         self._hungry: dict[_Shelf, None] = {}  # a set that keeps its order
         self._displaced: list[Entry] = []
 
@@ -208,14 +208,14 @@ class Window:
         return gone
 
     @property
-    def hungry(self) -> bool:
+    def wants_more(self) -> bool:
         return bool(self._hungry)
 
     def refills(self) -> list[Refill]:
         """What to load now. Each must be answered by `refilled` or `not_refilled`."""
         wanted = []
         for shelf in self._hungry:
-            if not shelf.hungry:
+            if not shelf.wants_more:
                 continue  # it was filled by other ways meanwhile; what it turned away is remembered
             assert shelf.turned_away is not None
             known = set(shelf.held) if isinstance(shelf, _Stream) else set[UUID]()
@@ -249,7 +249,7 @@ class Window:
         partition, tenant_id = row.partition, row.tenant_id
         tenant = self._tenants.get((partition, tenant_id))
         if tenant is None:
-            tenant = _Tenant(StreamKey(partition, tenant_id), self._tenant_cap)
+            tenant = _TenantWindow(StreamKey(partition, tenant_id), self._tenant_cap)
             self._tenants[partition, tenant_id] = tenant
         if tenant.full:
             tenant.turn_away(row.due)
@@ -265,7 +265,7 @@ class Window:
         return self._streams.get(key)
 
     def _review(self, shelf: _Shelf) -> None:
-        if shelf.hungry:
+        if shelf.wants_more:
             self._hungry[shelf] = None
         elif shelf.unused:
             self._close(shelf)

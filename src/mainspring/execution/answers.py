@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from mainspring.domain.execution import Outcome, TaskError
-from mainspring.execution.transfers import Reply
+from mainspring.execution.transfers import TransferReply
 
 LONGEST_WAIT = 30 * 86400.0
 """No receiver is believed that asks for more patience than this."""
@@ -30,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
 
-class Verdict(NamedTuple):
+class ResponseVerdict(NamedTuple):
     """What a reply makes of a try."""
 
     outcome: Outcome
@@ -49,18 +49,18 @@ class HttpResult(msgspec.Struct, omit_defaults=True):
 
 
 def judge(
-    reply: Reply, headers: dict[str, str], on: Iterable[int | str] | None, now: float
-) -> Verdict:
+    reply: TransferReply, headers: dict[str, str], on: Iterable[int | str] | None, now: float
+) -> ResponseVerdict:
     """Decide about a reply, at a moment given in seconds since the epoch."""
     if reply.trouble is not None:
         return _troubled(reply, on)
     status = reply.status
     if 200 <= status < 300:
-        return Verdict(Outcome.SUCCEEDED, None, True, None)
+        return ResponseVerdict(Outcome.SUCCEEDED, None, True, None)
     retried_by_default = status in _RETRIED or status >= 500
     retryable = retried_by_default if on is None else status in on
     wait = retry_after(headers.get("retry-after"), now)
-    return Verdict(Outcome.FAILED, _status_error(status, wait), retryable, wait)
+    return ResponseVerdict(Outcome.FAILED, _status_error(status, wait), retryable, wait)
 
 
 def headers_of_interest(lines: Iterable[bytes]) -> dict[str, str]:
@@ -74,12 +74,12 @@ def headers_of_interest(lines: Iterable[bytes]) -> dict[str, str]:
     return kept
 
 
-def completes_later(reply: Reply, headers: dict[str, str]) -> bool:
+def completes_later(reply: TransferReply, headers: dict[str, str]) -> bool:
     """Whether the receiver took the work and will report its outcome through the API."""
     return reply.status == 202 and headers.get("mainspring-complete", "").lower() == "later"
 
 
-def result_of(reply: Reply, headers: dict[str, str]) -> bytes | None:
+def result_of(reply: TransferReply, headers: dict[str, str]) -> bytes | None:
     """The result to store: a body that is JSON as its value, any other as text."""
     if reply.trouble is not None:
         return None
@@ -104,18 +104,20 @@ def retry_after(value: str | None, now: float) -> float | None:
     return min(max(0.0, wait), LONGEST_WAIT)
 
 
-def _troubled(reply: Reply, on: Iterable[int | str] | None) -> Verdict:
+def _troubled(reply: TransferReply, on: Iterable[int | str] | None) -> ResponseVerdict:
     match reply.trouble:
         case "timeout":
             error = TaskError("timeout", reply.message)
             retryable = on is None or "timeout" in on
-            return Verdict(Outcome.TIMED_OUT, error, retryable, None)
+            return ResponseVerdict(Outcome.TIMED_OUT, error, retryable, None)
         case "blocked":
-            return Verdict(Outcome.FAILED, TaskError("egress-blocked", reply.message), False, None)
+            return ResponseVerdict(
+                Outcome.FAILED, TaskError("egress-blocked", reply.message), False, None
+            )
         case trouble:
             error = TaskError(trouble or "connection", reply.message)
             retryable = on is None or "connection" in on
-            return Verdict(Outcome.FAILED, error, retryable, None)
+            return ResponseVerdict(Outcome.FAILED, error, retryable, None)
 
 
 def _status_error(status: int, wait: float | None) -> TaskError:
@@ -127,7 +129,7 @@ def _status_error(status: int, wait: float | None) -> TaskError:
     return TaskError(f"http-{status}", f"the receiver answered {status}{asked}")
 
 
-def _body(reply: Reply) -> object:
+def _body(reply: TransferReply) -> object:
     if not reply.body:
         return None
     if not reply.truncated:

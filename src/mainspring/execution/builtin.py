@@ -10,8 +10,13 @@ from uuid import UUID
 
 import msgspec
 
-from mainspring.clock import Clock, Start
-from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
+from mainspring.clock import Clock, StartTime
+from mainspring.domain.execution import (
+    Execution,
+    Outcome,
+    Report,
+    TaskError,
+)
 from mainspring.domain.task import BUILT_IN_HANDLERS, RUN_WORKFLOW
 from mainspring.execution.port import ReportSink
 
@@ -65,15 +70,15 @@ class BuiltInExecutor:
     def room(self) -> int | None:
         return None
 
-    def start(self, assignments: Sequence[Assignment]) -> None:
+    def start(self, executions: Sequence[Execution]) -> None:
         # The clock may lag a little; the claim's own times are the database's and already past.
-        now = max(self._clock.now(), *(assignment.picked for assignment in assignments))
+        now = max(self._clock.now(), *(execution.picked for execution in executions))
         done = []
-        for assignment in assignments:
-            if assignment.spec.target.name == NOOP:
-                done.append(Report(assignment, Outcome.SUCCEEDED, now, now))
+        for execution in executions:
+            if execution.spec.target.name == NOOP:
+                done.append(Report(execution, Outcome.SUCCEEDED, now, now))
             else:
-                self._start_task(assignment, Start.now(self._clock, now))
+                self._start_task(execution, StartTime.now(self._clock, now))
         if done:
             self._report(done)
 
@@ -97,50 +102,50 @@ class BuiltInExecutor:
             task.cancel()
         await asyncio.gather(*remaining, return_exceptions=True)
 
-    def _start_task(self, assignment: Assignment, start: Start) -> None:
-        task = asyncio.create_task(_run(assignment))
-        self._tries[assignment.id, assignment.fence] = task
+    def _start_task(self, execution: Execution, start: StartTime) -> None:
+        task = asyncio.create_task(_run(execution))
+        self._tries[execution.id, execution.fence] = task
         # A callback, not code at the end of the coroutine: a task that is cancelled before its
         # first step never enters the coroutine, and must be reported all the same.
-        task.add_done_callback(lambda done: self._conclude(assignment, start, done))
+        task.add_done_callback(lambda done: self._conclude(execution, start, done))
 
-    def _conclude(self, assignment: Assignment, start: Start, task: asyncio.Task[None]) -> None:
-        del self._tries[assignment.id, assignment.fence]
+    def _conclude(self, execution: Execution, start: StartTime, task: asyncio.Task[None]) -> None:
+        del self._tries[execution.id, execution.fence]
         started, finished = start.at, start.end(self._clock)
         if task.cancelled():
             outcome = Outcome.RELEASED if self._releasing else Outcome.CANCELLED
-            report = Report(assignment, outcome, started, finished)
+            report = Report(execution, outcome, started, finished)
         else:
-            report = _verdict(assignment, started, finished, task.exception())
+            report = _verdict(execution, started, finished, task.exception())
         self._report([report])
 
 
-async def _run(assignment: Assignment) -> None:
-    name = assignment.spec.target.name
+async def _run(execution: Execution) -> None:
+    name = execution.spec.target.name
     handler = HANDLERS.get(name or "")
     if handler is None:
         known = ", ".join(sorted({NOOP, RUN_WORKFLOW, *HANDLERS}))
         raise HandlerFailed(
             f"there is no built-in handler {name!r}; there are: {known}", retryable=False
         )
-    async with asyncio.timeout(assignment.spec.timeout):
-        await handler(assignment.payload)
+    async with asyncio.timeout(execution.spec.timeout):
+        await handler(execution.payload)
 
 
 def _verdict(
-    assignment: Assignment, started: float, finished: float, problem: BaseException | None
+    execution: Execution, started: float, finished: float, problem: BaseException | None
 ) -> Report:
     outcome, retryable = Outcome.FAILED, True
     match problem:
         case None:
-            return Report(assignment, Outcome.SUCCEEDED, started, finished)
+            return Report(execution, Outcome.SUCCEEDED, started, finished)
         case TimeoutError():
             outcome = Outcome.TIMED_OUT
-            error = TaskError("timeout", f"not done within {assignment.spec.timeout:g} s")
+            error = TaskError("timeout", f"not done within {execution.spec.timeout:g} s")
         case HandlerFailed():
             error, retryable = TaskError("failed", str(problem)), problem.retryable
         case msgspec.MsgspecError():
             error, retryable = TaskError("bad-payload", str(problem)), False
         case _:
             error = TaskError("crashed", repr(problem))
-    return Report(assignment, outcome, started, finished, error=error, retryable=retryable)
+    return Report(execution, outcome, started, finished, error=error, retryable=retryable)

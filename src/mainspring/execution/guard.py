@@ -69,14 +69,14 @@ _GLOBAL_V6 = IPv6Network("2000::/3")
 _COMPATIBLE_V6 = IPv6Network("::/96")
 
 
-class Origin(NamedTuple):
+class CallOrigin(NamedTuple):
     """Where a URL leads: what connections are counted by."""
 
     host: str
     port: int
 
 
-class Egress:
+class EgressRules:
     """The rules for one tenant: deny wins over allow, allow over what is forbidden by its kind."""
 
     def __init__(
@@ -87,9 +87,9 @@ class Egress:
         self._ports = parse_ports(ports or DEFAULT_PORTS)
         self._known: dict[tuple[str, int], str | None] = {}
 
-    def with_lists(self, allow: Iterable[str], deny: Iterable[str]) -> "Egress":
+    def with_lists(self, allow: Iterable[str], deny: Iterable[str]) -> "EgressRules":
         """The same rules with a tenant's own lists added."""
-        made = Egress(
+        made = EgressRules(
             (*self._allow, *map(ip_network, allow)), (*self._deny, *map(ip_network, deny))
         )
         made._ports = self._ports
@@ -146,11 +146,11 @@ def parse_ports(text: str) -> tuple[range, ...]:
 
 
 @lru_cache(maxsize=4096)
-def origin_of(url: str) -> Origin:
+def origin_of(url: str) -> CallOrigin:
     """The host and port of a URL. ValueError says why it has none: whoever made the task may have
     gone past the checks."""
     parts = urlsplit(url)
-    return Origin(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+    return CallOrigin(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
 
 
 def _unwrap(address: Address) -> Address:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from mainspring.domain.execution import Assignment
+from mainspring.domain.execution import Execution
 from mainspring.domain.webhook import WebhookProfile
 from mainspring.execution.signing import signature
 
@@ -31,19 +31,19 @@ def name_problem(name: str) -> str | None:
 
 
 def build(
-    assignment: Assignment,
+    execution: Execution,
     profile: WebhookProfile,
     secret: Mapping[str, str],
     now: float,
     user_agent: str,
 ) -> list[bytes]:
     """All header lines of one try. Secret headers win over plain ones of the same name."""
-    headers = assignment.spec.target.headers
+    headers = execution.spec.target.headers
     if headers or secret:
         lines = _theirs({**(headers or {}), **secret}, user_agent)
     else:
         lines = list(_without_theirs(user_agent))
-    lines += _own(assignment, profile, int(now))
+    lines += _own(execution, profile, int(now))
     return lines
 
 
@@ -67,21 +67,21 @@ def _without_theirs(user_agent: str) -> list[bytes]:
     return _theirs({}, user_agent)
 
 
-def _own(assignment: Assignment, profile: WebhookProfile, timestamp: int) -> list[bytes]:
-    message_id, fence = str(assignment.id), assignment.fence
-    digits, run = message_id.replace("-", ""), _moment(assignment.run)
+def _own(execution: Execution, profile: WebhookProfile, timestamp: int) -> list[bytes]:
+    message_id, fence = str(execution.id), execution.fence
+    digits, run = message_id.replace("-", ""), _moment(execution.run)
     # One trace per task, one span per try: both follow from what the receiver is told anyway.
     text = (
         f"webhook-id: {message_id}\n"
         f"webhook-timestamp: {timestamp}\n"
         f"X-Idempotency-Key: {message_id}\n"
-        f"X-Mainspring-Attempt: {assignment.attempt}\n"
+        f"X-Mainspring-Attempt: {execution.attempt}\n"
         f"X-Mainspring-Scheduled-At: {run}\n"
         f"X-Mainspring-Fence: {fence}\n"
         f"traceparent: 00-{digits}-{digits[24:]}{fence & 0xFFFFFFFF:08x}-01"
     )
     if profile.keys:
-        signed = signature(profile.keys, message_id, timestamp, body_of(assignment))
+        signed = signature(profile.keys, message_id, timestamp, body_of(execution))
         text = f"{text}\nwebhook-signature: {signed}"
     return text.encode("ascii").split(b"\n")
 
@@ -91,9 +91,9 @@ def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-def body_of(assignment: Assignment) -> bytes:
+def body_of(execution: Execution) -> bytes:
     """The bytes that are sent, and signed: GET and HEAD have no body."""
-    return b"" if assignment.spec.target.method in ("GET", "HEAD") else assignment.payload
+    return b"" if execution.spec.target.method in ("GET", "HEAD") else execution.payload
 
 
 def _line(name: str, value: str) -> bytes:

@@ -13,17 +13,28 @@ from uuid import UUID
 
 import structlog
 
-from mainspring.clock import Clock, Start, monotonic
-from mainspring.domain.execution import Assignment, Outcome, Report, TaskError, not_started
+from mainspring.clock import Clock, StartTime, monotonic
+from mainspring.domain.execution import (
+    Execution,
+    Outcome,
+    Report,
+    TaskError,
+    not_started,
+)
 from mainspring.domain.urls import host_problem
 from mainspring.domain.webhook import WebhookProfile
 from mainspring.errors import MainspringError
 from mainspring.execution import answers, headers
-from mainspring.execution.guard import Egress, Origin, origin_of
-from mainspring.execution.lanes import Caps, Lanes
+from mainspring.execution.guard import CallOrigin, EgressRules, origin_of
 from mainspring.execution.port import ReportSink
+from mainspring.execution.send_queues import Caps, Lanes
 from mainspring.execution.sender import LoopSender, Sender, ThreadSender
-from mainspring.execution.transfers import Key, Reply, Request, SenderSettings
+from mainspring.execution.transfers import (
+    Key,
+    SenderSettings,
+    TransferReply,
+    TransferRequest,
+)
 from mainspring.observe.metrics import Metrics
 
 log = structlog.get_logger()
@@ -51,28 +62,28 @@ class HttpSettings:
 
     caps: Caps
     sender: SenderSettings
-    egress: Egress
+    egress: EgressRules
     user_agent: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _CachedProfile:
     """A tenant's profile, when it was read, and the rules that follow from it."""
 
     profile: WebhookProfile
-    egress: Egress
+    egress: EgressRules
     read_at: float
 
 
 @dataclass(slots=True, eq=False)
-class _Try:
+class _HttpExecution:
     """One assignment on its way."""
 
-    assignment: Assignment
-    origin: Origin
-    known: _Known | None = None
+    execution: Execution
+    origin: CallOrigin
+    known: _CachedProfile | None = None
     secret: Mapping[str, str] = field(default_factory=dict, repr=False)
-    start: Start | None = None
+    start: StartTime | None = None
     """Set when it is sent."""
     cancelled: bool = False
     later: asyncio.TimerHandle | None = None
@@ -80,7 +91,7 @@ class _Try:
 
     @property
     def key(self) -> Key:
-        return self.assignment.id, self.assignment.fence
+        return self.execution.id, self.execution.fence
 
     @property
     def sent(self) -> bool:
@@ -88,7 +99,7 @@ class _Try:
 
     def times(self, clock: Clock) -> tuple[float, float]:
         """When it was sent, and when it ended, if that is now."""
-        start = self.start or Start.now(clock)
+        start = self.start or StartTime.now(clock)
         return start.at, start.end(clock)
 
 
@@ -110,15 +121,15 @@ class HttpExecutor:
         self._source = source
         self._unseal = unseal
         self._metrics = metrics
-        self._lanes: Lanes[_Try] = Lanes(settings.caps)
+        self._lanes: Lanes[_HttpExecution] = Lanes(settings.caps)
         self._secure = ThreadSender(settings.sender, self._deliver)
         self._plain: Sender = self._secure
         if LoopSender.possible:
             self._plain = LoopSender(settings.sender, self._replied)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tries: dict[Key, _Try] = {}
-        self._known: dict[int, _Known] = {}
-        self._waiting: dict[int, list[_Try]] = {}
+        self._tries: dict[Key, _HttpExecution] = {}
+        self._known: dict[int, _CachedProfile] = {}
+        self._waiting: dict[int, list[_HttpExecution]] = {}
         """Tries whose tenant's profile is being read."""
         self._reading: set[asyncio.Task[None]] = set()
         self._asked: set[int] = set()
@@ -133,9 +144,9 @@ class HttpExecutor:
     def room(self) -> int | None:
         return None
 
-    def start(self, assignments: Sequence[Assignment]) -> None:
+    def start(self, executions: Sequence[Execution]) -> None:
         self._loop = self._loop or asyncio.get_running_loop()
-        failed = [wrong for a in assignments if (wrong := self._take_in(a)) is not None]
+        failed = [wrong for a in executions if (wrong := self._take_in(a)) is not None]
         if failed:
             self._metrics.webhooks.labels("refused").inc(
                 sum(r.error is not None and r.error.code == "egress-blocked" for r in failed)
@@ -160,7 +171,7 @@ class HttpExecutor:
         waiting = self._tries.get((task_id, fence))
         if waiting is None or waiting.sent:
             return None
-        found = self._lanes.place(waiting.assignment.tenant_id, waiting.origin, waiting)
+        found = self._lanes.place(waiting.execution.tenant_id, waiting.origin, waiting)
         if found is None:
             return "it waits for the tenant's webhook settings to be read"
         ahead, in_flight = found
@@ -198,37 +209,37 @@ class HttpExecutor:
 
     # In --------------------------------------------------------------------------------------
 
-    def _take_in(self, assignment: Assignment) -> Report | None:
+    def _take_in(self, execution: Execution) -> Report | None:
         """Take a try in; answers a report when it can never be sent."""
         try:
-            return self._admit(assignment)
+            return self._admit(execution)
         except Exception:
-            self._tries.pop((assignment.id, assignment.fence), None)
-            return self._broken(assignment)
+            self._tries.pop((execution.id, execution.fence), None)
+            return self._broken(execution)
 
-    def _broken(self, assignment: Assignment) -> Report:
+    def _broken(self, execution: Execution) -> Report:
         """To be called where an exception is handled: nobody thought of it."""
-        log.exception("a webhook cannot be sent", action="webhooks.failed", task=str(assignment.id))
-        return not_started(assignment, self._clock.now())
+        log.exception("a webhook cannot be sent", action="webhooks.failed", task=str(execution.id))
+        return not_started(execution, self._clock.now())
 
-    def _admit(self, assignment: Assignment) -> Report | None:
-        target = assignment.spec.target
+    def _admit(self, execution: Execution) -> Report | None:
+        target = execution.spec.target
         try:
             origin = origin_of(target.url or "")
         except ValueError as problem:
-            return self._failed(assignment, TaskError("bad-url", f"this is no URL: {problem}"))
+            return self._failed(execution, TaskError("bad-url", f"this is no URL: {problem}"))
         wrong = host_problem(origin.host)
         if wrong is not None:
-            return self._failed(assignment, TaskError("egress-blocked", f"the URL {wrong}"))
-        made = _Try(assignment, origin)
+            return self._failed(execution, TaskError("egress-blocked", f"the URL {wrong}"))
+        made = _HttpExecution(execution, origin)
         if target.secret is not None:
             try:
                 made.secret = self._unseal(target.secret.sealed)
             except MainspringError as problem:
                 error = TaskError("secret-unreadable", str(problem))
-                return self._failed(assignment, error, retryable=True)
+                return self._failed(execution, error, retryable=True)
         self._tries[made.key] = made
-        tenant_id = assignment.tenant_id
+        tenant_id = execution.tenant_id
         known = self._known.get(tenant_id)
         age = _USABLE_FOR if known is None else monotonic() - known.read_at
         if age >= _FRESH_FOR:
@@ -240,11 +251,9 @@ class HttpExecutor:
             self._lanes.push(tenant_id, origin, made)
         return None
 
-    def _failed(
-        self, assignment: Assignment, error: TaskError, *, retryable: bool = False
-    ) -> Report:
+    def _failed(self, execution: Execution, error: TaskError, *, retryable: bool = False) -> Report:
         now = self._clock.now()
-        return Report(assignment, Outcome.FAILED, now, now, error=error, retryable=retryable)
+        return Report(execution, Outcome.FAILED, now, now, error=error, retryable=retryable)
 
     def _ask_for(self, tenant_id: int) -> None:
         if tenant_id not in self._asked:
@@ -270,7 +279,7 @@ class HttpExecutor:
             break
         if len(self._known) >= _MOST_PROFILES:
             self._known.clear()
-        known = self._known[tenant_id] = _Known(profile, egress, asked_at)
+        known = self._known[tenant_id] = _CachedProfile(profile, egress, asked_at)
         self._asked.discard(tenant_id)
         for waiting in self._waiting.pop(tenant_id, ()):
             waiting.known = known
@@ -283,7 +292,7 @@ class HttpExecutor:
         """Send whatever has its turn."""
         broken: list[Report] = []
         while turn := self._lanes.take():
-            by_sender: dict[Sender, list[_Try]] = {}
+            by_sender: dict[Sender, list[_HttpExecution]] = {}
             for each in turn:
                 by_sender.setdefault(self._sender_of(each), []).append(each)
             for sender, tries in by_sender.items():
@@ -291,9 +300,9 @@ class HttpExecutor:
         if broken:
             self._hand_in(broken)
 
-    def _send(self, sender: Sender, tries: Sequence[_Try]) -> list[Report]:
+    def _send(self, sender: Sender, tries: Sequence[_HttpExecution]) -> list[Report]:
         """Answers what cannot be sent by a mistake of ours; the others may be anybody's, and go."""
-        now, requests, broken = self._clock.now(), list[Request](), list[Report]()
+        now, requests, broken = self._clock.now(), list[TransferRequest](), list[Report]()
         for each in tries:
             try:
                 requests.append(self._request(each, now))
@@ -305,45 +314,43 @@ class HttpExecutor:
             broken += [self._give_up(each) for each in tries if each.key in self._tries]
         return broken
 
-    def _give_up(self, each: _Try) -> Report:
+    def _give_up(self, each: _HttpExecution) -> Report:
         del self._tries[each.key]
-        self._lanes.ended(each.assignment.tenant_id, each.origin)
-        return self._broken(each.assignment)
+        self._lanes.ended(each.execution.tenant_id, each.origin)
+        return self._broken(each.execution)
 
-    def _sender_of(self, each: _Try) -> Sender:
-        url = each.assignment.spec.target.url or ""
+    def _sender_of(self, each: _HttpExecution) -> Sender:
+        url = each.execution.spec.target.url or ""
         return self._secure if url[:6].lower() == "https:" else self._plain
 
-    def _request(self, each: _Try, now: float) -> Request:
-        assignment = each.assignment
+    def _request(self, each: _HttpExecution, now: float) -> TransferRequest:
+        execution = each.execution
         # The newest, or else what was known when the try came in: never nothing.
-        known = self._known.get(assignment.tenant_id, each.known)
+        known = self._known.get(execution.tenant_id, each.known)
         assert known is not None
-        target = assignment.spec.target
-        lines = headers.build(
-            assignment, known.profile, each.secret, now, self._settings.user_agent
-        )
-        each.start = Start.now(self._clock, now)
-        return Request(
+        target = execution.spec.target
+        lines = headers.build(execution, known.profile, each.secret, now, self._settings.user_agent)
+        each.start = StartTime.now(self._clock, now)
+        return TransferRequest(
             each.key,
             target.url or "",
             target.method or "POST",
             lines,
-            headers.body_of(assignment),
-            assignment.spec.timeout,
+            headers.body_of(execution),
+            execution.spec.timeout,
             known.egress,
             known.profile.tls,
         )
 
     # Back ------------------------------------------------------------------------------------
 
-    def _deliver(self, replies: Sequence[Reply]) -> None:
+    def _deliver(self, replies: Sequence[TransferReply]) -> None:
         """On the sender's thread."""
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._replied, replies)
 
-    def _replied(self, replies: Sequence[Reply]) -> None:
+    def _replied(self, replies: Sequence[TransferReply]) -> None:
         now = self._clock.now()
         reports = []
         results: Counter[str] = Counter()
@@ -351,7 +358,7 @@ class HttpExecutor:
             each = self._tries[reply.key]
             started, finished = each.times(self._clock)
             self._metrics.webhook_seconds.observe(finished - started)
-            self._lanes.ended(each.assignment.tenant_id, each.origin)
+            self._lanes.ended(each.execution.tenant_id, each.origin)
             kept = answers.headers_of_interest(reply.headers)
             if not each.cancelled and answers.completes_later(reply, kept):
                 results["later"] += 1
@@ -365,17 +372,19 @@ class HttpExecutor:
         self._pump()
         self._hand_in(reports)
 
-    def _conclude(self, each: _Try, reply: Reply, kept: dict[str, str], now: float) -> Report:
+    def _conclude(
+        self, each: _HttpExecution, reply: TransferReply, kept: dict[str, str], now: float
+    ) -> Report:
         if reply.trouble == "cancelled":
             if each.cancelled:
                 return self._ended(each)
             reply = reply._replace(trouble="connection", message="the sender was restarted")
         if each.secret:
             reply, kept = _masked(reply, kept, each.secret)
-        on = each.assignment.spec.retry.on
+        on = each.execution.spec.retry.on
         verdict = answers.judge(reply, kept, on, now)
         return Report(
-            each.assignment,
+            each.execution,
             verdict.outcome,
             *each.times(self._clock),
             result=answers.result_of(reply, kept),
@@ -386,21 +395,21 @@ class HttpExecutor:
             response=reply.body or None,
         )
 
-    def _expect_later(self, each: _Try) -> None:
+    def _expect_later(self, each: _HttpExecution) -> None:
         """The receiver took the work: the try goes on, without a connection, to its timeout."""
         started, now = each.times(self._clock)
-        rest = started + each.assignment.spec.timeout - now
+        rest = started + each.execution.spec.timeout - now
         assert self._loop is not None
         each.later = self._loop.call_later(max(0.0, rest), self._not_completed, each)
 
-    def _not_completed(self, each: _Try) -> None:
+    def _not_completed(self, each: _HttpExecution) -> None:
         if self._tries.pop(each.key, None) is None:
             return
-        timeout = each.assignment.spec.timeout
+        timeout = each.execution.spec.timeout
         text = f"the receiver accepted the task but did not complete it within {timeout:g} s"
-        on = each.assignment.spec.retry.on
+        on = each.execution.spec.retry.on
         report = Report(
-            each.assignment,
+            each.execution,
             Outcome.TIMED_OUT,
             *each.times(self._clock),
             error=TaskError("timeout", text),
@@ -409,20 +418,20 @@ class HttpExecutor:
         )
         self._hand_in([report])
 
-    def _withdraw(self, tries: Sequence[_Try], outcome: Outcome | None = None) -> None:
+    def _withdraw(self, tries: Sequence[_HttpExecution], outcome: Outcome | None = None) -> None:
         """Take back tries that are not under way."""
         for each in tries:
             del self._tries[each.key]
-            tenant_id = each.assignment.tenant_id
+            tenant_id = each.execution.tenant_id
             if each.later is not None:
                 each.later.cancel()
             elif not self._lanes.remove(tenant_id, each.origin, each):
                 self._waiting[tenant_id].remove(each)
         self._hand_in([self._ended(each, outcome) for each in tries])
 
-    def _ended(self, each: _Try, outcome: Outcome | None = None) -> Report:
+    def _ended(self, each: _HttpExecution, outcome: Outcome | None = None) -> Report:
         chosen = outcome or (Outcome.RELEASED if self._releasing else Outcome.CANCELLED)
-        return Report(each.assignment, chosen, *each.times(self._clock))
+        return Report(each.execution, chosen, *each.times(self._clock))
 
     def _hand_in(self, reports: Sequence[Report]) -> None:
         if reports:
@@ -431,15 +440,15 @@ class HttpExecutor:
             self._idle.set()
 
 
-def _result_class(reply: Reply) -> str:
+def _result_class(reply: TransferReply) -> str:
     if reply.trouble is not None:
         return "refused" if reply.trouble == "blocked" else reply.trouble
     return f"{reply.status // 100}xx" if 200 <= reply.status < 600 else "bad-answer"
 
 
 def _masked(
-    reply: Reply, kept: dict[str, str], secret: Mapping[str, str]
-) -> tuple[Reply, dict[str, str]]:
+    reply: TransferReply, kept: dict[str, str], secret: Mapping[str, str]
+) -> tuple[TransferReply, dict[str, str]]:
     """A receiver that repeats what it was sent must not put a secret into our records."""
     forms = {form for value in secret.values() for form in (value, value.removeprefix("Bearer "))}
     body = reply.body

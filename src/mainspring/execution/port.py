@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 from uuid import UUID
 
-from mainspring.domain.execution import Assignment, Report
+from mainspring.domain.execution import Execution, Report
 
 ReportSink = Callable[[Sequence[Report]], None]
 """Where an executor leaves its reports: called on the event loop, many at a time."""
@@ -26,7 +26,7 @@ class Executor(Protocol):
         it is given beyond that it runs all the same."""
         ...
 
-    def start(self, assignments: Sequence[Assignment]) -> None: ...
+    def start(self, executions: Sequence[Execution]) -> None: ...
 
     def has(self, task_id: UUID, fence: int) -> bool:
         """Whether it took this try in and is yet to report it."""

@@ -16,21 +16,27 @@ from typing import Protocol
 
 import structlog
 
-from mainspring.execution.transfers import Key, Reply, Request, SenderSettings, Transfers
+from mainspring.execution.transfers import (
+    Key,
+    SenderSettings,
+    TransferReply,
+    TransferRequest,
+    Transfers,
+)
 
 log = structlog.get_logger()
 
 _AT_ONCE = 64
 """So many sockets, or new requests, until others have their turn again: a few milliseconds."""
 
-Deliver = Callable[[Sequence[Reply]], None]
+Deliver = Callable[[Sequence[TransferReply]], None]
 """Called where the sender runs, with what has ended since the last time."""
 
 
 class Sender(Protocol):
     """Requests in, replies out."""
 
-    def send(self, requests: Sequence[Request]) -> None:
+    def send(self, requests: Sequence[TransferRequest]) -> None:
         """Start these; each is answered by exactly one reply."""
 
     def cancel(self, key: Key) -> None:
@@ -46,14 +52,14 @@ class ThreadSender:
     def __init__(self, settings: SenderSettings, deliver: Deliver) -> None:
         self._settings = settings
         self._deliver = deliver
-        self._inbox: deque[Sequence[Request] | Key] = deque()
+        self._inbox: deque[Sequence[TransferRequest] | Key] = deque()
         self._woken = False
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._wake_in, self._wake_out = os.pipe()
         os.set_blocking(self._wake_in, False)
 
-    def send(self, requests: Sequence[Request]) -> None:
+    def send(self, requests: Sequence[TransferRequest]) -> None:
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="sender", daemon=True)
             thread.start()
@@ -119,12 +125,12 @@ class LoopSender:
     def __init__(self, settings: SenderSettings, deliver: Deliver) -> None:
         self._settings = settings
         self._deliver = deliver
-        self._inbox: deque[Request | Key] = deque()
+        self._inbox: deque[TransferRequest | Key] = deque()
         self._transfers: Transfers | None = None
         self._turn: asyncio.Handle | None = None
         """When we come back, should nothing arrive before that."""
 
-    def send(self, requests: Sequence[Request]) -> None:
+    def send(self, requests: Sequence[TransferRequest]) -> None:
         self._inbox.extend(requests)
         self._come_back(0)
 
@@ -162,7 +168,7 @@ class LoopSender:
     def _take_in(self, transfers: Transfers, most: int) -> None:
         for _ in range(min(most, len(self._inbox))):
             item = self._inbox.popleft()
-            if isinstance(item, Request):
+            if isinstance(item, TransferRequest):
                 transfers.add(item)
             else:
                 transfers.cancel(item)

@@ -17,7 +17,7 @@ from uuid import UUID
 import pycurl
 
 from mainspring.domain.webhook import TlsIdentity
-from mainspring.execution.guard import Egress
+from mainspring.execution.guard import EgressRules
 
 Key = tuple[UUID, int]
 """Which try: the task's id and its fence."""
@@ -34,7 +34,7 @@ _EPOLL_IN, _EPOLL_OUT = 1, 4
 _IN_ERROR = ~(_EPOLL_IN | _EPOLL_OUT)
 
 
-class Request(NamedTuple):
+class TransferRequest(NamedTuple):
     """One HTTP request, ready to go: headers are complete lines."""
 
     key: Key
@@ -43,11 +43,11 @@ class Request(NamedTuple):
     headers: list[bytes]
     body: bytes
     timeout: float
-    egress: Egress
+    egress: EgressRules
     tls: TlsIdentity | None = None
 
 
-class Reply(NamedTuple):
+class TransferReply(NamedTuple):
     """What came of a request: a status and an answer, or a trouble and a sentence about it."""
 
     key: Key
@@ -87,7 +87,7 @@ class Transfers:
         """Descriptors that epoll may still know, though nothing waits for them."""
         self._active: dict[Key, _Slot] = {}
         self._idle: dict[str, list[_Slot]] = {}
-        self._ended: list[Reply] = []
+        self._ended: list[TransferReply] = []
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
         self._multi.setopt(pycurl.M_MAXCONNECTS, settings.idle_connections)
@@ -125,14 +125,14 @@ class Transfers:
             self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
         return woken
 
-    def add(self, request: Request) -> None:
+    def add(self, request: TransferRequest) -> None:
         slot = self._slot(request)
         try:
             slot.prepare(request)
             self._multi.add_handle(slot.curl)
         except (pycurl.error, ValueError, TypeError, UnicodeError) as problem:
             text = f"the request cannot be sent: {type(problem).__name__}"
-            self._ended.append(Reply(request.key, 0, [], b"", False, "bad-answer", text))
+            self._ended.append(TransferReply(request.key, 0, [], b"", False, "bad-answer", text))
             return
         self._active[request.key] = slot
 
@@ -141,9 +141,9 @@ class Transfers:
         if slot is not None:
             self._multi.remove_handle(slot.curl)
             slot.curl.close()
-            self._ended.append(Reply(key, 0, [], b"", False, "cancelled"))
+            self._ended.append(TransferReply(key, 0, [], b"", False, "cancelled"))
 
-    def collect(self) -> list[Reply]:
+    def collect(self) -> list[TransferReply]:
         """What has ended since the last call."""
         queued = 1
         while queued:
@@ -155,7 +155,7 @@ class Transfers:
         ended, self._ended = self._ended, []
         return ended
 
-    def close(self) -> list[Reply]:
+    def close(self) -> list[TransferReply]:
         for key in list(self._active):
             self.cancel(key)
         for slot in (slot for slots in self._idle.values() for slot in slots):
@@ -176,7 +176,7 @@ class Transfers:
         else:
             slot.curl.close()
 
-    def _slot(self, request: Request) -> "_Slot":
+    def _slot(self, request: TransferRequest) -> "_Slot":
         idle = self._idle.get(_kind(request.method))
         if idle and request.tls is None:
             return idle.pop()
@@ -243,7 +243,7 @@ class _Slot:
         setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
         setopt(pycurl.PREREQFUNCTION, self._before_request)
 
-    def prepare(self, request: Request) -> None:
+    def prepare(self, request: TransferRequest) -> None:
         self.request = request
         self._lines: list[bytes] = []
         self._header_bytes = 0
@@ -269,15 +269,15 @@ class _Slot:
             self.curl.setopt(pycurl.SSLCERT_BLOB, tls.certificate)
             self.curl.setopt(pycurl.SSLKEY_BLOB, tls.key)
 
-    def reply(self, code: int, message: str) -> Reply:
+    def reply(self, code: int, message: str) -> TransferReply:
         key = self.request.key
         status = self.curl.getinfo(pycurl.RESPONSE_CODE)
         cut = self._size > self._read_limit
         if code == 0 or (cut and code == pycurl.E_WRITE_ERROR):
             whole = self._size <= self._max_response
-            return Reply(key, status, self._lines, bytes(self._body), not whole)
+            return TransferReply(key, status, self._lines, bytes(self._body), not whole)
         trouble, text = self._trouble(code, message)
-        return Reply(key, 0, [], b"", False, trouble, text)
+        return TransferReply(key, 0, [], b"", False, trouble, text)
 
     def _trouble(self, code: int, message: str) -> tuple[Trouble, str]:
         if self._refusal is not None:

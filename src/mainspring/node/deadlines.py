@@ -6,7 +6,7 @@ from uuid import UUID
 
 import structlog
 
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.errors import StoreUnavailable
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
@@ -38,28 +38,28 @@ class Deadlines:
             except StoreUnavailable as problem:
                 self._metrics.database_errors.inc()
                 # It may have been written all the same, and released something.
-                self._state.doubt(self._state.engine.partitions)
+                self._state.mark_stale(self._state.engine.partitions)
                 log.warning("deadlines wait", action="deadline.failed", problem=str(problem))
             await asyncio.sleep(_EVERY)
 
     async def _turn(self) -> None:
-        tenure = self._state.tenure()
-        if not tenure.partitions:
+        ownership = self._state.ownership()
+        if not ownership.partitions:
             return
-        await self._expire(tenure, await self._steps.expiring(tenure))
-        for tenant_id, run_id in await self._steps.overdue(tenure):
+        await self._expire(ownership, await self._steps.expiring(ownership))
+        for tenant_id, run_id in await self._steps.overdue(ownership):
             now = self._state.clock.now()
             try:
-                moved = await self._steps.stop(tenure, tenant_id, run_id, "deadline", now)
+                moved = await self._steps.stop(ownership, tenant_id, run_id, "deadline", now)
             except REFUSED:
                 _tell(run_id)
             else:
                 self._recorder.moved(moved)
 
-    async def _expire(self, tenure: Tenure, leaving: Sequence[Ended]) -> None:
+    async def _expire(self, ownership: Ownership, leaving: Sequence[Ended]) -> None:
         """All at once; if that is refused, run by run: one bad run must not hold up the others."""
         try:
-            moved = await self._steps.expire(tenure, leaving, self._state.clock.now())
+            moved = await self._steps.expire(ownership, leaving, self._state.clock.now())
         except REFUSED:
             runs: dict[UUID, list[Ended]] = {}
             for end in leaving:
@@ -68,7 +68,7 @@ class Deadlines:
                 _tell(leaving[0].run_id)
                 return
             for of_run in runs.values():
-                await self._expire(tenure, of_run)
+                await self._expire(ownership, of_run)
         else:
             self._recorder.moved(moved)
 

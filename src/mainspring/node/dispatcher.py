@@ -20,22 +20,32 @@ import structlog
 from mainspring import crash
 from mainspring.config import Config
 from mainspring.domain.capability import takes_slot
-from mainspring.domain.execution import Assignment, cannot_be_read, not_started, released
+from mainspring.domain.execution import (
+    Execution,
+    cannot_be_read,
+    not_started,
+    released,
+)
 from mainspring.domain.rows import TaskRow
-from mainspring.engine.demand import Holder, taker_of
+from mainspring.engine.demand import WorkerSession, lease_holder_of
 from mainspring.engine.entry import Entry
-from mainspring.engine.leases import Held, Running
+from mainspring.engine.leases import HeldLease, RunningTask
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import Executor
-from mainspring.lifecycle import Errands
-from mainspring.node.lease_maintenance import LeaseUpkeep
+from mainspring.lifecycle import BackgroundTasks
+from mainspring.node.lease_maintenance import LeaseMaintenance
 from mainspring.node.recorder import Recorder
 from mainspring.node.retrying import until_answered, until_sent
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import EngineStore, TaskRef
-from mainspring.store.creation import NO_HEAD_START, HeadStart, NewTask, begun_task
-from mainspring.store.step_rows import NO_RELAY, Relay
+from mainspring.store.creation import (
+    NO_EAGER_LEASE,
+    EagerLeaseOffer,
+    NewTask,
+    started_task,
+)
+from mainspring.store.step_rows import NO_STEP_LEASES, StepLeaseOffer
 
 log = structlog.get_logger()
 
@@ -48,32 +58,32 @@ _CLOCK_ERROR = 0.01
 _MOST_RELAYED = 64
 
 
-Begun = tuple[TaskRow, Assignment]
+Begun = tuple[TaskRow, Execution]
 """A task that was leased in the statement that created or released it."""
 
 
-class WorkerDesk(Protocol):
+class WorkerLeases(Protocol):
     """Claims and hands out what the engine picked for workers."""
 
-    async def claim(self, picked: Sequence[Entry]) -> list[Assignment]: ...
+    async def claim(self, picked: Sequence[Entry]) -> list[Execution]: ...
 
-    def hand_out(self, picked: Sequence[Entry], assignments: Sequence[Assignment]) -> None: ...
+    def hand_out(self, picked: Sequence[Entry], executions: Sequence[Execution]) -> None: ...
 
     def call_others(self) -> None:
         """Tell nodes whose workers could run what waits here."""
         ...
 
-    def nudge(self, holders: Collection[Holder]) -> None:
+    def interrupt_polls(self, holders: Collection[WorkerSession]) -> None:
         """Answer the polls of these workers before their time: whoever is there asks again."""
         ...
 
 
 @dataclass(slots=True)
-class _Lane:
+class _ClaimQueue:
     """Claims of one kind: few at a time."""
 
-    lease: Callable[[Sequence[Entry]], Awaitable[list[Assignment]]]
-    hand_out: Callable[[Sequence[Entry], Sequence[Assignment]], None]
+    lease: Callable[[Sequence[Entry]], Awaitable[list[Execution]]]
+    hand_out: Callable[[Sequence[Entry], Sequence[Execution]], None]
     in_flight: int = 0
     tasks: int = 0
 
@@ -100,25 +110,25 @@ class Dispatcher:
         self._recorder = recorder
         self._metrics = metrics
         self._executors: list[Executor] = []
-        self._own = _Lane(self._lease, self._hand_out)
-        self._for_workers: _Lane | None = None
-        self._desk: WorkerDesk | None = None
+        self._own = _ClaimQueue(self._lease, self._hand_out)
+        self._for_workers: _ClaimQueue | None = None
+        self._lease_service: WorkerLeases | None = None
         self._doubted: dict[str, dict[UUID, NewTask]] = {}
         """New tasks of which nobody knows yet whether they were leased, by the worker they would
         be leased to; their slots are kept."""
         self._looking: asyncio.Task[None] | None = None
-        self._errands = Errands(of="dispatch")
-        self._upkeep = LeaseUpkeep(config, state, store, recorder, metrics, self)
+        self._background_tasks = BackgroundTasks(of="dispatch")
+        self._upkeep = LeaseMaintenance(config, state, store, recorder, metrics, self)
         self._closed = False
         recorder.relay_to(self)
 
     def add_executor(self, executor: Executor) -> None:
         self._executors.append(executor)
 
-    def serve_workers(self, desk: WorkerDesk) -> None:
+    def serve_workers(self, lease_service: WorkerLeases) -> None:
         """Claim for workers too, and give to this desk what came of it."""
-        self._desk = desk
-        self._for_workers = _Lane(desk.claim, desk.hand_out)
+        self._lease_service = lease_service
+        self._for_workers = _ClaimQueue(lease_service.claim, lease_service.hand_out)
 
     @property
     def free_slots(self) -> int:
@@ -140,21 +150,21 @@ class Dispatcher:
         """Whether something here can run a task."""
         return self._accepts(row.capability)
 
-    def offer_relay(self) -> Relay:
+    def offer_step_leases(self) -> StepLeaseOffer:
         """How many steps may be leased as they are released, without queueing: only of the slots
         beyond the half that nobody uses, so that nobody has to wait for one because of it."""
         most = min(_MOST_RELAYED, self._spare_slots)
         if most <= 0:
-            return NO_RELAY
+            return NO_STEP_LEASES
         self._own.tasks += most
-        return Relay(most, self._state.worker, self._config.lease)
+        return StepLeaseOffer(most, self._state.worker, self._config.lease)
 
-    def end_relay(self, relay: Relay, begun: Sequence[Begun]) -> None:
+    def end_step_leases(self, relay: StepLeaseOffer, begun: Sequence[Begun]) -> None:
         """What came of the offer is started; what cannot be any more goes back."""
         self._own.tasks -= relay.most
         self._begin(begun)
 
-    def offer_head_start(self, tasks: Iterable[NewTask]) -> HeadStart:
+    def offer_eager_lease(self, tasks: Iterable[NewTask]) -> EagerLeaseOffer:
         """Which new tasks may be leased as they are written, by the same rule. They go before
         nobody: none of their tenant waits, and where slots are short the most urgent get them."""
         # What is due is for the database to say; our clock may be a little slow.
@@ -170,22 +180,22 @@ class Dispatcher:
             if free[kind]:
                 chosen.append(task)
         if not chosen:
-            return NO_HEAD_START
+            return NO_EAGER_LEASE
         engine = self._state.engine
         if len(chosen) > spare:
             chosen = nsmallest(spare, chosen, key=lambda t: engine.deadline(t.due, t.priority))
         self._own.tasks += len(chosen)
         engine.reserve(task.tenant_id for task in chosen)
-        return HeadStart({t.id: t for t in chosen}, self._state.worker, self._config.lease)
+        return EagerLeaseOffer({t.id: t for t in chosen}, self._state.worker, self._config.lease)
 
-    def end_head_start(self, start: HeadStart, begun: Sequence[Begun] | None) -> None:
+    def end_eager_lease(self, start: EagerLeaseOffer, begun: Sequence[Begun] | None) -> None:
         """What came of it is started. None: nobody knows, for the answer was lost."""
         if not start.tasks:
             return
         if begun is None:
             self._doubted.setdefault(start.worker, {}).update(start.tasks)
             if self._looking is None or self._looking.done():
-                self._looking = self._errands.start(self._look_for_begun())
+                self._looking = self._background_tasks.start(self._look_for_begun())
             return
         self._give_back(start.tasks)
         self._begin(begun)
@@ -202,7 +212,7 @@ class Dispatcher:
             seen = await until_answered(partial(self._store.look_at, names), self._metrics)
             engine = self._state.engine
             begun = [
-                begun_task(tasks[a.id], a.partition, a.picked, a.lease_end)
+                started_task(tasks[a.id], a.partition, a.picked, a.lease_end)
                 for a in leased
                 # Else it was not leased then: it was found, and claimed like any other.
                 if a.fence == 1 and a.id in doubted and not engine.is_claiming(a.id)
@@ -222,7 +232,7 @@ class Dispatcher:
         """Slots that were reserved for these are free; those who wait may take them."""
         self._own.tasks -= len(tasks)
         self._state.engine.unreserve(task.tenant_id for task in tasks.values())
-        self._state.poke()
+        self._state.request_dispatch()
 
     @property
     def _spare_slots(self) -> int:
@@ -239,8 +249,8 @@ class Dispatcher:
         """Start what was leased without queueing."""
         now = self._state.clock.now()
         for row, _ in begun:
-            self._state.engine.relayed(row, now)
-        self._give_out((row.capability, assignment) for row, assignment in begun)
+            self._state.engine.leased_eagerly(row, now)
+        self._give_out((row.capability, execution) for row, execution in begun)
         self._metrics.tasks_claimed.inc(len(begun))
 
     def close(self) -> None:
@@ -250,14 +260,14 @@ class Dispatcher:
     async def run(self) -> None:
         engine, clock = self._state.engine, self._state.clock
         while True:
-            self._state.poked.clear()
+            self._state.dispatch_wanted.clear()
             now = clock.now()
             self._start_claims(now)
             self._upkeep.turn()
             if engine.limits_wanted:
                 self._state.load_wanted.set()
-            if engine.hungry:
-                self._state.stock_wanted.set()
+            if engine.wants_more:
+                self._state.partitions_wanted.set()
             # What is due and could not be dealt with waits for a statement that is in flight: its
             # end pokes. Looking again at once would only keep the event loop busy.
             rest = _LONGEST_SLEEP
@@ -270,7 +280,7 @@ class Dispatcher:
     async def _rest(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(max(0.0, seconds)):
-                await self._state.poked.wait()
+                await self._state.dispatch_wanted.wait()
         except TimeoutError:
             pass
 
@@ -285,24 +295,24 @@ class Dispatcher:
             if not picked:
                 break
             self._start_claim(self._own, picked)
-        lane, desk = self._for_workers, self._desk
-        if lane is None or desk is None:
+        lane, lease_service = self._for_workers, self._lease_service
+        if lane is None or lease_service is None:
             return
         while lane.free and not self._closed:
             picked = engine.match(now, self._config.claim_batch)
             if not picked:
                 break
             self._start_claim(lane, picked)
-        desk.call_others()
+        lease_service.call_others()
 
-    def _start_claim(self, lane: _Lane, picked: Sequence[Entry]) -> None:
+    def _start_claim(self, lane: _ClaimQueue, picked: Sequence[Entry]) -> None:
         lane.in_flight += 1
         lane.tasks += len(picked)
-        self._errands.start(self._claim(lane, picked))
+        self._background_tasks.start(self._claim(lane, picked))
 
-    async def _claim(self, lane: _Lane, picked: Sequence[Entry]) -> None:
+    async def _claim(self, lane: _ClaimQueue, picked: Sequence[Entry]) -> None:
         try:
-            assignments = await lane.lease(picked)
+            executions = await lane.lease(picked)
         except BaseException:
             # Nothing is being claimed any more; the rotating reload finds these tasks again.
             self._state.engine.claimed(picked, (), self._state.clock.now())
@@ -312,9 +322,9 @@ class Dispatcher:
         finally:
             lane.in_flight -= 1
             lane.tasks -= len(picked)
-            self._state.poke()
-        refused = self._state.engine.claimed(picked, assignments, self._state.clock.now())
-        lane.hand_out(picked, assignments)
+            self._state.request_dispatch()
+        refused = self._state.engine.claimed(picked, executions, self._state.clock.now())
+        lane.hand_out(picked, executions)
         self.cancel(self._state.engine.cancelled_meanwhile(picked))
         if refused:
             await self._look_again(refused)
@@ -330,51 +340,51 @@ class Dispatcher:
             now = self._state.clock.now()
             self.cancel(engine.saw(seen.rows, now))
             self.cancel(engine.gone(seen.gone, now))
-        self._state.poke()
+        self._state.request_dispatch()
 
-    async def _lease(self, picked: Sequence[Entry]) -> list[Assignment]:
+    async def _lease(self, picked: Sequence[Entry]) -> list[Execution]:
         refs = [TaskRef(e.tenant_id, e.row.id, e.row.rev, e.lateness(e.ready_at)) for e in picked]
         # As whom they were picked: once we are another, our limits are counted anew.
-        tenure, worker = self._state.tenure(), self._state.worker
+        ownership, worker = self._state.ownership(), self._state.worker
         crash.reach("claim.before_commit")
         lease = self._config.lease
         try:
             # Who was picked keeps its place meanwhile: to look at it would take a connection, too.
-            assignments = await until_sent(
-                lambda: self._store.claim(tenure, refs, worker=worker, lease=lease),
+            executions = await until_sent(
+                lambda: self._store.claim(ownership, refs, worker=worker, lease=lease),
                 self._metrics,
             )
         except StoreUnavailable:
             # The claim may have been written all the same: read it again, never assume.
-            assignments = await until_answered(
+            executions = await until_answered(
                 lambda: self._store.claimed_by(refs, worker=worker), self._metrics
             )
         crash.reach("claim.committed")
         self._metrics.claim_batch.observe(len(picked))
-        self._metrics.tasks_claimed.inc(len(assignments))
-        return assignments
+        self._metrics.tasks_claimed.inc(len(executions))
+        return executions
 
-    def _hand_out(self, picked: Sequence[Entry], assignments: Sequence[Assignment]) -> None:
+    def _hand_out(self, picked: Sequence[Entry], executions: Sequence[Execution]) -> None:
         for worker in list(self._doubted):
-            self._no_more_doubt(worker, [assignment.id for assignment in assignments])
+            self._no_more_doubt(worker, [execution.id for execution in executions])
         entries = {entry.row.id: entry for entry in picked}
-        self._give_out((entries[a.id].row.capability, a) for a in assignments)
+        self._give_out((entries[a.id].row.capability, a) for a in executions)
         crash.reach("claim.handed_out")
 
-    def _give_out(self, leased: Iterable[tuple[str, Assignment]]) -> None:
+    def _give_out(self, leased: Iterable[tuple[str, Execution]]) -> None:
         """Give leased tasks to executors. What may not begin any more goes back."""
         now = self._state.clock.now()
-        back: list[Assignment] = []
-        unreadable: list[Assignment] = []
-        by_capability: dict[str, list[Assignment]] = {}
-        for capability, assignment in leased:
-            if self._closed or assignment.lease_end <= self._state.clock.measured():
-                back.append(assignment)
-            elif assignment.unreadable is not None:
-                unreadable.append(assignment)
+        back: list[Execution] = []
+        unreadable: list[Execution] = []
+        by_capability: dict[str, list[Execution]] = {}
+        for capability, execution in leased:
+            if self._closed or execution.lease_end <= self._state.clock.measured():
+                back.append(execution)
+            elif execution.unreadable is not None:
+                unreadable.append(execution)
             else:
-                self._metrics.start_delay.observe(now - assignment.due)
-                by_capability.setdefault(capability, []).append(assignment)
+                self._metrics.start_delay.observe(now - execution.due)
+                by_capability.setdefault(capability, []).append(execution)
         for capability, batch in by_capability.items():
             executor = self._executor_for(capability)
             if executor is None:
@@ -385,7 +395,7 @@ class Dispatcher:
         if over:
             self._recorder.report(over)
 
-    def _start(self, executor: Executor, batch: Sequence[Assignment]) -> None:
+    def _start(self, executor: Executor, batch: Sequence[Execution]) -> None:
         """Also if an executor breaks its word and raises: what it has taken in it reports, and what
         it has not taken would be ours for ever, with a lease that is extended and nobody at work.
         """
@@ -410,23 +420,25 @@ class Dispatcher:
 
     # Leases ----------------------------------------------------------------------------------
 
-    def cancel(self, tries: Sequence[Held]) -> None:
+    def cancel(self, tries: Sequence[HeldLease]) -> None:
         """Tell executors to stop tries that were asked to cancel or are no longer ours."""
         for held in tries:
             for executor in self._executors:
                 executor.cancel(held.id, held.fence)
 
-    def nudge_workers(self, rows: Sequence[TaskRow]) -> None:
+    def interrupt_workers(self, rows: Sequence[TaskRow]) -> None:
         """Of these tasks some may run at workers and were asked to cancel: let those hear of it
         before their next heartbeat."""
-        asked = {taker.holder for row in rows if row.cancel_requested and (taker := taker_of(row))}
-        self.nudge(asked)
+        asked = {
+            taker.holder for row in rows if row.cancel_requested and (taker := lease_holder_of(row))
+        }
+        self.interrupt_polls(asked)
 
-    def nudge(self, holders: Collection[Holder]) -> None:
+    def interrupt_polls(self, holders: Collection[WorkerSession]) -> None:
         """Let these workers ask again at once."""
-        if holders and self._desk is not None:
-            self._desk.nudge(holders)
+        if holders and self._lease_service is not None:
+            self._lease_service.interrupt_polls(holders)
 
-    async def lose(self, ended: Sequence[Running]) -> None:
+    async def expire_leases(self, ended: Sequence[RunningTask]) -> None:
         """End leases that seem to have ended."""
-        await self._upkeep.lose(ended)
+        await self._upkeep.expire_leases(ended)

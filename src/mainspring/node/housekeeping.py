@@ -12,7 +12,7 @@ from mainspring.config import Config
 from mainspring.errors import StoreUnavailable
 from mainspring.node.state import NodeState
 from mainspring.postgres.table_changes import ArchiveHook, Round
-from mainspring.store.housekeeping import Housekeeping
+from mainspring.store.housekeeping import HousekeepingStore
 
 log = structlog.get_logger()
 
@@ -37,7 +37,7 @@ class Housekeeper:
         self,
         config: Config,
         state: NodeState,
-        house: Housekeeping,
+        house: HousekeepingStore,
         archive: ArchiveHook | None = None,
     ) -> None:
         self._config = config
@@ -123,7 +123,7 @@ class Housekeeper:
     async def _watch(self) -> None:
         """The database looks at its tables once a minute; a burst is over by then."""
         with suppress(StoreUnavailable):  # others tell of it, and less often
-            if await self._house.tell_the_planner():
+            if await self._house.analyze_if_grown():
                 log.info("told the planner of many new tasks", action="house.planner_told")
 
     async def _make_partitions(self) -> None:

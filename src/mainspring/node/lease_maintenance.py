@@ -7,9 +7,9 @@ from uuid import UUID
 
 from mainspring import crash
 from mainspring.config import Config
-from mainspring.engine.demand import Holder
-from mainspring.engine.leases import Held, Running
-from mainspring.lifecycle import Errands
+from mainspring.engine.demand import WorkerSession
+from mainspring.engine.leases import HeldLease, RunningTask
+from mainspring.lifecycle import BackgroundTasks
 from mainspring.node.recorder import Recorder
 from mainspring.node.retrying import until_answered
 from mainspring.node.state import NodeState
@@ -20,19 +20,19 @@ from mainspring.store.claims import EngineStore, Seen, TaskRef
 _EXTEND_BATCH = 500
 
 
-class Told(Protocol):
+class LeaseListener(Protocol):
     """Who hears what became of tries."""
 
-    def cancel(self, tries: Sequence[Held]) -> None:
+    def cancel(self, tries: Sequence[HeldLease]) -> None:
         """These were asked to cancel, or are no longer ours."""
         ...
 
-    def nudge(self, holders: Collection[Holder]) -> None:
+    def interrupt_polls(self, holders: Collection[WorkerSession]) -> None:
         """These workers shall ask again."""
         ...
 
 
-class LeaseUpkeep:
+class LeaseMaintenance:
     """Two errands that do not wait for each other: to end a lease of a step takes a look at its
     run, which another may hold for long, and meanwhile our own leases would run out."""
 
@@ -43,7 +43,7 @@ class LeaseUpkeep:
         store: EngineStore,
         recorder: Recorder,
         metrics: Metrics,
-        told: Told,
+        told: LeaseListener,
     ) -> None:
         self._config = config
         self._state = state
@@ -51,7 +51,7 @@ class LeaseUpkeep:
         self._recorder = recorder
         self._metrics = metrics
         self._told = told
-        self._errands = Errands(of="lease")
+        self._background_tasks = BackgroundTasks(of="lease")
         self._extending: asyncio.Task[None] | None = None
         self._losing: asyncio.Task[None] | None = None
 
@@ -64,13 +64,13 @@ class LeaseUpkeep:
         engine = self._state.engine
         batch = _EXTEND_BATCH if _is_over(self._extending) else 0
         if due := engine.to_extend(self._state.clock.steady(), batch):
-            self._extending = self._errands.start(self._extend(due))
+            self._extending = self._background_tasks.start(self._extend(due))
         # Leases are dated by the database, whose clock may have jumped back behind ours.
         ended_by = self._state.clock.measured()
-        if _is_over(self._losing) and (ended := engine.run_out(ended_by)):
-            self._losing = self._errands.start(self.lose(ended))
+        if _is_over(self._losing) and (ended := engine.ended_leases(ended_by)):
+            self._losing = self._background_tasks.start(self.expire_leases(ended))
 
-    async def _extend(self, due: Sequence[Held]) -> None:
+    async def _extend(self, due: Sequence[HeldLease]) -> None:
         refs = [TaskRef(held.tenant_id, held.id, held.fence) for held in due]
         extended = await until_answered(
             lambda: self._store.extend(refs, lease=self._config.lease), self._metrics
@@ -83,16 +83,17 @@ class LeaseUpkeep:
                 self._state.engine.extended(held.id, held.fence, item.lease_end)
         # A try that is not ours any more would be refused at its end: spare the effort.
         self._told.cancel([h for h in due if h.id not in kept or kept[h.id].cancel_requested])
-        self._state.poke()
+        self._state.request_dispatch()
 
-    async def lose(self, ended: Sequence[Running]) -> None:
+    async def expire_leases(self, ended: Sequence[RunningTask]) -> None:
         """End leases that seem to have ended; the database decides."""
         refs = [TaskRef(task.tenant_id, task.id, task.fence) for task in ended]
         # If a node died between the claim and the worker, that is not the worker's doing.
-        blamed = [task.id for task in ended if task.taker is not None and task.confirmed]
+        count_crash = [task.id for task in ended if task.taker is not None and task.confirmed]
         presumed = [task.id for task in ended if task.presumed_begun]
         lost = await until_answered(
-            lambda: self._store.lose(refs, blamed=blamed, presumed=presumed), self._metrics
+            lambda: self._store.expire_leases(refs, count_crash=count_crash, presumed=presumed),
+            self._metrics,
         )
         self._metrics.executions.labels("lost").inc(len(lost.rows) + len(lost.gone))
         found = {row.id for row in lost.rows} | set(lost.gone)
@@ -101,25 +102,26 @@ class LeaseUpkeep:
         self._hear(lost)
         others = [(task.tenant_id, task.id) for task in ended if task.id not in found]
         if others:
-            await self._lose_steps(others, blamed, presumed)
+            await self._lose_steps(others, count_crash, presumed)
             with self._state.engine.reading():
                 self._hear(await self._look_at(others))
 
     async def _lose_steps(
         self,
         tasks: Sequence[tuple[int, UUID]],
-        blamed: Sequence[UUID],
+        count_crash: Sequence[UUID],
         presumed: Sequence[UUID],
     ) -> None:
         """Steps whose runs have to hear of it are not ended with the others."""
         unheard = [
             TaskRef(row.tenant_id, row.id, row.fence)
             for row in (await self._look_at(tasks)).rows
-            if row.state == "running" and (row.cancel_requested or row.id in blamed)
+            if row.state == "running" and (row.cancel_requested or row.id in count_crash)
         ]
         if unheard:
             await until_answered(
-                lambda: self._recorder.lose_steps(unheard, blamed, presumed), self._metrics
+                lambda: self._recorder.expire_step_leases(unheard, count_crash, presumed),
+                self._metrics,
             )
 
     async def _look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
@@ -129,16 +131,16 @@ class LeaseUpkeep:
         engine, now = self._state.engine, self._state.clock.now()
         self._told.cancel(engine.saw(seen.rows, now))
         self._told.cancel(engine.gone(seen.gone, now))
-        self._state.poke()
+        self._state.request_dispatch()
 
-    def _end_polls(self, lost: Iterable[Running]) -> None:
+    def _end_polls(self, lost: Iterable[RunningTask]) -> None:
         """Who was silent until its lease ended may be frozen, with a poll that is still open: what
         it lost must not come back to it unless it asks again. To be called before the engine hears
         that the tasks wait."""
-        self._told.nudge({task.taker.holder for task in lost if task.taker is not None})
+        self._told.interrupt_polls({task.taker.holder for task in lost if task.taker is not None})
 
     def _count_losses(
-        self, ended: Sequence[Running], lost: Collection[UUID], gone: Collection[UUID]
+        self, ended: Sequence[RunningTask], lost: Collection[UUID], gone: Collection[UUID]
     ) -> None:
         for task in ended:
             if task.taker is not None and task.id in lost:

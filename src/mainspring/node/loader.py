@@ -9,16 +9,16 @@ from uuid import UUID
 
 from mainspring import crash
 from mainspring.config import Config
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
-from mainspring.node.partition_loader import Stocktaker
-from mainspring.node.periodic_jobs import Chores
+from mainspring.node.partition_loader import PartitionLoader
+from mainspring.node.periodic_jobs import PeriodicJobs
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import EngineStore, Woken
-from mainspring.store.keys import Keys
+from mainspring.store.keys import KeyStore
 
 _WAKES_AT_ONCE = 2000
 _EXPIRED_AT_ONCE = 1000
@@ -34,9 +34,9 @@ class Loader:
         config: Config,
         state: NodeState,
         store: EngineStore,
-        keys: Keys,
+        keys: KeyStore,
         dispatcher: Dispatcher,
-        stock: Stocktaker,
+        partition_loader: PartitionLoader,
         metrics: Metrics,
     ) -> None:
         self._config = config
@@ -44,9 +44,9 @@ class Loader:
         self._store = store
         self._keys = keys
         self._dispatcher = dispatcher
-        self._stock = stock
+        self._stock = partition_loader
         self._metrics = metrics
-        self._chores = Chores(state, metrics, state.load_wanted)
+        self._chores = PeriodicJobs(state, metrics, state.load_wanted)
         self._heard: tuple[UUID, list[int]] = (state.node_id, [])
         """Wake rows of which the engine has heard: they may go. Not under another id of the node:
         in a database that was set back, these numbers are given to others."""
@@ -58,7 +58,7 @@ class Loader:
             await chores.attempt(self._advance)
             if every("wakes", self._config.wake_poll) or self._state.wakes_wanted:
                 self._state.wakes_wanted = False
-                await chores.attempt(self._take_wakes)
+                await chores.attempt(self._poll_wakes)
             wanted = self._state.engine.limits_wanted or self._limits_are_old
             if every("limits", _LIMITS_EVERY) or wanted:
                 await chores.attempt(self._refresh_limits)
@@ -77,43 +77,43 @@ class Loader:
         self._state.engine.look_ahead_to(wanted)
         partitions = self._state.engine.partitions
         if partitions:
-            rows = await self._store.take_stock(
+            rows = await self._store.load_window(
                 partitions, after=self._read_until, until=wanted, cap=self._config.read_cap
             )
             self._saw(rows)
         self._read_until = wanted
 
-    async def _take_wakes(self) -> None:
-        tenure = self._state.tenure()
-        if not tenure.partitions:
+    async def _poll_wakes(self) -> None:
+        ownership = self._state.ownership()
+        if not ownership.partitions:
             return
         known_as, heard = self._heard
-        if known_as != tenure.node_id:
+        if known_as != ownership.node_id:
             heard = []
-        woken = await self._store.take_wakes(tenure, heard, limit=_WAKES_AT_ONCE)
+        woken = await self._store.poll_wakes(ownership, heard, limit=_WAKES_AT_ONCE)
         if woken.wakes:
             crash.reach("wake.read")
-            await self._hear(tenure, woken)
+            await self._hear(ownership, woken)
         # Not before: what the engine has not heard of must be there to be read again.
-        self._heard = (tenure.node_id, woken.wakes)
+        self._heard = (ownership.node_id, woken.wakes)
         if len(woken.wakes) == _WAKES_AT_ONCE:
             self._chores.soon_again("wakes")
 
-    async def _hear(self, tenure: Tenure, woken: Woken) -> None:
+    async def _hear(self, ownership: Ownership, woken: Woken) -> None:
         if woken.rows:
             # A task may have been moved here because its tenant got a limit: know it first.
             await self._learn_limits({row.tenant_id for row in woken.rows})
-            if self._state.node_id != tenure.node_id:
+            if self._state.node_id != ownership.node_id:
                 return  # meanwhile the database may have been set back, and they with it
         self._saw(woken.rows)
         self._dispatcher.cancel(self._state.engine.gone(woken.gone, self._state.clock.now()))
-        self._dispatcher.nudge_workers(woken.rows)
-        self._state.poke()
+        self._dispatcher.interrupt_workers(woken.rows)
+        self._state.request_dispatch()
 
     def _saw(self, rows: Sequence[TaskRow]) -> None:
         self._dispatcher.cancel(self._state.engine.saw(rows, self._state.clock.now()))
         if rows:
-            self._state.poke()
+            self._state.request_dispatch()
 
     @property
     def _limits_are_old(self) -> bool:
@@ -124,12 +124,12 @@ class Loader:
         await self._learn_limits(None)
         self._state.limits_read_by = node
         if self._stock.loading:
-            self._state.stock_wanted.set()
+            self._state.partitions_wanted.set()
 
     async def _learn_limits(self, tenants: Collection[int] | None) -> None:
         limits = await self._keys.limits(tenants)
         self._state.engine.set_limits(limits, self._state.clock.now())
-        self._state.poke()
+        self._state.request_dispatch()
 
     async def _explain_ends(self) -> None:
         """Whoever ended tasks that waited may not have known for what they did."""
@@ -139,16 +139,16 @@ class Loader:
         accounts.told(len(ended))
 
     async def _expire(self) -> None:
-        tenure = self._state.tenure()
-        if not tenure.partitions:
+        ownership = self._state.ownership()
+        if not ownership.partitions:
             return
         try:
-            ended = await self._store.expire(tenure, limit=_EXPIRED_AT_ONCE)
+            ended = await self._store.expire(ownership, limit=_EXPIRED_AT_ONCE)
         except NothingSent:
             raise
         except StoreUnavailable:
             until = self._state.clock.now() + self._config.near
-            self._stock.unsure(tenure.partitions, until)
+            self._stock.mark_maybe_changed(ownership.partitions, until)
             raise
         self._state.engine.gone(ended, self._state.clock.now())
         self._metrics.tasks_finished.labels("expired").inc(len(ended))

@@ -17,8 +17,8 @@ from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.schedules.occurrences import Settled
-from mainspring.schedules.service import Due, Schedules
+from mainspring.schedules.occurrences import DecidedSchedules
+from mainspring.schedules.service import DueSchedule, ScheduleService
 from mainspring.store.creation import window_row
 
 log = structlog.get_logger()
@@ -44,7 +44,7 @@ class Materializer:
         self,
         config: Config,
         state: NodeState,
-        schedules: Schedules,
+        schedules: ScheduleService,
         signals: Signals,
         metrics: Metrics,
     ) -> None:
@@ -91,7 +91,7 @@ class Materializer:
             if not ready:
                 await self._rest(self._config.wake_poll)
 
-    async def _settle(self, due: Sequence[Due]) -> None:
+    async def _settle(self, due: Sequence[DueSchedule]) -> None:
         """Decide on some. One that cannot be decided on, by a mistake of ours, holds up no other:
         it is found by halves and set aside, and the watchdog tells of it."""
         try:
@@ -114,16 +114,16 @@ class Materializer:
             self._set_aside = {s: until for s, until in self._set_aside.items() if until > now}
             self._set_aside[due[0].id] = now + _ASIDE
 
-    async def _decide(self, due: Sequence[Due]) -> None:
+    async def _decide(self, due: Sequence[DueSchedule]) -> None:
         crash.reach("schedule.before_commit")
-        tenure = self._state.tenure()
+        ownership = self._state.ownership()
         try:
-            settled = await self._schedules.fire(tenure, due)
+            settled = await self._schedules.fire(ownership, due)
         except NothingSent:
             raise
         except StoreUnavailable:
             # It may have been written all the same, without a word about its tasks to our engine.
-            self._state.doubt(tenure.partitions)
+            self._state.mark_stale(ownership.partitions)
             raise
         crash.reach("schedule.committed")
         now = self._state.clock.now()
@@ -135,7 +135,7 @@ class Materializer:
         if not settled.decided:
             await asyncio.sleep(_REST)
 
-    def _tell(self, settled: Settled, now: float) -> None:
+    def _tell(self, settled: DecidedSchedules, now: float) -> None:
         """The engine hears of its own tasks; for others there are wake rows, and a hint."""
         near = now + self._config.near
         ours = self._state.engine.partitions
@@ -145,10 +145,10 @@ class Materializer:
             if made.partition in ours and made.task.due <= near
         ]
         self._state.engine.saw(mine, now)
-        self._state.poke()
+        self._state.request_dispatch()
         elsewhere = {made.partition for made in settled.made} | settled.cancelled_in
         if settled.cancelled_in & ours:
-            self._state.look_for_wakes()
+            self._state.request_wakes()
         if elsewhere - ours:
             self._signals.wake_owners(elsewhere - ours)
 

@@ -17,12 +17,12 @@ from mainspring import clock, crash
 from mainspring.config import Config
 from mainspring.domain.placement import PARTITIONS, preferred_owner
 from mainspring.errors import StoreUnavailable
-from mainspring.node.partition_loader import Stocktaker
+from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import CONNECTION_LOST
-from mainspring.store.cluster import Cluster, Member
+from mainspring.store.cluster import ClusterStore, Member
 
 log = structlog.get_logger()
 
@@ -40,7 +40,7 @@ class Membership:
         state: NodeState,
         connect: Connect,
         database_clock: clock.DatabaseClock,
-        stock: Stocktaker,
+        partition_loader: PartitionLoader,
         signals: Signals,
         metrics: Metrics,
         version: str,
@@ -50,7 +50,7 @@ class Membership:
         self._heart = _Line(connect)
         self._mover = _Line(connect)
         self._clock = database_clock
-        self._stock = stock
+        self._stock = partition_loader
         self._signals = signals
         self._metrics = metrics
         self._version = version
@@ -73,7 +73,7 @@ class Membership:
             sent = clock.monotonic()
             now = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
             self._clock.sample(now, sent=sent, received=clock.monotonic())
-        self._state.epoch = await Cluster(connection).join(
+        self._state.epoch = await ClusterStore(connection).join(
             self._state.node_id, self._config.node_name, url, self._version
         )
         log.info("joined the cluster", action="node.joined", node=str(self._state.node_id))
@@ -114,7 +114,7 @@ class Membership:
             else:
                 await asyncio.sleep(self._config.heartbeat)
 
-    async def _beat(self, cluster: Cluster) -> None:
+    async def _beat(self, cluster: ClusterStore) -> None:
         epoch, sent = self._state.epoch, clock.monotonic()
         beat = await cluster.beat(self._state.node_id, epoch, self._beats)
         if beat is None:
@@ -130,7 +130,7 @@ class Membership:
                 "the database's clock jumped", action="clock.jumped", seconds=round(jump, 3)
             )
 
-    async def _rejoin(self, cluster: Cluster) -> None:
+    async def _rejoin(self, cluster: ClusterStore) -> None:
         """We were declared dead, or the database is not the one that we knew: it was restarted,
         restored or replaced, and what we believe may never have been. Start again as a new node."""
         former = self._state.node_id
@@ -175,7 +175,7 @@ class Membership:
         except TimeoutError:
             pass
 
-    async def _balance(self, cluster: Cluster) -> bool:
+    async def _balance(self, cluster: ClusterStore) -> bool:
         """One look at who lives and who owns what; answers whether something was given away."""
         me = self._state.node_id
         alive = await self._alive(cluster)
@@ -205,7 +205,7 @@ class Membership:
         self._stock.load(mine - excess - self._state.engine.partitions)
         return handed_over
 
-    async def _alive(self, cluster: Cluster) -> list[Member]:
+    async def _alive(self, cluster: ClusterStore) -> list[Member]:
         """The living members; those that fell silent are fenced on the way."""
         alive = []
         for member in await cluster.members():
@@ -219,7 +219,7 @@ class Membership:
             # the next look tells.
         return alive
 
-    async def _take_over(self, cluster: Cluster, orphans: set[int]) -> set[int]:
+    async def _take_over(self, cluster: ClusterStore, orphans: set[int]) -> set[int]:
         taken = await cluster.take_over(self._state.node_id, self._state.epoch, orphans)
         crash.reach("takeover.committed")
         if taken:
@@ -228,14 +228,14 @@ class Membership:
 
     async def _hand_over(
         self,
-        cluster: Cluster,
+        cluster: ClusterStore,
         gifts: dict[int, UUID | None] | dict[int, UUID],
         *,
         leaving: bool = False,
     ) -> bool:
-        tenure = self._state.tenure()
+        ownership = self._state.ownership()
         self._stock.give_up(gifts.keys())
-        epoch = await cluster.hand_over(tenure, gifts, leaving=leaving)
+        epoch = await cluster.hand_over(ownership, gifts, leaving=leaving)
         crash.reach("handover.committed")
         if epoch is None:
             return False
@@ -257,8 +257,8 @@ class _Line:
             self._connection = await self._connect()
         return self._connection
 
-    async def cluster(self) -> Cluster:
-        return Cluster(await self.connection())
+    async def cluster(self) -> ClusterStore:
+        return ClusterStore(await self.connection())
 
     def drop(self) -> None:
         if self._connection is not None:

@@ -9,10 +9,10 @@ import structlog
 from mainspring.config import Config
 from mainspring.domain.capability import needs_worker
 from mainspring.domain.execution import Report
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.explain import Situation
-from mainspring.engine.leases import Held
+from mainspring.engine.leases import HeldLease
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import Supervisor
@@ -22,12 +22,12 @@ from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.loader import Loader
 from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
-from mainspring.node.partition_loader import Stocktaker
+from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.recorder import Recorder
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
-from mainspring.node.workers.lease_service import LeaseDesk
-from mainspring.store.creation import HeadStart, NewTask
+from mainspring.node.workers.lease_service import LeaseService
+from mainspring.store.creation import EagerLeaseOffer, NewTask
 from mainspring.store.step_rows import Moved
 
 log = structlog.get_logger()
@@ -44,7 +44,7 @@ class Node:
         state: NodeState,
         membership: Membership,
         loader: Loader,
-        stock: Stocktaker,
+        partition_loader: PartitionLoader,
         dispatcher: Dispatcher,
         recorder: Recorder,
         signals: Signals,
@@ -52,13 +52,13 @@ class Node:
         materializer: Materializer,
         deadlines: Deadlines,
         executors: Sequence[Executor],
-        desk: LeaseDesk | None = None,
+        lease_service: LeaseService | None = None,
     ) -> None:
         self._config = config
         self._state = state
         self._membership = membership
         self._loader = loader
-        self._stock = stock
+        self._stock = partition_loader
         self._dispatcher = dispatcher
         self._recorder = recorder
         self._signals = signals
@@ -66,7 +66,7 @@ class Node:
         self._materializer = materializer
         self._deadlines = deadlines
         self._executors = executors
-        self._desk = desk
+        self._lease_service = lease_service
         self._supervisor = Supervisor()
         self._joined = False
         signals.when(woken=self.changed, cluster_changed=membership.hint)
@@ -89,8 +89,8 @@ class Node:
             "deadlines": self._deadlines.run,
         }
         loops |= self._membership.loops()
-        if self._desk is not None:
-            loops |= self._desk.loops()
+        if self._lease_service is not None:
+            loops |= self._lease_service.loops()
         for name, loop in loops.items():
             self._supervisor.start(name, loop)
 
@@ -98,8 +98,8 @@ class Node:
         """Take no more work, hand partitions over at once, finish or release what is running."""
         self._joined = False
         self._dispatcher.close()
-        if self._desk is not None:
-            self._desk.close()
+        if self._lease_service is not None:
+            self._lease_service.close()
         await self._supervisor.stop(
             *self._membership.loops(),
             "loader",
@@ -125,21 +125,21 @@ class Node:
 
     # The API's way in ------------------------------------------------------------------------
 
-    def tenure(self) -> Tenure:
-        return self._state.tenure()
+    def ownership(self) -> Ownership:
+        return self._state.ownership()
 
-    def offer_head_start(self, tasks: Iterable[NewTask]) -> HeadStart:
-        return self._dispatcher.offer_head_start(tasks)
+    def offer_eager_lease(self, tasks: Iterable[NewTask]) -> EagerLeaseOffer:
+        return self._dispatcher.offer_eager_lease(tasks)
 
-    def end_head_start(self, start: HeadStart, begun: Sequence[Begun] | None) -> None:
-        self._dispatcher.end_head_start(start, begun)
+    def end_eager_lease(self, start: EagerLeaseOffer, begun: Sequence[Begun] | None) -> None:
+        self._dispatcher.end_eager_lease(start, begun)
 
     def created(self, rows: Sequence[TaskRow]) -> None:
         self._state.engine.saw(rows, self._state.clock.now())
-        self._state.poke()
+        self._state.request_dispatch()
 
     def changed(self) -> None:
-        self._state.look_for_wakes()
+        self._state.request_wakes()
         self._materializer.hint()
 
     def moved(self, moved: Moved) -> None:
@@ -147,8 +147,8 @@ class Node:
         if moved.told:
             self.changed()
 
-    def doubt(self) -> None:
-        self._state.doubt(self._state.engine.partitions)
+    def mark_stale(self) -> None:
+        self._state.mark_stale(self._state.engine.partitions)
 
     def hint_others(self, partitions: Collection[int]) -> None:
         self._signals.wake_owners(partitions)
@@ -163,8 +163,8 @@ class Node:
         if accepted:
             # If the try is ours, its executor waits for nothing any more; if not, its node finds
             # out when it extends the lease.
-            assignment = report.assignment
-            held = Held(assignment.tenant_id, assignment.id, assignment.fence)
+            execution = report.execution
+            held = HeldLease(execution.tenant_id, execution.id, execution.fence)
             self._dispatcher.cancel([held])
         return accepted
 

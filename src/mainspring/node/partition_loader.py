@@ -16,7 +16,7 @@ from mainspring.domain.rows import TaskRow
 from mainspring.engine.window import Refill
 from mainspring.errors import StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
-from mainspring.node.periodic_jobs import Chores
+from mainspring.node.periodic_jobs import PeriodicJobs
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import EngineStore
@@ -27,7 +27,7 @@ _RELOADED_TOGETHER = 2
 _SLOWEST_RELOAD = 20
 
 
-class Stocktaker:
+class PartitionLoader:
     """Reads what is there, and tells the engine."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Stocktaker:
         self._store = store
         self._dispatcher = dispatcher
         self._metrics = metrics
-        self._chores = Chores(state, metrics, state.stock_wanted)
+        self._chores = PeriodicJobs(state, metrics, state.partitions_wanted)
         self._to_load: dict[int, object] = {}
         """In order; each with a token of its own, so that a read that began before it was wanted
         anew does not count."""
@@ -55,7 +55,7 @@ class Stocktaker:
         """These partitions are ours: find out what is in them, then act for them."""
         for partition in sorted(partitions):
             self._to_load.setdefault(partition, object())
-        self._state.stock_wanted.set()
+        self._state.partitions_wanted.set()
 
     def give_up(self, partitions: Collection[int]) -> None:
         """These partitions are no longer ours."""
@@ -67,7 +67,7 @@ class Stocktaker:
     def loading(self) -> bool:
         return bool(self._to_load)
 
-    def unsure(self, partitions: Collection[int], until: float) -> None:
+    def mark_maybe_changed(self, partitions: Collection[int], until: float) -> None:
         """Until then tasks in these may expire without a word to the engine: a statement whose
         answer was lost may come late."""
         self._unsure.update(dict.fromkeys(partitions, until))
@@ -75,7 +75,7 @@ class Stocktaker:
     async def run(self) -> None:
         chores = self._chores
         while True:
-            await chores.attempt(self._take_stock)
+            await chores.attempt(self._load_windows)
             if chores.is_time("reload", self._reload_pace):
                 began = self._state.clock.steady()
                 await chores.attempt(self._reload_some)
@@ -91,11 +91,11 @@ class Stocktaker:
         after = _BEGINNING_OF_TIME
         cap = self._config.read_cap
         while after < (until := self._state.engine.horizon):
-            rows += await self._store.take_stock(partitions, after=after, until=until, cap=cap)
+            rows += await self._store.load_window(partitions, after=after, until=until, cap=cap)
             after = until
         return rows
 
-    async def _take_stock(self) -> None:
+    async def _load_windows(self) -> None:
         """Begin to act for some partitions. The rest has its turn after all else: the first can
         start tasks, and streams are filled again, meanwhile."""
         self._look_into_doubts()
@@ -103,7 +103,7 @@ class Stocktaker:
             self._chunk = _CHUNK
             self._metrics.partitions_owned.set(len(self._state.engine.partitions))
         elif self._loader_was_here:
-            self._state.stock_wanted.set()
+            self._state.partitions_wanted.set()
             await self._take_stock_of(dict(islice(self._to_load.items(), self._chunk)))
 
     @property
@@ -113,9 +113,9 @@ class Stocktaker:
         return bool(state.engine.horizon) and state.limits_read_by == state.node_id
 
     def _look_into_doubts(self) -> None:
-        for partition in self._state.doubtful & self._state.engine.partitions:
+        for partition in self._state.stale_partitions & self._state.engine.partitions:
             self._to_load[partition] = object()
-        self._state.doubtful.clear()
+        self._state.stale_partitions.clear()
 
     async def _take_stock_of(self, chunk: Mapping[int, object]) -> None:
         try:
@@ -132,7 +132,7 @@ class Stocktaker:
             del self._to_load[partition]
         found = [row for row in rows if row.partition in still_ours]
         self._state.engine.own(still_ours, found, self._state.clock.now())
-        self._state.poke()
+        self._state.request_dispatch()
 
     # The net ---------------------------------------------------------------------------------
 
@@ -151,9 +151,9 @@ class Stocktaker:
         rows = await self._read(partitions)
         self._saw(rows)
         now = self._state.clock.now()
-        doubtful = self._doubtful_in(partitions, {row.id for row in rows}, now)
-        if doubtful:
-            seen = await self._store.look_at(doubtful)
+        stale_partitions = self._doubtful_in(partitions, {row.id for row in rows}, now)
+        if stale_partitions:
+            seen = await self._store.look_at(stale_partitions)
             self._saw(seen.rows)
             self._state.engine.gone(seen.gone, self._state.clock.now())
         self._unsure = {
@@ -168,9 +168,13 @@ class Stocktaker:
         """Tasks that the engine knows and that may be gone."""
         engine = self._state.engine
         running = (task for partition in partitions for task in engine.running_in(partition))
-        doubtful = [task for task in running if task[1] not in found]
-        unsure = self._unsure.keys() & partitions
-        return doubtful + engine.overdue_in(unsure, now) if unsure else doubtful
+        stale_partitions = [task for task in running if task[1] not in found]
+        mark_maybe_changed = self._unsure.keys() & partitions
+        return (
+            stale_partitions + engine.overdue_in(mark_maybe_changed, now)
+            if mark_maybe_changed
+            else stale_partitions
+        )
 
     def _rest_from_reloading(self, spent: float) -> None:
         """A large backlog makes a reload dear: the net shall take a hundredth of the time at most,
@@ -188,7 +192,7 @@ class Stocktaker:
                 rows = await self._rows_for(wanted[0], read)
                 engine.refilled(wanted[0], rows, self._state.clock.now())
                 wanted.popleft()
-                self._state.poke()
+                self._state.request_dispatch()
         finally:
             # One that failed must not make the others wait for an answer for ever.
             for refill in wanted:
@@ -214,4 +218,4 @@ class Stocktaker:
     def _saw(self, rows: Sequence[TaskRow]) -> None:
         self._dispatcher.cancel(self._state.engine.saw(rows, self._state.clock.now()))
         if rows:
-            self._state.poke()
+            self._state.request_dispatch()

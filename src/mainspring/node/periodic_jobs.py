@@ -15,7 +15,7 @@ log = structlog.get_logger()
 _RETRY_PAUSE = 0.25
 
 
-class Chores:
+class PeriodicJobs:
     """The times and the tries of one loop's chores; `wanted` ends a rest of it."""
 
     def __init__(self, state: NodeState, metrics: Metrics, wanted: asyncio.Event) -> None:

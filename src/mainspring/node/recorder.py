@@ -12,9 +12,19 @@ import structlog
 
 from mainspring import crash
 from mainspring.config import Config
-from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
+from mainspring.domain.execution import (
+    Execution,
+    Outcome,
+    Report,
+    TaskError,
+)
+from mainspring.domain.outcome_rules import (
+    Finish,
+    RetryLater,
+    decide_outcome,
+    finish,
+)
 from mainspring.domain.rows import TaskRow
-from mainspring.domain.settlement import Finish, Retry, finish, settle
 from mainspring.domain.task import TaskState
 from mainspring.errors import StoreUnavailable
 from mainspring.node.signals import Signals
@@ -22,7 +32,7 @@ from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import REFUSED
 from mainspring.store.claims import EngineStore, TaskRef
-from mainspring.store.step_rows import NO_RELAY, Moved, Relay
+from mainspring.store.step_rows import NO_STEP_LEASES, Moved, StepLeaseOffer
 from mainspring.workflows.outcomes import StepOutcomes
 
 log = structlog.get_logger()
@@ -47,11 +57,13 @@ class _Asked:
 class Starter(Protocol):
     """Starts steps that were leased as they were released."""
 
-    def offer_relay(self) -> Relay:
+    def offer_step_leases(self) -> StepLeaseOffer:
         """How many may be; to be ended in any case."""
         ...
 
-    def end_relay(self, relay: Relay, begun: Sequence[tuple[TaskRow, Assignment]]) -> None: ...
+    def end_step_leases(
+        self, relay: StepLeaseOffer, begun: Sequence[tuple[TaskRow, Execution]]
+    ) -> None: ...
 
 
 class Recorder:
@@ -89,7 +101,7 @@ class Recorder:
         """Take reports from an executor: the sink of all executors."""
         crash.reach("report.received")
         for report in reports:
-            self._state.engine.reported(report.assignment.id, report.assignment.fence)
+            self._state.engine.reported(report.execution.id, report.execution.fence)
         self._queue.extend(reports)
         self._filled.set()
 
@@ -98,7 +110,7 @@ class Recorder:
         whatever else is; whether each was accepted. Of one try the first report is."""
         if not reports:
             return []
-        names = [(report.assignment.id, report.assignment.fence) for report in reports]
+        names = [(report.execution.id, report.execution.fence) for report in reports]
         theirs = {id(report) for report in reports}
         asked = _Asked(theirs, len(set(names)), asyncio.get_running_loop().create_future())
         for name in set(names):
@@ -107,13 +119,15 @@ class Recorder:
         await asked.answered
         return [name in asked.accepted for name in names]
 
-    async def lose_steps(
-        self, held: Sequence[TaskRef], blamed: Collection[UUID], presumed: Collection[UUID]
+    async def expire_step_leases(
+        self, held: Sequence[TaskRef], count_crash: Collection[UUID], presumed: Collection[UUID]
     ) -> None:
         """Steps that end by being lost, because they were asked to cancel or kill every worker:
         their runs hear of it."""
-        tenure, now = self._state.tenure(), self._state.clock.now()
-        done = await self._steps.lose(tenure, held, now, blamed=blamed, presumed=presumed)
+        ownership, now = self._state.ownership(), self._state.clock.now()
+        done = await self._steps.expire_leases(
+            ownership, held, now, count_crash=count_crash, presumed=presumed
+        )
         self.moved(done.moved)
         self._metrics.executions.labels("lost").inc(len(done.accepted))
 
@@ -151,12 +165,12 @@ class Recorder:
     async def _write(self, batch: Sequence[Report]) -> None:
         """Write reports of different tasks."""
         finishes: list[Finish] = []
-        retries: list[Retry] = []
+        retries: list[RetryLater] = []
         for report in batch:
-            match settle(report, self._rng):
+            match decide_outcome(report, self._rng):
                 case Finish() as end:
                     finishes.append(end)
-                case Retry() as retry:
+                case RetryLater() as retry:
                     retries.append(retry)
         accepted: set[UUID] = set()
         if retries:
@@ -167,16 +181,16 @@ class Recorder:
         if self._asked:
             self._answer(batch, accepted)
         ours = self._state.engine.partitions
-        foreign = {r.assignment.partition for r in batch if r.assignment.partition not in ours}
+        foreign = {r.execution.partition for r in batch if r.execution.partition not in ours}
         if foreign:
             self._signals.wake_owners(foreign)
-        self._state.poke()
+        self._state.request_dispatch()
 
     def _answer(self, batch: Sequence[Report], accepted: set[UUID]) -> None:
         for report in batch:
-            name = (report.assignment.id, report.assignment.fence)
+            name = (report.execution.id, report.execution.fence)
             for asked in self._asked.pop(name, ()):
-                if report.assignment.id in accepted and id(report) in asked.theirs:
+                if report.execution.id in accepted and id(report) in asked.theirs:
                     asked.accepted.add(name)
                 asked.open -= 1
                 if asked.open == 0 and not asked.answered.done():
@@ -184,10 +198,10 @@ class Recorder:
 
     async def _record_finishes(self, finishes: Sequence[Finish]) -> set[UUID]:
         """Steps of workflows are written apart: nobody else's outcome waits for a run's row."""
-        steps = [f for f in finishes if f.report.assignment.workflow_run_id is not None]
+        steps = [f for f in finishes if f.report.execution.workflow_run_id is not None]
         if not steps:
             return self._end(finishes, await self._finish(finishes))
-        plain = [f for f in finishes if f.report.assignment.workflow_run_id is None]
+        plain = [f for f in finishes if f.report.execution.workflow_run_id is None]
         accepted = self._end(plain, await self._finish(plain)) if plain else set()
         return accepted | self._end(steps, await self._finish_steps(steps))
 
@@ -196,16 +210,18 @@ class Recorder:
         crash.reach("record.committed")
         now = self._state.clock.now()
         for end in finishes:
-            assignment = end.report.assignment
-            self._state.engine.ended(assignment.id, assignment.fence, now)
-        done = [end for end in finishes if end.report.assignment.id in accepted]
+            execution = end.report.execution
+            self._state.engine.ended(execution.id, execution.fence, now)
+        done = [end for end in finishes if end.report.execution.id in accepted]
         self._count(end.report for end in done)
         for state, count in Counter(end.state.value for end in done).items():
             self._metrics.tasks_finished.labels(state).inc(count)
         self._metrics.fenced_outcomes.inc(len(finishes) - len(accepted))
         return accepted
 
-    async def _record_retries(self, retries: Sequence[Retry]) -> tuple[set[UUID], list[Finish]]:
+    async def _record_retries(
+        self, retries: Sequence[RetryLater]
+    ) -> tuple[set[UUID], list[Finish]]:
         """Schedule tasks again; answers which, and the ends of those that somebody asked to cancel:
         these are yet to be written, and until then they count as running."""
         rows, unwritten = await self._retry(retries)
@@ -215,12 +231,12 @@ class Recorder:
         again = {row.id for row in rows}
         cancelled: list[Finish] = []
         for retry in retries:
-            assignment = retry.report.assignment
-            if assignment.id in again or assignment.id in unwritten:
-                self._state.engine.ended(assignment.id, assignment.fence, now)
+            execution = retry.report.execution
+            if execution.id in again or execution.id in unwritten:
+                self._state.engine.ended(execution.id, execution.fence, now)
             else:
                 cancelled.append(finish(retry.report, TaskState.CANCELLED))
-        self._count(retry.report for retry in retries if retry.report.assignment.id in again)
+        self._count(retry.report for retry in retries if retry.report.execution.id in again)
         return again, cancelled
 
     async def _finish(self, finishes: Sequence[Finish]) -> set[UUID]:
@@ -228,7 +244,7 @@ class Recorder:
         the fence lets it through once."""
         while True:
             try:
-                return await self._store.finish(self._state.tenure(), finishes)
+                return await self._store.finish(self._state.ownership(), finishes)
             except StoreUnavailable:
                 await self._pause()
             except REFUSED as error:
@@ -242,32 +258,32 @@ class Recorder:
     async def _finish_steps(self, finishes: Sequence[Finish]) -> set[UUID]:
         """The same for steps, whose runs move on with it: the short way where that will do."""
         try:
-            accepted = await self._finish_plainly(finishes)
+            accepted = await self._finish_fast(finishes)
         except StoreUnavailable:
             # What was written without a word to us is not accepted again, and looked at.
             await self._pause()
-            return await self._finish_with_care(finishes, unsure=True)
+            return await self._finish_with_care(finishes, mark_maybe_changed=True)
         except REFUSED:
             accepted = set()
-        rest = [f for f in finishes if f.report.assignment.id not in accepted]
+        rest = [f for f in finishes if f.report.execution.id not in accepted]
         return accepted | await self._finish_with_care(rest) if rest else accepted
 
-    async def _finish_plainly(self, finishes: Sequence[Finish]) -> set[UUID]:
-        relay = self._starter.offer_relay() if self._starter else NO_RELAY
+    async def _finish_fast(self, finishes: Sequence[Finish]) -> set[UUID]:
+        relay = self._starter.offer_step_leases() if self._starter else NO_STEP_LEASES
         moved = Moved()
         try:
             crash.reach("step.before_commit")
-            done = await self._steps.finish_plainly(self._state.tenure(), finishes, relay)
+            done = await self._steps.finish_fast(self._state.ownership(), finishes, relay)
             moved = done.moved
             crash.reach("step.committed")
         finally:
             if self._starter:
-                self._starter.end_relay(relay, moved.begun)
+                self._starter.end_step_leases(relay, moved.begun)
         self.moved(moved)
         return done.accepted
 
     async def _finish_with_care(
-        self, finishes: Sequence[Finish], *, unsure: bool = False
+        self, finishes: Sequence[Finish], *, mark_maybe_changed: bool = False
     ) -> set[UUID]:
         """An answer that was lost may have released others, of which nobody told the engine: then
         all is looked at again."""
@@ -275,14 +291,14 @@ class Recorder:
             try:
                 now = self._state.clock.now()
                 crash.reach("step.before_commit")
-                done = await self._steps.finish(self._state.tenure(), finishes, now)
+                done = await self._steps.finish(self._state.ownership(), finishes, now)
                 crash.reach("step.committed")
                 self.moved(done.moved)
-                if unsure:
-                    self._state.doubt(self._state.engine.partitions)
+                if mark_maybe_changed:
+                    self._state.mark_stale(self._state.engine.partitions)
                 return done.accepted
             except StoreUnavailable:
-                unsure = True
+                mark_maybe_changed = True
                 await self._pause()
             except REFUSED as error:
                 if len(finishes) > 1:
@@ -296,25 +312,27 @@ class Recorder:
         ours = self._state.engine.partitions
         mine = [row for row in moved.rows if row.partition in ours and row.state != "running"]
         self._state.engine.saw(mine, self._state.clock.now())
-        self._state.poke()
+        self._state.request_dispatch()
         for state, count in moved.ended.items():
             self._metrics.workflow_runs_finished.labels(state).inc(count)
         self._metrics.steps_released.inc(len(moved.rows))
         if moved.told & ours:
-            self._state.look_for_wakes()
+            self._state.request_wakes()
         if elsewhere := ({row.partition for row in moved.rows} | moved.told) - ours:
             self._signals.wake_owners(elsewhere)
 
-    async def _retry(self, retries: Sequence[Retry]) -> tuple[list[TaskRow], set[UUID]]:
+    async def _retry(self, retries: Sequence[RetryLater]) -> tuple[list[TaskRow], set[UUID]]:
         """Write until it is written; answers the rows, also those of a write whose answer was
         lost: nobody else tells the engine of them. And what cannot be written."""
-        unsure = False
+        mark_maybe_changed = False
         while True:
             try:
-                rows = await self._store.retry(self._state.tenure(), retries)
-                return rows + (await self._rescheduled(retries) if unsure else []), set()
+                rows = await self._store.retry(self._state.ownership(), retries)
+                return rows + (
+                    await self._rescheduled(retries) if mark_maybe_changed else []
+                ), set()
             except StoreUnavailable:
-                unsure = True
+                mark_maybe_changed = True
                 await self._pause()
             except REFUSED as error:
                 if len(retries) > 1:
@@ -323,11 +341,11 @@ class Recorder:
                     return rows, {one for _, unwritten in alone for one in unwritten}
                 report = retries[0].report
                 if _given_up(report, error):
-                    return [], {report.assignment.id}
+                    return [], {report.execution.id}
                 retries = [retries[0]._replace(report=_storable(report, error))]
 
-    async def _rescheduled(self, retries: Sequence[Retry]) -> list[TaskRow]:
-        tasks = [(r.report.assignment.tenant_id, r.report.assignment.id) for r in retries]
+    async def _rescheduled(self, retries: Sequence[RetryLater]) -> list[TaskRow]:
+        tasks = [(r.report.execution.tenant_id, r.report.execution.id) for r in retries]
         seen = await self._store.look_at(tasks)
         return [row for row in seen.rows if row.state in _WAITING]
 
@@ -347,8 +365,8 @@ def _apart(reports: Sequence[Report]) -> Iterator[Sequence[Report]]:
         first: dict[UUID, Report] = {}
         later = []
         for report in reports:
-            kept = first.setdefault(report.assignment.id, report)
-            if kept.assignment.fence != report.assignment.fence:
+            kept = first.setdefault(report.execution.id, report)
+            if kept.execution.fence != report.execution.fence:
                 later.append(report)
         yield list(first.values())
         reports = later
@@ -367,13 +385,13 @@ def _given_up(report: Report, error: Exception) -> bool:
     taken out of it. Its lease will run out, and the task is tried again."""
     if report.error is None or report.error.code != _UNSTORABLE:
         return False
-    task = str(report.assignment.id)
+    task = str(report.execution.id)
     log.error("an outcome was refused", action="record.refused", task=task, exc_info=error)
     return True
 
 
 def _storable(report: Report, error: Exception) -> Report:
     """The same report with an error that can be stored."""
-    task = str(report.assignment.id)
+    task = str(report.execution.id)
     log.error("a result cannot be stored", action="record.unstorable", task=task)
     return report._replace(error=TaskError(_UNSTORABLE, type(error).__name__))

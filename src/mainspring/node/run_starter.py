@@ -16,9 +16,14 @@ from uuid import UUID
 import msgspec
 import structlog
 
-from mainspring.clock import Clock, Start
+from mainspring.clock import Clock, StartTime
 from mainspring.domain.capability import takes_slot
-from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
+from mainspring.domain.execution import (
+    Execution,
+    Outcome,
+    Report,
+    TaskError,
+)
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import ReportSink
 from mainspring.node.recorder import Recorder
@@ -44,11 +49,11 @@ class RunRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(slots=True)
-class _Try:
+class _RunExecution:
     """A task whose run goes on."""
 
-    assignment: Assignment
-    start: Start
+    execution: Execution
+    start: StartTime
     begun_by: UUID | None = None
     """The node's id when its run was begun: under another one there may be no such run."""
     cancelling: bool = False
@@ -58,18 +63,18 @@ class _Turns:
     """Tries in line, one of each tenant in turn: a flood of one tenant's delays nobody else's."""
 
     def __init__(self) -> None:
-        self._lines: dict[int, deque[_Try]] = {}
+        self._lines: dict[int, deque[_RunExecution]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, found: _Try) -> None:
-        self._lines.setdefault(found.assignment.tenant_id, deque()).append(found)
+    def add(self, found: _RunExecution) -> None:
+        self._lines.setdefault(found.execution.tenant_id, deque()).append(found)
         self._count += 1
 
-    def take(self, most: int) -> list[_Try]:
-        taken: list[_Try] = []
+    def take(self, most: int) -> list[_RunExecution]:
+        taken: list[_RunExecution] = []
         while self._lines and len(taken) < most:
             tenant_id = next(iter(self._lines))
             line = self._lines.pop(tenant_id)
@@ -96,10 +101,10 @@ class RunStarter:
         self._runs = runs
         self._recorder = recorder
         self._report = report
-        self._tries: dict[tuple[UUID, int], _Try] = {}
+        self._tries: dict[tuple[UUID, int], _RunExecution] = {}
         self._to_begin = _Turns()
         self._begun = _Turns()
-        self._to_cancel: deque[_Try] = deque()
+        self._to_cancel: deque[_RunExecution] = deque()
         self._look_at = 0.0
         self._wanted = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
@@ -110,11 +115,11 @@ class RunStarter:
     def room(self) -> int:
         return max(0, _MOST_TO_BEGIN - len(self._to_begin))
 
-    def start(self, assignments: Sequence[Assignment]) -> None:
+    def start(self, executions: Sequence[Execution]) -> None:
         now = self._clock.now()
-        for assignment in assignments:
-            found = _Try(assignment, Start.now(self._clock, max(now, assignment.picked)))
-            self._tries[assignment.id, assignment.fence] = found
+        for execution in executions:
+            found = _RunExecution(execution, StartTime.now(self._clock, max(now, execution.picked)))
+            self._tries[execution.id, execution.fence] = found
             self._to_begin.add(found)
         self._wanted.set()
         if self._loop is None:
@@ -160,7 +165,7 @@ class RunStarter:
             return await part()
         except StoreUnavailable as problem:
             log.warning("runs wait", action="run.failed", problem=str(problem))
-            self._state.doubt(self._state.engine.partitions)
+            self._state.mark_stale(self._state.engine.partitions)
         except Exception:
             log.exception("runs wait", action="run.failed")
         return False
@@ -178,7 +183,7 @@ class RunStarter:
         taken = self._to_begin.take(_AT_ONCE)
         came = await asyncio.gather(*map(self._begin, taken), return_exceptions=True)
         if taken:
-            self._state.poke()  # there is room for others
+            self._state.request_dispatch()  # there is room for others
         problems = [problem for problem in came if problem is not None]
         for found, problem in zip(taken, came, strict=True):
             if problem is not None:
@@ -204,10 +209,10 @@ class RunStarter:
             return False
         self._look_at = now + _EVERY
         asked = list(filter(self._is_open, self._begun.take(_MOST_ASKED)))
-        waiting = {found.assignment.id: found for found in asked}
+        waiting = {found.execution.id: found for found in asked}
         try:
             if asked:
-                for run_id, state in await self._runs.ended([t.assignment for t in asked]):
+                for run_id, state in await self._runs.ended([t.execution for t in asked]):
                     self._end(waiting[run_id], state)
         finally:
             node = self._state.node_id
@@ -216,19 +221,19 @@ class RunStarter:
                 (self._begun if found.begun_by == node else self._to_begin).add(found)
         return False
 
-    def _is_open(self, found: _Try) -> bool:
-        return self.has(found.assignment.id, found.assignment.fence)
+    def _is_open(self, found: _RunExecution) -> bool:
+        return self.has(found.execution.id, found.execution.fence)
 
-    async def _begin(self, found: _Try) -> None:
-        assignment, node = found.assignment, self._state.node_id
+    async def _begin(self, found: _RunExecution) -> None:
+        execution, node = found.execution, self._state.node_id
         try:
-            wanted = msgspec.json.decode(assignment.payload, type=RunRequest)
+            wanted = msgspec.json.decode(execution.payload, type=RunRequest)
         except (msgspec.MsgspecError, RecursionError) as problem:
             self._conclude(found, Outcome.FAILED, TaskError("bad-payload", str(problem)[:300]))
             return
         try:
             moved = await self._runs.begin(
-                self._state.tenure(), assignment, wanted.workflow, wanted.input
+                self._state.ownership(), execution, wanted.workflow, wanted.input
             )
         except REFUSED as problem:
             # Asking again is of no use, and the others wait.
@@ -244,17 +249,17 @@ class RunStarter:
             self._to_cancel.append(found)
         self._recorder.moved(moved)
 
-    async def _cancel(self, found: _Try) -> None:
+    async def _cancel(self, found: _RunExecution) -> None:
         if not self._is_open(found):
             return
-        assignment = found.assignment
+        execution = found.execution
         try:
-            moved = await self._runs.cancel(self._state.tenure(), assignment, self._clock.now())
+            moved = await self._runs.cancel(self._state.ownership(), execution, self._clock.now())
         except StoreUnavailable:
             raise
         except REFUSED:
             # Whoever extends its lease asks again; the others do not wait for that.
-            log.exception("a run is not cancelled", action="run.failed", run=str(assignment.id))
+            log.exception("a run is not cancelled", action="run.failed", run=str(execution.id))
             found.cancelling = False
             return
         found.cancelling = False
@@ -263,23 +268,23 @@ class RunStarter:
         else:
             self._recorder.moved(moved)
 
-    def _end(self, found: _Try, state: str) -> None:
+    def _end(self, found: _RunExecution, state: str) -> None:
         outcome = _OUTCOMES.get(state, Outcome.FAILED)
         error = None
         if outcome is Outcome.FAILED:
-            error = TaskError("run-failed", f"the run {found.assignment.id} has failed")
-        result = msgspec.json.encode({"workflow_run_id": str(found.assignment.id), "state": state})
+            error = TaskError("run-failed", f"the run {found.execution.id} has failed")
+        result = msgspec.json.encode({"workflow_run_id": str(found.execution.id), "state": state})
         self._conclude(found, outcome, error, result)
 
     def _conclude(
         self,
-        found: _Try,
+        found: _RunExecution,
         outcome: Outcome,
         error: TaskError | None = None,
         result: bytes | None = None,
     ) -> None:
-        assignment = found.assignment
-        del self._tries[assignment.id, assignment.fence]
+        execution = found.execution
+        del self._tries[execution.id, execution.fence]
         fields: dict[str, Any] = {"result": result, "error": error, "retryable": False}
         started, finished = found.start.at, found.start.end(self._clock)
-        self._report([Report(assignment, outcome, started, finished, **fields)])
+        self._report([Report(execution, outcome, started, finished, **fields)])

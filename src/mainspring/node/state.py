@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
 from mainspring.clock import Clock
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.engine.core import Engine
 
 
@@ -20,15 +20,15 @@ class NodeState:
     epoch: int = 0
     owners: Mapping[int, UUID | None] = field(default_factory=dict)
     """Who owned which partition at the last heartbeat: good enough for hints."""
-    poked: asyncio.Event = field(default_factory=asyncio.Event)
+    dispatch_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the dispatcher has something to look at."""
     load_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the loader has something to look at."""
     wakes_wanted: bool = False
     """Whether that is the wake rows."""
-    stock_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    partitions_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the stocktaker has."""
-    doubtful: set[int] = field(default_factory=set)
+    stale_partitions: set[int] = field(default_factory=set)
     """Partitions in which something may have been written that the engine was not told of."""
     limits_read_by: UUID | None = None
     """The node's id when all tenants' limits were read last: nothing is begun by older ones."""
@@ -39,11 +39,11 @@ class NodeState:
         """The name under which this process leases tasks; never used again by another one."""
         return f"node:{self.node_id}"
 
-    def tenure(self) -> Tenure:
+    def ownership(self) -> Ownership:
         """Our right to act, as of now: partitions that are ours and loaded."""
-        return Tenure(self.node_id, self.epoch, self.engine.partitions)
+        return Ownership(self.node_id, self.epoch, self.engine.partitions)
 
-    def when_renewed(self, forget: Callable[[], None]) -> None:
+    def on_new_incarnation(self, forget: Callable[[], None]) -> None:
         """Call this when what was read from the database may never have been. What is remembered
         under the node's id needs no call: it is another one then."""
         self._forgetting.append(forget)
@@ -56,15 +56,15 @@ class NodeState:
         for forget in self._forgetting:
             forget()
 
-    def look_for_wakes(self) -> None:
+    def request_wakes(self) -> None:
         """Somebody changed something: let the loader look at the wake rows now."""
         self.wakes_wanted = True
         self.load_wanted.set()
 
-    def doubt(self, partitions: Collection[int]) -> None:
+    def mark_stale(self, partitions: Collection[int]) -> None:
         """An answer was lost: let the stocktaker look at everything in these partitions."""
-        self.doubtful.update(partitions)
-        self.stock_wanted.set()
+        self.stale_partitions.update(partitions)
+        self.partitions_wanted.set()
 
-    def poke(self) -> None:
-        self.poked.set()
+    def request_dispatch(self) -> None:
+        self.dispatch_wanted.set()

@@ -28,7 +28,7 @@ class PrivateServer(Protocol):
     def give_up(self) -> None: ...
 
 
-class Keeper:
+class EmbeddedSupervisor:
     """Starts a private PostgreSQL, and starts it again should it end unasked."""
 
     def __init__(self, server: PrivateServer) -> None:

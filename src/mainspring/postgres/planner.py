@@ -8,11 +8,11 @@ from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 
 SQL = queries.load("planner")
-CROWD = 1000
+BULK_ROWS = 1000
 """From so many rows at once on it is worth asking whether the planner knows."""
 
 
-async def tell_the_planner(database: Database, crowd: int = 0) -> bool:
+async def analyze_if_grown(database: Database, crowd: int = 0) -> bool:
     """Of tasks that it does not know of, such as the `crowd` that just came; answers whether there
     were many and it knows of them now."""
     if not await _is_news(database, crowd):

@@ -15,15 +15,15 @@ import asyncpg
 
 from mainspring import timezones
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.domain.schedule import misfire
-from mainspring.domain.schedule.definition import Backlog, Definition, Span
-from mainspring.domain.schedule.misfire import Decision, Ruling, Verdict
+from mainspring.domain.schedule.definition import Backlog, ScheduleDefinition, Span
+from mainspring.domain.schedule.misfire import BacklogDecision, Decision, Ruling
 from mainspring.domain.schedule.template import Values, expand, has_placeholders
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import sparse
 from mainspring.store.creation import Creation, NewTask, creation_arguments
-from mainspring.store.schedule_rows import Entry, StoredSchedule
+from mainspring.store.schedule_rows import OccurrenceEntry, StoredSchedule
 
 SQL = queries.load("schedules")
 _CREATE_TASKS = queries.load("tasks")["create_tasks"]
@@ -41,7 +41,7 @@ class Placed(NamedTuple):
 
 
 @dataclass(slots=True)
-class Settled:
+class DecidedSchedules:
     """What a transaction did, for telling those whom it concerns."""
 
     made: list[Placed] = field(default_factory=list)
@@ -50,16 +50,16 @@ class Settled:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-class Step(NamedTuple):
+class ScheduleDecision(NamedTuple):
     """How a schedule moves on."""
 
     schedule: StoredSchedule
-    verdict: Verdict
+    verdict: BacklogDecision
     decided_to: float
     next: float | None
 
 
-class Firing:
+class OccurrenceWriter:
     """Makes tasks of occurrences."""
 
     def __init__(self, ids: TaskIds, rng: Random, *, near: float) -> None:
@@ -68,18 +68,18 @@ class Firing:
         self._near = near
 
     async def settle(
-        self, connection: asyncpg.Connection, tenure: Tenure, due: Sequence[StoredSchedule]
-    ) -> Settled:
+        self, connection: asyncpg.Connection, ownership: Ownership, due: Sequence[StoredSchedule]
+    ) -> DecidedSchedules:
         """Decide on everything that is due of these schedules, whose rows the caller holds."""
-        settled = Settled()
+        settled = DecidedSchedules()
         limited = [s.id for s in due if s.definition.overlap != "allow"]
         unfinished: dict[UUID, int] = {}
         if limited:
             rows = await connection.fetch(SQL["count_unfinished"], limited)
             unfinished = {row["schedule_id"]: row["unfinished"] for row in rows}
         gone = await self._gone(connection, due)
-        steps: list[Step] = []
-        entries: list[Entry] = []
+        steps: list[ScheduleDecision] = []
+        entries: list[OccurrenceEntry] = []
         tasks: list[NewTask] = []
         for schedule in due:
             if len(tasks) >= MOST_TASKS:
@@ -95,14 +95,14 @@ class Firing:
                 settled.counts[entry.ruling.decision] = (
                     settled.counts.get(entry.ruling.decision, 0) + entry.ruling.span.size
                 )
-        settled.made = await self.create(connection, tenure, tasks)
+        settled.made = await self.create(connection, ownership, tasks)
         await record(connection, entries)
         await _advance(connection, steps)
         settled.decided = len(steps)
         return settled
 
     async def create(
-        self, connection: asyncpg.Connection, tenure: Tenure, tasks: Sequence[NewTask]
+        self, connection: asyncpg.Connection, ownership: Ownership, tasks: Sequence[NewTask]
     ) -> list[Placed]:
         """Insert tasks within the caller's transaction."""
         if not tasks:
@@ -111,7 +111,7 @@ class Firing:
         for task in tasks:
             by_tenant.setdefault(task.tenant_id, []).append(task)
         creations = [Creation(tenant, made) for tenant, made in by_tenant.items()]
-        arguments = creation_arguments(creations, tenure, self._near)
+        arguments = creation_arguments(creations, ownership, self._near)
         rows = await connection.fetch(_CREATE_TASKS, *arguments)
         places = {row["id"]: row["partition"] for row in rows}
         return [Placed(task, places[task.id]) for task in tasks]
@@ -153,15 +153,15 @@ class Firing:
             nominal=nominal,
         )
 
-    def by_hand(self, schedule: StoredSchedule) -> NewTask:
+    def manual_task(self, schedule: StoredSchedule) -> NewTask:
         """A task beside the timetable: due now, without a line in the ledger."""
         now = round(schedule.now, 6)
         task = self.task(schedule, now, number=schedule.runs + 1, concurrency=_turn(schedule))
         return task._replace(run=now, due=now)
 
-    def made_up(
+    def backfill_tasks(
         self, schedule: StoredSchedule, times: Sequence[float], max_running: int | None
-    ) -> tuple[list[NewTask], list[Entry]]:
+    ) -> tuple[list[NewTask], list[OccurrenceEntry]]:
         """Tasks for nominal times of the past, so many of them at once, and their lines. They are
         due now, one after the other: counted from its nominal time each would be years late, and
         for that go before all that is urgent today."""
@@ -177,23 +177,25 @@ class Firing:
             for index, at in enumerate(times, 1)
         ]
         entries = [
-            Entry(schedule, Ruling(Span(at, at, 1), Decision.BACKFILLED, "by request"), task.id)
+            OccurrenceEntry(
+                schedule, Ruling(Span(at, at, 1), Decision.BACKFILLED, "by request"), task.id
+            )
             for at, task in zip(times, tasks, strict=True)
         ]
         return tasks, entries
 
-    def lines(self, step: Step) -> list[tuple[NewTask | None, Entry]]:
+    def lines(self, step: ScheduleDecision) -> list[tuple[NewTask | None, OccurrenceEntry]]:
         """Each ruling with its task, if it has one."""
         schedule, number = step.schedule, step.schedule.runs
         turn = _turn(schedule)
-        lines: list[tuple[NewTask | None, Entry]] = []
+        lines: list[tuple[NewTask | None, OccurrenceEntry]] = []
         for ruling in step.verdict.rulings:
             if ruling.decision is not Decision.FIRED:
-                lines.append((None, Entry(schedule, ruling)))
+                lines.append((None, OccurrenceEntry(schedule, ruling)))
                 continue
             number += 1
             task = self.task(schedule, ruling.span.first, number=number, concurrency=turn)
-            lines.append((task, Entry(schedule, ruling, task.id)))
+            lines.append((task, OccurrenceEntry(schedule, ruling, task.id)))
         return lines
 
     async def _gone(
@@ -207,7 +209,7 @@ class Firing:
         )
         return {row["id"] for row in rows}
 
-    async def _cancel(self, connection: asyncpg.Connection, step: Step) -> set[int]:
+    async def _cancel(self, connection: asyncpg.Connection, step: ScheduleDecision) -> set[int]:
         schedule = step.schedule
         rows = await connection.fetch(
             SQL["lock_unfinished"], schedule.tenant_id, schedule.id, step.verdict.cancel
@@ -218,12 +220,12 @@ class Firing:
         return {row["partition"] for row in told}
 
 
-def decide(schedule: StoredSchedule, unfinished: int, *, gone: bool = False) -> Step:
+def decide(schedule: StoredSchedule, unfinished: int, *, gone: bool = False) -> ScheduleDecision:
     """What becomes of everything that is due of a schedule, and when it is due again."""
     definition, table = schedule.definition, schedule.timetable
     now = schedule.now - schedule.offset
     if gone or schedule.next is None:
-        return Step(schedule, Verdict(()), max(now, schedule.decided_to), None)
+        return ScheduleDecision(schedule, BacklogDecision(()), max(now, schedule.decided_to), None)
     backlog, following = _due(schedule, definition, now)
     left = None if definition.max_runs is None else max(0, definition.max_runs - schedule.runs)
     last = backlog.recent[-1] if backlog.recent else None
@@ -240,11 +242,11 @@ def decide(schedule: StoredSchedule, unfinished: int, *, gone: bool = False) -> 
         following = None
     elif following is not None and following <= backlog.until:
         following = table.next(backlog.until)
-    return Step(schedule, verdict, max(backlog.until, schedule.decided_to), following)
+    return ScheduleDecision(schedule, verdict, max(backlog.until, schedule.decided_to), following)
 
 
 def _due(
-    schedule: StoredSchedule, definition: Definition, now: float
+    schedule: StoredSchedule, definition: ScheduleDefinition, now: float
 ) -> tuple[Backlog, float | None]:
     """What is due now, and what comes after it. Mostly that is one occurrence, known already."""
     table, first = schedule.timetable, schedule.next
@@ -275,7 +277,7 @@ def _payload(schedule: StoredSchedule, nominal: float, number: int) -> bytes:
     return expand(payload, values)
 
 
-async def record(connection: asyncpg.Connection, entries: Sequence[Entry]) -> None:
+async def record(connection: asyncpg.Connection, entries: Sequence[OccurrenceEntry]) -> None:
     """Write lines of the ledger."""
     if not entries:
         return
@@ -293,7 +295,7 @@ async def record(connection: asyncpg.Connection, entries: Sequence[Entry]) -> No
     )
 
 
-async def _advance(connection: asyncpg.Connection, steps: Sequence[Step]) -> None:
+async def _advance(connection: asyncpg.Connection, steps: Sequence[ScheduleDecision]) -> None:
     if not steps:
         return
     fired = [step.verdict.fired for step in steps]

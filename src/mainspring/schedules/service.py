@@ -11,15 +11,20 @@ import asyncpg
 import msgspec
 
 from mainspring import timezones
-from mainspring.domain.placement import Tenure
-from mainspring.domain.schedule.definition import Definition, spread_of
+from mainspring.domain.placement import Ownership
+from mainspring.domain.schedule.definition import ScheduleDefinition, spread_of
 from mainspring.domain.schedule.misfire import Decision, Ruling
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.schedules.occurrences import Firing, Settled, record
+from mainspring.schedules.occurrences import DecidedSchedules, OccurrenceWriter, record
 from mainspring.store import ledger_retention
-from mainspring.store.answers import Conclude
-from mainspring.store.schedule_rows import Entry, Occurrence, StoredSchedule, Template
+from mainspring.store.answers import BeforeCommit
+from mainspring.store.schedule_rows import (
+    OccurrenceEntry,
+    StoredOccurrence,
+    StoredSchedule,
+    Template,
+)
 
 SQL = queries.load("schedules")
 T = TypeVar("T")
@@ -29,7 +34,7 @@ _LARGEST_ID = UUID(int=2**128 - 1)
 _END_OF_TIME = 253_000_000_000.0
 
 
-class Due(NamedTuple):
+class DueSchedule(NamedTuple):
     """A schedule whose time comes near."""
 
     tenant_id: int
@@ -43,7 +48,7 @@ class ScheduleChange:
 
     state: str
     name: str
-    definition: Definition
+    definition: ScheduleDefinition
     template: Template
     decided_to: float
     next: float | None
@@ -66,19 +71,19 @@ class Changed:
     """A schedule after a change, and what was settled on the way."""
 
     schedule: StoredSchedule
-    settled: Settled
+    settled: DecidedSchedules
 
 
 class NameTaken(Exception):
     """The tenant has a schedule of that name already."""
 
 
-class Schedules:
+class ScheduleService:
     """The store's face for schedules."""
 
-    def __init__(self, database: Database, firing: Firing) -> None:
+    def __init__(self, database: Database, occurrence_writer: OccurrenceWriter) -> None:
         self._database = database
-        self._firing = firing
+        self._occurrence_writer = occurrence_writer
 
     # For the API ------------------------------------------------------------------------------
 
@@ -93,12 +98,12 @@ class Schedules:
         tenant_id: int,
         schedule_id: UUID,
         name: str,
-        definition: Definition,
+        definition: ScheduleDefinition,
         template: Template,
         *,
         now: float,
         next_at: float | None,
-        conclude: Conclude[StoredSchedule],
+        conclude: BeforeCommit[StoredSchedule],
     ) -> StoredSchedule | None:
         """Keep a new schedule; None when the name is taken."""
 
@@ -155,19 +160,19 @@ class Schedules:
         before: tuple[float, int] | None,
         decision: str | None,
         limit: int,
-    ) -> Sequence[Occurrence]:
+    ) -> Sequence[StoredOccurrence]:
         """Lines of the ledger, newest first."""
         at, attempt = before or (_END_OF_TIME, 0)
         rows = await self._database.fetch(
             SQL["list_occurrences"], tenant_id, schedule_id, at, attempt, decision, limit
         )
-        return [Occurrence(*row) for row in rows]
+        return [StoredOccurrence(*row) for row in rows]
 
     async def change(
         self,
         tenant_id: int,
         schedule_id: UUID,
-        tenure: Tenure,
+        ownership: Ownership,
         decide: Callable[[StoredSchedule], ScheduleChange | None],
     ) -> Changed | None:
         """Lock a schedule, settle what is due of it, let `decide` choose, and write its choice.
@@ -177,7 +182,7 @@ class Schedules:
         """
 
         async def work(connection: asyncpg.Connection) -> Changed | None:
-            locked, settled = await self._lock(connection, tenant_id, schedule_id, tenure)
+            locked, settled = await self._lock(connection, tenant_id, schedule_id, ownership)
             if locked is None:
                 return None
             chosen = decide(locked)
@@ -215,17 +220,19 @@ class Schedules:
         self,
         tenant_id: int,
         schedule_id: UUID,
-        tenure: Tenure,
-        conclude: Conclude[Settled],
-    ) -> Settled | None:
+        ownership: Ownership,
+        conclude: BeforeCommit[DecidedSchedules],
+    ) -> DecidedSchedules | None:
         """Make a task at once, beside the timetable. None: there is no such schedule."""
 
-        async def work(connection: asyncpg.Connection) -> Settled | None:
+        async def work(connection: asyncpg.Connection) -> DecidedSchedules | None:
             locked = await _locked(connection, tenant_id, schedule_id)
             if locked is None:
                 return None
-            task = self._firing.by_hand(locked)
-            settled = Settled(made=await self._firing.create(connection, tenure, [task]))
+            task = self._occurrence_writer.manual_task(locked)
+            settled = DecidedSchedules(
+                made=await self._occurrence_writer.create(connection, ownership, [task])
+            )
             await conclude(connection, settled)
             return settled
 
@@ -235,30 +242,30 @@ class Schedules:
         self,
         tenant_id: int,
         schedule_id: UUID,
-        tenure: Tenure,
+        ownership: Ownership,
         choose: Callable[[StoredSchedule], Sequence[float]],
         max_running: int | None,
-        conclude: Conclude[Settled],
-    ) -> Settled | None:
+        conclude: BeforeCommit[DecidedSchedules],
+    ) -> DecidedSchedules | None:
         """Make tasks for those of the chosen nominal times that never had one."""
 
-        async def work(connection: asyncpg.Connection) -> Settled | None:
+        async def work(connection: asyncpg.Connection) -> DecidedSchedules | None:
             locked = await _locked(connection, tenant_id, schedule_id)
             if locked is None:
                 return None
             # Off the event loop: working out many times may take seconds.
             times = await asyncio.to_thread(choose, locked)
             if not times:
-                return Settled()
+                return DecidedSchedules()
             rows = await connection.fetch(
                 SQL["ran_between"], tenant_id, schedule_id, times[0], times[-1]
             )
             ran = {round(row["nominal"], 6) for row in rows}
             missing = [at for at in times if round(at, 6) not in ran]
-            tasks, entries = self._firing.made_up(locked, missing, max_running)
-            made = await self._firing.create(connection, tenure, tasks)
+            tasks, entries = self._occurrence_writer.backfill_tasks(locked, missing, max_running)
+            made = await self._occurrence_writer.create(connection, ownership, tasks)
             await record(connection, entries)
-            settled = Settled(made=made, decided=len(missing))
+            settled = DecidedSchedules(made=made, decided=len(missing))
             await conclude(connection, settled)
             return settled
 
@@ -266,25 +273,27 @@ class Schedules:
 
     # For the owner ----------------------------------------------------------------------------
 
-    async def due(self, partitions: Collection[int], *, until: float, limit: int) -> list[Due]:
+    async def due(
+        self, partitions: Collection[int], *, until: float, limit: int
+    ) -> list[DueSchedule]:
         """Schedules to decide on until then, earliest first."""
         rows = await self._database.fetch(SQL["due_schedules"], list(partitions), until, limit)
-        return [Due(*row) for row in rows]
+        return [DueSchedule(*row) for row in rows]
 
-    async def fire(self, tenure: Tenure, due: Sequence[Due]) -> Settled:
+    async def fire(self, ownership: Ownership, due: Sequence[DueSchedule]) -> DecidedSchedules:
         """Decide on those that are due by the database's clock and still ours."""
 
-        async def work(connection: asyncpg.Connection) -> Settled:
+        async def work(connection: asyncpg.Connection) -> DecidedSchedules:
             rows = await connection.fetch(
                 SQL["lock_due"],
-                tenure.node_id,
-                tenure.epoch,
-                list(tenure.partitions),
+                ownership.node_id,
+                ownership.epoch,
+                list(ownership.partitions),
                 [schedule.tenant_id for schedule in due],
                 [schedule.id for schedule in due],
             )
             locked = [StoredSchedule(*row) for row in rows]
-            return await self._firing.settle(connection, tenure, locked)
+            return await self._occurrence_writer.settle(connection, ownership, locked)
 
         return await self._database.transact(work)
 
@@ -324,13 +333,17 @@ class Schedules:
     # Details ----------------------------------------------------------------------------------
 
     async def _lock(
-        self, connection: asyncpg.Connection, tenant_id: int, schedule_id: UUID, tenure: Tenure
-    ) -> tuple[StoredSchedule | None, Settled]:
+        self,
+        connection: asyncpg.Connection,
+        tenant_id: int,
+        schedule_id: UUID,
+        ownership: Ownership,
+    ) -> tuple[StoredSchedule | None, DecidedSchedules]:
         """The locked schedule, with everything up to now decided."""
         locked = await _locked(connection, tenant_id, schedule_id)
-        settled = Settled()
+        settled = DecidedSchedules()
         while locked is not None and locked.overdue > 0:
-            step = await self._firing.settle(connection, tenure, [locked])
+            step = await self._occurrence_writer.settle(connection, ownership, [locked])
             settled.made += step.made
             settled.cancelled_in |= step.cancelled_in
             locked = await _locked(connection, tenant_id, schedule_id)
@@ -385,7 +398,7 @@ async def _skip_paused(connection: asyncpg.Connection, paused: StoredSchedule) -
     backlog = table.backlog(paused.decided_to, until, most=0, cut=until)
     spans = sorted([*backlog.older, *backlog.excluded])
     rulings = [Ruling(span, Decision.SKIPPED_PAUSED, "the schedule was paused") for span in spans]
-    await record(connection, [Entry(paused, ruling) for ruling in rulings])
+    await record(connection, [OccurrenceEntry(paused, ruling) for ruling in rulings])
     following = table.next(max(backlog.until, paused.decided_to))
     await connection.fetch(
         SQL["advance"],
@@ -401,5 +414,5 @@ async def _skip_paused(connection: asyncpg.Connection, paused: StoredSchedule) -
     )
 
 
-def _wake(schedule_id: UUID, definition: Definition, next_at: float | None) -> float | None:
+def _wake(schedule_id: UUID, definition: ScheduleDefinition, next_at: float | None) -> float | None:
     return None if next_at is None else next_at + spread_of(schedule_id, definition.spread)

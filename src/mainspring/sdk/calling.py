@@ -66,7 +66,7 @@ class _ProblemDocument(msgspec.Struct):
         return self.type.rpartition(":")[2]
 
 
-class Caller:
+class ApiCaller:
     """Calls one API with one key, over one transport."""
 
     def __init__(self, transport: Transport, api_key: str, patience: float = PATIENCE) -> None:

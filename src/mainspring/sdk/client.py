@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from mainspring.sdk.calling import PATIENCE, Caller
+from mainspring.sdk.calling import PATIENCE, ApiCaller
 from mainspring.sdk.environment import address
 from mainspring.sdk.resources.administration import Installation, Keys, Secrets, Tenants
 from mainspring.sdk.resources.dead_letters import DeadLetters, Effects
@@ -52,7 +52,7 @@ class _Client(Installation[F]):
     ) -> None:
         where = address(url, api_key, ca, proxy)
         way = transport or self._transport(where.url, where.ca, where.proxy)
-        caller = Caller(way, where.api_key, patience)
+        caller = ApiCaller(way, where.api_key, patience)
         super().__init__(caller)
         self.address = where
         self.tasks: Tasks[F] = Tasks(caller)

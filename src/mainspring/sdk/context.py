@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mainspring.sdk.client import AsyncClient, Client
 
 
-class Line:
+class HandlerLogLine:
     """One log line of a try."""
 
     __slots__ = ("at", "level", "message")
@@ -47,7 +47,7 @@ class Context:
         fence: int = 1,
         timeout: float | None = None,
         clients: Clients | None = None,
-        said: Callable[[Line], None] | None = None,
+        said: Callable[[HandlerLogLine], None] | None = None,
         details: dict[str, Any] | None = None,
     ) -> None:
         self.task_id = task_id
@@ -103,7 +103,7 @@ class Context:
     def log(self, message: object, level: str = "info") -> None:
         """Write a line to the task's log."""
         if self._said is not None:
-            self._said(Line(str(message), level))
+            self._said(HandlerLogLine(str(message), level))
 
     def once(self, key: str, answer: Any = None) -> bool:
         """Whether this try is the first of the task to say this key. Of all tries, also those at

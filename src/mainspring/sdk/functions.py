@@ -19,7 +19,7 @@ from mainspring.sdk.periodic import Periodic
 from mainspring.sdk.resources.tasks import described
 from mainspring.sdk.results import Schedule, Task
 from mainspring.sdk.targets import Duration, Moment, Requires, Retry, handler
-from mainspring.sdk.workflow import Step
+from mainspring.sdk.workflow import DeclaredStep
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}")
 """What the API takes as the name of a handler."""
 
 
-class Home(Protocol):
+class TaskRegistry(Protocol):
     """The app that a function belongs to."""
 
     @property
@@ -81,7 +81,7 @@ def check(function: Any, name: str | None) -> str:
     """The name of a task that is made of this; InvalidArguments where none can be."""
     if isinstance(function, TaskFunction):
         raise InvalidArguments(f"{function.name!r} is a task already: see `with_options`")
-    if isinstance(function, Step):
+    if isinstance(function, DeclaredStep):
         raise InvalidArguments(
             f"{function.id!r} is a step of a workflow already: swap the two, @flow.step goes above "
             "@app.task"
@@ -111,7 +111,9 @@ class TaskFunction(Generic[P, R]):
 
     __name__: str
 
-    def __init__(self, app: Home, function: Callable[..., R], name: str, options: Options) -> None:
+    def __init__(
+        self, app: TaskRegistry, function: Callable[..., R], name: str, options: Options
+    ) -> None:
         update_wrapper(self, function)  # first: its own attributes may be called as ours are
         self.app = app
         self.function = function
@@ -127,8 +129,8 @@ class TaskFunction(Generic[P, R]):
         wanted = self.signature.context_parameter
         if wanted is None or wanted in kwargs or any(isinstance(a, Context) for a in args):
             return self.function(*args, **kwargs)
-        made_up = Context(uuid4(), name=self.name, clients=self.app)
-        given: Any = self.signature.with_context(args, kwargs, made_up)
+        backfill_tasks = Context(uuid4(), name=self.name, clients=self.app)
+        given: Any = self.signature.with_context(args, kwargs, backfill_tasks)
         return self.function(*given.args, **given.kwargs)
 
     def with_options(self, **changes: Any) -> "TaskFunction[P, R]":

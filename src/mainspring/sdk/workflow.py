@@ -25,26 +25,26 @@ from typing import Any, Protocol, overload, runtime_checkable
 _PLAIN = re.compile(r"[\w-]+")
 
 
-class Reference:
+class StepReference:
     """A place in what a run knows: attributes and items lead further down. In a payload it stands
     for the value, in other texts (`f"{flow.input.day}.csv"`) for its text."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def __getattr__(self, name: str) -> "Reference":
+    def __getattr__(self, name: str) -> "StepReference":
         if name.startswith("__"):
             raise AttributeError(name)
         return self[name]
 
-    def __getitem__(self, key: str | int) -> "Reference":
+    def __getitem__(self, key: str | int) -> "StepReference":
         if isinstance(key, int):
-            return Reference(f"{self._path}[{key}]")
+            return StepReference(f"{self._path}[{key}]")
         if _PLAIN.fullmatch(key):
-            return Reference(f"{self._path}.{key}")
+            return StepReference(f"{self._path}.{key}")
         if '"' in key or "\\" in key:
             raise ValueError(f"a name with quotes or backslashes cannot be referred to: {key!r}")
-        return Reference(f'{self._path}["{key}"]')
+        return StepReference(f'{self._path}["{key}"]')
 
     def __str__(self) -> str:
         return f"{{{{{self._path}}}}}"
@@ -53,21 +53,21 @@ class Reference:
         return f"Reference({self._path!r})"
 
 
-ITEM = Reference("item")
+ITEM = StepReference("item")
 """In a step with foreach: the item that the task is for."""
-INDEX = Reference("index")
+INDEX = StepReference("index")
 """In a step with foreach: the place of the item, from 0 on."""
 
 
-class Step:
+class DeclaredStep:
     """A step that was declared: other steps need it, and speak of its result."""
 
     def __init__(self, name: str, function: Callable[..., Any] | None = None) -> None:
         self.id = name
         self.function = function
-        self.result = Reference(f"steps.{name}.result")
-        self.state = Reference(f"steps.{name}.state")
-        self.error = Reference(f"steps.{name}.error")
+        self.result = StepReference(f"steps.{name}.result")
+        self.state = StepReference(f"steps.{name}.state")
+        self.error = StepReference(f"steps.{name}.error")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function that the step was declared by."""
@@ -76,7 +76,7 @@ class Step:
         return self.function(*args, **kwargs)
 
 
-Needs = str | Step | Iterable[str | Step]
+Needs = str | DeclaredStep | Iterable[str | DeclaredStep]
 
 
 @runtime_checkable
@@ -100,19 +100,21 @@ class Workflow:
         input: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
-        self.input = Reference("input")
-        self.steps: dict[str, Step] = {}
+        self.input = StepReference("input")
+        self.steps: dict[str, DeclaredStep] = {}
         self._documents: list[dict[str, Any]] = []
         self._fields = _given(on_failure=on_failure, deadline=deadline, input=input)
 
     @overload
     def step(
         self, name: str, function: Callable[..., Any] | None = None, **fields: Any
-    ) -> Step: ...
+    ) -> DeclaredStep: ...
     @overload
-    def step(self, name: Callable[..., Any], **fields: Any) -> Step: ...
+    def step(self, name: Callable[..., Any], **fields: Any) -> DeclaredStep: ...
     @overload
-    def step(self, name: None = None, **fields: Any) -> Callable[[Callable[..., Any]], Step]: ...
+    def step(
+        self, name: None = None, **fields: Any
+    ) -> Callable[[Callable[..., Any]], DeclaredStep]: ...
 
     def step(self, name: Any = None, function: Any = None, **fields: Any) -> Any:
         """Declare a step: by its name and a target (`target`, or in short `http`, `handler` or
@@ -137,7 +139,7 @@ class Workflow:
     def __str__(self) -> str:
         return json.dumps(self.definition(), indent=2)
 
-    def _add(self, name: str | None, function: Any, fields: dict[str, Any]) -> Step:
+    def _add(self, name: str | None, function: Any, fields: dict[str, Any]) -> DeclaredStep:
         if function is not None:
             fields = {**_declared(function), **fields}
             name = name or getattr(function, "__name__", fields["handler"])
@@ -152,13 +154,13 @@ class Workflow:
         document["target"] = _target(name, fields)
         document |= _plain(fields)
         self._documents.append(document)
-        made = self.steps[name] = Step(name, function)
+        made = self.steps[name] = DeclaredStep(name, function)
         return made
 
 
 def _declared(function: Any) -> dict[str, Any]:
     """What a function says about the step that calls it."""
-    if isinstance(function, Step):
+    if isinstance(function, DeclaredStep):
         raise TypeError(f"{function.id!r} is a step already: give its function itself")
     if isinstance(function, Declared):
         return function.as_step()
@@ -187,13 +189,13 @@ def _target(name: str, fields: dict[str, Any]) -> Any:
 
 
 def _names(needs: Needs) -> list[str]:
-    several = [needs] if isinstance(needs, str | Step) else needs
-    return [need.id if isinstance(need, Step) else need for need in several]
+    several = [needs] if isinstance(needs, str | DeclaredStep) else needs
+    return [need.id if isinstance(need, DeclaredStep) else need for need in several]
 
 
 def _plain(value: Any) -> Any:
     """A value with references as texts."""
-    if isinstance(value, Reference):
+    if isinstance(value, StepReference):
         return str(value)
     if isinstance(value, Mapping):
         return {name: _plain(part) for name, part in value.items()}

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from mainspring.postgres.database import Database
-from mainspring.store.audit import AuditLog
+from mainspring.store.audit import AuditStore
 from mainspring.store.cluster import Topology
 from mainspring.store.key_ring import KeyRing
-from mainspring.store.tenants import Tenants
+from mainspring.store.tenants import TenantStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +15,12 @@ class Administration:
     """The four books that are kept about the installation."""
 
     key_ring: KeyRing
-    tenants: Tenants
-    audit: AuditLog
+    tenants: TenantStore
+    audit: AuditStore
     topology: Topology
 
     @classmethod
     def over(cls, database: Database) -> Self:
-        return cls(KeyRing(database), Tenants(database), AuditLog(database), Topology(database))
+        return cls(
+            KeyRing(database), TenantStore(database), AuditStore(database), Topology(database)
+        )

@@ -9,12 +9,12 @@ import asyncpg
 
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.store.tasks import Answer
+from mainspring.store.tasks import StoredAnswer
 
 SQL = queries.load("answers")
 T = TypeVar("T")
 
-Conclude = Callable[[asyncpg.Connection, T], Awaitable[None]]
+BeforeCommit = Callable[[asyncpg.Connection, T], Awaitable[None]]
 """The last step of a transaction that made something: keep the answer of who asked for it."""
 
 
@@ -28,7 +28,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class StoredEffect:
     """Something that was done once, and what came of it. `first`: it was told just now."""
 
     answer: bytes
@@ -36,16 +36,16 @@ class Effect:
     first: bool
 
 
-class Answers:
+class AnswerStore:
     """What was answered under idempotency keys."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def find(self, tenant_id: int, key: str) -> Answer | None:
+    async def find(self, tenant_id: int, key: str) -> StoredAnswer | None:
         """What the first caller under this key was told; status 0 while it is being served."""
         row = await self._database.fetch_row(SQL["find_answer"], tenant_id, key)
-        return Answer(*row) if row else None
+        return StoredAnswer(*row) if row else None
 
     async def take_turn(self, turn: Turn, body_hash: bytes, lease: float) -> bool:
         """Become the one who serves this key, for at most `lease` seconds; False: somebody is,
@@ -55,7 +55,7 @@ class Answers:
         )
         return row is not None
 
-    async def keep(self, turn: Turn, answer: Answer, ttl: float) -> None:
+    async def keep(self, turn: Turn, answer: StoredAnswer, ttl: float) -> None:
         """End a turn with an answer. Nothing happens if it ran out: then it is another's."""
         await self._database.fetch(SQL["keep_answer"], *_kept(turn, answer, ttl))
 
@@ -65,31 +65,31 @@ class Answers:
 
 
 async def keep_answer(
-    connection: asyncpg.Connection, turn: Turn, answer: Answer, ttl: float
+    connection: asyncpg.Connection, turn: Turn, answer: StoredAnswer, ttl: float
 ) -> bool:
     """The same within the transaction of what was asked for. False: the turn ran out."""
     row = await connection.fetchrow(SQL["keep_answer"], *_kept(turn, answer, ttl))
     return row is not None
 
 
-def _kept(turn: Turn, answer: Answer, ttl: float) -> tuple[object, ...]:
+def _kept(turn: Turn, answer: StoredAnswer, ttl: float) -> tuple[object, ...]:
     return (
         turn.tenant_id, turn.key, turn.token, answer.status, answer.body, answer.headers, ttl
     )  # fmt: skip
 
 
-class Effects:
+class EffectStore:
     """The effect log of every tenant."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def note(self, tenant_id: int, key: str, answer: bytes, ttl: float) -> Effect:
+    async def note(self, tenant_id: int, key: str, answer: bytes, ttl: float) -> StoredEffect:
         """Tell of an effect. Of all who tell of the same one, exactly one is the first."""
         while True:
             row = await self._database.fetch_row(SQL["note_effect"], tenant_id, key, answer, ttl)
             if row is not None:
-                return Effect(row["answer"], row["created_at"], first=True)
+                return StoredEffect(row["answer"], row["created_at"], first=True)
             row = await self._database.fetch_row(SQL["find_effect"], tenant_id, key)
             if row is not None:  # else it ran out between the two: then we may be the first
-                return Effect(row["answer"], row["created_at"], first=False)
+                return StoredEffect(row["answer"], row["created_at"], first=False)

@@ -20,7 +20,7 @@ END_OF_IDS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class AuditEntry:
+class StoredAuditEntry:
     """One change."""
 
     id: int
@@ -43,27 +43,27 @@ class AuditFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditPage:
+class StoredAuditPage:
     """Some entries, and where the list goes on; None when it does not."""
 
-    entries: list[AuditEntry]
+    entries: list[StoredAuditEntry]
     next_before: int | None
 
 
-class AuditLog:
+class AuditStore:
     """The entries of one tenant, or of the whole installation, newest first."""
 
     def __init__(self, database: Database, scan: int = 10_000) -> None:
         self._database = database
         self._scan = scan
 
-    async def list(self, where: AuditFilter, *, before: int | None, limit: int) -> AuditPage:
+    async def list(self, where: AuditFilter, *, before: int | None, limit: int) -> StoredAuditPage:
         """A page of entries older than `before`; it may be short and still have a next one."""
-        return AuditPage(*await fill(partial(self._look, where), before, limit))
+        return StoredAuditPage(*await fill(partial(self._look, where), before, limit))
 
     async def _look(
         self, where: AuditFilter, before: int | None, limit: int
-    ) -> Found[AuditEntry, int]:
+    ) -> Found[StoredAuditEntry, int]:
         texts = (where.action, where.actor, where.subject)
         scan = limit if texts == (None, None, None) else self._scan
         start = END_OF_IDS if before is None else before
@@ -74,7 +74,7 @@ class AuditLog:
                 SQL["list_of_tenant"], start, limit, *texts, scan, where.tenant_id
             )
         *_, scanned, edge = rows[0]
-        entries = [AuditEntry(*tuple(row)[:-2]) for row in rows if row["id"] is not None]
+        entries = [StoredAuditEntry(*tuple(row)[:-2]) for row in rows if row["id"] is not None]
         if len(entries) == limit:
             return entries, entries[-1].id
         return entries, edge if scanned == scan else None

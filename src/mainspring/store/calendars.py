@@ -8,7 +8,7 @@ import asyncpg
 
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.store.answers import Conclude
+from mainspring.store.answers import BeforeCommit
 
 SQL = queries.load("schedules")
 
@@ -23,7 +23,7 @@ class StoredCalendar:
     updated_at: datetime
 
 
-class Calendars:
+class CalendarStore:
     """The store's face for calendars."""
 
     def __init__(self, database: Database) -> None:
@@ -34,7 +34,7 @@ class Calendars:
         tenant_id: int,
         name: str,
         dates: Sequence[date],
-        conclude: Conclude[StoredCalendar],
+        conclude: BeforeCommit[StoredCalendar],
     ) -> StoredCalendar | None:
         """None: the name is taken."""
 

@@ -9,11 +9,11 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from mainspring.domain.execution import Assignment
+from mainspring.domain.execution import Execution
 from mainspring.domain.lateness import Earlier, EndedWaiting, Waited
-from mainspring.domain.placement import Tenure
+from mainspring.domain.outcome_rules import Finish, RetryLater
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import StreamKey, TaskRow
-from mainspring.domain.settlement import Finish, Retry
 from mainspring.domain.task import Target, TaskSpec
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database, sparse
@@ -85,13 +85,13 @@ class EngineStore:
 
     # Reading ---------------------------------------------------------------------------------
 
-    async def take_stock(
+    async def load_window(
         self, partitions: Collection[int], *, after: float, until: float, cap: int
     ) -> list[TaskRow]:
         """What is running in these partitions, and what is due in (after, until]: at most `cap`
         of each stream, earliest first."""
         rows = await self._database.fetch(
-            SQL["take_stock"],
+            SQL["load_window"],
             list(partitions),
             after,
             until,
@@ -120,14 +120,16 @@ class EngineStore:
         )
         return [TaskRow(*row) for row in rows]
 
-    async def take_wakes(self, tenure: Tenure, heard: Collection[int], *, limit: int) -> Woken:
+    async def poll_wakes(
+        self, ownership: Ownership, heard: Collection[int], *, limit: int
+    ) -> Woken:
         """What others changed in our partitions, by at most `limit` wake rows. They stay until a
         later call names them as heard."""
         rows = await self._database.fetch(
-            SQL["take_wakes"],
-            tenure.node_id,
-            tenure.epoch,
-            list(tenure.partitions),
+            SQL["poll_wakes"],
+            ownership.node_id,
+            ownership.epoch,
+            list(ownership.partitions),
             list(heard),
             limit,
         )
@@ -147,14 +149,14 @@ class EngineStore:
     # Claims and leases -----------------------------------------------------------------------
 
     async def claim(
-        self, tenure: Tenure, picks: Iterable[TaskRef], *, worker: str, lease: float
-    ) -> list[Assignment]:
+        self, ownership: Ownership, picks: Iterable[TaskRef], *, worker: str, lease: float
+    ) -> list[Execution]:
         """Lease due tasks, guarded by rev. What is not in the answer was not leased."""
         ordered = sorted(picks)
         rows = await self._database.fetch(
             SQL["claim"],
-            tenure.node_id,
-            tenure.epoch,
+            ownership.node_id,
+            ownership.epoch,
             lease,
             worker,
             *_columns(ordered),
@@ -163,7 +165,7 @@ class EngineStore:
         waited = waits_of(ordered)
         return [assignment_of(row, waited) for row in rows]
 
-    async def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Assignment]:
+    async def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Execution]:
         """After a claim whose answer was lost: what we got. What we did not get, that claim will
         not get any more, however late it arrives."""
         tenants, ids, revs = _columns(picks)
@@ -177,9 +179,7 @@ class EngineStore:
 
         return [assignment_of(row) for row in await self._database.transact(work)]
 
-    async def leased_to(
-        self, tasks: Sequence[tuple[int, UUID]], *, worker: str
-    ) -> list[Assignment]:
+    async def leased_to(self, tasks: Sequence[tuple[int, UUID]], *, worker: str) -> list[Execution]:
         """Those of these tasks that a worker of ours has."""
         columns = _columns(TaskRef(tenant_id, task_id, 0) for tenant_id, task_id in tasks)
         rows = await self._database.fetch(SQL["claimed_by"], *columns, worker)
@@ -190,23 +190,23 @@ class EngineStore:
         rows = await self._database.fetch(SQL["extend"], lease, *_columns(held))
         return [Extended(*row) for row in rows]
 
-    async def lose(
+    async def expire_leases(
         self,
         held: Iterable[TaskRef],
         *,
-        blamed: Collection[UUID] = (),
+        count_crash: Collection[UUID] = (),
         presumed: Collection[UUID] = (),
     ) -> Seen:
         """End leases that ran out by the database's clock, or whose worker has begun anew, guarded
-        by fence. Of those in `blamed` it counts that they were lost with their worker; those in
-        `presumed` count as begun, whatever their worker said."""
-        columns = (*_columns(held), list(blamed), list(presumed))
-        return _seen(await self._database.fetch(SQL["lose"], *columns))
+        by fence. Those in `count_crash` count as lost with their worker; those in `presumed` count
+        as begun, whatever their worker said."""
+        columns = (*_columns(held), list(count_crash), list(presumed))
+        return _seen(await self._database.fetch(SQL["expire_leases"], *columns))
 
-    async def expire(self, tenure: Tenure, *, limit: int) -> list[UUID]:
+    async def expire(self, ownership: Ownership, *, limit: int) -> list[UUID]:
         """End tasks of our partitions that were not started by their expiry, some at a time."""
         rows = await self._database.fetch(
-            SQL["expire"], tenure.node_id, tenure.epoch, list(tenure.partitions), limit
+            SQL["expire"], ownership.node_id, ownership.epoch, list(ownership.partitions), limit
         )
         return [row["id"] for row in rows]
 
@@ -222,24 +222,24 @@ class EngineStore:
 
     # Outcomes --------------------------------------------------------------------------------
 
-    async def finish(self, tenure: Tenure, finished: Iterable[Finish]) -> set[UUID]:
+    async def finish(self, ownership: Ownership, finished: Iterable[Finish]) -> set[UUID]:
         """Move tasks to history, guarded by fence; answers which were accepted."""
-        rows = await self._database.fetch(SQL["finish"], *finish_arguments(tenure, finished))
+        rows = await self._database.fetch(SQL["finish"], *finish_arguments(ownership, finished))
         return {row["id"] for row in rows}
 
-    async def retry(self, tenure: Tenure, retries: Iterable[Retry]) -> list[TaskRow]:
+    async def retry(self, ownership: Ownership, retries: Iterable[RetryLater]) -> list[TaskRow]:
         """Schedule tasks again, guarded by fence; answers those that were. A task that was asked
         to cancel is left as it is: finish it as cancelled."""
         ordered = sorted(retries, key=by_task)
         reports = [r.report for r in ordered]
         rows = await self._database.fetch(
             SQL["retry"],
-            tenure.node_id,
-            tenure.epoch,
-            list(tenure.partitions),
-            [r.assignment.tenant_id for r in reports],
-            [r.assignment.id for r in reports],
-            [r.assignment.fence for r in reports],
+            ownership.node_id,
+            ownership.epoch,
+            list(ownership.partitions),
+            [r.execution.tenant_id for r in reports],
+            [r.execution.id for r in reports],
+            [r.execution.fence for r in reports],
             [r.outcome for r in reports],
             [r.started for r in reports],
             [r.finished for r in reports],
@@ -247,24 +247,24 @@ class EngineStore:
             [r.delay for r in ordered],
             sparse([r.status_code for r in reports]),
             sparse([r.response for r in reports]),
-            sparse([r.assignment.workflow_run_id for r in reports]),
+            sparse([r.execution.workflow_run_id for r in reports]),
             [r.own_lateness or {} for r in ordered],
             sparse([r.earlier.stored() if r.earlier else None for r in ordered]),
         )
         return [TaskRow(*row) for row in rows]
 
 
-def finish_arguments(tenure: Tenure, finished: Iterable[Finish]) -> tuple[object, ...]:
+def finish_arguments(ownership: Ownership, finished: Iterable[Finish]) -> tuple[object, ...]:
     """What the statement `finish` wants, rows in lock order."""
     ordered = sorted(finished, key=by_task)
     reports = [f.report for f in ordered]
     return (
-        tenure.node_id,
-        tenure.epoch,
-        list(tenure.partitions),
-        [r.assignment.tenant_id for r in reports],
-        [r.assignment.id for r in reports],
-        [r.assignment.fence for r in reports],
+        ownership.node_id,
+        ownership.epoch,
+        list(ownership.partitions),
+        [r.execution.tenant_id for r in reports],
+        [r.execution.id for r in reports],
+        [r.execution.fence for r in reports],
         [f.state for f in ordered],
         [r.outcome for r in reports],
         [r.started for r in reports],
@@ -282,9 +282,9 @@ def finish_arguments(tenure: Tenure, finished: Iterable[Finish]) -> tuple[object
     )
 
 
-def by_task(item: Finish | Retry) -> tuple[int, UUID]:
+def by_task(item: Finish | RetryLater) -> tuple[int, UUID]:
     """The order in which tasks are locked."""
-    return item.report.assignment.tenant_id, item.report.assignment.id
+    return item.report.execution.tenant_id, item.report.execution.id
 
 
 def _columns(refs: Iterable[TaskRef]) -> tuple[list[int], list[UUID], list[int]]:
@@ -307,14 +307,14 @@ def waits_of(picks: Iterable[Pick]) -> dict[UUID, Waited]:
     return {pick.id: pick.waited for pick in picks if pick.waited is not None}
 
 
-def assignment_of(row: Iterable[Any], waits: Mapping[UUID, Waited] = _NO_WAITS) -> Assignment:
+def assignment_of(row: Iterable[Any], waits: Mapping[UUID, Waited] = _NO_WAITS) -> Execution:
     """A leased task, as claims and their like return it; `waits` has what a row leaves out."""
     (
         tenant_id, task_id, fence, partition, attempts, failures, due, picked, end, spec, payload,
         run, run_id, step, waited, earlier,
     ) = row  # fmt: skip
     read, unreadable = read_spec(spec)
-    return Assignment(
+    return Execution(
         tenant_id, task_id, fence, partition, attempts, failures, due, picked, end, read, payload,
         run, run_id, step, waits.get(task_id, waited), Earlier.read(earlier), unreadable,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 
 from mainspring import timezones
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 
@@ -52,7 +52,7 @@ class PartitionRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ScheduleHealth:
     """Schedules of the whole installation that stand undecided, since when, and those whose next
     time came from another tz database; both are counted up to ten thousand."""
 
@@ -61,7 +61,7 @@ class Standing:
     outdated: int
 
 
-class Beat(NamedTuple):
+class NodeHeartbeat(NamedTuple):
     """The answer to a heartbeat: the database's time, and how many were counted."""
 
     now: float
@@ -93,10 +93,10 @@ class Topology:
     async def partitions(self) -> list[PartitionRecord]:
         return [PartitionRecord(*row) for row in await self._database.fetch(SQL["partitions"])]
 
-    async def standing(self, overdue_after: float) -> Standing:
+    async def standing(self, overdue_after: float) -> ScheduleHealth:
         row = await self._database.fetch_row(SQL["standing"], overdue_after, timezones.version())
         assert row is not None
-        return Standing(*row)
+        return ScheduleHealth(*row)
 
     async def restore_fence(self) -> Fenced:
         """Issue no fence and no epoch again, whatever the database was set back to."""
@@ -105,7 +105,7 @@ class Topology:
         return Fenced(*row)
 
 
-class Cluster:
+class ClusterStore:
     """Membership on connections of its own: heartbeats must never wait behind other work."""
 
     def __init__(self, connection: asyncpg.Connection) -> None:
@@ -127,11 +127,11 @@ class Cluster:
         )
         return epoch
 
-    async def beat(self, node_id: UUID, epoch: int, beats: int = 0) -> Beat | None:
+    async def beat(self, node_id: UUID, epoch: int, beats: int = 0) -> NodeHeartbeat | None:
         """Say "alive"; None when the node was declared dead, when the server is not the one that it
         joined, or when fewer `beats` are counted than the node knows of."""
         rows = await self._connection.fetch(SQL["beat"], node_id, epoch, beats)
-        return Beat(*rows[0]) if rows else None
+        return NodeHeartbeat(*rows[0]) if rows else None
 
     async def members(self) -> list[Member]:
         return [Member(*row) for row in await self._connection.fetch(SQL["members"])]
@@ -152,13 +152,13 @@ class Cluster:
         return [row["partition"] for row in rows]
 
     async def hand_over(
-        self, tenure: Tenure, gifts: Mapping[int, UUID | None], *, leaving: bool = False
+        self, ownership: Ownership, gifts: Mapping[int, UUID | None], *, leaving: bool = False
     ) -> int | None:
         """Give partitions to others (or to nobody); answers our new epoch, None when fenced."""
         epoch: int | None = await self._connection.fetchval(
             SQL["hand_over"],
-            tenure.node_id,
-            tenure.epoch,
+            ownership.node_id,
+            ownership.epoch,
             list(gifts.keys()),
             list(gifts.values()),
             "left" if leaving else "active",

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
-from mainspring.domain.execution import Assignment
-from mainspring.domain.placement import Tenure
+from mainspring.domain.execution import Execution
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.postgres.database import sparse
@@ -54,7 +54,7 @@ class Creation(NamedTuple):
     keyed: Keyed | None = None
 
 
-class HeadStart(NamedTuple):
+class EagerLeaseOffer(NamedTuple):
     """New tasks that may be leased as they are written, on which worker, for how long."""
 
     tasks: Mapping[UUID, NewTask]
@@ -62,14 +62,14 @@ class HeadStart(NamedTuple):
     lease: float
 
 
-NO_HEAD_START = HeadStart({}, "", 0.0)
+NO_EAGER_LEASE = EagerLeaseOffer({}, "", 0.0)
 
 
 class Made(NamedTuple):
     """What was inserted: id → partition; and what of it was leased."""
 
     partitions: dict[UUID, int]
-    begun: list[tuple[TaskRow, Assignment]]
+    begun: list[tuple[TaskRow, Execution]]
 
 
 def window_row(task: NewTask, partition: int) -> TaskRow:
@@ -93,9 +93,9 @@ def window_row(task: NewTask, partition: int) -> TaskRow:
     )
 
 
-def begun_task(
+def started_task(
     task: NewTask, partition: int, picked: float, lease_end: float
-) -> tuple[TaskRow, Assignment]:
+) -> tuple[TaskRow, Execution]:
     """A new task that was leased as it was written."""
     row = window_row(task, partition)._replace(
         rev=2, state=TaskState.RUNNING, fence=1, lease_end=lease_end
@@ -110,9 +110,9 @@ def begun_task(
 
 def creation_arguments(
     creations: Sequence[Creation],
-    tenure: Tenure,
+    ownership: Ownership,
     near: float,
-    start: HeadStart = NO_HEAD_START,
+    start: EagerLeaseOffer = NO_EAGER_LEASE,
 ) -> tuple[object, ...]:
     """What the statement `create_tasks` wants, rows in lock order."""
     rows = sorted(
@@ -128,9 +128,9 @@ def creation_arguments(
         key=lambda pair: (pair[0], pair[1].key),
     )
     return (
-        tenure.node_id,
-        tenure.epoch,
-        list(tenure.partitions),
+        ownership.node_id,
+        ownership.epoch,
+        list(ownership.partitions),
         near,
         *_task_columns([task for task, _key in rows]),
         sparse([key for _task, key in rows]),

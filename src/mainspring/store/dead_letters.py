@@ -9,7 +9,7 @@ from uuid import UUID
 
 import asyncpg
 
-from mainspring.domain.placement import NOBODY
+from mainspring.domain.placement import NO_OWNERSHIP
 from mainspring.domain.task import Resolution
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
@@ -112,7 +112,7 @@ class Outcomes:
     others: int
 
 
-class DeadLetters:
+class DeadLetterStore:
     """The store's face for people who look after dead letters."""
 
     def __init__(self, database: Database, *, near: float, scan: int = 1000) -> None:
@@ -248,7 +248,7 @@ class DeadLetters:
         tasks = list(made.values())
         created = await connection.fetch(
             CREATE_TASKS,
-            *creation_arguments([Creation(tenant_id, tasks)], NOBODY, self._near),
+            *creation_arguments([Creation(tenant_id, tasks)], NO_OWNERSHIP, self._near),
         )
         partitions = {row["id"]: row["partition"] for row in created}
         if len(partitions) < len(tasks):

@@ -42,7 +42,7 @@ class Crowd:
     under_key: int
 
 
-class Explaining:
+class ExplainStore:
     """The store's face for `explain`."""
 
     def __init__(self, database: Database, *, scan: int = _SCAN) -> None:

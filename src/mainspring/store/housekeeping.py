@@ -7,7 +7,7 @@ import asyncpg
 
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.postgres.planner import tell_the_planner
+from mainspring.postgres.planner import analyze_if_grown
 from mainspring.postgres.table_changes import (
     BATCHES,
     LARGEST_DEFAULT,
@@ -17,7 +17,7 @@ from mainspring.postgres.table_changes import (
     TableChanges,
 )
 from mainspring.store.ledger_retention import LedgerRetention
-from mainspring.store.tenants import Tenants
+from mainspring.store.tenants import TenantStore
 
 SQL = queries.load("housekeeping")
 
@@ -35,7 +35,7 @@ _GONE = (asyncpg.UndefinedTableError, asyncpg.InvalidObjectDefinitionError)
 """Seconds that it may take to build an index of one partition."""
 
 
-class Housekeeping:
+class HousekeepingStore:
     """Every method may be called again and again, and by more than one node."""
 
     def __init__(self, database: Database) -> None:
@@ -174,7 +174,7 @@ class Housekeeping:
 
     async def clear_departed(self, rounds: int = 100) -> int:
         """What tenants that are gone left behind, in small steps; answers how many rows went."""
-        tenants, cleared = Tenants(self._database), 0
+        tenants, cleared = TenantStore(self._database), 0
         for _ in range(rounds):
             gone = await tenants.clear()
             if not gone:
@@ -182,9 +182,9 @@ class Housekeeping:
             cleared += gone
         return cleared
 
-    async def tell_the_planner(self) -> bool:
+    async def analyze_if_grown(self) -> bool:
         """Of tasks that came one by one; answers whether there was a crowd that it did not know."""
-        return await tell_the_planner(self._database)
+        return await analyze_if_grown(self._database)
 
     async def oldest_transaction(self) -> tuple[int, float, str] | None:
         """Who holds the oldest snapshot: (pid, age in seconds, application)."""

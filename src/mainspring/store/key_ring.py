@@ -9,7 +9,7 @@ from mainspring.domain.apikey import KeyText
 from mainspring.errors import Conflict
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.store.answers import Conclude
+from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import END_OF_IDS, write_entry
 from mainspring.store.keys import hash_secret
 
@@ -61,7 +61,7 @@ class KeyRing:
         scopes: frozenset[str],
         expiry: Expiry,
         actor: str,
-        conclude: Conclude[StoredKey],
+        conclude: BeforeCommit[StoredKey],
     ) -> StoredKey | None:
         """A new key; None when the tenant is gone."""
 
@@ -107,7 +107,7 @@ class KeyRing:
         grace: float,
         expiry: Expiry | None,
         actor: str,
-        conclude: Conclude[StoredKey],
+        conclude: BeforeCommit[StoredKey],
     ) -> StoredKey | None:
         """A key in place of another, which ends after `grace` seconds; None: no such live key.
 

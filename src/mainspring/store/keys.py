@@ -34,7 +34,7 @@ class NewKey:
     prefix: str | None = None
 
 
-class Keys:
+class KeyStore:
     """The store's face for authentication and tenants."""
 
     def __init__(self, database: Database) -> None:

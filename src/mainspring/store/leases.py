@@ -7,9 +7,9 @@ from uuid import UUID
 
 import asyncpg
 
-from mainspring.domain.execution import Assignment, Outcome
+from mainspring.domain.execution import Execution, Outcome
 from mainspring.domain.lateness import Waited
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database, sparse
 from mainspring.store.claims import TaskRef, assignment_of, waits_of
@@ -17,7 +17,7 @@ from mainspring.store.claims import TaskRef, assignment_of, waits_of
 SQL = queries.load("leases") | queries.load("engine")
 
 # Whether its spec can be read is no column.
-_ASSIGNMENT = len(Assignment._fields) - 1
+_ASSIGNMENT = len(Execution._fields) - 1
 
 
 class WorkerPick(NamedTuple):
@@ -36,10 +36,10 @@ class WorkerPick(NamedTuple):
         return TaskRef(self.tenant_id, self.id, self.rev, self.waited)
 
 
-class Leased(NamedTuple):
+class LeasedTask(NamedTuple):
     """A task that was leased to a worker, with what its handler may want to know."""
 
-    assignment: Assignment
+    execution: Execution
     capability: str
     name: str | None
     queue: str
@@ -50,7 +50,7 @@ class Leased(NamedTuple):
     """Whether a lease of it ended unreported: its worker says that it begins, before it does."""
 
 
-class Beat(NamedTuple):
+class HeldHeartbeat(NamedTuple):
     """A try that a worker says it holds."""
 
     id: UUID
@@ -62,7 +62,7 @@ class Beat(NamedTuple):
     """Whether nothing else runs in the worker."""
 
 
-class Beaten(NamedTuple):
+class ExtendedLease(NamedTuple):
     """What came of it. Overdue: the hard timeout has passed, and the lease is not extended."""
 
     tenant_id: int
@@ -72,10 +72,10 @@ class Beaten(NamedTuple):
     overdue: bool
 
 
-class HeldTry(NamedTuple):
+class HeldExecution(NamedTuple):
     """The present try of a task that a worker holds."""
 
-    assignment: Assignment
+    execution: Execution
     cancel_requested: bool
 
 
@@ -96,14 +96,14 @@ class LeaseStore:
         self._database = database
 
     async def claim_for(
-        self, tenure: Tenure, picks: Iterable[WorkerPick], *, lease: float
-    ) -> list[Leased]:
+        self, ownership: Ownership, picks: Iterable[WorkerPick], *, lease: float
+    ) -> list[LeasedTask]:
         """Lease due tasks to workers, guarded by rev. What is not in the answer was not leased."""
         ordered = sorted(picks)
         rows = await self._database.fetch(
             SQL["claim_for_workers"],
-            tenure.node_id,
-            tenure.epoch,
+            ownership.node_id,
+            ownership.epoch,
             lease,
             *_columns(ordered),
             sparse([pick.waited for pick in ordered]),
@@ -111,7 +111,7 @@ class LeaseStore:
         waited = waits_of(ordered)
         return [_leased(row, waited) for row in rows]
 
-    async def claimed_for(self, picks: Iterable[WorkerPick]) -> list[Leased]:
+    async def claimed_for(self, picks: Iterable[WorkerPick]) -> list[LeasedTask]:
         """After a claim whose answer was lost: what came of it, once it can come late no more."""
         columns = _columns(picks)
 
@@ -129,11 +129,11 @@ class LeaseStore:
         tenant_id: int,
         worker: str,
         incarnation: str,
-        beats: Iterable[Beat],
+        beats: Iterable[HeldHeartbeat],
         *,
         lease: float,
         grace: float,
-    ) -> list[Beaten]:
+    ) -> list[ExtendedLease]:
         """Keep a worker's leases, guarded by fence and incarnation. What is not in the answer is
         no longer held; what is `grace` seconds past its timeout is not extended."""
         ordered = sorted(beats, key=lambda beat: beat.id)
@@ -150,21 +150,23 @@ class LeaseStore:
             [beat.started for beat in ordered],
             [beat.alone for beat in ordered],
         )
-        return [Beaten(*row) for row in rows]
+        return [ExtendedLease(*row) for row in rows]
 
-    async def leased(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[Leased]:
+    async def leased(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[LeasedTask]:
         """Tasks that another node leased, as its claim returned them."""
         rows = await self._database.fetch(
             SQL["leased_tasks"], tenant_id, [id for id, _ in tries], [f for _, f in tries]
         )
         return [_leased(row) for row in rows]
 
-    async def held(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[HeldTry]:
+    async def held(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[HeldExecution]:
         """Those of these tries that are the present ones of their tasks; without payloads."""
         rows = await self._database.fetch(
             SQL["held_by_workers"], tenant_id, [id for id, _ in tries], [f for _, f in tries]
         )
-        return [HeldTry(assignment_of(tuple(row)[:-1]), row["cancel_requested"]) for row in rows]
+        return [
+            HeldExecution(assignment_of(tuple(row)[:-1]), row["cancel_requested"]) for row in rows
+        ]
 
     async def judge(
         self, tenant_id: int, tries: Sequence[tuple[UUID, int, Outcome]]
@@ -180,9 +182,9 @@ class LeaseStore:
         return [Judged(*row) for row in rows]
 
 
-def _leased(row: asyncpg.Record, waited: Mapping[UUID, Waited] | None = None) -> Leased:
+def _leased(row: asyncpg.Record, waited: Mapping[UUID, Waited] | None = None) -> LeasedTask:
     values = tuple(row)
-    return Leased(assignment_of(values[:_ASSIGNMENT], waited or {}), *values[_ASSIGNMENT:])
+    return LeasedTask(assignment_of(values[:_ASSIGNMENT], waited or {}), *values[_ASSIGNMENT:])
 
 
 def _columns(picks: Iterable[WorkerPick]) -> tuple[list[object], ...]:

@@ -9,7 +9,7 @@ from mainspring.postgres.database import Database
 SQL = queries.load("messages")
 
 
-class Messages:
+class MessageStore:
     """A letter box per node."""
 
     def __init__(self, database: Database) -> None:

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from mainspring.domain.schedule.definition import (
-    Definition,
+    ScheduleDefinition,
     Timetable,
     spread_of,
     timetable,
@@ -17,7 +17,7 @@ from mainspring.domain.schedule.definition import (
 from mainspring.domain.schedule.misfire import Ruling
 from mainspring.domain.task import TaskSpec
 
-_definition = msgspec.json.Decoder(Definition)
+_definition = msgspec.json.Decoder(ScheduleDefinition)
 
 
 class Template(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class StoredSchedule:
     now: float
 
     @property
-    def definition(self) -> Definition:
+    def definition(self) -> ScheduleDefinition:
         return _decode_definition(self.definition_bytes)
 
     @property
@@ -91,7 +91,7 @@ class StoredSchedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Occurrence:
+class StoredOccurrence:
     """A line of the ledger, as it is read."""
 
     nominal_at: datetime
@@ -104,7 +104,7 @@ class Occurrence:
     decided_at: datetime
 
 
-class Entry(NamedTuple):
+class OccurrenceEntry(NamedTuple):
     """A line of the ledger, as it is written."""
 
     schedule: StoredSchedule
@@ -113,7 +113,7 @@ class Entry(NamedTuple):
 
 
 @lru_cache(8192)
-def _decode_definition(data: bytes) -> Definition:
+def _decode_definition(data: bytes) -> ScheduleDefinition:
     return _definition.decode(data)
 
 

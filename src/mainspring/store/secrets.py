@@ -12,7 +12,7 @@ from mainspring.domain.task import TaskSpec
 from mainspring.domain.webhook import KeyKind, SigningKey, TlsIdentity, WebhookProfile
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.store.answers import Conclude
+from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 from mainspring.store.schedule_rows import Template
 from mainspring.store.vault import CLIENT_KEY, SIGNING_SECRET, TARGET_HEADERS, Vault
@@ -65,7 +65,7 @@ class EgressSettings:
     certificate: str | None = None
 
 
-class WebhookSecrets:
+class SecretStore:
     """The store's face for signing secrets, profiles and their renewal."""
 
     def __init__(self, database: Database, vault: Vault) -> None:
@@ -98,7 +98,7 @@ class WebhookSecrets:
         return WebhookProfile((), tuple(row["allow"] or ()), tuple(row["deny"] or ()), tls)
 
     async def add(
-        self, tenant_id: int, new: NewSecret, actor: str, conclude: Conclude[StoredSecret]
+        self, tenant_id: int, new: NewSecret, actor: str, conclude: BeforeCommit[StoredSecret]
     ) -> StoredSecret | None:
         """Store a secret; None when the tenant has as many live ones as it may have."""
 
@@ -121,7 +121,7 @@ class WebhookSecrets:
         new: NewSecret,
         overlap: float,
         actor: str,
-        conclude: Conclude[Successor],
+        conclude: BeforeCommit[Successor],
     ) -> Successor | None:
         """Store the successor of a secret, which ends `overlap` seconds from now: both, the new
         one first. None when there is no such live secret, or one that was rotated already."""

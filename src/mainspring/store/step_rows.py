@@ -8,11 +8,11 @@ from uuid import UUID
 import msgspec
 
 from mainspring.domain.capability import needs_worker
-from mainspring.domain.execution import Assignment, TaskError
+from mainspring.domain.execution import Execution, TaskError
+from mainspring.domain.outcome_rules import Finish
 from mainspring.domain.rows import TaskRow
-from mainspring.domain.settlement import Finish
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.definition import Definition, Step, TaskTemplate
+from mainspring.domain.workflow.definition import Step, TaskTemplate, WorkflowDefinition
 from mainspring.domain.workflow.rules import RunState
 from mainspring.postgres.database import sparse
 
@@ -66,7 +66,7 @@ class RunHead(NamedTuple):
     failed: int
 
 
-class Waiting(NamedTuple):
+class WaitingStep(NamedTuple):
     """A step that waits: for those before it, or for its own items."""
 
     step: str
@@ -81,7 +81,7 @@ class Waiting(NamedTuple):
         return self.finished - self.succeeded - self.failed
 
 
-class Relay(NamedTuple):
+class StepLeaseOffer(NamedTuple):
     """How many steps may start as they are released, on which worker, leased for how long."""
 
     most: int
@@ -89,10 +89,10 @@ class Relay(NamedTuple):
     lease: float
 
 
-NO_RELAY = Relay(0, "", 0.0)
+NO_STEP_LEASES = StepLeaseOffer(0, "", 0.0)
 
 
-class Start(NamedTuple):
+class StartingStep(NamedTuple):
     """A step whose turn has come, as the task it shall be; without one as it was stored."""
 
     run: RunHead
@@ -109,7 +109,7 @@ class NewRun:
     id: UUID
     workflow: str
     version: int
-    definition: Definition
+    definition: WorkflowDefinition
     input: bytes
     now: float
     schedule_id: UUID | None = None
@@ -159,7 +159,7 @@ class Moved:
 
     rows: list[TaskRow] = field(default_factory=list)
     """Tasks that were released."""
-    begun: list[tuple[TaskRow, Assignment]] = field(default_factory=list)
+    begun: list[tuple[TaskRow, Execution]] = field(default_factory=list)
     """Of those, the ones that are leased to this node already: to be started."""
     told: set[int] = field(default_factory=set)
     """Partitions whose owners have wake rows to look at, whoever they are."""
@@ -181,23 +181,23 @@ def place_of(label: str) -> tuple[str, int]:
 def ended_of(finish: Finish) -> Ended:
     """The end of a step, as its executor reported it."""
     report = finish.report
-    assignment = report.assignment
-    assert assignment.workflow_run_id is not None
-    assert assignment.step is not None
-    step, item = place_of(assignment.step)
+    execution = report.execution
+    assert execution.workflow_run_id is not None
+    assert execution.step is not None
+    step, item = place_of(execution.step)
     result, error = report.result, report.error
     if result is not None and len(result) > MOST_RESULT:
         text = f"the result has {len(result)} bytes; {MOST_RESULT} are kept for other steps"
         result, error = None, error or TaskError(TOO_LARGE, text)
     return Ended(
-        assignment.tenant_id,
-        assignment.workflow_run_id,
+        execution.tenant_id,
+        execution.workflow_run_id,
         step,
         finish.state,
         item,
         report.started,
         report.finished,
-        assignment.attempt,
+        execution.attempt,
         result,
         error,
     )

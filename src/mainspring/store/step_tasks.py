@@ -7,13 +7,13 @@ from dataclasses import replace
 import asyncpg
 
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.definition import FEW, TaskTemplate
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import sparse
-from mainspring.postgres.planner import CROWD
+from mainspring.postgres.planner import BULK_ROWS
 from mainspring.postgres.planner import SQL as PLANNER
 from mainspring.store.step_rows import (
     Ended,
@@ -21,7 +21,7 @@ from mainspring.store.step_rows import (
     NewRun,
     NewStep,
     RunHead,
-    Start,
+    StartingStep,
     end_arguments,
 )
 
@@ -38,8 +38,8 @@ class StepTasks:
     async def release(
         self,
         connection: asyncpg.Connection,
-        tenure: Tenure,
-        starts: Sequence[Start],
+        ownership: Ownership,
+        starts: Sequence[StartingStep],
         moved: Moved,
     ) -> None:
         """Schedule the tasks of steps that were blocked: each once, however often it is asked."""
@@ -50,9 +50,9 @@ class StepTasks:
         made = [start.template for start in ordered]
         rows = await connection.fetch(
             SQL["release"],
-            tenure.node_id,
-            tenure.epoch,
-            list(tenure.partitions),
+            ownership.node_id,
+            ownership.epoch,
+            list(ownership.partitions),
             [s.run.tenant_id for s in ordered],
             [s.run.id for s in ordered],
             [s.step.id for s in ordered],
@@ -66,13 +66,13 @@ class StepTasks:
             sparse([t and t.labels for t in made]),
         )
         moved.rows += [TaskRow(*row) for row in rows]
-        await _tell_planner(connection, len(rows))
+        await _analyze_if_grown(connection, len(rows))
 
     async def fan_out(
         self,
         connection: asyncpg.Connection,
-        tenure: Tenure,
-        start: Start,
+        ownership: Ownership,
+        start: StartingStep,
         made: Sequence[TaskTemplate],
         moved: Moved,
     ) -> bool:
@@ -96,7 +96,7 @@ class StepTasks:
         ]  # fmt: skip
         if not added:
             return True
-        moved.rows += await self.add(connection, tenure, head, added)
+        moved.rows += await self.add(connection, ownership, head, added)
         return False
 
     async def end(
@@ -116,34 +116,34 @@ class StepTasks:
     async def add(
         self,
         connection: asyncpg.Connection,
-        tenure: Tenure,
+        ownership: Ownership,
         head: RunHead,
         steps: Sequence[NewStep],
         run: NewRun | None = None,
     ) -> list[TaskRow]:
         """Insert rows and tasks of steps, of a new run with the run itself; answers the tasks that
         are scheduled at once."""
-        rows = await connection.fetch(ADD_STEPS, *add_arguments(tenure, head, steps, run))
-        await _tell_planner(connection, len(steps))
+        rows = await connection.fetch(ADD_STEPS, *add_arguments(ownership, head, steps, run))
+        await _analyze_if_grown(connection, len(steps))
         return [TaskRow(*row) for row in rows]
 
     async def add_tasks(
         self,
         connection: asyncpg.Connection,
-        tenure: Tenure,
+        ownership: Ownership,
         head: RunHead,
         steps: Sequence[NewStep],
     ) -> list[TaskRow]:
         """The tasks alone, where the rows are there."""
-        arguments = _task_arguments(tenure, head, steps)
+        arguments = _task_arguments(ownership, head, steps)
         nothing: tuple[object, ...] = (*([[]] * 9), *_NO_RUN)
         return [TaskRow(*r) for r in await connection.fetch(ADD_STEPS, *arguments, *nothing)]
 
 
-async def _tell_planner(connection: asyncpg.Connection, crowd: int) -> None:
+async def _analyze_if_grown(connection: asyncpg.Connection, crowd: int) -> None:
     """A crowd enters tables that may have been empty: what releases and claims it would go by a
     plan that was made for a handful of rows, and compare each with each."""
-    if crowd >= CROWD:
+    if crowd >= BULK_ROWS:
         await connection.execute(PLANNER["analyze_tasks"])
         await connection.execute(PLANNER["analyze_steps"])
 
@@ -152,11 +152,11 @@ _NO_RUN = (None,) * 8
 
 
 def add_arguments(
-    tenure: Tenure, head: RunHead, steps: Sequence[NewStep], run: NewRun | None
+    ownership: Ownership, head: RunHead, steps: Sequence[NewStep], run: NewRun | None
 ) -> tuple[object, ...]:
     """What the statement `add_steps` wants."""
     return (
-        *_task_arguments(tenure, head, steps),
+        *_task_arguments(ownership, head, steps),
         [s.step for s in steps],
         [s.item for s in steps],
         [s.state for s in steps],
@@ -183,12 +183,14 @@ def _run_arguments(run: NewRun) -> tuple[object, ...]:
     )
 
 
-def _task_arguments(tenure: Tenure, head: RunHead, steps: Sequence[NewStep]) -> tuple[object, ...]:
+def _task_arguments(
+    ownership: Ownership, head: RunHead, steps: Sequence[NewStep]
+) -> tuple[object, ...]:
     made = [s.template for s in steps]
     return (
-        tenure.node_id,
-        tenure.epoch,
-        list(tenure.partitions),
+        ownership.node_id,
+        ownership.epoch,
+        list(ownership.partitions),
         head.tenant_id,
         head.id,
         [s.task_id for s in steps],

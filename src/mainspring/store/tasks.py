@@ -12,21 +12,21 @@ from uuid import UUID
 
 import asyncpg
 
-from mainspring.domain.execution import Assignment
-from mainspring.domain.placement import Tenure
+from mainspring.domain.execution import Execution
+from mainspring.domain.placement import Ownership
 from mainspring.domain.task import TaskState
 from mainspring.errors import StoreUnavailable
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.postgres.planner import CROWD, tell_the_planner
+from mainspring.postgres.planner import BULK_ROWS, analyze_if_grown
 from mainspring.store.claims import assignment_of
 from mainspring.store.creation import (
-    NO_HEAD_START,
+    NO_EAGER_LEASE,
     Creation,
-    HeadStart,
+    EagerLeaseOffer,
     Made,
-    begun_task,
     creation_arguments,
+    started_task,
 )
 from mainspring.store.lists.paging import Found, fill
 from mainspring.store.lists.paths import (
@@ -50,7 +50,7 @@ _TELLING = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StoredAnswer:
     """What the first caller under an idempotency key was told."""
 
     body_hash: bytes
@@ -165,14 +165,14 @@ _EVERYTHING = TaskFilter()
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class StoredTaskPage:
     """Some tasks, newest first, and where to go on (None at the end)."""
 
     tasks: list[StoredTask]
     next_before: UUID | None
 
 
-class Tasks:
+class TaskStore:
     """The store's face for the API."""
 
     def __init__(
@@ -185,32 +185,35 @@ class Tasks:
         self._steps = steps or new_steps(SystemRandom())
 
     async def create(
-        self, creations: Sequence[Creation], tenure: Tenure, start: HeadStart = NO_HEAD_START
+        self,
+        creations: Sequence[Creation],
+        ownership: Ownership,
+        start: EagerLeaseOffer = NO_EAGER_LEASE,
     ) -> Made:
         """Insert in one transaction, and lease what may start at once.
 
         A creation whose idempotency key was taken already inserts nothing and is not in the answer.
         """
         rows = await self._database.fetch(
-            SQL["create_tasks"], *creation_arguments(creations, tenure, self._near, start)
+            SQL["create_tasks"], *creation_arguments(creations, ownership, self._near, start)
         )
-        if len(rows) >= CROWD:
-            await self._tell_the_planner(len(rows))
+        if len(rows) >= BULK_ROWS:
+            await self._analyze_if_grown(len(rows))
         made = Made({task_id: partition for task_id, partition, _, _ in rows}, [])
         if start.tasks:
             made.begun.extend(
-                begun_task(start.tasks[task_id], partition, picked, lease_end)
+                started_task(start.tasks[task_id], partition, picked, lease_end)
                 for task_id, partition, picked, lease_end in rows
                 if picked is not None
             )
         return made
 
-    async def _tell_the_planner(self, crowd: int) -> None:
+    async def _analyze_if_grown(self, crowd: int) -> None:
         """Before the engine hears of them: by a plan for an empty table a claim can take long."""
         # Whatever goes wrong here, they are written, and somebody waits to hear that.
         with suppress(StoreUnavailable, asyncpg.PostgresError, TimeoutError):
             async with asyncio.timeout(_TELLING):
-                await tell_the_planner(self._database, crowd)
+                await analyze_if_grown(self._database, crowd)
 
     async def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
         """After an insert whose answer was lost: which of these took effect?
@@ -232,7 +235,7 @@ class Tasks:
         before: UUID | None,
         limit: int,
         payloads: bool = False,
-    ) -> Page:
+    ) -> StoredTaskPage:
         """A page of tasks older than `before`; it may be short and still have a next one.
 
         Payloads are empty unless asked for: a page of large ones need not cross the wire.
@@ -242,7 +245,7 @@ class Tasks:
         most = limit if where == _EVERYTHING else self._scan
         read = partial(self._read, tenant_id, where, payloads)
         search = ListSearch(read, paths_of(where, ready), shortcuts_of(where, ready), most)
-        return Page(*await fill(search.look, before, limit))
+        return StoredTaskPage(*await fill(search.look, before, limit))
 
     async def _ready(self) -> frozenset[str]:
         """The indexes of history that may be used. Once all are there, nobody asks again."""
@@ -293,7 +296,7 @@ class Tasks:
         )
         return [StoredExecution(*row) for row in rows]
 
-    async def running(self, tenant_id: int, task_id: UUID) -> Assignment | None:
+    async def running(self, tenant_id: int, task_id: UUID) -> Execution | None:
         """The present try of a task; None when it is not running."""
         row = await self._database.fetch_row(SQL["running_task"], tenant_id, task_id)
         return None if row is None else assignment_of(row)
@@ -304,7 +307,7 @@ class Tasks:
         return None if row is None else LockedTask(*row)
 
     async def change(
-        self, tenant_id: int, task_id: UUID, decide: Callable[[LockedTask], "Change | T"]
+        self, tenant_id: int, task_id: UUID, decide: Callable[[LockedTask], "TaskChange | T"]
     ) -> "T | bool | None":
         """Lock a task, let `decide` choose, and write what it chose.
 
@@ -319,7 +322,7 @@ class Tasks:
                 return None
             locked = LockedTask(*row)
             chosen = decide(locked)
-            if not isinstance(chosen, Change):
+            if not isinstance(chosen, TaskChange):
                 return chosen
             await self._write(connection, tenant_id, locked, chosen)
             return True
@@ -356,7 +359,11 @@ class Tasks:
         return await self._database.transact(work)
 
     async def _write(
-        self, connection: asyncpg.Connection, tenant_id: int, locked: LockedTask, change: "Change"
+        self,
+        connection: asyncpg.Connection,
+        tenant_id: int,
+        locked: LockedTask,
+        change: "TaskChange",
     ) -> None:
         if TaskState(change.state).final:
             written = await connection.fetchrow(
@@ -392,7 +399,7 @@ class Tasks:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TaskChange:
     """What a locked task shall become. A final state moves it to history as it is."""
 
     state: str
@@ -409,7 +416,7 @@ class Change:
     payload: bytes
 
     @classmethod
-    def of(cls, task: LockedTask) -> "Change":
+    def of(cls, task: LockedTask) -> "TaskChange":
         """The task as it is: use `dataclasses.replace` for what shall differ."""
         return cls(
             state=task.state,

@@ -11,7 +11,7 @@ from mainspring.domain.tenant import TenantLimits
 from mainspring.errors import Conflict
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.store.answers import Conclude
+from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import INSTALLATION, write_entry
 from mainspring.store.key_ring import NEVER, insert_key
 
@@ -49,7 +49,7 @@ class Usage:
     """Not all tasks were looked at: more of them may be running."""
 
 
-class Tenants:
+class TenantStore:
     """The store's face for operators."""
 
     def __init__(self, database: Database, scan: int = 50_000) -> None:
@@ -63,7 +63,7 @@ class Tenants:
         key: KeyText,
         scopes: frozenset[str],
         actor: str,
-        conclude: Conclude[StoredTenant],
+        conclude: BeforeCommit[StoredTenant],
     ) -> StoredTenant | None:
         """A new tenant with its first key; None when the name is taken."""
 

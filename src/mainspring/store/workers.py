@@ -43,7 +43,7 @@ class Touch(NamedTuple):
     released: int
 
 
-class NodeAddress(NamedTuple):
+class StoredNodeAddress(NamedTuple):
     """A node that workers may ask."""
 
     id: UUID
@@ -51,7 +51,7 @@ class NodeAddress(NamedTuple):
     partitions: int
 
 
-class LogLine(NamedTuple):
+class NewLogLine(NamedTuple):
     """A line that a worker logged about a try."""
 
     task_id: UUID
@@ -71,7 +71,7 @@ class StoredLine(NamedTuple):
     message: str
 
 
-class Workers:
+class WorkerStore:
     """Every call is one transaction."""
 
     def __init__(self, database: Database) -> None:
@@ -133,13 +133,13 @@ class Workers:
         )
         return [WorkerRecord(*row) for row in rows]
 
-    async def nodes(self, alive_within: float) -> Sequence[NodeAddress]:
+    async def nodes(self, alive_within: float) -> Sequence[StoredNodeAddress]:
         """The nodes that were heard of within so many seconds."""
         rows = await self._database.fetch(SQL["worker_nodes"], alive_within)
-        return [NodeAddress(*row) for row in rows]
+        return [StoredNodeAddress(*row) for row in rows]
 
     async def add_logs(
-        self, tenant_id: int, lines: Sequence[LogLine], *, most: int, more_errors: int
+        self, tenant_id: int, lines: Sequence[NewLogLine], *, most: int, more_errors: int
     ) -> int:
         """Keep lines of tries that there were, at most so many of a task, and so many errors
         beyond; answers how many were."""

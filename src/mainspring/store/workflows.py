@@ -8,15 +8,15 @@ from datetime import datetime
 import asyncpg
 import msgspec
 
-from mainspring.domain.workflow.definition import Definition, OnFailure
+from mainspring.domain.workflow.definition import OnFailure, WorkflowDefinition
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.store.answers import Conclude
+from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 
 SQL = queries.load("workflows")
 
-decode_definition = msgspec.json.Decoder(Definition).decode
+decode_definition = msgspec.json.Decoder(WorkflowDefinition).decode
 _encode = msgspec.json.Encoder().encode
 _MOST_STEPS_KEPT = 50_000
 
@@ -27,7 +27,7 @@ class StoredWorkflow:
 
     name: str
     version: int
-    definition: Definition
+    definition: WorkflowDefinition
     created_at: datetime
 
 
@@ -52,21 +52,21 @@ class VersionLine:
     created_at: datetime
 
 
-class Workflows:
+class WorkflowStore:
     """The store's face for definitions of workflows."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._known: OrderedDict[bytes, Definition] = OrderedDict()
+        self._known: OrderedDict[bytes, WorkflowDefinition] = OrderedDict()
         self._steps_known = 0
 
     async def put(
         self,
         tenant_id: int,
-        definition: Definition,
+        definition: WorkflowDefinition,
         actor: str,
         check: Callable[[int], None] | None = None,
-        conclude: Conclude[StoredWorkflow] | None = None,
+        conclude: BeforeCommit[StoredWorkflow] | None = None,
     ) -> StoredWorkflow | None:
         """The next version of a workflow, or its first. With `check` there must be one already, to
         whose version it has nothing to object; None when there is none (or no such tenant)."""
@@ -151,7 +151,7 @@ class Workflows:
 
         return await self._database.transact(work)
 
-    def _definition(self, encoded: bytes) -> Definition:
+    def _definition(self, encoded: bytes) -> WorkflowDefinition:
         """A definition from its bytes. Those that were read lately are kept: a run of thousands of
         steps would decode it thousands of times."""
         known = self._known.get(encoded)

@@ -8,9 +8,9 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from mainspring.sdk.context import Context, Line, entered
+from mainspring.sdk.context import Context, HandlerLogLine, entered
 from mainspring.sdk.functions import TaskFunction
-from mainspring.sdk.worker.outcomes import Verdict, failure, success
+from mainspring.sdk.worker.outcomes import ReportedOutcome, failure, success
 from mainspring.testing.memory import MemoryApi
 
 
@@ -51,7 +51,7 @@ class Trial:
     def run(self, function: TaskFunction[..., Any], *args: Any, **kwargs: Any) -> Ran:
         """Send the arguments as they would be sent, and run the handler on what arrives."""
         payload = function.signature.pack(args, kwargs)
-        said: list[Line] = []
+        said: list[HandlerLogLine] = []
         context = Context(
             self.task_id,
             name=function.name,
@@ -77,7 +77,7 @@ class Trial:
         )
 
 
-def _call(function: TaskFunction[..., Any], payload: bytes, context: Context) -> Verdict:
+def _call(function: TaskFunction[..., Any], payload: bytes, context: Context) -> ReportedOutcome:
     entered(context)
     try:
         call = function.signature.unpack(payload, context)
@@ -88,7 +88,7 @@ def _call(function: TaskFunction[..., Any], payload: bytes, context: Context) ->
     except TimeoutError as problem:
         if context.remaining > 0:
             return failure(problem)
-        return Verdict("failed", None, "timeout", "it took too long")
+        return ReportedOutcome("failed", None, "timeout", "it took too long")
     except Exception as problem:
         return failure(problem)
 

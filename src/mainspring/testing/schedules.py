@@ -10,13 +10,13 @@ import msgspec
 
 from mainspring.domain.schedule import misfire
 from mainspring.domain.schedule.definition import (
-    Definition,
     Misfire,
+    ScheduleDefinition,
     Timetable,
     spread_of,
     timetable,
 )
-from mainspring.domain.schedule.misfire import Ruling, Verdict
+from mainspring.domain.schedule.misfire import BacklogDecision, Ruling
 from mainspring.domain.schedule.template import Values, expand
 from mainspring.domain.schedule.zones import DstPolicy
 from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem
@@ -35,7 +35,7 @@ class VirtualSchedule:
 
     id: UUID
     body: dict[str, Any]
-    definition: Definition
+    definition: ScheduleDefinition
     decided_to: float
     next: float | None
     runs: int = 0
@@ -61,7 +61,7 @@ class VirtualSchedule:
         shown = {"id": self.id, "state": state, "runs": self.runs, "next_run_at": following}
         return {**self.body, **shown}
 
-    def decide(self, now: float, unfinished: int) -> Verdict:
+    def decide(self, now: float, unfinished: int) -> BacklogDecision:
         """What becomes of what is due, by the rules of `domain/schedule/misfire.py`."""
         assert self.next is not None
         definition, moment = self.definition, now - self.offset
@@ -166,14 +166,14 @@ class VirtualSchedules:
         return VirtualSchedule(schedule_id, body, definition, now, following)
 
 
-def _definition(body: Mapping[str, Any], now: float) -> Definition:
+def _definition(body: Mapping[str, Any], now: float) -> ScheduleDefinition:
     given: dict[str, Any] = {name: body[name] for name in _PLAIN if body.get(name) is not None}
     times: dict[str, Any] = {
         name: _seconds(body[name]) for name in _TIMES if body.get(name) is not None
     }
     if sum(body.get(kind) is not None for kind in ("cron", "interval", "rrule")) != 1:
         raise ValueError("exactly one of cron, interval and rrule has to be given")
-    return Definition(
+    return ScheduleDefinition(
         **given,
         **times,
         anchor=times.get("start_at", now),

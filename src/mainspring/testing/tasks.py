@@ -9,14 +9,14 @@ from uuid import UUID
 import msgspec
 
 from mainspring.domain.duration import parse_duration
-from mainspring.domain.execution import Assignment
+from mainspring.domain.execution import Execution
+from mainspring.domain.outcome_rules import Finish, RetryLater
 from mainspring.domain.placement import partition_of
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.rows import TaskRow
-from mainspring.domain.settlement import Finish, Retry
 from mainspring.domain.task import Target, TaskSpec
 from mainspring.domain.tenant import TenantLimits
-from mainspring.sdk.worker.outcomes import Verdict
+from mainspring.sdk.worker.outcomes import ReportedOutcome
 
 TENANT = 1
 _FINAL = frozenset({"completed", "failed", "cancelled", "expired"})
@@ -118,11 +118,11 @@ class VirtualTask:
             cancel_requested=False,
         )
 
-    def claim(self, now: float) -> Assignment:
+    def claim(self, now: float) -> Execution:
         """Take it, as a node's claim does."""
         self.state, self.rev = "running", self.rev + 1
         self.fence, self.attempts = self.fence + 1, self.attempts + 1
-        return Assignment(
+        return Execution(
             TENANT,
             self.id,
             self.fence,
@@ -137,7 +137,7 @@ class VirtualTask:
             self.due,
         )
 
-    def settle(self, outcome: Finish | Retry, verdict: Verdict, now: float) -> None:
+    def settle(self, outcome: Finish | RetryLater, verdict: ReportedOutcome, now: float) -> None:
         """Note what became of a try."""
         self.rev += 1
         self.failures += verdict.status == "failed"

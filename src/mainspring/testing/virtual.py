@@ -22,17 +22,22 @@ from uuid import UUID
 
 import msgspec
 
-from mainspring.domain.execution import Assignment, Outcome, Report, TaskError
+from mainspring.domain.execution import (
+    Execution,
+    Outcome,
+    Report,
+    TaskError,
+)
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.settlement import Finish, settle
+from mainspring.domain.outcome_rules import Finish, decide_outcome
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
 from mainspring.errors import NotFound
 from mainspring.sdk.app import App
-from mainspring.sdk.context import Context, Line, entered
+from mainspring.sdk.context import Context, HandlerLogLine, entered
 from mainspring.sdk.functions import TaskFunction
-from mainspring.sdk.worker.outcomes import Verdict, failure, success
+from mainspring.sdk.worker.outcomes import ReportedOutcome, failure, success
 from mainspring.testing.loop import VirtualLoop
 from mainspring.testing.memory import MemoryApi
 from mainspring.testing.schedules import VirtualSchedules
@@ -169,8 +174,8 @@ class VirtualTime:
         picked = self._engine.pick(now, free, lambda _capability: True)
         claimed = [self.tasks[entry.row.id].claim(now) for entry in picked]
         self._engine.claimed(picked, claimed, now)
-        for assignment in claimed:
-            self._begin(assignment)
+        for execution in claimed:
+            self._begin(execution)
         for task in [task for task in self.tasks.values() if task.expired_at(now)]:
             task.state = "expired"
             self._engine.gone([task.id], now)
@@ -209,15 +214,15 @@ class VirtualTime:
         self._poke()
         return task
 
-    def _begin(self, assignment: Assignment) -> None:
-        task = self.tasks[assignment.id]
+    def _begin(self, execution: Execution) -> None:
+        task = self.tasks[execution.id]
         function = self.app.functions.get(task.handler or "")
-        said: list[Line] = []
+        said: list[HandlerLogLine] = []
         context = Context(
             task.id,
             name=task.handler or "",
-            attempt=assignment.attempt,
-            fence=assignment.fence,
+            attempt=execution.attempt,
+            fence=execution.fence,
             clients=self.api,
             said=said.append,
             details=task.details(),
@@ -225,21 +230,27 @@ class VirtualTime:
         around = contextvars.copy_context()
         around.run(entered, context)
         running = self._loop.create_task(
-            _run(function, task, context, assignment.spec.timeout), context=around
+            _run(function, task, context, execution.spec.timeout), context=around
         )
         self._running[task.id] = running
         began = self.now
-        running.add_done_callback(lambda done: self._ended(assignment, began, done, said))
+        running.add_done_callback(lambda done: self._ended(execution, began, done, said))
 
     def _ended(
-        self, assignment: Assignment, began: datetime, done: "asyncio.Task[Any]", said: list[Line]
+        self,
+        execution: Execution,
+        began: datetime,
+        done: "asyncio.Task[Any]",
+        said: list[HandlerLogLine],
     ) -> None:
         now = self._loop.clock()
-        task = self.tasks[assignment.id]
+        task = self.tasks[execution.id]
         self._running.pop(task.id, None)
-        verdict = Verdict("failed", None, "cancelled") if done.cancelled() else done.result()
-        report = _report(assignment, verdict, began.timestamp(), now, done.cancelled())
-        outcome = settle(report, self._rng)
+        verdict = (
+            ReportedOutcome("failed", None, "cancelled") if done.cancelled() else done.result()
+        )
+        report = _report(execution, verdict, began.timestamp(), now, done.cancelled())
+        outcome = decide_outcome(report, self._rng)
         result = None if verdict.result is None else msgspec.json.decode(verdict.result)
         self.runs.append(
             Run(
@@ -247,7 +258,7 @@ class VirtualTime:
                 task.id,
                 began,
                 self.now,
-                assignment.attempt,
+                execution.attempt,
                 report.outcome.value,
                 msgspec.json.decode(task.payload),
                 result,
@@ -255,10 +266,10 @@ class VirtualTime:
                 tuple(line.message for line in said),
             )
         )
-        self._engine.reported(task.id, assignment.fence)
+        self._engine.reported(task.id, execution.fence)
         task.settle(outcome, verdict, now)
         if isinstance(outcome, Finish):
-            self._engine.ended(task.id, assignment.fence, now)
+            self._engine.ended(task.id, execution.fence, now)
         else:
             self._engine.saw([task.row()], now)
         self._poke()
@@ -326,11 +337,13 @@ class VirtualTime:
 
 async def _run(
     function: TaskFunction[..., Any] | None, task: VirtualTask, context: Context, within: float
-) -> Verdict:
+) -> ReportedOutcome:
     if task.target["type"] != "handler":
         return success(None)  # what it would call is outside of this world
     if function is None:
-        return Verdict("failed", None, "unknown", f"the app has no task {task.handler!r}", False)
+        return ReportedOutcome(
+            "failed", None, "unknown", f"the app has no task {task.handler!r}", False
+        )
     try:
         call = function.signature.unpack(task.payload, context)
         async with asyncio.timeout(within) as limit:
@@ -338,14 +351,14 @@ async def _run(
             return success(await value if function.is_async else value)
     except TimeoutError as problem:
         if limit.expired():
-            return Verdict("failed", None, "timeout", f"not done within {within:g} s")
+            return ReportedOutcome("failed", None, "timeout", f"not done within {within:g} s")
         return failure(problem)
     except Exception as problem:
         return failure(problem)
 
 
 def _report(
-    assignment: Assignment, verdict: Verdict, began: float, now: float, cancelled: bool
+    execution: Execution, verdict: ReportedOutcome, began: float, now: float, cancelled: bool
 ) -> Report:
     outcome = Outcome.SUCCEEDED if verdict.status == "succeeded" else Outcome.FAILED
     if cancelled:
@@ -354,7 +367,7 @@ def _report(
         outcome = Outcome.TIMED_OUT
     error = None if verdict.code is None else TaskError(verdict.code, verdict.message)
     return Report(
-        assignment,
+        execution,
         outcome,
         began,
         now,

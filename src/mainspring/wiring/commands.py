@@ -14,11 +14,11 @@ from mainspring.postgres.database import (
 )
 from mainspring.postgres.doctor import Finding
 from mainspring.postgres.embedded import EmbeddedServer
-from mainspring.postgres.embedded_supervisor import Keeper
+from mainspring.postgres.embedded_supervisor import EmbeddedSupervisor
 from mainspring.postgres.migrate import Migration
 from mainspring.store.cluster import Fenced, Topology
-from mainspring.store.keys import Keys, NewKey, hash_secret
-from mainspring.store.secrets import WebhookSecrets
+from mainspring.store.keys import KeyStore, NewKey, hash_secret
+from mainspring.store.secrets import SecretStore
 from mainspring.wiring.server import Server
 from mainspring.wiring.settings import database_options, direct_url, new_key, vault_of
 
@@ -52,7 +52,7 @@ async def reseal(config: Config) -> tuple[int, int]:
     database = Database(database_options(config))
     await database.open()
     try:
-        return await WebhookSecrets(database, vault_of(config)).renew()
+        return await SecretStore(database, vault_of(config)).renew()
     finally:
         await database.close()
 
@@ -62,14 +62,14 @@ async def create_operator_key(config: Config, name: str | None) -> str:
     text = new_key(config)
     new = NewKey(text.id, text.secret, None, frozenset(), True, name, text.prefix)
     async with _opened(config) as database:
-        await Keys(database).add_operator(new, "command line")
+        await KeyStore(database).add_operator(new, "command line")
     return text.secret
 
 
 async def revoke_operator_key(config: Config, key: str) -> bool:
     """End an operator's key, named by its id or by itself. False: there is none."""
     async with _opened(config) as database:
-        return await Keys(database).revoke_operator(key, "command line")
+        return await KeyStore(database).revoke_operator(key, "command line")
 
 
 @asynccontextmanager
@@ -89,6 +89,6 @@ async def add_development_key(server: Server, secret: str, scopes: frozenset[str
     await server.keys.add(NewKey(key_id, secret, tenant_id, scopes, operator=True, name="dev"))
 
 
-def embedded_server(data: Path) -> Keeper:
+def embedded_server(data: Path) -> EmbeddedSupervisor:
     """The private PostgreSQL of `mainspring dev`."""
-    return Keeper(EmbeddedServer(data))
+    return EmbeddedSupervisor(EmbeddedServer(data))

@@ -13,9 +13,9 @@ from mainspring import __version__, crash, timezones, tls
 from mainspring.api.app import ApiDependencies, build_app
 from mainspring.api.http.key_activity import KeyActivity
 from mainspring.api.http.server import (
-    DoorConfig,
-    DoorLimits,
-    DoorServer,
+    ConnectionLimits,
+    HttpConfig,
+    HttpServer,
     listen,
 )
 from mainspring.clock import DatabaseClock
@@ -35,13 +35,13 @@ from mainspring.node.loader import Loader
 from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
 from mainspring.node.node import Node
-from mainspring.node.partition_loader import Stocktaker
+from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.recorder import Recorder
 from mainspring.node.run_starter import RunStarter
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
-from mainspring.node.workers.lease_service import LeaseDesk
-from mainspring.node.workers.mailbox import Post
+from mainspring.node.workers.lease_service import LeaseService
+from mainspring.node.workers.mailbox import Mailbox
 from mainspring.observe.metrics import Metrics
 from mainspring.observe.watchdog import LoopWatchdog
 from mainspring.postgres import migrate as migrations
@@ -50,17 +50,17 @@ from mainspring.postgres.database import (
     connect,
     new_ids,
 )
-from mainspring.schedules.occurrences import Firing
-from mainspring.schedules.service import Schedules
+from mainspring.schedules.occurrences import OccurrenceWriter
+from mainspring.schedules.service import ScheduleService
 from mainspring.store.claims import EngineStore
-from mainspring.store.housekeeping import Housekeeping
-from mainspring.store.keys import Keys
+from mainspring.store.housekeeping import HousekeepingStore
+from mainspring.store.keys import KeyStore
 from mainspring.store.leases import LeaseStore
-from mainspring.store.messages import Messages
-from mainspring.store.secrets import WebhookSecrets
-from mainspring.store.tasks import Tasks
+from mainspring.store.messages import MessageStore
+from mainspring.store.secrets import SecretStore
+from mainspring.store.tasks import TaskStore
 from mainspring.store.vault import Vault
-from mainspring.store.workers import Workers
+from mainspring.store.workers import WorkerStore
 from mainspring.wiring.settings import (
     archive_of,
     crash_point,
@@ -72,7 +72,7 @@ from mainspring.wiring.settings import (
 from mainspring.workflows.advancing import Steps, new_steps
 from mainspring.workflows.definitions import Definitions
 from mainspring.workflows.outcomes import StepOutcomes
-from mainspring.workflows.runs import WorkflowRuns
+from mainspring.workflows.runs import WorkflowRunService
 from mainspring.workflows.task_runs import TaskRuns
 
 _EVERYWHERE = frozenset({"0.0.0.0", "::"})
@@ -90,10 +90,10 @@ class Server:
         self._engine_database = Database(
             replace(database_options(config), connections=config.engine_connections)
         )
-        self.keys = Keys(self._api_database)
+        self.keys = KeyStore(self._api_database)
         self._clock = DatabaseClock()
         self._socket: socket.socket | None = None
-        self._http: DoorServer | None = None
+        self._http: HttpServer | None = None
         self._tls = tls.server_context(config)
         self._activity = KeyActivity()
         self._background = Supervisor()
@@ -127,7 +127,7 @@ class Server:
         await self._engine_database.open()
         await self.node.start(self.advertised_url)
         self._background.start("keys.touch", lambda: self._activity.keep_writing(self.keys))
-        self._http = DoorServer(self._door())
+        self._http = HttpServer(self._door())
         try:
             await self._http.open(self._socket)
         except BaseException:
@@ -139,17 +139,17 @@ class Server:
         assert self._http is not None, "the server has not been started"
         await self._http.ended()
 
-    def _door(self) -> DoorConfig:
+    def _door(self) -> HttpConfig:
         config = self.config
-        limits = DoorLimits(
+        limits = ConnectionLimits(
             config.max_connections, config.max_headers, config.max_head, config.request_timeout
         )
-        return DoorConfig(
+        return HttpConfig(
             self.app,
             limits,
             self.metrics,
             keep_alive=config.keep_alive,
-            learner=self.app,
+            compiler=self.app,
             tls=self._tls,
         )
 
@@ -183,24 +183,24 @@ class Server:
         rng = SystemRandom()
         signals = Signals(state, self._engine_database, self._listener())
         definitions = Definitions()
-        state.when_renewed(definitions.forget)
+        state.on_new_incarnation(definitions.forget)
         steps = new_steps(rng, config.max_payload, definitions)
         outcomes = StepOutcomes(self._engine_database, steps)
         recorder = Recorder(config, state, store, outcomes, signals, metrics, rng)
         dispatcher = Dispatcher(config, state, store, recorder, metrics)
-        desk = self._desk(state, recorder, dispatcher, signals)
-        stock = Stocktaker(config, state, store, dispatcher, metrics)
-        keys = Keys(self._engine_database)
-        loader = Loader(config, state, store, keys, dispatcher, stock, metrics)
-        membership = self._membership(state, stock, signals)
-        house = Housekeeping(self._engine_database)
+        lease_service = self._lease_service(state, recorder, dispatcher, signals)
+        partition_loader = PartitionLoader(config, state, store, dispatcher, metrics)
+        keys = KeyStore(self._engine_database)
+        loader = Loader(config, state, store, keys, dispatcher, partition_loader, metrics)
+        membership = self._membership(state, partition_loader, signals)
+        house = HousekeepingStore(self._engine_database)
         housekeeper = Housekeeper(config, state, house, archive_of(config))
         vault = vault_of(config)
         webhooks = HttpExecutor(
             self._clock,
             recorder.report,
             http_settings(config),
-            WebhookSecrets(self._engine_database, vault),
+            SecretStore(self._engine_database, vault),
             vault.open_headers,
             metrics,
         )
@@ -214,7 +214,7 @@ class Server:
             state,
             membership,
             loader,
-            stock,
+            partition_loader,
             dispatcher,
             recorder,
             signals,
@@ -222,16 +222,16 @@ class Server:
             self._materializer(state, signals, rng),
             Deadlines(state, outcomes, recorder, metrics),
             executors,
-            desk,
+            lease_service,
         )
-        state.when_renewed(webhooks.forget_all)
-        dependencies = self._api(desk, vault, webhooks, rng, definitions)
-        state.when_renewed(dependencies.authenticator.forget_all)
+        state.on_new_incarnation(webhooks.forget_all)
+        dependencies = self._api(lease_service, vault, webhooks, rng, definitions)
+        state.on_new_incarnation(dependencies.authenticator.forget_all)
         self.app = build_app(dependencies)
 
     def _api(
         self,
-        desk: LeaseDesk,
+        lease_service: LeaseService,
         vault: Vault,
         webhooks: HttpExecutor,
         rng: Random,
@@ -242,12 +242,12 @@ class Server:
         return ApiDependencies(
             config=config,
             clock=self._clock,
-            tasks=Tasks(self._api_database, near=config.near, steps=steps),
+            tasks=TaskStore(self._api_database, near=config.near, steps=steps),
             keys=self.keys,
             ids=new_ids(Random(rng.getrandbits(64))),
             rng=Random(rng.getrandbits(64)),
             node=self.node,
-            desk=desk,
+            lease_service=lease_service,
             metrics=self.metrics,
             database=self._api_database,
             activity=self._activity,
@@ -257,30 +257,39 @@ class Server:
             complaint=self._watchdog.complaint,
         )
 
-    def _membership(self, state: NodeState, stock: Stocktaker, signals: Signals) -> Membership:
+    def _membership(
+        self, state: NodeState, partition_loader: PartitionLoader, signals: Signals
+    ) -> Membership:
         return Membership(
             self.config,
             state,
             self._own_connection(),
             self._clock,
-            stock,
+            partition_loader,
             signals,
             self.metrics,
             __version__,
         )
 
-    def _desk(
+    def _lease_service(
         self, state: NodeState, recorder: Recorder, dispatcher: Dispatcher, signals: Signals
-    ) -> LeaseDesk:
+    ) -> LeaseService:
         store = LeaseStore(self._engine_database)
-        workers = Workers(self._engine_database)
-        post = Post(state, Messages(self._engine_database), self.config.wake_poll)
+        workers = WorkerStore(self._engine_database)
+        post = Mailbox(state, MessageStore(self._engine_database), self.config.wake_poll)
         signals.when_mailed(post.hint)
-        desk = LeaseDesk(
-            self.config, state, store, recorder, self.metrics, workers, post, dispatcher.lose
+        lease_service = LeaseService(
+            self.config,
+            state,
+            store,
+            recorder,
+            self.metrics,
+            workers,
+            post,
+            dispatcher.expire_leases,
         )
-        dispatcher.serve_workers(desk)
-        return desk
+        dispatcher.serve_workers(lease_service)
+        return lease_service
 
     def _engine(self) -> Engine:
         config = self.config
@@ -301,14 +310,16 @@ class Server:
     ) -> RunStarter:
         database = self._engine_database
         ids = new_ids(Random(SystemRandom().getrandbits(64)))
-        runs = WorkflowRuns(database, steps, definitions, ids)
+        runs = WorkflowRunService(database, steps, definitions, ids)
         task_runs = TaskRuns(database, steps, runs)
         return RunStarter(self._clock, state, task_runs, recorder, recorder.report)
 
     def _materializer(self, state: NodeState, signals: Signals, rng: Random) -> Materializer:
         ids = new_ids(Random(rng.getrandbits(64)))
-        firing = Firing(ids, Random(rng.getrandbits(64)), near=self.config.near)
-        schedules = Schedules(self._engine_database, firing)
+        occurrence_writer = OccurrenceWriter(
+            ids, Random(rng.getrandbits(64)), near=self.config.near
+        )
+        schedules = ScheduleService(self._engine_database, occurrence_writer)
         return Materializer(self.config, state, schedules, signals, self.metrics)
 
     def _own_connection(self) -> Callable[[], Awaitable[asyncpg.Connection]]:

@@ -10,7 +10,7 @@ from mainspring.domain.apikey import KeyText
 from mainspring.errors import ConfigError
 from mainspring.execution import guard
 from mainspring.execution.http import HttpSettings
-from mainspring.execution.lanes import Caps
+from mainspring.execution.send_queues import Caps
 from mainspring.execution.transfers import SenderSettings
 from mainspring.node.archiving import ArchiveCommand
 from mainspring.postgres.database import (
@@ -76,12 +76,12 @@ def archive_of(config: Config) -> ArchiveHook | None:
     return ArchiveCommand(config.archive_command, environment, direct_url(config))
 
 
-def egress_of(config: Config) -> guard.Egress:
+def egress_of(config: Config) -> guard.EgressRules:
     """The installation's rules for what webhooks may call."""
     try:
         allow = guard.parse_networks(config.egress_allow)
         deny = guard.parse_networks(config.egress_deny)
-        return guard.Egress(allow, deny, config.egress_ports)
+        return guard.EgressRules(allow, deny, config.egress_ports)
     except ValueError as error:
         raise ConfigError([f"egress_allow, egress_deny or egress_ports: {error}"]) from None
 

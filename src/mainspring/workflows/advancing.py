@@ -16,16 +16,16 @@ import asyncpg
 
 from mainspring.domain.execution import TaskError
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.condition import ConditionFailed
-from mainspring.domain.workflow.definition import Definition, Step, TaskTemplate
+from mainspring.domain.workflow.definition import Step, TaskTemplate, WorkflowDefinition
 from mainspring.domain.workflow.retry import FAIL_FAST
 from mainspring.domain.workflow.rules import (
     MOST_BYTES,
-    Decision,
     RenderFailed,
     Scope,
+    StepDecision,
     decide,
     fanned,
     holds,
@@ -42,8 +42,8 @@ from mainspring.store.step_rows import (
     Ended,
     Moved,
     RunHead,
-    Start,
-    Waiting,
+    StartingStep,
+    WaitingStep,
     note_arguments,
     place_of,
 )
@@ -60,7 +60,7 @@ SQL = queries.load("steps")
 
 MOST_JOINED = 2**22
 """So many bytes may the results of a step's items have together."""
-NOBODY = Tenure(UUID(int=0), 0, frozenset())
+NOBODY = Ownership(UUID(int=0), 0, frozenset())
 """Who owns nothing: what is released for it is told to all by wake rows."""
 LARGE = 100
 """Of more rows than these a statement is planned anew."""
@@ -72,9 +72,9 @@ _HEAD = len(RunHead._fields)
 class _Plan:
     """What is to be written for some runs."""
 
-    starts: list[Start] = field(default_factory=list)
+    starts: list[StartingStep] = field(default_factory=list)
     ends: list[Ended] = field(default_factory=list)
-    fans: list[tuple[Start, list[TaskTemplate]]] = field(default_factory=list)
+    fans: list[tuple[StartingStep, list[TaskTemplate]]] = field(default_factory=list)
 
 
 class Steps:
@@ -108,7 +108,7 @@ class Steps:
     async def settle(
         self,
         connection: asyncpg.Connection,
-        tenure: Tenure,
+        ownership: Ownership,
         ended: Sequence[Ended],
         now: float,
         *,
@@ -123,7 +123,7 @@ class Steps:
         for end in ended:
             since[end.run_id] = max(since.get(end.run_id, 0.0), end.finished or now)
         touched = await self._note(connection, ended, heads)
-        return await self._go_on(connection, tenure, heads, touched, since)
+        return await self._advance(connection, ownership, heads, touched, since)
 
     async def changed(
         self, connection: asyncpg.Connection, tenant_id: int, run_id: UUID, label: str
@@ -151,23 +151,23 @@ class Steps:
             await self.settle(connection, NOBODY, ended, now)
 
     async def reconsider(
-        self, connection: asyncpg.Connection, tenure: Tenure, head: RunHead, now: float
+        self, connection: asyncpg.Connection, ownership: Ownership, head: RunHead, now: float
     ) -> Moved:
         """Decide anew on everything in a run that waits: after it was resumed, or begun."""
         rows = await connection.fetch(SQL["unfinished_steps"], head.tenant_id, head.id)
         waiting = [
-            Waiting(row["step"], row["state"], *tuple(row)[3:7])
+            WaitingStep(row["step"], row["state"], *tuple(row)[3:7])
             for row in rows
             if row["item"] == ITSELF and row["state"] != "released"
         ]
-        return await self._go_on(
-            connection, tenure, {head.id: head}, {head.id: waiting}, {head.id: now}
+        return await self._advance(
+            connection, ownership, {head.id: head}, {head.id: waiting}, {head.id: now}
         )
 
-    async def cut_short(
+    async def stop_run(
         self,
         connection: asyncpg.Connection,
-        tenure: Tenure,
+        ownership: Ownership,
         head: RunHead,
         why: str,
         now: float,
@@ -179,7 +179,7 @@ class Steps:
         if head.state == "paused":
             await self.unpause(connection, head)
         ended = await self.stop(connection, head, why, told)
-        moved = await self.settle(connection, tenure, ended, now)
+        moved = await self.settle(connection, ownership, ended, now)
         moved.told |= told.told
         return moved
 
@@ -237,19 +237,19 @@ class Steps:
         moved.told |= {row["partition"] for row in asked}
         return ended
 
-    async def _go_on(
+    async def _advance(
         self,
         connection: asyncpg.Connection,
-        tenure: Tenure,
+        ownership: Ownership,
         heads: dict[UUID, RunHead],
-        touched: dict[UUID, list[Waiting]],
+        touched: dict[UUID, list[WaitingStep]],
         since: dict[UUID, float],
     ) -> Moved:
         """Decide on steps whose counters changed; what ends by that changes others."""
         moved = Moved()
         while touched:
             await self._join_lists(connection, heads, touched, moved)
-            ended = await self._follow(connection, tenure, heads, touched, since, moved)
+            ended = await self._follow(connection, ownership, heads, touched, since, moved)
             touched = await self._note(connection, ended, heads)
         await self._end_runs(connection, heads.values(), moved)
         return moved
@@ -261,27 +261,27 @@ class Steps:
         connection: asyncpg.Connection,
         ended: Sequence[Ended],
         heads: dict[UUID, RunHead],
-    ) -> dict[UUID, list[Waiting]]:
+    ) -> dict[UUID, list[WaitingStep]]:
         """Count the ends; answers the steps that waited for them, by run."""
         if not ended:
             return {}
         if len(ended) > LARGE:
             await connection.execute(SQL["plan_anew"])
         ordered = sorted(ended, key=lambda e: (e.tenant_id, e.run_id, e.step, e.item))
-        touched: dict[UUID, list[Waiting]] = {}
+        touched: dict[UUID, list[WaitingStep]] = {}
         for row in await connection.fetch(SQL["advance"], *note_arguments(ordered)):
             values = tuple(row)
             heads[row["id"]] = RunHead(*values[:_HEAD])
             waiting = touched.setdefault(row["id"], [])
             if row["step"] is not None:
-                waiting.append(Waiting(*values[_HEAD:]))
+                waiting.append(WaitingStep(*values[_HEAD:]))
         return touched
 
     async def _join_lists(
         self,
         connection: asyncpg.Connection,
         heads: dict[UUID, RunHead],
-        touched: dict[UUID, list[Waiting]],
+        touched: dict[UUID, list[WaitingStep]],
         moved: Moved,
     ) -> None:
         """Lists whose items have all ended end first: by that the run may fail, and then what
@@ -330,9 +330,9 @@ class Steps:
     async def _follow(
         self,
         connection: asyncpg.Connection,
-        tenure: Tenure,
+        ownership: Ownership,
         heads: dict[UUID, RunHead],
-        touched: dict[UUID, list[Waiting]],
+        touched: dict[UUID, list[WaitingStep]],
         since: dict[UUID, float],
         moved: Moved,
     ) -> list[Ended]:
@@ -351,9 +351,9 @@ class Steps:
             await self._decide(connection, head, definition, waiting, since[run_id], plan)
         if len(plan.starts) + len(plan.ends) > LARGE:
             await connection.execute(SQL["plan_anew"])
-        await self.tasks.release(connection, tenure, plan.starts, moved)
+        await self.tasks.release(connection, ownership, plan.starts, moved)
         for start, made in plan.fans:
-            if await self.tasks.fan_out(connection, tenure, start, made, moved):
+            if await self.tasks.fan_out(connection, ownership, start, made, moved):
                 plan.ends.append(await self._join(connection, start.run, start.step.id))
         return stopped + await self.tasks.end(connection, plan.ends, moved)
 
@@ -361,8 +361,8 @@ class Steps:
         self,
         connection: asyncpg.Connection,
         head: RunHead,
-        definition: Definition,
-        waiting: Sequence[Waiting],
+        definition: WorkflowDefinition,
+        waiting: Sequence[WaitingStep],
         since: float,
         plan: _Plan,
     ) -> None:
@@ -374,11 +374,11 @@ class Steps:
             match decide(
                 step, wait.finished, wait.succeeded, wait.failed, wait.skipped, wait.needed
             ):
-                case Decision.START:
+                case StepDecision.START:
                     ready.append(step)
-                case Decision.SKIP:
+                case StepDecision.SKIP:
                     plan.ends += _left_out(head, definition, step)
-                case Decision.WAIT:
+                case StepDecision.WAIT:
                     pass
         if not ready:
             return
@@ -389,7 +389,7 @@ class Steps:
     def _prepare(
         self,
         head: RunHead,
-        definition: Definition,
+        definition: WorkflowDefinition,
         step: Step,
         scope: Scope | None,
         since: float,
@@ -400,7 +400,7 @@ class Steps:
         if step.template.jitter:
             due = round(due + self._rng.uniform(0, step.template.jitter), 6)
         if scope is None:
-            plan.starts.append(Start(head, step, due, None))
+            plan.starts.append(StartingStep(head, step, due, None))
             return
         most = self._most_bytes
         try:
@@ -410,10 +410,12 @@ class Steps:
                 return
             found = items(step, scope)
             if found is None:
-                plan.starts.append(Start(head, step, due, render(step.template, scope, most)))
+                plan.starts.append(
+                    StartingStep(head, step, due, render(step.template, scope, most))
+                )
                 return
             made = list(render_each(step, scope, found, most))
-            plan.fans.append((Start(head, step, due, None), made))
+            plan.fans.append((StartingStep(head, step, due, None), made))
             if not made:
                 end = Ended(head.tenant_id, head.id, step.id, TaskState.COMPLETED, result=b"[]")
                 plan.ends.append(end)
@@ -456,7 +458,7 @@ def new_steps(
     return Steps(definitions or Definitions(), ids, rng, most_bytes)
 
 
-def _left_out(head: RunHead, definition: Definition, step: Step) -> list[Ended]:
+def _left_out(head: RunHead, definition: WorkflowDefinition, step: Step) -> list[Ended]:
     """A step that is not taken, and those for which that alone decides that they are not, either:
     a chain of a thousand steps is left out at once."""
     out, queue = [step.id], [step.id]
@@ -464,7 +466,7 @@ def _left_out(head: RunHead, definition: Definition, step: Step) -> list[Ended]:
         for name in definition.children[queue.pop()]:
             child = definition.by_id[name]
             alone = len(child.needs) == 1
-            if alone and decide(child, 1, 0, 0, 1, 1) is Decision.SKIP:
+            if alone and decide(child, 1, 0, 0, 1, 1) is StepDecision.SKIP:
                 out.append(name)
                 queue.append(name)
     return [Ended(head.tenant_id, head.id, name, TaskState.SKIPPED) for name in out]

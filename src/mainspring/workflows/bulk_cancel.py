@@ -23,15 +23,15 @@ _SCAN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class CancelCounts:
     """How many tasks ended, how many were asked to stop, and whose owners must know."""
 
     ended: int = 0
     asked: int = 0
     partitions: frozenset[int] = frozenset()
 
-    def __add__(self, other: "Cancelled") -> "Cancelled":
-        return Cancelled(
+    def __add__(self, other: "CancelCounts") -> "CancelCounts":
+        return CancelCounts(
             self.ended + other.ended, self.asked + other.asked, self.partitions | other.partitions
         )
 
@@ -46,17 +46,17 @@ class BulkChanges:
         self._scan = scan
         self._steps = steps or new_steps(SystemRandom())
 
-    async def count_cancellable(self, tenant_id: int, where: TaskFilter) -> Cancelled:
+    async def count_cancellable(self, tenant_id: int, where: TaskFilter) -> CancelCounts:
         """What `cancel` would do now."""
-        total = Cancelled()
+        total = CancelCounts()
         async for page in self._pages(tenant_id, where):
             asked = sum(state == TaskState.RUNNING for state in page.values())
-            total += Cancelled(len(page) - asked, asked)
+            total += CancelCounts(len(page) - asked, asked)
         return total
 
     async def cancel(
         self, tenant_id: int, where: TaskFilter, actor: str
-    ) -> AsyncIterator[Cancelled]:
+    ) -> AsyncIterator[CancelCounts]:
         """Cancel all that match and exist now; yields what each transaction did."""
         async for page in self._pages(tenant_id, where):
             if page:
@@ -86,8 +86,8 @@ class BulkChanges:
 
     async def _cancel(
         self, tenant_id: int, ids: list[UUID], where: TaskFilter, actor: str
-    ) -> Cancelled:
-        async def work(connection: asyncpg.Connection) -> Cancelled:
+    ) -> CancelCounts:
+        async def work(connection: asyncpg.Connection) -> CancelCounts:
             await self._steps.hold_of(connection, tenant_id, ids)
             locked = await connection.fetch(
                 SQL["lock_cancellable"], tenant_id, ids, *_arguments(where)
@@ -109,7 +109,7 @@ class BulkChanges:
                     connection, tenant_id, actor, "tasks.cancelled", f"{ids[0]}/{ids[-1]}",
                     cancelled=ended, cancel_requested=asked,
                 )  # fmt: skip
-            return Cancelled(ended, asked, frozenset(partitions))
+            return CancelCounts(ended, asked, frozenset(partitions))
 
         return await self._database.transact(work)
 

@@ -5,13 +5,13 @@ from collections import OrderedDict
 import asyncpg
 import msgspec
 
-from mainspring.domain.workflow.definition import Definition
+from mainspring.domain.workflow.definition import WorkflowDefinition
 from mainspring.postgres import named_sql as queries
 from mainspring.store.step_rows import RunHead
 
 SQL = queries.load("steps")
 
-_definition = msgspec.json.Decoder(Definition)
+_definition = msgspec.json.Decoder(WorkflowDefinition)
 _MOST_STEPS_KEPT = 50_000
 
 
@@ -20,7 +20,7 @@ class Definitions:
     are kept. A run of thousands of steps would read its own thousands of times."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[int, str, int], Definition] = OrderedDict()
+        self._known: OrderedDict[tuple[int, str, int], WorkflowDefinition] = OrderedDict()
         self._steps_known = 0
 
     def forget(self) -> None:
@@ -28,7 +28,7 @@ class Definitions:
         self._known.clear()
         self._steps_known = 0
 
-    async def get(self, connection: asyncpg.Connection, run: RunHead) -> Definition:
+    async def get(self, connection: asyncpg.Connection, run: RunHead) -> WorkflowDefinition:
         """The definition that a run was made by."""
         key = (run.tenant_id, run.workflow, run.version)
         known = self._known.get(key)
@@ -39,7 +39,9 @@ class Definitions:
         assert encoded is not None, "versions are kept as long as their runs"
         return self._keep(key, _definition.decode(encoded))
 
-    def _keep(self, key: tuple[int, str, int], definition: Definition) -> Definition:
+    def _keep(
+        self, key: tuple[int, str, int], definition: WorkflowDefinition
+    ) -> WorkflowDefinition:
         self._known[key] = definition
         self._steps_known += len(definition.steps)
         while self._steps_known > _MOST_STEPS_KEPT and len(self._known) > 1:

@@ -10,9 +10,9 @@ from uuid import UUID
 import asyncpg
 
 from mainspring.domain.execution import Outcome, Report, TaskError
-from mainspring.domain.placement import Tenure
+from mainspring.domain.outcome_rules import Finish, finish
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
-from mainspring.domain.settlement import Finish, finish
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.rules import RunState
 from mainspring.postgres import named_sql as queries
@@ -26,11 +26,11 @@ from mainspring.store.claims import (
 from mainspring.store.step_rows import (
     ITSELF,
     MOST_RESULT,
-    NO_RELAY,
+    NO_STEP_LEASES,
     Ended,
     Moved,
-    Relay,
     RunHead,
+    StepLeaseOffer,
     ended_of,
     place_of,
 )
@@ -59,8 +59,11 @@ class StepOutcomes:
         self._intricate: dict[tuple[int, UUID], None] = {}
         """Runs of which some steps leave something to decide: the short way is not tried again."""
 
-    async def finish_plainly(
-        self, tenure: Tenure, finished: Sequence[Finish], relay: Relay = NO_RELAY
+    async def finish_fast(
+        self,
+        ownership: Ownership,
+        finished: Sequence[Finish],
+        relay: StepLeaseOffer = NO_STEP_LEASES,
     ) -> StepsFinished:
         """The short way, for ends that leave nothing to decide. What it does not accept is for
         `finish`."""
@@ -68,10 +71,10 @@ class StepOutcomes:
         if not plain:
             return StepsFinished(set(), Moved())
         rows = await self._database.fetch(
-            SQL["finish_plainly"],
-            *finish_arguments(tenure, plain),
-            [f.report.assignment.workflow_run_id for f in plain],
-            [f.report.assignment.step for f in plain],
+            SQL["finish_fast"],
+            *finish_arguments(ownership, plain),
+            [f.report.execution.workflow_run_id for f in plain],
+            [f.report.execution.step for f in plain],
             relay.lease,
             relay.worker,
             relay.most,
@@ -103,54 +106,56 @@ class StepOutcomes:
             if (run := _run_of(finish)) not in others and run not in self._intricate
         ]
 
-    async def finish(self, tenure: Tenure, finished: Sequence[Finish], now: float) -> StepsFinished:
+    async def finish(
+        self, ownership: Ownership, finished: Sequence[Finish], now: float
+    ) -> StepsFinished:
         """Record ends of steps, guarded by fence, and move their runs on, whatever follows."""
 
         async def work(connection: asyncpg.Connection) -> StepsFinished:
             huge = await self._steps.hold(connection, [_run_of(finish) for finish in finished])
-            rows = await connection.fetch(_FINISH, *finish_arguments(tenure, finished))
+            rows = await connection.fetch(_FINISH, *finish_arguments(ownership, finished))
             accepted = {row["id"] for row in rows}
-            ended = [ended_of(f) for f in finished if f.report.assignment.id in accepted]
-            moved = await self._steps.settle(connection, tenure, ended, now, huge=huge)
+            ended = [ended_of(f) for f in finished if f.report.execution.id in accepted]
+            moved = await self._steps.settle(connection, ownership, ended, now, huge=huge)
             return StepsFinished(accepted, moved)
 
         return await self._database.transact(work)
 
-    async def lose(
+    async def expire_leases(
         self,
-        tenure: Tenure,
+        ownership: Ownership,
         held: Sequence[TaskRef],
         now: float,
         *,
-        blamed: Collection[UUID] = (),
+        count_crash: Collection[UUID] = (),
         presumed: Collection[UUID] = (),
     ) -> StepsFinished:
         """End tries of steps whose lease ran out, and that were asked to cancel, or, of those in
-        `blamed`, began alone and were lost with their worker; those in `presumed` count as
+        `count_crash`, began alone and were lost with their worker; those in `presumed` count as
         begun."""
         rows = await self._database.fetch(
             SQL["lost_steps"],
             [h.tenant_id for h in held],
             [h.id for h in held],
             [h.guard for h in held],
-            list(blamed),
+            list(count_crash),
             list(presumed),
         )
         if not rows:
             return StepsFinished(set(), Moved())
         finished = [_lost(row, now) for row in rows]
-        return await self.finish(tenure, finished, now)
+        return await self.finish(ownership, finished, now)
 
-    async def expiring(self, tenure: Tenure) -> list[Ended]:
+    async def expiring(self, ownership: Ownership) -> list[Ended]:
         """Steps of our partitions that were not started by their expiry."""
-        rows = await self._database.fetch(SQL["overdue_steps"], list(tenure.partitions))
+        rows = await self._database.fetch(SQL["overdue_steps"], list(ownership.partitions))
         return [
             Ended(row["tenant_id"], row["workflow_run_id"], step, TaskState.EXPIRED, item)
             for row in rows
             for step, item in (place_of(row["step"]),)
         ]
 
-    async def expire(self, tenure: Tenure, leaving: Sequence[Ended], now: float) -> Moved:
+    async def expire(self, ownership: Ownership, leaving: Sequence[Ended], now: float) -> Moved:
         """End these, unless they have been started since."""
         if not leaving:
             return Moved()
@@ -159,19 +164,19 @@ class StepOutcomes:
             await self._steps.hold(connection, [(e.tenant_id, e.run_id) for e in leaving])
             told = Moved()
             ended = await self._steps.tasks.end(connection, leaving, told)
-            moved = await self._steps.settle(connection, tenure, ended, now)
+            moved = await self._steps.settle(connection, ownership, ended, now)
             moved.told |= told.told
             return moved
 
         return await self._database.transact(work)
 
-    async def overdue(self, tenure: Tenure) -> list[tuple[int, UUID]]:
+    async def overdue(self, ownership: Ownership) -> list[tuple[int, UUID]]:
         """Runs of our partitions whose deadline has passed."""
-        rows = await self._database.fetch(SQL["overdue_runs"], list(tenure.partitions))
+        rows = await self._database.fetch(SQL["overdue_runs"], list(ownership.partitions))
         return [(row["tenant_id"], row["id"]) for row in rows]
 
     async def stop(
-        self, tenure: Tenure, tenant_id: int, run_id: UUID, why: str, now: float
+        self, ownership: Ownership, tenant_id: int, run_id: UUID, why: str, now: float
     ) -> Moved:
         """End a run before its time: only cleanup is left to do."""
 
@@ -180,7 +185,7 @@ class StepOutcomes:
             row = await connection.fetchrow(SQL["head"], tenant_id, run_id)
             if row is None:
                 return Moved()
-            return await self._steps.cut_short(connection, tenure, RunHead(*row), why, now)
+            return await self._steps.stop_run(connection, ownership, RunHead(*row), why, now)
 
         return await self._database.transact(work)
 
@@ -199,25 +204,25 @@ def _note_released(row: asyncpg.Record, moved: Moved) -> None:
     moved.rows.append(task)
     if task.state == "running":
         assert task.lease_end is not None
-        assignment = assignment_of(
+        execution = assignment_of(
             (
                 task.tenant_id, task.id, task.fence, task.partition, row["attempts"],
                 row["failures"], task.due, row["picked"], task.lease_end, row["spec"],
                 row["payload"], task.due, row["workflow_run_id"], row["step"], None, None,
             )
         )  # fmt: skip
-        moved.begun.append((task, assignment))
+        moved.begun.append((task, execution))
 
 
 def _is_plain(finish: Finish) -> bool:
     """Whether a success of a step as a whole, whose result can be kept as it is."""
-    result, step = finish.report.result, finish.report.assignment.step
+    result, step = finish.report.result, finish.report.execution.step
     assert step is not None
     kept = result is None or len(result) <= MOST_RESULT
     return finish.state is TaskState.COMPLETED and kept and place_of(step)[1] == ITSELF
 
 
 def _run_of(finish: Finish) -> tuple[int, UUID]:
-    assignment = finish.report.assignment
-    assert assignment.workflow_run_id is not None
-    return assignment.tenant_id, assignment.workflow_run_id
+    execution = finish.report.execution
+    assert execution.workflow_run_id is not None
+    return execution.tenant_id, execution.workflow_run_id

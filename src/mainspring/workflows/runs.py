@@ -13,14 +13,14 @@ from uuid import UUID
 import asyncpg
 
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import Tenure
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.definition import Definition
+from mainspring.domain.workflow.definition import WorkflowDefinition
 from mainspring.domain.workflow.retry import (
     FAIL_FAST,
     LOST,
-    Standing,
+    StepProgress,
     counted,
     downstream,
     same_lists,
@@ -29,7 +29,7 @@ from mainspring.domain.workflow.retry import (
 from mainspring.errors import Conflict, NotFound
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.store.answers import Conclude
+from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 from mainspring.store.dead_letters import note_done_again, note_left_out
 from mainspring.store.lists.paging import Found, fill
@@ -65,7 +65,7 @@ class StoredRun:
     nominal_at: datetime | None
 
 
-def begun(run: NewRun, moved: Moved) -> StoredRun:
+def started_run(run: NewRun, moved: Moved) -> StoredRun:
     """A run as it is right after its beginning; one without steps to take is over already."""
     now = datetime.fromtimestamp(run.now, UTC)
     deadline, nominal = (
@@ -123,14 +123,14 @@ class RunFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class RunPage:
+class StoredRunPage:
     """Some runs, newest first, and where to go on (None at the end)."""
 
     runs: list[StoredRun]
     next_before: UUID | None
 
 
-class WorkflowRuns:
+class WorkflowRunService:
     """The store's face for runs."""
 
     def __init__(
@@ -159,16 +159,16 @@ class WorkflowRuns:
         rows = await self._database.fetch(SQL["get_steps"], tenant_id, run_id, items)
         return [StoredStep(*row) for row in rows]
 
-    async def definition(self, tenant_id: int, run: StoredRun) -> Definition:
+    async def definition(self, tenant_id: int, run: StoredRun) -> WorkflowDefinition:
         """The definition that a run was made by."""
         head = RunHead(tenant_id, run.id, run.workflow, run.version, run.state, None, 0, 0)
         return await self._database.transact(lambda c: self._definitions.get(c, head))
 
     async def page(
         self, tenant_id: int, where: RunFilter, *, before: UUID | None, limit: int
-    ) -> RunPage:
+    ) -> StoredRunPage:
         """A page of runs older than `before`; it may be short and still have a next one."""
-        return RunPage(*await fill(partial(self._look, tenant_id, where), before, limit))
+        return StoredRunPage(*await fill(partial(self._look, tenant_id, where), before, limit))
 
     async def _look(
         self, tenant_id: int, where: RunFilter, before: UUID | None, limit: int
@@ -193,29 +193,31 @@ class WorkflowRuns:
     # Changing ---------------------------------------------------------------------------------
 
     async def create(
-        self, tenure: Tenure, run: NewRun, conclude: Conclude[Moved] | None = None
+        self, ownership: Ownership, run: NewRun, conclude: BeforeCommit[Moved] | None = None
     ) -> Moved | None:
         """Begin a run; None when its tenant is gone. `conclude` is the last to happen with it."""
         plain = _plain_roots(run.definition)
         mixed = len(plain) < len(run.definition.roots)
         if conclude is not None or mixed or len(run.definition.steps) > LARGE:
-            return await self._database.transact(lambda c: self._begin(c, tenure, run, conclude))
+            return await self._database.transact(lambda c: self._begin(c, ownership, run, conclude))
         added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
-        rows = await self._database.fetch(ADD_STEPS, *add_arguments(tenure, run.head, added, run))
+        rows = await self._database.fetch(
+            ADD_STEPS, *add_arguments(ownership, run.head, added, run)
+        )
         return Moved([TaskRow(*row) for row in rows]) if rows else None
 
     async def _begin(
         self,
         connection: asyncpg.Connection,
-        tenure: Tenure,
+        ownership: Ownership,
         run: NewRun,
-        conclude: Conclude[Moved] | None,
+        conclude: BeforeCommit[Moved] | None,
     ) -> Moved | None:
         plain = _plain_roots(run.definition)
         added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
-        moved = Moved(await self._steps.tasks.add(connection, tenure, run.head, added, run))
+        moved = Moved(await self._steps.tasks.add(connection, ownership, run.head, added, run))
         if len(plain) < len(run.definition.roots):
-            more = await self._steps.reconsider(connection, tenure, run.head, run.now)
+            more = await self._steps.reconsider(connection, ownership, run.head, run.now)
             moved.rows += more.rows
             moved.ended = more.ended
         if not (moved.rows or moved.ended):
@@ -225,7 +227,7 @@ class WorkflowRuns:
         return moved
 
     async def cancel(
-        self, tenure: Tenure, tenant_id: int, run_id: UUID, actor: str, now: float
+        self, ownership: Ownership, tenant_id: int, run_id: UUID, actor: str, now: float
     ) -> Moved | None:
         """End a run: what waits is over, what runs is asked to stop, cleanup is done."""
 
@@ -235,7 +237,7 @@ class WorkflowRuns:
             if head.state not in ("running", "paused"):
                 raise Conflict(f"a run that is {head.state} cannot be cancelled")
             await _audit(connection, actor, "workflow_run.cancelled", head)
-            return await self._steps.cut_short(connection, tenure, head, "cancel", now)
+            return await self._steps.stop_run(connection, ownership, head, "cancel", now)
 
         return await self._change(tenant_id, run_id, change)
 
@@ -253,7 +255,7 @@ class WorkflowRuns:
         return await self._change(tenant_id, run_id, change)
 
     async def resume(
-        self, tenure: Tenure, tenant_id: int, run_id: UUID, actor: str, now: float
+        self, ownership: Ownership, tenant_id: int, run_id: UUID, actor: str, now: float
     ) -> Moved | None:
         """Let a run go on: what became ready meanwhile starts now."""
 
@@ -265,7 +267,7 @@ class WorkflowRuns:
             await _audit(connection, actor, "workflow_run.resumed", head)
             told = await self._steps.unpause(connection, head)
             going = head._replace(state="running")
-            moved = await self._steps.reconsider(connection, tenure, going, now)
+            moved = await self._steps.reconsider(connection, ownership, going, now)
             moved.told |= told
             return moved
 
@@ -273,7 +275,7 @@ class WorkflowRuns:
 
     async def retry(
         self,
-        tenure: Tenure,
+        ownership: Ownership,
         tenant_id: int,
         run_id: UUID,
         actor: str,
@@ -294,13 +296,13 @@ class WorkflowRuns:
             await _audit(connection, actor, "workflow_run.retried", head, step=step)
             again = downstream(definition, again)
             return await self._again(
-                connection, tenure, head, definition, states, again, actor, now
+                connection, ownership, head, definition, states, again, actor, now
             )
 
         return await self._change(tenant_id, run_id, change)
 
     async def skip(
-        self, tenure: Tenure, tenant_id: int, run_id: UUID, actor: str, now: float, step: str
+        self, ownership: Ownership, tenant_id: int, run_id: UUID, actor: str, now: float, step: str
     ) -> Moved | None:
         """Leave a step out by hand: those after it go on as if it had succeeded."""
 
@@ -317,7 +319,7 @@ class WorkflowRuns:
                 ended = await self._steps.tasks.end(connection, [leaving], told)
                 if not ended:
                     raise Conflict("the step is running: cancel its task first")
-                moved = await self._steps.settle(connection, tenure, ended, now)
+                moved = await self._steps.settle(connection, ownership, ended, now)
                 moved.told |= told.told
                 return moved
             if standing.state == "expanded":
@@ -327,10 +329,10 @@ class WorkflowRuns:
             letters = [task for _, task in await self._given_up(connection, head, [step])]
             await note_left_out(connection, tenant_id, letters, actor)
             await connection.execute(SQL["waive"], head.tenant_id, head.id, step)
-            states[step] = Standing("skipped", waived=True)
+            states[step] = StepProgress("skipped", waived=True)
             again = downstream(definition, {step}) - {step}
             return await self._again(
-                connection, tenure, head, definition, states, again, actor, now, changed={step}
+                connection, ownership, head, definition, states, again, actor, now, changed={step}
             )
 
         return await self._change(tenant_id, run_id, change)
@@ -351,10 +353,12 @@ class WorkflowRuns:
 
         return await self._database.transact(work)
 
-    async def _states(self, connection: asyncpg.Connection, head: RunHead) -> dict[str, Standing]:
+    async def _states(
+        self, connection: asyncpg.Connection, head: RunHead
+    ) -> dict[str, StepProgress]:
         rows = await connection.fetch(SQL["all_steps"], head.tenant_id, head.id, FAIL_FAST)
         return {
-            r["step"]: Standing(r["state"], r["waived"], r["left_out"])
+            r["step"]: StepProgress(r["state"], r["waived"], r["left_out"])
             for r in rows
             if r["item"] == ITSELF
         }
@@ -362,10 +366,10 @@ class WorkflowRuns:
     async def _again(
         self,
         connection: asyncpg.Connection,
-        tenure: Tenure,
+        ownership: Ownership,
         head: RunHead,
-        definition: Definition,
-        states: Mapping[str, Standing],
+        definition: WorkflowDefinition,
+        states: Mapping[str, StepProgress],
         failed: Set[str],
         actor: str,
         now: float,
@@ -400,7 +404,7 @@ class WorkflowRuns:
             [count.failed for count in counts],
         )
         if added:
-            await self._steps.tasks.add_tasks(connection, tenure, head, added)
+            await self._steps.tasks.add_tasks(connection, ownership, head, added)
         kept = {name: s for name, s in states.items() if name not in again}
         unfinished = len(again) + sum(not s.over for s in kept.values())
         deadline = None if definition.deadline is None else now + definition.deadline
@@ -415,7 +419,7 @@ class WorkflowRuns:
             "failure" if remaining and definition.on_failure == "fail_fast" else None,
         )
         assert row is not None, "the caller holds the run"
-        return await self._steps.reconsider(connection, tenure, RunHead(*row), now)
+        return await self._steps.reconsider(connection, ownership, RunHead(*row), now)
 
     async def _given_up(
         self, connection: asyncpg.Connection, head: RunHead, steps: Sequence[str]
@@ -426,7 +430,7 @@ class WorkflowRuns:
 
     def _new_steps(
         self,
-        definition: Definition,
+        definition: WorkflowDefinition,
         names: Collection[str],
         now: float,
         plain: Collection[str],
@@ -449,7 +453,7 @@ class WorkflowRuns:
         ]
 
 
-def _plain_roots(definition: Definition) -> frozenset[str]:
+def _plain_roots(definition: WorkflowDefinition) -> frozenset[str]:
     """Steps that begin with the run, whatever its input says."""
     return frozenset(
         name
@@ -460,7 +464,7 @@ def _plain_roots(definition: Definition) -> frozenset[str]:
     )
 
 
-def _known(definition: Definition, step: str) -> str:
+def _known(definition: WorkflowDefinition, step: str) -> str:
     if step not in definition.by_id:
         raise NotFound(f"the run has no step {step[:64]!r}")
     return step

@@ -6,14 +6,14 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from mainspring.domain.execution import Assignment
-from mainspring.domain.placement import Tenure
+from mainspring.domain.execution import Execution
+from mainspring.domain.placement import Ownership
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 from mainspring.store.step_rows import Moved, NewRun, RunHead, unreadable
-from mainspring.store.workflows import Workflows
+from mainspring.store.workflows import WorkflowStore
 from mainspring.workflows.advancing import Steps
-from mainspring.workflows.runs import WorkflowRuns
+from mainspring.workflows.runs import WorkflowRunService
 
 SQL = queries.load("workflow_runs")
 
@@ -24,28 +24,28 @@ _encode = msgspec.json.Encoder().encode
 class TaskRuns:
     """The store as the executor of such tasks uses it."""
 
-    def __init__(self, database: Database, steps: Steps, runs: WorkflowRuns) -> None:
+    def __init__(self, database: Database, steps: Steps, runs: WorkflowRunService) -> None:
         self._database = database
         self._steps = steps
         self._runs = runs
-        self._workflows = Workflows(database)
+        self._workflows = WorkflowStore(database)
 
     async def begin(
         self,
-        tenure: Tenure,
-        assignment: Assignment,
+        ownership: Ownership,
+        execution: Execution,
         workflow: str,
         given: Mapping[str, msgspec.Raw],
     ) -> Moved | None:
         """Begin the run of a task, unless it was begun before; None: there is no such workflow.
         ValueError: templates could not look into such an input."""
-        if await self._runs.get(assignment.tenant_id, assignment.id) is not None:
+        if await self._runs.get(execution.tenant_id, execution.id) is not None:
             return Moved()
-        found = await self._workflows.get(assignment.tenant_id, workflow)
+        found = await self._workflows.get(execution.tenant_id, workflow)
         if found is None:
             return None
         row = await self._database.fetch_row(
-            SQL["whose_task"], assignment.tenant_id, assignment.id, assignment.fence
+            SQL["whose_task"], execution.tenant_id, execution.id, execution.fence
         )
         if row is None:
             return Moved()  # not ours any more
@@ -53,39 +53,39 @@ class TaskRuns:
         if text := unreadable(merged):
             raise ValueError(f"input: {text}")
         run = NewRun(
-            assignment.tenant_id,
-            assignment.id,
+            execution.tenant_id,
+            execution.id,
             found.name,
             found.version,
             found.definition,
             merged,
-            assignment.picked,
+            execution.picked,
             row["schedule_id"],
             row["nominal"],
         )
         try:
-            return await self._runs.create(tenure, run)
+            return await self._runs.create(ownership, run)
         except asyncpg.UniqueViolationError:
             return Moved()  # another try of the task was quicker
 
-    async def ended(self, tasks: Sequence[Assignment]) -> list[tuple[UUID, str]]:
+    async def ended(self, tasks: Sequence[Execution]) -> list[tuple[UUID, str]]:
         """Of the runs of these tasks those that are over, with their states."""
         rows = await self._database.fetch(
             SQL["which_ended"], [t.tenant_id for t in tasks], [t.id for t in tasks]
         )
         return [(row["id"], row["state"]) for row in rows]
 
-    async def cancel(self, tenure: Tenure, assignment: Assignment, now: float) -> Moved | None:
+    async def cancel(self, ownership: Ownership, execution: Execution, now: float) -> Moved | None:
         """The task was asked to cancel: so is its run. None: the try is not the present one, and
         the run is another's."""
 
         async def work(connection: asyncpg.Connection) -> Moved | None:
-            row = await connection.fetchrow(SQL["lock_run"], assignment.tenant_id, assignment.id)
+            row = await connection.fetchrow(SQL["lock_run"], execution.tenant_id, execution.id)
             task = await connection.fetchrow(
-                SQL["whose_task"], assignment.tenant_id, assignment.id, assignment.fence
+                SQL["whose_task"], execution.tenant_id, execution.id, execution.fence
             )
             if row is None or task is None or not task["cancel_requested"]:
                 return None
-            return await self._steps.cut_short(connection, tenure, RunHead(*row), "cancel", now)
+            return await self._steps.stop_run(connection, ownership, RunHead(*row), "cancel", now)
 
         return await self._database.transact(work)

@@ -13,7 +13,7 @@ from mainspring.api.openapi.operation import (
     Doc,
     Link,
     Param,
-    Reply,
+    ResponseDoc,
     never,
     several,
     span,
@@ -71,7 +71,7 @@ CREATE_KEY = Doc(
             rules={"KeyIn": {**_EXPIRY, "properties": _EXPIRES_IN}},
         )
     ],
-    replies=[Reply(201, "The new key.", NewKeyOut, [LOCATION, REPLAYED], links=_KEY_LINKS)],
+    replies=[ResponseDoc(201, "The new key.", NewKeyOut, [LOCATION, REPLAYED], links=_KEY_LINKS)],
     problems=[Conflict],
 )
 
@@ -81,7 +81,7 @@ LIST_KEYS = Doc(
     summary="List keys",
     description="Newest first, those that have ended too, without secrets.",
     params=[LIMIT, NUMBER_CURSOR],
-    replies=[Reply(200, "A page of keys.", KeyPage)],
+    replies=[ResponseDoc(200, "A page of keys.", KeyPage)],
 )
 
 READ_KEY = Doc(
@@ -90,7 +90,7 @@ READ_KEY = Doc(
     summary="Read a key",
     description="`last_used_at` is written down about once a minute.",
     params=[_KEY_ID],
-    replies=[Reply(200, "The key, without its secret.", KeyOut)],
+    replies=[ResponseDoc(200, "The key, without its secret.", KeyOut)],
 )
 
 REVOKE_KEY = Doc(
@@ -100,7 +100,7 @@ REVOKE_KEY = Doc(
     description="It is refused at once by this node and within five seconds by every other. "
     "Revoking a key again is harmless; revoking one's own is allowed.",
     params=[_KEY_ID],
-    replies=[Reply(204, "It has ended.")],
+    replies=[ResponseDoc(204, "It has ended.")],
 )
 
 ROTATE_KEY = Doc(
@@ -119,7 +119,7 @@ ROTATE_KEY = Doc(
             rules={"RotationIn": {**_EXPIRY, "properties": {**_EXPIRES_IN, **_GRACE}}},
         )
     ],
-    replies=[Reply(201, "The new key.", NewKeyOut, [LOCATION, REPLAYED], links=_KEY_LINKS)],
+    replies=[ResponseDoc(201, "The new key.", NewKeyOut, [LOCATION, REPLAYED], links=_KEY_LINKS)],
     problems=[Conflict],
 )
 
@@ -137,7 +137,7 @@ CREATE_TENANT = Doc(
         )
     ],
     replies=[
-        Reply(201, "The new tenant.", NewTenantOut, [LOCATION, REPLAYED], links=_TENANT_LINKS)
+        ResponseDoc(201, "The new tenant.", NewTenantOut, [LOCATION, REPLAYED], links=_TENANT_LINKS)
     ],
     problems=[Conflict],
 )
@@ -148,7 +148,7 @@ LIST_TENANTS = Doc(
     summary="List tenants",
     description="Newest first.",
     params=[LIMIT, NUMBER_CURSOR],
-    replies=[Reply(200, "A page of tenants.", TenantPage)],
+    replies=[ResponseDoc(200, "A page of tenants.", TenantPage)],
 )
 
 READ_TENANT = Doc(
@@ -156,7 +156,7 @@ READ_TENANT = Doc(
     tag=TENANTS,
     summary="Read a tenant",
     params=[TENANT_ID],
-    replies=[Reply(200, "The tenant.", TenantOut)],
+    replies=[ResponseDoc(200, "The tenant.", TenantOut)],
 )
 
 EDIT_TENANT = Doc(
@@ -166,7 +166,7 @@ EDIT_TENANT = Doc(
     description="Its tasks move to the partitions that follow from the new spread.",
     params=[TENANT_ID],
     bodies=[Body(TenantPatch, examples={"limit": {"max_running": 20}, "weight": {"weight": 3}})],
-    replies=[Reply(200, "The tenant as it is now.", TenantOut)],
+    replies=[ResponseDoc(200, "The tenant as it is now.", TenantOut)],
 )
 
 DELETE_TENANT = Doc(
@@ -187,7 +187,7 @@ LIMITS = Doc(
     description="And how much of them is used now. Operators change them, through the tenant. Of a "
     "tenant with more than 50,000 unfinished tasks the oldest are looked at: `running_at_least` "
     "says that more may be running.",
-    replies=[Reply(200, "The limits.", LimitsOut)],
+    replies=[ResponseDoc(200, "The limits.", LimitsOut)],
 )
 
 CLUSTER = Doc(
@@ -196,7 +196,7 @@ CLUSTER = Doc(
     summary="Read the cluster",
     description="Its nodes, also the dead ones for an hour, who owns which partition, the version "
     "of the tz database, and how many schedules stand undecided.",
-    replies=[Reply(200, "The cluster.", ClusterOut)],
+    replies=[ResponseDoc(200, "The cluster.", ClusterOut)],
 )
 
 AUDIT = Doc(
@@ -213,5 +213,5 @@ AUDIT = Doc(
         LIMIT,
         NUMBER_CURSOR,
     ],
-    replies=[Reply(200, "A page of entries.", AuditPage)],
+    replies=[ResponseDoc(200, "A page of entries.", AuditPage)],
 )

@@ -15,17 +15,17 @@ from starlette.responses import Response
 
 from mainspring.api.admin.secret_docs import EgressIn, EgressOut
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.resource import OperatorCall, json_response
+from mainspring.api.http.endpoint import OperatorCall, json_response
 from mainspring.errors import InvalidRequest, Problem
-from mainspring.store.secrets import EgressSettings, WebhookSecrets
+from mainspring.store.secrets import EgressSettings, SecretStore
 
 _EGRESS = msgspec.json.Decoder(EgressIn)
 
 
-class Egress:
+class EgressResource:
     """The rules of one tenant, read and replaced."""
 
-    def __init__(self, store: WebhookSecrets, changed: Callable[[int], None]) -> None:
+    def __init__(self, store: SecretStore, changed: Callable[[int], None]) -> None:
         self._store = store
         self._changed = changed
 

@@ -7,10 +7,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring import timezones
+from mainspring.api.http.endpoint import OperatorCall, TenantCall, json_response
 from mainspring.api.http.parameters import encode_cursor, page_query
-from mainspring.api.http.resource import Call, OperatorCall, json_response
 from mainspring.domain.placement import PARTITIONS
-from mainspring.store.audit import INSTALLATION, AuditEntry, AuditFilter, AuditLog
+from mainspring.store.audit import (
+    INSTALLATION,
+    AuditFilter,
+    AuditStore,
+    StoredAuditEntry,
+)
 from mainspring.store.cluster import NodeRecord, Topology
 from mainspring.wire.admin import (
     AuditEntryOut,
@@ -49,10 +54,10 @@ class ClusterResource:
 class AuditResource:
     """/v1/audit."""
 
-    def __init__(self, audit: AuditLog) -> None:
+    def __init__(self, audit: AuditStore) -> None:
         self._audit = audit
 
-    async def page(self, call: Call) -> Response:
+    async def page(self, call: TenantCall) -> Response:
         return await self._page(call.request, call.tenant_id)
 
     async def whole(self, call: OperatorCall) -> Response:
@@ -68,7 +73,7 @@ class AuditResource:
         return json_response(AuditPage([_entry_out(entry) for entry in found.entries], cursor))
 
 
-def _entry_out(entry: AuditEntry) -> AuditEntryOut:
+def _entry_out(entry: StoredAuditEntry) -> AuditEntryOut:
     return AuditEntryOut(
         entry.id,
         None if entry.tenant_id == INSTALLATION else entry.tenant_id,

@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from mainspring.api.http.auth import tenant_gone
 from mainspring.api.http.decoding import decode_as
+from mainspring.api.http.endpoint import TenantCall, json_response
 from mainspring.api.http.key_activity import KeyActivity
 from mainspring.api.http.parameters import number_cursor, page_query
-from mainspring.api.http.resource import Call, json_response
 from mainspring.clock import Clock
 from mainspring.domain import apikey
 from mainspring.domain.duration import parse_duration
@@ -51,7 +51,7 @@ class KeyResource:
         self._environment = environment
         self._unpredictable = unpredictable
 
-    async def create(self, call: Call) -> Response:
+    async def create(self, call: TenantCall) -> Response:
         wanted = decode_as(_KEY, await call.body())
         expiry = self._expiry(wanted.expires_at, wanted.expires_in)
         text = apikey.make(self._environment, self._unpredictable)
@@ -62,30 +62,30 @@ class KeyResource:
             scopes=frozenset(wanted.scopes),
             expiry=expiry or Expiry(),
             actor=call.actor,
-            conclude=call.keeps(lambda made: _shown_once(made, text)),
+            conclude=call.remember(lambda made: _shown_once(made, text)),
         )
         if made is None:
             raise tenant_gone()
         return _shown_once(made, text)
 
-    async def page(self, call: Call) -> Response:
+    async def page(self, call: TenantCall) -> Response:
         query = page_query(call.request.query_params)
         found = await self._ring.list(call.tenant_id, before=query.before, limit=query.limit)
         cursor = number_cursor(found, query.limit, found[-1].seq if found else None)
         return json_response(KeyPage([key_out(key) for key in found], cursor))
 
-    async def one(self, call: Call) -> Response:
+    async def one(self, call: TenantCall) -> Response:
         key_id = _id_in(call)
         return json_response(key_out(await self._existing(call.tenant_id, key_id)))
 
-    async def revoke(self, call: Call) -> Response:
+    async def revoke(self, call: TenantCall) -> Response:
         key_id = _id_in(call)
         if not await self._ring.revoke(call.tenant_id, key_id, call.actor):
             raise _no_such_key(key_id)
         self._activity.ended(key_id)
         return Response(status_code=204)
 
-    async def rotate(self, call: Call) -> Response:
+    async def rotate(self, call: TenantCall) -> Response:
         key_id = _id_in(call)
         wanted = decode_as(_ROTATION, await call.body() or b"{}")
         problems: list[Problem] = []
@@ -99,7 +99,7 @@ class KeyResource:
             grace=grace,
             expiry=expiry,
             actor=call.actor,
-            conclude=call.keeps(lambda made: _shown_once(made, text)),
+            conclude=call.remember(lambda made: _shown_once(made, text)),
         )
         if made is None:
             await self._existing(call.tenant_id, key_id)
@@ -161,7 +161,7 @@ def _check_span(seconds: float, pointer: str, most: float, problems: list[Proble
         problems.append(Problem(pointer, f"is not in the future, or more than {days:g} days away"))
 
 
-def _id_in(call: Call) -> str:
+def _id_in(call: TenantCall) -> str:
     """The id in the path. What cannot be one cannot be found: the same answer as for others'."""
     text: str = call.request.path_params["id"]
     if _SHAPE_OF_IDS.fullmatch(text) is None:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from mainspring.api.openapi.operation import Doc, Reply
+from mainspring.api.openapi.operation import Doc, ResponseDoc
 from mainspring.errors import NotReady
 
 TAG = "Operations"
@@ -30,7 +30,7 @@ HEALTHZ = Doc(
     summary="Is the process alive?",
     description="Says nothing about the database: restart the process only when this fails, or "
     "when there is no answer. It fails for ten seconds after the process stood still for a while.",
-    replies=[Reply(200, "It is.", Alive)],
+    replies=[ResponseDoc(200, "It is.", Alive)],
     problems=[NotReady],
 )
 
@@ -38,7 +38,7 @@ READYZ = Doc(
     id="readyz",
     tag=TAG,
     summary="Is the node ready for requests?",
-    replies=[Reply(200, "It is.", Ready)],
+    replies=[ResponseDoc(200, "It is.", Ready)],
     problems=[NotReady],
 )
 
@@ -48,7 +48,7 @@ METRICS = Doc(
     summary="Read the metrics",
     description="In Prometheus' text format, or in that of OpenMetrics for who prefers it.",
     replies=[
-        Reply(200, "All values.", str, media_type=PLAIN),
-        Reply(200, "All values.", str, media_type=OPEN_METRICS),
+        ResponseDoc(200, "All values.", str, media_type=PLAIN),
+        ResponseDoc(200, "All values.", str, media_type=OPEN_METRICS),
     ],
 )

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring.api.admin.operation_docs import OPEN_METRICS, PLAIN
+from mainspring.api.http.endpoint import OperatorCall, raw_json
 from mainspring.api.http.negotiation import preferred
-from mainspring.api.http.resource import OperatorCall, raw_json
 from mainspring.api.ports import NodePort
 from mainspring.errors import NotReady
 from mainspring.observe.metrics import Metrics

@@ -7,8 +7,8 @@ from mainspring.api.admin import docs as admin_docs
 from mainspring.api.admin.installation import AuditResource, ClusterResource
 from mainspring.api.admin.keys import KeyResource
 from mainspring.api.admin.tenants import TenantResource
+from mainspring.api.http.endpoint import Operation, OperatorOperation, TenantOperation
 from mainspring.api.http.key_activity import KeyActivity
-from mainspring.api.http.resource import ForOperators, ForTenants, Operation
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.store.administration import Administration
@@ -25,28 +25,28 @@ def admin_paths(
     cluster = ClusterResource(books.topology, config.overdue_after)
     return {
         "/v1/keys": {
-            "GET": ForTenants("admin", keys.page, admin_docs.LIST_KEYS),
-            "POST": ForTenants("admin", keys.create, admin_docs.CREATE_KEY, secret=True),
+            "GET": TenantOperation("admin", keys.page, admin_docs.LIST_KEYS),
+            "POST": TenantOperation("admin", keys.create, admin_docs.CREATE_KEY, secret=True),
         },
         "/v1/keys/{id}": {
-            "GET": ForTenants("admin", keys.one, admin_docs.READ_KEY),
-            "DELETE": ForTenants("admin", keys.revoke, admin_docs.REVOKE_KEY),
+            "GET": TenantOperation("admin", keys.one, admin_docs.READ_KEY),
+            "DELETE": TenantOperation("admin", keys.revoke, admin_docs.REVOKE_KEY),
         },
         "/v1/keys/{id}/rotate": {
-            "POST": ForTenants("admin", keys.rotate, admin_docs.ROTATE_KEY, secret=True),
+            "POST": TenantOperation("admin", keys.rotate, admin_docs.ROTATE_KEY, secret=True),
         },
-        "/v1/limits": {"GET": ForTenants("admin", tenants.limits, admin_docs.LIMITS)},
+        "/v1/limits": {"GET": TenantOperation("admin", tenants.limits, admin_docs.LIMITS)},
         "/v1/audit": {
-            "GET": ForTenants("admin", audit.page, admin_docs.AUDIT, or_operators=audit.whole)
+            "GET": TenantOperation("admin", audit.page, admin_docs.AUDIT, or_operators=audit.whole)
         },
         "/v1/tenants": {
-            "GET": ForOperators(tenants.page, admin_docs.LIST_TENANTS),
-            "POST": ForOperators(tenants.create, admin_docs.CREATE_TENANT, secret=True),
+            "GET": OperatorOperation(tenants.page, admin_docs.LIST_TENANTS),
+            "POST": OperatorOperation(tenants.create, admin_docs.CREATE_TENANT, secret=True),
         },
         "/v1/tenants/{id}": {
-            "GET": ForOperators(tenants.one, admin_docs.READ_TENANT),
-            "PATCH": ForOperators(tenants.edit, admin_docs.EDIT_TENANT),
-            "DELETE": ForOperators(tenants.delete, admin_docs.DELETE_TENANT),
+            "GET": OperatorOperation(tenants.one, admin_docs.READ_TENANT),
+            "PATCH": OperatorOperation(tenants.edit, admin_docs.EDIT_TENANT),
+            "DELETE": OperatorOperation(tenants.delete, admin_docs.DELETE_TENANT),
         },
-        "/v1/cluster": {"GET": ForOperators(cluster.show, admin_docs.CLUSTER)},
+        "/v1/cluster": {"GET": OperatorOperation(cluster.show, admin_docs.CLUSTER)},
     }

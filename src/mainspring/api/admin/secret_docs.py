@@ -12,7 +12,7 @@ from mainspring.api.openapi.operation import (
     Body,
     Doc,
     Link,
-    Reply,
+    ResponseDoc,
     never,
     without,
 )
@@ -125,7 +125,7 @@ LIST = Doc(
     tag=TAG,
     summary="List signing secrets",
     description="Those that sign now. The secrets themselves are not shown.",
-    replies=[Reply(200, "The live secrets.", SecretList)],
+    replies=[ResponseDoc(200, "The live secrets.", SecretList)],
 )
 CREATE = Doc(
     id="createSecret",
@@ -141,7 +141,7 @@ CREATE = Doc(
             rules={"SecretIn": _SECRET},
         )
     ],
-    replies=[Reply(201, "The new secret.", NewSecretOut, [REPLAYED], links=_LINKS)],
+    replies=[ResponseDoc(201, "The new secret.", NewSecretOut, [REPLAYED], links=_LINKS)],
     problems=[Conflict, NoKey],
 )
 ROTATE = Doc(
@@ -158,7 +158,7 @@ ROTATE = Doc(
             rules={"RotateIn": _SECRET},
         )
     ],
-    replies=[Reply(201, "The new secret and the old one.", RotatedOut, [REPLAYED])],
+    replies=[ResponseDoc(201, "The new secret and the old one.", RotatedOut, [REPLAYED])],
     problems=[Conflict, NoKey],
 )
 DELETE = Doc(
@@ -173,7 +173,7 @@ READ_EGRESS = Doc(
     tag=TAG,
     summary="Read a tenant's egress rules",
     params=[TENANT_ID],
-    replies=[Reply(200, "The rules.", EgressOut)],
+    replies=[ResponseDoc(200, "The rules.", EgressOut)],
 )
 CHANGE_EGRESS = Doc(
     id="changeEgress",
@@ -189,7 +189,7 @@ CHANGE_EGRESS = Doc(
             rules={"EgressIn": never(without("certificate", "key"), without("key", "certificate"))},
         )
     ],
-    replies=[Reply(200, "The rules.", EgressOut)],
+    replies=[ResponseDoc(200, "The rules.", EgressOut)],
     problems=[NoKey],
 )
 COMPLETE = Doc(
@@ -204,6 +204,6 @@ COMPLETE = Doc(
             examples={"done": {"fence": 1, "status": "succeeded", "result": {"rows": 12}}},
         )
     ],
-    replies=[Reply(200, "The task as it is now.", TaskOut)],
+    replies=[ResponseDoc(200, "The task as it is now.", TaskOut)],
     problems=[Conflict],
 )

@@ -17,29 +17,34 @@ from mainspring.api.admin.secret_docs import (
     SecretOut,
 )
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.resource import Call, json_response
+from mainspring.api.http.endpoint import TenantCall, json_response
 from mainspring.domain.webhook import KeyKind, SigningKey
 from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem
 from mainspring.execution import signing
-from mainspring.store.secrets import NewSecret, StoredSecret, Successor, WebhookSecrets
+from mainspring.store.secrets import (
+    NewSecret,
+    SecretStore,
+    StoredSecret,
+    Successor,
+)
 
 _SECRET = msgspec.json.Decoder(SecretIn)
 _ROTATION = msgspec.json.Decoder(RotateIn)
 _SECRET_HEADERS = {"Cache-Control": "no-store"}
 
 
-class Secrets:
+class SecretResource:
     """The verbs of /v1/secrets."""
 
-    def __init__(self, store: WebhookSecrets, changed: Callable[[int], None]) -> None:
+    def __init__(self, store: SecretStore, changed: Callable[[int], None]) -> None:
         self._store = store
         self._changed = changed
 
-    async def list(self, call: Call) -> Response:
+    async def list(self, call: TenantCall) -> Response:
         found = await self._store.list(call.tenant_id)
         return json_response(SecretList([_shown(secret) for secret in found]))
 
-    async def create(self, call: Call) -> Response:
+    async def create(self, call: TenantCall) -> Response:
         wanted = decode_as(_SECRET, await call.body() or b"{}")
         key = _parsed(wanted.secret) if wanted.secret else _generated(wanted.kind)
 
@@ -47,13 +52,13 @@ class Secrets:
             return json_response(_shown_once(made, key), 201, _SECRET_HEADERS)
 
         new = _new(key, wanted.name)
-        made = await self._store.add(call.tenant_id, new, call.actor, call.keeps(answer))
+        made = await self._store.add(call.tenant_id, new, call.actor, call.remember(answer))
         if made is None:
             raise Conflict("there are as many live secrets as a tenant may have: delete one first")
         self._changed(call.tenant_id)
         return answer(made)
 
-    async def rotate(self, call: Call) -> Response:
+    async def rotate(self, call: TenantCall) -> Response:
         """A successor of the same kind; both sign until the old one ends."""
         wanted = decode_as(_ROTATION, await call.body() or b"{}")
         old = await self._existing(call)
@@ -73,21 +78,21 @@ class Secrets:
             _new(key, old.name),
             wanted.overlap,
             call.actor,
-            call.keeps(answer),
+            call.remember(answer),
         )
         if done is None:
             raise Conflict("this secret was rotated already, or there are too many live ones")
         self._changed(call.tenant_id)
         return answer(done)
 
-    async def delete(self, call: Call) -> Response:
+    async def delete(self, call: TenantCall) -> Response:
         secret_id = call.id_or(_no_such_secret)
         if not await self._store.delete(call.tenant_id, secret_id, call.actor):
             raise _no_such_secret(secret_id)
         self._changed(call.tenant_id)
         return Response(status_code=204)
 
-    async def _existing(self, call: Call) -> StoredSecret:
+    async def _existing(self, call: TenantCall) -> StoredSecret:
         wanted = call.id_or(_no_such_secret)
         for secret in await self._store.list(call.tenant_id):
             if secret.id == wanted:

@@ -9,16 +9,16 @@ from starlette.responses import Response
 
 from mainspring.api.http.auth import tenant_gone
 from mainspring.api.http.decoding import decode_as
+from mainspring.api.http.endpoint import OperatorCall, TenantCall, json_response
 from mainspring.api.http.key_activity import KeyActivity
 from mainspring.api.http.parameters import number_cursor, page_query
-from mainspring.api.http.resource import Call, OperatorCall, json_response
 from mainspring.config import Config
 from mainspring.domain import apikey
 from mainspring.domain.placement import PARTITIONS
 from mainspring.domain.tenant import TenantLimits
 from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.store.key_ring import MOST_LIVE_KEYS
-from mainspring.store.tenants import StoredTenant, Tenants
+from mainspring.store.tenants import StoredTenant, TenantStore
 from mainspring.wire.admin import (
     SCOPES,
     LimitsOut,
@@ -38,7 +38,7 @@ class TenantResource:
     """/v1/tenants and /v1/limits."""
 
     def __init__(
-        self, tenants: Tenants, activity: KeyActivity, config: Config, unpredictable: Random
+        self, tenants: TenantStore, activity: KeyActivity, config: Config, unpredictable: Random
     ) -> None:
         self._tenants = tenants
         self._activity = activity
@@ -56,7 +56,7 @@ class TenantResource:
             text,
             SCOPES,
             call.actor,
-            call.keeps(lambda made: _shown_once(made, text)),
+            call.remember(lambda made: _shown_once(made, text)),
         )
         if made is None:
             raise Conflict(f"there is a tenant {wanted.name!r} already")
@@ -86,7 +86,7 @@ class TenantResource:
             self._activity.ended(key_id)
         return Response(status_code=204)
 
-    async def limits(self, call: Call) -> Response:
+    async def limits(self, call: TenantCall) -> Response:
         usage = await self._tenants.usage(call.tenant_id)
         if usage is None:
             raise tenant_gone()

@@ -14,7 +14,7 @@ from mainspring.api.openapi.operation import (
     Doc,
     Link,
     Param,
-    Reply,
+    ResponseDoc,
     never,
     next_page,
     span,
@@ -39,7 +39,7 @@ TASKS = "Tasks"
 LETTERS = "Dead letters"
 EFFECTS = "Effects"
 
-_THE_LETTER = Reply(200, "The dead letter as it is now.", DeadLetterOut)
+_THE_LETTER = ResponseDoc(200, "The dead letter as it is now.", DeadLetterOut)
 # Only unresolved ones can be replayed.
 _RESOLVED = {"required": ["resolved"], "properties": {"resolved": {"const": True}}}
 _NEW_TASK = {"task": Link("getTask", {"id": "$response.body#/id"}, "follow the new task")}
@@ -55,7 +55,9 @@ CANCEL_MANY = Doc(
     "says; to end all of it, cancel the run.",
     params=[DRY_RUN],
     bodies=[Body(CancelIn, examples={"queue": {"filter": {"queue": "mail", "label": "team:a"}}})],
-    replies=[Reply(200, "How many were, or with `dry_run` would be, cancelled.", CancelledOut)],
+    replies=[
+        ResponseDoc(200, "How many were, or with `dry_run` would be, cancelled.", CancelledOut)
+    ],
 )
 
 EXPLAIN = Doc(
@@ -65,7 +67,7 @@ EXPLAIN = Doc(
     description="The gates in the order in which a task meets them, each passed or not. The "
     "verdict is the first that is not passed, or `ready`, `running` or `finished`; of a finished "
     "task the lateness says where the seconds between due and start went.",
-    replies=[Reply(200, "The explanation.", ExplanationOut)],
+    replies=[ResponseDoc(200, "The explanation.", ExplanationOut)],
 )
 
 LIST = Doc(
@@ -87,7 +89,7 @@ LIST = Doc(
         CURSOR,
     ],
     replies=[
-        Reply(
+        ResponseDoc(
             200,
             "A page of dead letters, or their groups.",
             DeadLetterPage,
@@ -112,8 +114,10 @@ REPLAY = Doc(
     description="Makes a new task, due now, with `replay_of`. Calling twice, also at the same "
     "time, gives the same new task.",
     replies=[
-        Reply(201, "The new task.", TaskOut, headers=[LOCATION, ETAG, REPLAYED], links=_NEW_TASK),
-        Reply(200, "The task it was replayed as before.", TaskOut, headers=[LOCATION, ETAG]),
+        ResponseDoc(
+            201, "The new task.", TaskOut, headers=[LOCATION, ETAG, REPLAYED], links=_NEW_TASK
+        ),
+        ResponseDoc(200, "The task it was replayed as before.", TaskOut, headers=[LOCATION, ETAG]),
     ],
     problems=[Conflict],
 )
@@ -153,7 +157,7 @@ REPLAY_MANY = Doc(
             rules={"LetterFilterIn": never(_RESOLVED)},
         )
     ],
-    replies=[Reply(200, "The new tasks; with `dry_run` only how many.", ReplayedOut)],
+    replies=[ResponseDoc(200, "The new tasks; with `dry_run` only how many.", ReplayedOut)],
 )
 
 EFFECT = Doc(
@@ -171,7 +175,7 @@ EFFECT = Doc(
         )
     ],
     replies=[
-        Reply(201, "This call was the first.", EffectOut, headers=[REPLAYED]),
-        Reply(200, "Another call was; this is its answer.", EffectOut),
+        ResponseDoc(201, "This call was the first.", EffectOut, headers=[REPLAYED]),
+        ResponseDoc(200, "Another call was; this is its answer.", EffectOut),
     ],
 )

@@ -10,13 +10,13 @@ from starlette.responses import Response
 from mainspring.api.dead_letters.filters import letter_filter
 from mainspring.api.dead_letters.replaying import Replayer
 from mainspring.api.http.decoding import decode_as
+from mainspring.api.http.endpoint import TenantCall, json_response
 from mainspring.api.http.parameters import encode_cursor, flag, letter_query
-from mainspring.api.http.resource import Call, json_response
 from mainspring.api.tasks.reading import task_response
 from mainspring.api.tasks.views import new_task_out, task_out
 from mainspring.errors import Conflict, NotFound
-from mainspring.store.dead_letters import DeadLetters, StoredLetter
-from mainspring.store.tasks import Tasks
+from mainspring.store.dead_letters import DeadLetterStore, StoredLetter
+from mainspring.store.tasks import TaskStore
 from mainspring.wire.dead_letters import (
     AttemptOut,
     DeadLetterGroupOut,
@@ -33,12 +33,12 @@ _REPLAY = msgspec.json.Decoder(ReplayIn)
 class DeadLetterResource:
     """/v1/dead-letters."""
 
-    def __init__(self, letters: DeadLetters, tasks: Tasks, replayer: Replayer) -> None:
+    def __init__(self, letters: DeadLetterStore, tasks: TaskStore, replayer: Replayer) -> None:
         self._letters = letters
         self._tasks = tasks
         self._replayer = replayer
 
-    async def page(self, call: Call) -> Response:
+    async def page(self, call: TenantCall) -> Response:
         query = letter_query(call.request.query_params)
         if query.grouped:
             groups = await self._letters.groups(call.tenant_id, query.where, limit=query.limit)
@@ -63,10 +63,10 @@ class DeadLetterResource:
         cursor = encode_cursor(page.next_before) if page.next_before else None
         return json_response(DeadLetterPage(items, cursor))
 
-    async def one(self, call: Call) -> Response:
+    async def one(self, call: TenantCall) -> Response:
         return json_response(_letter_out(await self._existing(call)))
 
-    async def replay(self, call: Call) -> Response:
+    async def replay(self, call: TenantCall) -> Response:
         """201 with the new task; whoever comes later hears of the same one, with 200."""
         letter_id = _id_in(call)
         replay = await self._replayer.one(call.tenant_id, letter_id, call.actor)
@@ -82,7 +82,7 @@ class DeadLetterResource:
         response.headers.update(location)
         return response
 
-    async def replay_many(self, call: Call) -> Response:
+    async def replay_many(self, call: TenantCall) -> Response:
         wanted = decode_as(_REPLAY, await call.body())
         where = letter_filter(wanted.filter)
         if flag(call.request.query_params, "dry_run"):
@@ -91,20 +91,20 @@ class DeadLetterResource:
         done = await self._replayer.many(call.tenant_id, where, wanted, call.actor)
         return json_response(done)
 
-    async def archive(self, call: Call) -> Response:
+    async def archive(self, call: TenantCall) -> Response:
         await self._letters.archive(call.tenant_id, _id_in(call), call.actor)
         letter = await self._existing(call)
         if letter.resolution == "replayed":
             raise Conflict(f"it was replayed as {letter.replayed_as}: there is nothing to archive")
         return json_response(_letter_out(letter))
 
-    async def delete(self, call: Call) -> Response:
+    async def delete(self, call: TenantCall) -> Response:
         letter_id = _id_in(call)
         if not await self._letters.purge(call.tenant_id, letter_id, call.actor):
             raise _no_such_letter(str(letter_id))
         return Response(status_code=204)
 
-    async def _existing(self, call: Call) -> StoredLetter:
+    async def _existing(self, call: TenantCall) -> StoredLetter:
         letter_id = _id_in(call)
         letter = await self._letters.get(call.tenant_id, letter_id)
         if letter is None:
@@ -112,7 +112,7 @@ class DeadLetterResource:
         return letter
 
 
-def _id_in(call: Call) -> UUID:
+def _id_in(call: TenantCall) -> UUID:
     return call.id_or(_no_such_letter)
 
 

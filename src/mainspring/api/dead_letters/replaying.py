@@ -12,7 +12,12 @@ from mainspring.domain.capability import capability_of
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.task import TaskSpec
 from mainspring.store.creation import NewTask
-from mainspring.store.dead_letters import DeadLetters, LetterFilter, Replay, StoredLetter
+from mainspring.store.dead_letters import (
+    DeadLetterStore,
+    LetterFilter,
+    Replay,
+    StoredLetter,
+)
 from mainspring.wire.dead_letters import ReplayedOut, ReplayIn
 
 _CHUNK = 100
@@ -27,7 +32,9 @@ _decode_spec = msgspec.json.Decoder(TaskSpec).decode
 class Replayer:
     """Makes new tasks of dead letters and tells the owners of them."""
 
-    def __init__(self, letters: DeadLetters, ids: TaskIds, clock: Clock, node: NodePort) -> None:
+    def __init__(
+        self, letters: DeadLetterStore, ids: TaskIds, clock: Clock, node: NodePort
+    ) -> None:
         self._letters = letters
         self._ids = ids
         self._clock = clock
@@ -105,7 +112,7 @@ class Replayer:
         partitions = {r.partition for r in replays.values() if r.partition is not None}
         if partitions:
             self._node.changed()
-            if elsewhere := partitions - self._node.tenure().partitions:
+            if elsewhere := partitions - self._node.ownership().partitions:
                 self._node.hint_others(elsewhere)
         return replays
 

@@ -7,7 +7,7 @@ from mainspring.clock import monotonic
 from mainspring.domain.apikey import is_mistyped
 from mainspring.domain.tenant import ApiKey
 from mainspring.errors import Forbidden, Unauthenticated
-from mainspring.store.keys import Keys, hash_secret
+from mainspring.store.keys import KeyStore, hash_secret
 
 _KNOWN_FOR = 4.0
 """Who waits in an open request is looked at once a second: five seconds after a key was revoked
@@ -30,7 +30,7 @@ class Authenticator:
     hashes are kept, never secrets.
     """
 
-    def __init__(self, keys: Keys, activity: KeyActivity) -> None:
+    def __init__(self, keys: KeyStore, activity: KeyActivity) -> None:
         self._keys = keys
         self._activity = activity
         self._remembered: dict[bytes, _Remembered] = {}

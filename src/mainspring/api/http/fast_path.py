@@ -23,7 +23,7 @@ _END = b"\r\n\r\n"
 _MOST_KNOWN = 1024
 
 
-class Promise(NamedTuple):
+class PendingResponse(NamedTuple):
     """An answer that is under way: `answer` makes it, or raises, once `kept` is done."""
 
     kept: "asyncio.Future[bool]"
@@ -32,45 +32,45 @@ class Promise(NamedTuple):
 
 Headers = list[tuple[bytes, bytes]]
 
-Promptly = Callable[[bytes], tuple[Promise, Headers] | None]
+FastHandler = Callable[[bytes], tuple[PendingResponse, Headers] | None]
 """Serves a request, given its body; the headers are for its answer. To return None or to raise is
 to decline it."""
 
 
-class Reply(Protocol):
+class ResponseSink(Protocol):
     """Where an answer goes."""
 
     def answer_now(self, response: Response) -> None: ...
 
 
-Serve = Callable[[bytes, Reply], bool]
+ServeFast = Callable[[bytes, ResponseSink], bool]
 """Serves a request, given its body, and answers it later, in another turn of the loop; False: it
 was declined, and nothing happened."""
 
 
-class Learner(Protocol):
+class FastPathCompiler(Protocol):
     """Who knows which heads can be served on the spot."""
 
-    def learn(self, scope: Scope) -> Serve | None:
+    def compile_fast_path(self, scope: Scope) -> ServeFast | None:
         """How to serve requests with the head of this one; None: the ordinary way only."""
 
 
-class _Known(NamedTuple):
+class _CachedHead(NamedTuple):
     length: int
-    serve: Serve
+    serve: ServeFast
 
 
-class KnownHeads:
+class HeaderCache:
     """What is known of heads that were seen before.
 
     A head is known by its digest: it has a key in it, and of keys only hashes are kept.
     """
 
-    def __init__(self, learner: Learner | None) -> None:
-        self._learner = learner
-        self._known: dict[bytes, _Known] = {}
+    def __init__(self, compiler: FastPathCompiler | None) -> None:
+        self._compiler = compiler
+        self._known: dict[bytes, _CachedHead] = {}
 
-    def find(self, data: bytes) -> tuple[Serve, bytes] | None:
+    def find(self, data: bytes) -> tuple[ServeFast, bytes] | None:
         """How to serve what arrived, and its body, if it is one whole request with a known head."""
         if not self._known or not data.startswith(_POST):
             return None
@@ -80,7 +80,7 @@ class KnownHeads:
 
     def note(self, data: bytes, scope: Scope) -> None:
         """This is one whole request, which the parser understood like that."""
-        serve = self._learner.learn(scope) if self._learner else None
+        serve = self._compiler.compile_fast_path(scope) if self._compiler else None
         if serve is None:
             return
         head, body = _parts(data)
@@ -89,7 +89,7 @@ class KnownHeads:
             self._known.pop(digest, None)
             if len(self._known) >= _MOST_KNOWN:
                 del self._known[next(iter(self._known))]
-            self._known[digest] = _Known(len(body), serve)
+            self._known[digest] = _CachedHead(len(body), serve)
 
 
 def _parts(data: bytes) -> tuple[bytes, bytes]:

@@ -3,8 +3,8 @@
 Within a process the followers wait for the first; across nodes the key's row in the database
 decides. New tasks store their answer in the statement that creates them; any other POST takes a
 turn on the key, is served, and leaves its answer there: in the transaction that makes something
-(`Keeper`), or afterwards where doing it again is harmless. Should its node die before that, the
-turn runs out and the next request is served afresh.
+(`ResponseRecorder`), or afterwards where doing it again is harmless. Should its node die before
+that, the turn runs out and the next request is served afresh.
 """
 
 import asyncio
@@ -31,8 +31,13 @@ from mainspring.errors import (
     RequestError,
     StoreUnavailable,
 )
-from mainspring.store.answers import Answers, Conclude, Turn, keep_answer
-from mainspring.store.tasks import Answer
+from mainspring.store.answers import (
+    AnswerStore,
+    BeforeCommit,
+    Turn,
+    keep_answer,
+)
+from mainspring.store.tasks import StoredAnswer
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
@@ -68,7 +73,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class KeyOwner:
     """Who sent a POST. `secret`, the caller's own, seals an answer that shows a secret; `waits` is
     how long the operation may wait before it is served, or two polls would have the same turn."""
 
@@ -77,7 +82,7 @@ class Caller:
     waits: float = 0.0
 
 
-class Keeper:
+class ResponseRecorder:
     """Keeps the answer to one request, sealed where it shows a secret."""
 
     def __init__(self, turn: Turn, body_hash: bytes, ttl: float, secret: str | None) -> None:
@@ -92,17 +97,17 @@ class Keeper:
         if not await keep_answer(connection, self.turn, answer, self.ttl):
             raise Busy("this took so long that another request with its key may be served by now")
 
-    def sealed(self, answered: Answered) -> Answer:
+    def sealed(self, answered: Answered) -> StoredAnswer:
         body = answered.body
         if self._secret is not None:
             body = self.turn.token + _sealed(body, self._secret, self.turn.token)
-        return Answer(self._body_hash, answered.status, body, dict(answered.headers))
+        return StoredAnswer(self._body_hash, answered.status, body, dict(answered.headers))
 
 
-Handler = Callable[[Request, Keeper | None], Awaitable[Response]]
+Handler = Callable[[Request, ResponseRecorder | None], Awaitable[Response]]
 
 
-def keeping(keeper: Keeper | None, answer: Callable[[T], Response]) -> Conclude[T]:
+def recording(keeper: ResponseRecorder | None, answer: Callable[[T], Response]) -> BeforeCommit[T]:
     """What a store does last in the transaction that makes something: `answer` says how the
     caller will hear of it."""
 
@@ -144,11 +149,11 @@ def hash_of(request: Request, body: bytes, secret: str | None = None) -> bytes:
 class Idempotency:
     """Keeps requests with the same key from running side by side."""
 
-    def __init__(self, answers: Answers, ttl: float, rng: Random) -> None:
+    def __init__(self, answers: AnswerStore, ttl: float, rng: Random) -> None:
         self._answers = answers
         self._ttl = ttl
         self._rng = rng
-        self._running: dict[tuple[int, str], asyncio.Future[Answer | None]] = {}
+        self._running: dict[tuple[int, str], asyncio.Future[StoredAnswer | None]] = {}
 
     async def create(
         self, request: RequestKey, attempt: Callable[[], Awaitable[bytes | None]]
@@ -160,7 +165,7 @@ class Idempotency:
         """
         return await self._once(request, lambda: self._create(request, attempt))
 
-    async def serve(self, caller: Caller, request: Request, handler: Handler) -> Response:
+    async def serve(self, caller: KeyOwner, request: Request, handler: Handler) -> Response:
         """Answer any other POST, once per key. A dry run changes nothing, so it takes no key."""
         key = key_in(request)
         if key is None or request.query_params.get("dry_run") in ("true", "1"):
@@ -197,7 +202,7 @@ class Idempotency:
         try:
             outcome = await attempt()
             mine.set_result(
-                Answer(request.body_hash, outcome.status, outcome.body, dict(outcome.headers))
+                StoredAnswer(request.body_hash, outcome.status, outcome.body, dict(outcome.headers))
             )
             return outcome
         finally:
@@ -225,7 +230,10 @@ class Idempotency:
         raise tenant_gone()
 
     async def _serve(
-        self, asked: RequestKey, caller: Caller, run: Callable[[Keeper], Awaitable[Response]]
+        self,
+        asked: RequestKey,
+        caller: KeyOwner,
+        run: Callable[[ResponseRecorder], Awaitable[Response]],
     ) -> Answered:
         turn = Turn(asked.tenant_id, asked.key, self._rng.randbytes(_NONCE))
         deadline = monotonic() + _WAIT
@@ -239,7 +247,7 @@ class Idempotency:
             if monotonic() > deadline:
                 raise _busy()
             await asyncio.sleep(_LOOK_AGAIN)
-        keeper = Keeper(turn, asked.body_hash, self._ttl, caller.secret)
+        keeper = ResponseRecorder(turn, asked.body_hash, self._ttl, caller.secret)
         kept = False
         try:
             response = await run(keeper)
@@ -252,7 +260,7 @@ class Idempotency:
             if not kept:
                 await self._give_up(turn)
 
-    async def _keep(self, keeper: Keeper, answered: Answered) -> bool:
+    async def _keep(self, keeper: ResponseRecorder, answered: Answered) -> bool:
         """Store an answer, unless the transaction of its effect has done so. The effect is there,
         whether this works or not: the caller hears of it."""
         try:
@@ -268,7 +276,9 @@ class Idempotency:
             log.info("a turn will run out by itself", action="answer.turn_left")
 
 
-async def _follow(first: asyncio.Future[Answer | None], deadline: float) -> Answer | None:
+async def _follow(
+    first: asyncio.Future[StoredAnswer | None], deadline: float
+) -> StoredAnswer | None:
     """The first one's answer; None when it failed."""
     try:
         return await asyncio.wait_for(asyncio.shield(first), deadline - monotonic())
@@ -276,7 +286,7 @@ async def _follow(first: asyncio.Future[Answer | None], deadline: float) -> Answ
         raise _busy() from None
 
 
-def _replay(request: RequestKey, answer: Answer) -> Answered:
+def _replay(request: RequestKey, answer: StoredAnswer) -> Answered:
     if answer.body_hash != request.body_hash:
         raise _reused()
     return Answered(answer.body, answer.status, replayed=True, headers=answer.headers or {})

@@ -7,7 +7,7 @@ import structlog
 
 from mainspring.clock import monotonic
 from mainspring.errors import StoreUnavailable
-from mainspring.store.keys import Keys
+from mainspring.store.keys import KeyStore
 
 log = structlog.get_logger()
 
@@ -35,7 +35,7 @@ class KeyActivity:
         for listener in self._listeners:
             listener(key_id)
 
-    async def write(self, keys: Keys) -> None:
+    async def write(self, keys: KeyStore) -> None:
         """Hand the notes to the store; what it could not take is kept for the next time."""
         used, self._used = self._used, {}
         if not used:
@@ -47,7 +47,7 @@ class KeyActivity:
             self._used = used | self._used
             log.warning("last uses of keys wait", action="keys.untouched", problem=str(problem))
 
-    async def keep_writing(self, keys: Keys) -> None:
+    async def keep_writing(self, keys: KeyStore) -> None:
         """The loop: once a minute, so that no key's row is rewritten more often than that."""
         while True:
             await asyncio.sleep(_WRITE_EVERY)

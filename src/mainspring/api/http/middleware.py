@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mainspring.api.http.fast_path import (
+    FastHandler,
     Headers,
-    Promise,
-    Promptly,
-    Reply,
-    Serve,
+    PendingResponse,
+    ResponseSink,
+    ServeFast,
 )
 from mainspring.api.http.problems import answer_to
 from mainspring.clock import monotonic
@@ -55,10 +55,10 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9_.:/+=@-]{1,128}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-Learn = Callable[[Mapping[bytes, bytes]], Promptly | None]
+Learn = Callable[[Mapping[bytes, bytes]], FastHandler | None]
 
 
-class Envelope:
+class RequestMiddleware:
     """The outermost layer of the API."""
 
     def __init__(
@@ -98,19 +98,21 @@ class Envelope:
         finally:
             self._end(exchange, started)
 
-    def learn(self, scope: Scope) -> Serve | None:
-        """How to serve requests with the head of this one on the spot, as in `prompt.py`."""
-        learn = self._prompts.get(scope["path"])
-        if learn is None or scope["method"] != "POST" or scope["query_string"]:
+    def compile_fast_path(self, scope: Scope) -> ServeFast | None:
+        """How to serve requests with the head of this one on the spot, as in `fast.py`."""
+        compile_fast_path = self._prompts.get(scope["path"])
+        if compile_fast_path is None or scope["method"] != "POST" or scope["query_string"]:
             return None
         fields: dict[bytes, bytes] = dict(scope["headers"])
         if not _ONE_OFF.isdisjoint(fields):
             return None
         try:
-            promptly = learn(fields) if _declares_length(fields, self._max_body) else None
+            create_fast = (
+                compile_fast_path(fields) if _declares_length(fields, self._max_body) else None
+            )
         except RequestError:
             return None
-        return None if promptly is None else _OnTheSpot(self, scope["path"], promptly).serve
+        return None if create_fast is None else _FastPath(self, scope["path"], create_fast).serve
 
     def answer_to(self, error: Exception, path: str, request_id: str) -> Response:
         if isinstance(error, StoreUnavailable):
@@ -146,15 +148,15 @@ class Envelope:
         found[1].observe(seconds)
 
 
-class _OnTheSpot:
+class _FastPath:
     """Serves the requests with one head."""
 
-    def __init__(self, envelope: Envelope, path: str, promptly: Promptly) -> None:
+    def __init__(self, envelope: RequestMiddleware, path: str, create_fast: FastHandler) -> None:
         self._envelope = envelope
         self._path = path
-        self._promptly = promptly
+        self._promptly = create_fast
 
-    def serve(self, body: bytes, reply: Reply) -> bool:
+    def serve(self, body: bytes, reply: ResponseSink) -> bool:
         started = monotonic()
         try:
             admitted = self._promptly(body)
@@ -166,7 +168,9 @@ class _OnTheSpot:
         promise.kept.add_done_callback(lambda _: self._keep(promise, headers, reply, started))
         return True
 
-    def _keep(self, promise: Promise, headers: Headers, reply: Reply, started: float) -> None:
+    def _keep(
+        self, promise: PendingResponse, headers: Headers, reply: ResponseSink, started: float
+    ) -> None:
         request_id = self._envelope.new_id()
         try:
             response = promise.answer()

@@ -18,7 +18,7 @@ _MOST_PARAMETERS = 200
 _CURLS_DEFAULT = b"application/x-www-form-urlencoded"
 
 
-class Manners:
+class RequestRules:
     """What one operation asks of its requests, as its documentation says."""
 
     __slots__ = ("_consumes", "_in_any_case", "_known", "_produces", "_repeatable")

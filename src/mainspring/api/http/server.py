@@ -29,7 +29,7 @@ from mainspring.api.http.draining import (
     has_unread,
     refuse_connections,
 )
-from mainspring.api.http.fast_path import KnownHeads, Learner
+from mainspring.api.http.fast_path import FastPathCompiler, HeaderCache
 from mainspring.api.http.middleware import CYCLE
 from mainspring.api.http.problems import answer_to
 from mainspring.errors import (
@@ -61,7 +61,7 @@ _STANDING_ROOM = 256
 
 
 @dataclass(frozen=True, slots=True)
-class DoorLimits:
+class ConnectionLimits:
     """What a connection may ask of us."""
 
     connections: int
@@ -70,23 +70,23 @@ class DoorLimits:
     patience: float
 
 
-class DoorConfig(uvicorn.Config):
+class HttpConfig(uvicorn.Config):
     """The server's settings, and the door's."""
 
     def __init__(
         self,
         app: ASGIApp,
-        limits: DoorLimits,
+        limits: ConnectionLimits,
         metrics: Metrics,
         *,
         keep_alive: float,
-        learner: Learner | None = None,
+        compiler: FastPathCompiler | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(
             app,
             loop="none",
-            http=Door,
+            http=LimitedHttpProtocol,
             ws="none",
             lifespan="off",
             access_log=False,
@@ -99,13 +99,13 @@ class DoorConfig(uvicorn.Config):
         self.limits = limits
         self.metrics = metrics
         self.draining = Draining()
-        self.heads = KnownHeads(learner)
+        self.heads = HeaderCache(compiler)
 
 
-class DoorServer(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """The server without its own handling of signals: the process stops in our order."""
 
-    def __init__(self, config: DoorConfig) -> None:
+    def __init__(self, config: HttpConfig) -> None:
         super().__init__(config)
         self._settings = config
         self._opened = asyncio.Event()
@@ -154,7 +154,7 @@ class DoorServer(uvicorn.Server):
         for listening in sockets or ():
             listening.close()
         state = self.server_state
-        connections = cast("set[Door]", state.connections)
+        connections = cast("set[LimitedHttpProtocol]", state.connections)
         await drained(connections, state.tasks, _DRAINED_WITHIN)
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
@@ -177,12 +177,12 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-class Door(HttpToolsProtocol):
+class LimitedHttpProtocol(HttpToolsProtocol):
     """One connection."""
 
     def __init__(
         self,
-        config: DoorConfig,
+        config: HttpConfig,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
@@ -486,5 +486,5 @@ def _nothing() -> None:
     pass
 
 
-def _head_too_large(limits: DoorLimits) -> HeadTooLarge:
+def _head_too_large(limits: ConnectionLimits) -> HeadTooLarge:
     return HeadTooLarge(f"at most {limits.headers} headers, {limits.head} bytes in all")

@@ -12,15 +12,15 @@ from uuid import UUID
 
 from msgspec import Meta
 
+from mainspring.api.http.endpoint import OpenOperation, Operation, TenantOperation
 from mainspring.api.http.problems import MEDIA_TYPE, TYPE_PREFIX, ProblemDocument
-from mainspring.api.http.resource import ForAll, ForTenants, Operation
 from mainspring.api.openapi.components import Components, Json
 from mainspring.api.openapi.operation import (
     Body,
     Doc,
     Header,
     Param,
-    Reply,
+    ResponseDoc,
 )
 from mainspring.errors import (
     Busy,
@@ -137,7 +137,7 @@ def _other_types_of(doc: Doc) -> Iterator[object]:
 
 
 def _operation(path: str, method: str, operation: Operation, doc: Doc, schemas: Components) -> Json:
-    open_to_all = isinstance(operation, ForAll)
+    open_to_all = isinstance(operation, OpenOperation)
     idempotent = method == "POST" and not open_to_all
     params = [
         *(Param(name, UUID, "The id.", "path", required=True) for name in _IN_PATH.findall(path)),
@@ -152,14 +152,16 @@ def _operation(path: str, method: str, operation: Operation, doc: Doc, schemas: 
         "description": _description(operation, doc),
         "parameters": [_parameter(param, schemas) for param in _unique(params)],
         "responses": {
-            **_replies(doc.replies, _RATE if isinstance(operation, ForTenants) else (), schemas),
+            **_replies(
+                doc.replies, _RATE if isinstance(operation, TenantOperation) else (), schemas
+            ),
             **_problems(_causes(path, method, operation, doc), schemas),
         },
         "security": [] if open_to_all else [{"key": []}],
     }
     if doc.bodies:
         described["requestBody"] = _request_body(doc.bodies, schemas)
-    if isinstance(operation, ForTenants):
+    if isinstance(operation, TenantOperation):
         described["x-scopes"] = _scopes(operation)
     return described
 
@@ -174,9 +176,9 @@ def _unique(params: Iterable[Param]) -> Iterable[Param]:
 
 
 def _description(operation: Operation, doc: Doc) -> str:
-    if isinstance(operation, ForAll):
+    if isinstance(operation, OpenOperation):
         needed = "No key is needed."
-    elif isinstance(operation, ForTenants):
+    elif isinstance(operation, TenantOperation):
         needed = f"Needs the scope {' or '.join(f'`{scope}`' for scope in _scopes(operation))}"
         needed += ", or an operator's key." if operation.or_operators else "."
     else:
@@ -184,7 +186,7 @@ def _description(operation: Operation, doc: Doc) -> str:
     return f"{doc.description}\n\n{needed}".strip()
 
 
-def _scopes(operation: ForTenants) -> list[str]:
+def _scopes(operation: TenantOperation) -> list[str]:
     return [scope for scope in (operation.scope, operation.or_scope) if scope is not None]
 
 
@@ -214,7 +216,7 @@ def _request_body(bodies: Sequence[Body], schemas: Components) -> Json:
     }
 
 
-def _replies(replies: Sequence[Reply], more: Sequence[Header], schemas: Components) -> Json:
+def _replies(replies: Sequence[ResponseDoc], more: Sequence[Header], schemas: Components) -> Json:
     described: Json = {}
     for reply in replies:
         again = described.get(str(reply.status))
@@ -226,7 +228,7 @@ def _replies(replies: Sequence[Reply], more: Sequence[Header], schemas: Componen
     return described
 
 
-def _reply(reply: Reply, more: Sequence[Header], schemas: Components) -> Json:
+def _reply(reply: ResponseDoc, more: Sequence[Header], schemas: Components) -> Json:
     described: Json = {
         "description": reply.description,
         "headers": _headers([*reply.headers, _REQUEST_ID, *more], schemas),
@@ -262,9 +264,9 @@ def _causes(
 ) -> Iterator[type[MainspringError]]:
     """Every problem the operation can answer with, its own and those of its kind."""
     yield from doc.problems
-    if not isinstance(operation, ForAll):
+    if not isinstance(operation, OpenOperation):
         yield from (Unauthenticated, Forbidden, NotAcceptable, StoreUnavailable)
-    if isinstance(operation, ForTenants):
+    if isinstance(operation, TenantOperation):
         yield TooManyRequests
     if _IN_PATH.search(path):
         yield NotFound

@@ -11,17 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring import __version__
-from mainspring.api.http.resource import ForAll, Operation
+from mainspring.api.http.endpoint import OpenOperation, Operation
 from mainspring.api.openapi.document import Paths, describe
 from mainspring.api.openapi.operation import (
     ETAG,
     IF_NONE_MATCH,
     Doc,
-    Reply,
+    ResponseDoc,
 )
 
 _TAG = "Description"
-_UNCHANGED = Reply(304, "It has not changed.", headers=[ETAG])
+_UNCHANGED = ResponseDoc(304, "It has not changed.", headers=[ETAG])
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -40,7 +40,7 @@ OPENAPI = Doc(
     tag=_TAG,
     summary="Read the OpenAPI document",
     params=[IF_NONE_MATCH],
-    replies=[Reply(200, "This document.", _Document, headers=[ETAG]), _UNCHANGED],
+    replies=[ResponseDoc(200, "This document.", _Document, headers=[ETAG]), _UNCHANGED],
 )
 
 
@@ -51,7 +51,7 @@ def _page(name: str, summary: str, media_type: str) -> Doc:
         summary=summary,
         params=[IF_NONE_MATCH],
         replies=[
-            Reply(200, "The page.", str, headers=[ETAG], media_type=media_type),
+            ResponseDoc(200, "The page.", str, headers=[ETAG], media_type=media_type),
             _UNCHANGED,
         ],
     )
@@ -80,14 +80,14 @@ def described(paths: Paths) -> dict[str, dict[str, Operation]]:
         "/docs/docs.css": _asset("docs.css", "text/css", "docsStyle", "How the pages look"),
         "/docs/docs.js": _asset("docs.js", "text/javascript", "docsScript", "How the pages work"),
     }
-    placeholder = ForAll(_Fixed(b"", "").answer, OPENAPI)
+    placeholder = OpenOperation(_Fixed(b"", "").answer, OPENAPI)
     everything = {**paths, "/openapi.json": {"GET": placeholder}, **own}
     document = msgspec.json.encode(describe(everything, __version__))
     fixed = _Fixed(document, "application/json")
-    return {"/openapi.json": {"GET": ForAll(fixed.answer, OPENAPI)}, **own}
+    return {"/openapi.json": {"GET": OpenOperation(fixed.answer, OPENAPI)}, **own}
 
 
 def _asset(name: str, media_type: str, id: str, summary: str) -> dict[str, Operation]:
     body = (files(__package__) / "pages" / name).read_bytes()
     fixed = _Fixed(body, f"{media_type}; charset=utf-8")
-    return {"GET": ForAll(fixed.answer, _page(id, summary, media_type))}
+    return {"GET": OpenOperation(fixed.answer, _page(id, summary, media_type))}

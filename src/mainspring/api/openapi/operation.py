@@ -72,7 +72,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ResponseDoc:
     """An answer that is not a problem. No type means no body; `or_type` is another it may have.
 
     Several with one status are one answer in several forms, each with its media type.
@@ -103,12 +103,12 @@ class Doc:
     params: Sequence[Param] = ()
     bodies: Sequence[Body] = ()
     also_consumes: Sequence[str] = ()
-    replies: Sequence[Reply]
+    replies: Sequence[ResponseDoc]
     problems: Sequence[type[MainspringError]] = ()
 
 
 ETAG = Header("ETag", "The revision, for If-Match and If-None-Match.")
-GONE = Reply(204, "It is gone.")
+GONE = ResponseDoc(204, "It is gone.")
 LOCATION = Header("Location", "The path of what was created.")
 REPLAYED = Header(
     "Idempotency-Replayed",

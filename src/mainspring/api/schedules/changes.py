@@ -14,8 +14,8 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from mainspring.api.http.decoding import decode_as, readable_as
+from mainspring.api.http.endpoint import TenantCall, json_response
 from mainspring.api.http.parameters import flag
-from mainspring.api.http.resource import Call, json_response
 from mainspring.api.ports import NodePort
 from mainspring.api.schedules.reading import (
     ScheduleReading,
@@ -40,11 +40,11 @@ from mainspring.api.tasks.views import new_task_out
 from mainspring.clock import Clock, monotonic
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import NOBODY
+from mainspring.domain.placement import NO_OWNERSHIP
 from mainspring.domain.schedule.definition import Timetable
 from mainspring.errors import Conflict, InvalidRequest, Problem, RequestError, StoreUnavailable
-from mainspring.schedules.occurrences import Settled
-from mainspring.schedules.service import NameTaken, ScheduleChange, Schedules
+from mainspring.schedules.occurrences import DecidedSchedules
+from mainspring.schedules.service import NameTaken, ScheduleChange, ScheduleService
 from mainspring.store.creation import window_row
 from mainspring.store.schedule_rows import StoredSchedule, Template
 from mainspring.wire.schedules import (
@@ -72,7 +72,7 @@ class _Wanted:
     template: Template
 
 
-class ScheduleChanges:
+class ScheduleChangeResource:
     """POST, PUT, PATCH, DELETE and the verbs of /v1/schedules."""
 
     def __init__(
@@ -80,7 +80,7 @@ class ScheduleChanges:
         config: Config,
         clock: Clock,
         ids: TaskIds,
-        schedules: Schedules,
+        schedules: ScheduleService,
         validator: ScheduleValidator,
         reading: ScheduleReading,
         node: NodePort,
@@ -93,7 +93,7 @@ class ScheduleChanges:
         self._reading = reading
         self._node = node
 
-    async def create(self, call: Call) -> Response:
+    async def create(self, call: TenantCall) -> Response:
         now = self._clock.now()
         wanted = await self._whole(call, now)
         schedule_id = self._ids.make(now)
@@ -117,11 +117,11 @@ class ScheduleChanges:
             wanted.template,
             now=now,
             next_at=following,
-            conclude=call.keeps(self._created),
+            conclude=call.remember(self._created),
         )
         if made is None:
             raise _taken(wanted.name)
-        self._announce(Settled(), made.partition)
+        self._announce(DecidedSchedules(), made.partition)
         return self._created(made)
 
     def _created(self, schedule: StoredSchedule) -> Response:
@@ -130,12 +130,12 @@ class ScheduleChanges:
         response.headers["Location"] = f"/v1/schedules/{schedule.id}"
         return response
 
-    async def replace(self, call: Call) -> Response:
+    async def replace(self, call: TenantCall) -> Response:
         old = await existing_schedule(self._schedules, call)
         check_rev(if_match(call.request), old.edition)
         return await self._become(call, old, await self._whole(call, self._clock.now(), old))
 
-    async def edit(self, call: Call) -> Response:
+    async def edit(self, call: TenantCall) -> Response:
         patch = decode_as(_PATCH, await call.body(), _payloads)
         old = await existing_schedule(self._schedules, call)
         check_rev(if_match(call.request), old.edition)
@@ -161,7 +161,7 @@ class ScheduleChanges:
         name = old.name if patch.name is UNSET else patch.name
         return await self._become(call, old, _Wanted(name, checked, template))
 
-    async def delete(self, call: Call) -> Response:
+    async def delete(self, call: TenantCall) -> Response:
         schedule_id = schedule_id_in(call)
         revs = if_match(call.request)
         if not await self._schedules.delete(
@@ -170,23 +170,23 @@ class ScheduleChanges:
             raise no_such_schedule(str(schedule_id))
         return Response(status_code=204)
 
-    async def pause(self, call: Call) -> Response:
+    async def pause(self, call: TenantCall) -> Response:
         return await self._change(call, _paused)
 
-    async def resume(self, call: Call) -> Response:
+    async def resume(self, call: TenantCall) -> Response:
         return await self._change(call, _resumed)
 
-    async def run(self, call: Call) -> Response:
+    async def run(self, call: TenantCall) -> Response:
         schedule_id = schedule_id_in(call)
         settled = await self._schedules.run_now(
-            call.tenant_id, schedule_id, NOBODY, call.keeps(_first_task)
+            call.tenant_id, schedule_id, NO_OWNERSHIP, call.remember(_first_task)
         )
         if settled is None:
             raise no_such_schedule(str(schedule_id))
         self._announce(settled)
         return _first_task(settled)
 
-    async def backfill(self, call: Call) -> Response:
+    async def backfill(self, call: TenantCall) -> Response:
         schedule_id = (await existing_schedule(self._schedules, call)).id
         wanted = decode_as(_BACKFILL, await call.body())
         first, last = max(0.0, wanted.from_.timestamp()), wanted.to.timestamp()
@@ -199,10 +199,10 @@ class ScheduleChanges:
         settled = await self._schedules.backfill(
             call.tenant_id,
             schedule_id,
-            NOBODY,
+            NO_OWNERSHIP,
             choose,
             wanted.max_running,
-            call.keeps(_all_tasks),
+            call.remember(_all_tasks),
         )
         if settled is None:
             raise no_such_schedule(str(schedule_id))
@@ -211,7 +211,9 @@ class ScheduleChanges:
 
     # Details ----------------------------------------------------------------------------------
 
-    async def _whole(self, call: Call, now: float, old: StoredSchedule | None = None) -> _Wanted:
+    async def _whole(
+        self, call: TenantCall, now: float, old: StoredSchedule | None = None
+    ) -> _Wanted:
         """The schedule that a body describes completely."""
         body = await call.body()
         problems: list[Problem] = []
@@ -231,7 +233,7 @@ class ScheduleChanges:
 
     async def _check(
         self,
-        call: Call,
+        call: TenantCall,
         wanted: ScheduleIn,
         now: float,
         old: StoredSchedule | None,
@@ -247,7 +249,7 @@ class ScheduleChanges:
             problems += never_fires(checked, now)
         return checked, template
 
-    async def _become(self, call: Call, old: StoredSchedule, wanted: _Wanted) -> Response:
+    async def _become(self, call: TenantCall, old: StoredSchedule, wanted: _Wanted) -> Response:
         table = wanted.checked.timetable
         if flag(call.request.query_params, "dry_run"):
             preview = _previewed(old, wanted)
@@ -275,7 +277,7 @@ class ScheduleChanges:
             raise _taken(wanted.name) from None
 
     async def _change(
-        self, call: Call, decide: Callable[[StoredSchedule], ScheduleChange | None]
+        self, call: TenantCall, decide: Callable[[StoredSchedule], ScheduleChange | None]
     ) -> Response:
         schedule_id = schedule_id_in(call)
         revs = if_match(call.request)
@@ -284,15 +286,15 @@ class ScheduleChanges:
             check_rev(revs, locked.edition)
             return decide(locked)
 
-        changed = await self._schedules.change(call.tenant_id, schedule_id, NOBODY, checked)
+        changed = await self._schedules.change(call.tenant_id, schedule_id, NO_OWNERSHIP, checked)
         if changed is None:
             raise no_such_schedule(str(schedule_id))
         self._announce(changed.settled, changed.schedule.partition)
         return self._reading.response(changed.schedule)
 
-    def _announce(self, settled: Settled, partition: int | None = None) -> None:
+    def _announce(self, settled: DecidedSchedules, partition: int | None = None) -> None:
         """Tell the owners of new tasks, of cancelled ones and of the schedule itself."""
-        ours = self._node.tenure().partitions
+        ours = self._node.ownership().partitions
         self._node.created(
             [window_row(m.task, m.partition) for m in settled.made if m.partition in ours]
         )
@@ -328,13 +330,13 @@ def _patched_task(
     return wanted_task(task, workflow, given, problems)
 
 
-def _first_task(settled: Settled) -> Response:
+def _first_task(settled: DecidedSchedules) -> Response:
     task = settled.made[0].task
     headers = {"Location": f"/v1/tasks/{task.id}", "ETag": '"1"'}
     return json_response(new_task_out(task), 201, headers)
 
 
-def _all_tasks(settled: Settled) -> Response:
+def _all_tasks(settled: DecidedSchedules) -> Response:
     ids = [made.task.id for made in settled.made]
     return json_response(BackfilledOut(len(ids), ids), 201)
 

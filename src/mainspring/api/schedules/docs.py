@@ -19,7 +19,7 @@ from mainspring.api.openapi.operation import (
     Doc,
     Link,
     Param,
-    Reply,
+    ResponseDoc,
     never,
     none_of,
     only_null,
@@ -97,7 +97,9 @@ _AFTERWARDS = {
     "delete": Link("deleteSchedule", {"id": "$response.body#/id"}, "remove it"),
     **{verb: Link(f"{verb}Schedule", {"id": "$response.body#/id"}) for verb in _VERBS},
 }
-_THE_SCHEDULE = Reply(200, "The schedule as it is now.", ScheduleOut, [ETAG], links=_AFTERWARDS)
+_THE_SCHEDULE = ResponseDoc(
+    200, "The schedule as it is now.", ScheduleOut, [ETAG], links=_AFTERWARDS
+)
 _TIMES = Param("n", Annotated[int, Meta(ge=1, le=1000)], "How many times to show (10).")
 # The characters of a name, in hexadecimal: see `calendars`.
 _NAME_CURSOR = Param(
@@ -124,7 +126,7 @@ LIST = Doc(
         LIMIT,
         CURSOR,
     ],
-    replies=[Reply(200, "A page of schedules.", SchedulePage)],
+    replies=[ResponseDoc(200, "A page of schedules.", SchedulePage)],
 )
 
 CREATE = Doc(
@@ -149,8 +151,12 @@ CREATE = Doc(
         )
     ],
     replies=[
-        Reply(201, "The new schedule.", ScheduleOut, [LOCATION, ETAG, REPLAYED], links=_AFTERWARDS),
-        Reply(200, "With `dry_run`: the schedule as it would be, and its fire times.", ScheduleOut),
+        ResponseDoc(
+            201, "The new schedule.", ScheduleOut, [LOCATION, ETAG, REPLAYED], links=_AFTERWARDS
+        ),
+        ResponseDoc(
+            200, "With `dry_run`: the schedule as it would be, and its fire times.", ScheduleOut
+        ),
     ],
     problems=[Conflict],
 )
@@ -169,7 +175,7 @@ PREVIEW = Doc(
             rules={"PreviewIn": _PREVIEW},
         )
     ],
-    replies=[Reply(200, "What it would do.", PreviewOut)],
+    replies=[ResponseDoc(200, "What it would do.", PreviewOut)],
 )
 
 READ = Doc(id="getSchedule", tag=TAG, summary="Read a schedule", replies=[_THE_SCHEDULE])
@@ -238,7 +244,7 @@ RUN = Doc(
     tag=TAG,
     summary="Run a schedule's task now",
     description="Beside the timetable: nothing else of the schedule changes.",
-    replies=[Reply(201, "The new task.", TaskOut, [LOCATION, ETAG, REPLAYED])],
+    replies=[ResponseDoc(201, "The new task.", TaskOut, [LOCATION, ETAG, REPLAYED])],
 )
 
 BACKFILL = Doc(
@@ -259,7 +265,7 @@ BACKFILL = Doc(
             },
         )
     ],
-    replies=[Reply(201, "The new tasks.", BackfilledOut, [REPLAYED])],
+    replies=[ResponseDoc(201, "The new tasks.", BackfilledOut, [REPLAYED])],
 )
 
 UPCOMING = Doc(
@@ -267,7 +273,7 @@ UPCOMING = Doc(
     tag=TAG,
     summary="Show a schedule's next times",
     params=[_TIMES],
-    replies=[Reply(200, "The next times that are not excluded.", Upcoming)],
+    replies=[ResponseDoc(200, "The next times that are not excluded.", Upcoming)],
 )
 
 OCCURRENCES = Doc(
@@ -281,7 +287,7 @@ OCCURRENCES = Doc(
         LIMIT,
         NUMBER_CURSOR,
     ],
-    replies=[Reply(200, "A page of the ledger.", OccurrencePage)],
+    replies=[ResponseDoc(200, "A page of the ledger.", OccurrencePage)],
 )
 
 LIST_CALENDARS = Doc(
@@ -289,7 +295,7 @@ LIST_CALENDARS = Doc(
     tag=CALENDARS,
     summary="List calendars",
     params=[LIMIT, _NAME_CURSOR],
-    replies=[Reply(200, "A page of calendars, by name.", CalendarPage)],
+    replies=[ResponseDoc(200, "A page of calendars, by name.", CalendarPage)],
 )
 
 CREATE_CALENDAR = Doc(
@@ -302,7 +308,7 @@ CREATE_CALENDAR = Doc(
             examples={"holidays": {"name": "holidays-de", "dates": ["2026-12-25", "2026-12-26"]}},
         )
     ],
-    replies=[Reply(201, "The new calendar.", CalendarOut, [LOCATION, ETAG, REPLAYED])],
+    replies=[ResponseDoc(201, "The new calendar.", CalendarOut, [LOCATION, ETAG, REPLAYED])],
     problems=[Conflict],
 )
 
@@ -311,7 +317,7 @@ READ_CALENDAR = Doc(
     tag=CALENDARS,
     summary="Read a calendar",
     params=[_NAME],
-    replies=[Reply(200, "The calendar.", CalendarOut, [ETAG])],
+    replies=[ResponseDoc(200, "The calendar.", CalendarOut, [ETAG])],
 )
 
 PUT_CALENDAR = Doc(
@@ -321,7 +327,7 @@ PUT_CALENDAR = Doc(
     description="Counts for every schedule that names it, from its next decision on.",
     params=[_NAME, IF_MATCH],
     bodies=[Body(CalendarDates, examples={"one": {"dates": ["2026-12-25"]}})],
-    replies=[Reply(200, "The calendar as it is now.", CalendarOut, [ETAG])],
+    replies=[ResponseDoc(200, "The calendar as it is now.", CalendarOut, [ETAG])],
     problems=[PreconditionFailed],
 )
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from mainspring import timezones
 from mainspring.api.http import parameters
 from mainspring.api.http.decoding import decode_as
+from mainspring.api.http.endpoint import TenantCall, json_response
 from mainspring.api.http.parameters import (
     encode_cursor,
     flag,
@@ -19,7 +20,6 @@ from mainspring.api.http.parameters import (
     page_query,
     schedule_query,
 )
-from mainspring.api.http.resource import Call, json_response
 from mainspring.api.schedules.validation import ScheduleValidator, raise_if
 from mainspring.api.schedules.views import (
     instant,
@@ -32,8 +32,8 @@ from mainspring.config import Config
 from mainspring.domain.schedule import description as describe
 from mainspring.domain.schedule.misfire import Decision
 from mainspring.errors import InvalidRequest, NotFound, Problem
-from mainspring.schedules.service import Schedules
-from mainspring.store.schedule_rows import Occurrence, StoredSchedule
+from mainspring.schedules.service import ScheduleService
+from mainspring.store.schedule_rows import StoredOccurrence, StoredSchedule
 from mainspring.wire.schedules import (
     OccurrencePage,
     PreviewIn,
@@ -55,14 +55,14 @@ class ScheduleReading:
     """GET under /v1/schedules, and the preview."""
 
     def __init__(
-        self, config: Config, clock: Clock, schedules: Schedules, validator: ScheduleValidator
+        self, config: Config, clock: Clock, schedules: ScheduleService, validator: ScheduleValidator
     ) -> None:
         self._config = config
         self._clock = clock
         self._schedules = schedules
         self._validator = validator
 
-    async def page(self, call: Call) -> Response:
+    async def page(self, call: TenantCall) -> Response:
         params = call.request.query_params
         query = schedule_query(params, {"state": get_args(StateName)})
         overdue = self._config.overdue_after if flag(params, "overdue") else None
@@ -78,14 +78,14 @@ class ScheduleReading:
         full = len(found) == query.limit
         return json_response(SchedulePage(items, encode_cursor(found[-1].id) if full else None))
 
-    async def one(self, call: Call) -> Response:
+    async def one(self, call: TenantCall) -> Response:
         return self.response(await existing_schedule(self._schedules, call))
 
     def response(self, schedule: StoredSchedule) -> Response:
         shown = schedule_out(schedule, self._config.overdue_after)
         return json_response(shown, headers={"ETag": f'"{schedule.edition}"'})
 
-    async def upcoming(self, call: Call) -> Response:
+    async def upcoming(self, call: TenantCall) -> Response:
         most = _number(call.request.query_params)
         schedule = await existing_schedule(self._schedules, call)
         times: list[float] = []
@@ -98,7 +98,7 @@ class ScheduleReading:
         items = [upcoming_out(at, schedule.offset) for at in times]
         return json_response(Upcoming([instant(at) for at in times], items))
 
-    async def occurrences(self, call: Call) -> Response:
+    async def occurrences(self, call: TenantCall) -> Response:
         choices = {"decision": tuple(decision.value for decision in Decision)}
         query = page_query(call.request.query_params, choices=choices)
         schedule = await existing_schedule(self._schedules, call)
@@ -112,7 +112,7 @@ class ScheduleReading:
         cursor = number_cursor(lines, query.limit, _number_of(lines[-1]) if lines else None)
         return json_response(OccurrencePage([occurrence_out(line) for line in lines], cursor))
 
-    async def preview(self, call: Call) -> Response:
+    async def preview(self, call: TenantCall) -> Response:
         wanted = decode_as(
             _PREVIEW, await call.body(), lambda w: [w.task.payload] if w.task else []
         )
@@ -154,7 +154,7 @@ async def _off_the_loop(work: Callable[[], T]) -> T:
         return await asyncio.to_thread(work)
 
 
-async def existing_schedule(schedules: Schedules, call: Call) -> StoredSchedule:
+async def existing_schedule(schedules: ScheduleService, call: TenantCall) -> StoredSchedule:
     """The schedule, or the one answer for all that are not there or not yours."""
     schedule_id = schedule_id_in(call)
     schedule = await schedules.get(call.tenant_id, schedule_id)
@@ -163,7 +163,7 @@ async def existing_schedule(schedules: Schedules, call: Call) -> StoredSchedule:
     return schedule
 
 
-def schedule_id_in(call: Call) -> UUID:
+def schedule_id_in(call: TenantCall) -> UUID:
     return call.id_or(no_such_schedule)
 
 
@@ -185,7 +185,7 @@ def _after(params: QueryParams) -> float | None:
     return None if found is None else found.timestamp()
 
 
-def _number_of(line: Occurrence) -> int:
+def _number_of(line: StoredOccurrence) -> int:
     """The place of a line in the ledger: its time in microseconds, then which pass it was."""
     return 2 * round(line.nominal_at.timestamp() * 1e6) + line.attempt
 

@@ -13,17 +13,17 @@ from mainspring.api.http.payloads import payload_problems
 from mainspring.api.tasks.validation import TaskValidator, seconds_of, span
 from mainspring.domain.schedule import cron, rrule
 from mainspring.domain.schedule.definition import (
-    Definition,
     Misfire,
+    ScheduleDefinition,
     Timetable,
     timetable,
 )
 from mainspring.domain.schedule.zones import DstPolicy, UnknownZone, zone
 from mainspring.domain.task import RUN_WORKFLOW
 from mainspring.errors import Problem, refusal
-from mainspring.store.calendars import Calendars
+from mainspring.store.calendars import CalendarStore
 from mainspring.store.schedule_rows import Template
-from mainspring.store.workflows import Workflows
+from mainspring.store.workflows import WorkflowStore
 from mainspring.wire.schedules import (
     WINDOWS,
     DstIn,
@@ -55,7 +55,7 @@ _SLOW_RULES = asyncio.Semaphore(2)
 class Checked:
     """A definition that makes sense, with the dates of its calendars."""
 
-    definition: Definition
+    definition: ScheduleDefinition
     holidays: tuple[str, ...]
 
     @property
@@ -67,7 +67,11 @@ class ScheduleValidator:
     """Checks schedules; reports everything that is wrong together."""
 
     def __init__(
-        self, tasks: TaskValidator, calendars: Calendars, workflows: Workflows, max_payload: int
+        self,
+        tasks: TaskValidator,
+        calendars: CalendarStore,
+        workflows: WorkflowStore,
+        max_payload: int,
     ) -> None:
         self._tasks = tasks
         self._calendars = calendars
@@ -100,7 +104,7 @@ class ScheduleValidator:
         return [Problem("/workflow", f"there is no workflow {name!r}")]
 
     def template(
-        self, wanted: TemplateIn, definition: Definition | None, problems: list[Problem]
+        self, wanted: TemplateIn, definition: ScheduleDefinition | None, problems: list[Problem]
     ) -> Template:
         """The task to make, compiled once for all occurrences."""
         task = TaskIn(
@@ -153,7 +157,7 @@ def wanted_task(
     )
 
 
-def check_key(definition: Definition, template: Template) -> list[Problem]:
+def check_key(definition: ScheduleDefinition, template: Template) -> list[Problem]:
     """A task has one concurrency key: the schedule's own, for policies that make tasks wait."""
     return [] if template.concurrency_key is None else _key_problems(definition)
 
@@ -167,7 +171,7 @@ def never_fires(checked: Checked, now: float) -> list[Problem]:
     return [Problem(pointer, "never fires: no time is left")]
 
 
-def merged(old: Definition, patch: SchedulePatch) -> TimingIn:
+def merged(old: ScheduleDefinition, patch: SchedulePatch) -> TimingIn:
     """The fields of a schedule after a patch."""
     values: dict[str, object] = {
         "cron": old.cron,
@@ -194,7 +198,7 @@ def merged(old: Definition, patch: SchedulePatch) -> TimingIn:
     return TimingIn(**{**values, **given})
 
 
-def kept_anchor(old: Definition, wanted: TimingIn) -> float | None:
+def kept_anchor(old: ScheduleDefinition, wanted: TimingIn) -> float | None:
     """An interval or rule that stays as it was goes on being counted from where it was."""
     interval = None if wanted.interval is None else _seconds(wanted.interval)
     same = (old.interval, old.rrule) == (interval, wanted.rrule)
@@ -203,7 +207,7 @@ def kept_anchor(old: Definition, wanted: TimingIn) -> float | None:
 
 async def _define(
     wanted: TimingIn, now: float, anchor: float | None, problems: list[Problem]
-) -> Definition | None:
+) -> ScheduleDefinition | None:
     before = len(problems)
     given = [kind for kind in _KINDS if getattr(wanted, kind) is not None]
     if not given:
@@ -214,7 +218,7 @@ async def _define(
     start = wanted.start_at.timestamp() if wanted.start_at else None
     end = wanted.end_at.timestamp() if wanted.end_at else None
     problems += _time_problems(wanted)
-    definition = Definition(
+    definition = ScheduleDefinition(
         timezone=wanted.timezone,
         cron=wanted.cron,
         interval=None if wanted.interval is None else _seconds(wanted.interval),
@@ -267,7 +271,7 @@ def _time_problems(wanted: TimingIn) -> list[Problem]:
     return problems
 
 
-def _cron_problems(definition: Definition) -> list[Problem]:
+def _cron_problems(definition: ScheduleDefinition) -> list[Problem]:
     if definition.cron is not None:
         try:
             cron.parse(definition.cron)
@@ -276,7 +280,7 @@ def _cron_problems(definition: Definition) -> list[Problem]:
     return []
 
 
-async def _rule_problems(definition: Definition) -> list[Problem]:
+async def _rule_problems(definition: ScheduleDefinition) -> list[Problem]:
     if definition.rrule is not None:
         begin = zone(definition.timezone).wall(definition.anchor)
         try:
@@ -289,7 +293,7 @@ async def _rule_problems(definition: Definition) -> list[Problem]:
     return []
 
 
-def _key_problems(definition: Definition) -> list[Problem]:
+def _key_problems(definition: ScheduleDefinition) -> list[Problem]:
     if definition.overlap not in ("queue", "cancel_running"):
         return []
     detail = f"cannot be given with overlap {definition.overlap!r}, which has a key of its own"

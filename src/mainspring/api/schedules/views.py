@@ -10,7 +10,7 @@ from mainspring.domain.schedule.definition import Timetable
 from mainspring.domain.schedule.description import describe
 from mainspring.domain.schedule.misfire import Decision
 from mainspring.domain.task import RUN_WORKFLOW
-from mainspring.store.schedule_rows import Occurrence, StoredSchedule, Template
+from mainspring.store.schedule_rows import StoredOccurrence, StoredSchedule, Template
 from mainspring.wire.schedules import (
     DstIn,
     FireTimes,
@@ -82,7 +82,7 @@ def asked_run(template: Template) -> AskedRun | None:
         return None
 
 
-def occurrence_out(line: Occurrence) -> OccurrenceOut:
+def occurrence_out(line: StoredOccurrence) -> OccurrenceOut:
     return OccurrenceOut(
         line.nominal_at,
         line.to_at,

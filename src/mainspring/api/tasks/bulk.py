@@ -5,11 +5,11 @@ from starlette.responses import Response
 
 from mainspring.api.dead_letters.filters import task_filter
 from mainspring.api.http.decoding import decode_as
+from mainspring.api.http.endpoint import TenantCall, json_response
 from mainspring.api.http.parameters import flag
-from mainspring.api.http.resource import Call, json_response
 from mainspring.api.ports import NodePort
 from mainspring.wire.dead_letters import CancelIn, CancelledOut
-from mainspring.workflows.bulk_cancel import BulkChanges, Cancelled
+from mainspring.workflows.bulk_cancel import BulkChanges, CancelCounts
 
 _CANCEL = msgspec.json.Decoder(CancelIn)
 
@@ -21,20 +21,20 @@ class TaskBulk:
         self._bulk = bulk
         self._node = node
 
-    async def cancel(self, call: Call) -> Response:
+    async def cancel(self, call: TenantCall) -> Response:
         wanted = decode_as(_CANCEL, await call.body())
         where = task_filter(wanted.filter)
         if wanted.dry_run or flag(call.request.query_params, "dry_run"):
             total = await self._bulk.count_cancellable(call.tenant_id, where)
         else:
-            total = Cancelled()
+            total = CancelCounts()
             async for done in self._bulk.cancel(call.tenant_id, where, call.actor):
                 total += done
                 self._tell(done)
         return json_response(CancelledOut(total.ended, total.asked))
 
-    def _tell(self, done: Cancelled) -> None:
+    def _tell(self, done: CancelCounts) -> None:
         if done.partitions:
             self._node.changed()
-        if elsewhere := done.partitions - self._node.tenure().partitions:
+        if elsewhere := done.partitions - self._node.ownership().partitions:
             self._node.hint_others(elsewhere)

@@ -13,52 +13,59 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring.api.http.decoding import decode_patch, readable_as
+from mainspring.api.http.endpoint import TenantCall, no_such_task
 from mainspring.api.http.parameters import flag
-from mainspring.api.http.resource import Call, no_such_task
 from mainspring.api.ports import NodePort
 from mainspring.api.tasks.patching import TaskPatcher
 from mainspring.api.tasks.reading import existing_task, task_response
 from mainspring.clock import Clock
 from mainspring.domain import transitions
 from mainspring.domain.task import TaskState
-from mainspring.domain.transitions import Move, Standing
+from mainspring.domain.transitions import Move, TaskStanding
 from mainspring.errors import PreconditionFailed, Problem, RequestError, StoreUnavailable
-from mainspring.store.tasks import Change, LockedTask, StoredTask, Tasks
+from mainspring.store.tasks import (
+    LockedTask,
+    StoredTask,
+    TaskChange,
+    TaskStore,
+)
 from mainspring.wire.tasks import TaskPatch
 
-Rule = Callable[[Standing], Move | None]
+Rule = Callable[[TaskStanding], Move | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Preview:
     """A change that is only shown."""
 
-    change: Change
+    change: TaskChange
 
 
-class TaskChanges:
+class TaskChangeResource:
     """PATCH, DELETE and the verbs of /v1/tasks/{id}."""
 
-    def __init__(self, tasks: Tasks, node: NodePort, clock: Clock, patcher: TaskPatcher) -> None:
+    def __init__(
+        self, tasks: TaskStore, node: NodePort, clock: Clock, patcher: TaskPatcher
+    ) -> None:
         self._tasks = tasks
         self._node = node
         self._clock = clock
         self._patcher = patcher
 
-    async def cancel(self, call: Call) -> Response:
+    async def cancel(self, call: TenantCall) -> Response:
         return await self._move(call, transitions.cancel)
 
-    async def pause(self, call: Call) -> Response:
+    async def pause(self, call: TenantCall) -> Response:
         return await self._move(call, transitions.pause)
 
-    async def resume(self, call: Call) -> Response:
+    async def resume(self, call: TenantCall) -> Response:
         return await self._move(call, transitions.resume)
 
-    async def run(self, call: Call) -> Response:
+    async def run(self, call: TenantCall) -> Response:
         now = round(self._clock.now(), 6)
         return await self._move(call, lambda task: transitions.run(task, now))
 
-    async def edit(self, call: Call) -> Response:
+    async def edit(self, call: TenantCall) -> Response:
         body = await call.body()
         try:
             patch = decode_patch(body)
@@ -67,7 +74,7 @@ class TaskChanges:
         dry_run = flag(call.request.query_params, "dry_run")
         sent = [name for name in patch.__struct_fields__ if getattr(patch, name) is not UNSET]
 
-        def decide(locked: LockedTask) -> Change | _Preview:
+        def decide(locked: LockedTask) -> TaskChange | _Preview:
             transitions.check_editable(_standing(locked), sent)
             change = self._patcher.apply(locked, patch)
             return _Preview(change) if dry_run else change
@@ -79,7 +86,7 @@ class TaskChanges:
             task = _as_changed(task, decided.change)
         return task_response(task)
 
-    async def delete(self, call: Call) -> Response:
+    async def delete(self, call: TenantCall) -> Response:
         task_id, revs = call.task_id, if_match(call.request)
         if not await self._tasks.purge(
             call.tenant_id, task_id, call.actor, lambda rev: check_rev(revs, rev)
@@ -88,7 +95,9 @@ class TaskChanges:
         self._node.changed()
         return Response(status_code=204)
 
-    async def _refuse(self, call: Call, error: RequestError, patch: TaskPatch | None) -> NoReturn:
+    async def _refuse(
+        self, call: TenantCall, error: RequestError, patch: TaskPatch | None
+    ) -> NoReturn:
         """Refuse a patch, and say as well what is wrong with that part of it which can be read."""
         if patch is None:
             raise error
@@ -105,8 +114,8 @@ class TaskChanges:
             pass  # what is known to be wrong is enough
         raise type(error)(error.detail, [*error.problems, *more]) from None
 
-    async def _move(self, call: Call, rule: Rule) -> Response:
-        def decide(locked: LockedTask) -> Change | bool:
+    async def _move(self, call: TenantCall, rule: Rule) -> Response:
+        def decide(locked: LockedTask) -> TaskChange | bool:
             move = rule(_standing(locked))
             return False if move is None else _moved(locked, move)
 
@@ -117,14 +126,14 @@ class TaskChanges:
         return task_response(task)
 
     async def _decide(
-        self, call: Call, decide: Callable[[LockedTask], Change | bool | _Preview]
+        self, call: TenantCall, decide: Callable[[LockedTask], TaskChange | bool | _Preview]
     ) -> tuple[bool | _Preview | None, StoredTask]:
         """Let the store change the task, if it is at a revision that the caller wants, and tell its
         owner. What was decided, None when it is not unfinished; and the task as it is now."""
         task_id, revs = call.task_id, if_match(call.request)
         partitions: set[int] = set()
 
-        def note(locked: LockedTask) -> Change | bool | _Preview:
+        def note(locked: LockedTask) -> TaskChange | bool | _Preview:
             check_rev(revs, locked.rev)
             partitions.add(locked.partition)
             return decide(locked)
@@ -132,7 +141,7 @@ class TaskChanges:
         decided: bool | _Preview | None = await self._tasks.change(call.tenant_id, task_id, note)
         if decided is True:
             self._node.changed()
-            if elsewhere := partitions - self._node.tenure().partitions:
+            if elsewhere := partitions - self._node.ownership().partitions:
                 self._node.hint_others(elsewhere)
         task = await existing_task(self._tasks, call.tenant_id, task_id)
         if decided is None:
@@ -140,8 +149,8 @@ class TaskChanges:
         return decided, task
 
 
-def _standing(task: LockedTask | StoredTask) -> Standing:
-    return Standing(
+def _standing(task: LockedTask | StoredTask) -> TaskStanding:
+    return TaskStanding(
         TaskState(task.state),
         task.attempts,
         task.due_at.timestamp(),
@@ -150,8 +159,8 @@ def _standing(task: LockedTask | StoredTask) -> Standing:
     )
 
 
-def _moved(locked: LockedTask, move: Move) -> Change:
-    change = Change.of(locked)
+def _moved(locked: LockedTask, move: Move) -> TaskChange:
+    change = TaskChange.of(locked)
     return replace(
         change,
         state=move.state,
@@ -174,7 +183,7 @@ def check_rev(wanted: frozenset[str] | None, rev: int) -> None:
         raise PreconditionFailed(f'it is at revision "{rev}" now')
 
 
-def _as_changed(task: StoredTask, change: Change) -> StoredTask:
+def _as_changed(task: StoredTask, change: TaskChange) -> StoredTask:
     """The task as it would read after the change."""
     return replace(
         task,

@@ -5,13 +5,13 @@ from starlette.responses import Response
 
 from mainspring.api.admin.secret_docs import CompleteIn
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.resource import Call, no_such_task
+from mainspring.api.http.endpoint import TenantCall, no_such_task
 from mainspring.api.ports import NodePort
 from mainspring.api.tasks.reading import existing_task, task_response
 from mainspring.clock import Clock
 from mainspring.domain.execution import Outcome, Report, TaskError
 from mainspring.errors import Conflict
-from mainspring.store.tasks import Tasks
+from mainspring.store.tasks import TaskStore
 
 _COMPLETE = msgspec.json.Decoder(CompleteIn)
 
@@ -19,12 +19,12 @@ _COMPLETE = msgspec.json.Decoder(CompleteIn)
 class Completion:
     """Writes the outcome under the fence, on whichever node the report arrives."""
 
-    def __init__(self, tasks: Tasks, node: NodePort, clock: Clock) -> None:
+    def __init__(self, tasks: TaskStore, node: NodePort, clock: Clock) -> None:
         self._tasks = tasks
         self._node = node
         self._clock = clock
 
-    async def complete(self, call: Call) -> Response:
+    async def complete(self, call: TenantCall) -> Response:
         said = decode_as(_COMPLETE, await call.body(), _payloads)
         running = await self._tasks.running(call.tenant_id, call.task_id)
         if running is None:

@@ -15,7 +15,8 @@ from mainspring.api.http.decoding import (
     readable_task,
     readable_tasks,
 )
-from mainspring.api.http.fast_path import Promise
+from mainspring.api.http.endpoint import TenantCall, raw_json
+from mainspring.api.http.fast_path import PendingResponse
 from mainspring.api.http.idempotency import (
     Answered,
     Idempotency,
@@ -24,7 +25,6 @@ from mainspring.api.http.idempotency import (
     key_in,
 )
 from mainspring.api.http.parameters import flag
-from mainspring.api.http.resource import Call, raw_json
 from mainspring.api.tasks.ingest import Ingest
 from mainspring.api.tasks.validation import TaskValidator
 from mainspring.api.tasks.views import new_task_json
@@ -40,7 +40,7 @@ Prepared = tuple[Sequence[NewTask], bytes]
 """Tasks that may be inserted, and the answer to give once they are."""
 
 
-class _Ids(msgspec.Struct):
+class _CreatedIds(msgspec.Struct):
     ids: list[UUID]
 
 
@@ -55,7 +55,7 @@ class TaskCreation:
         self._ingest = ingest
         self._idempotency = idempotency
 
-    async def one(self, call: Call) -> Response:
+    async def one(self, call: TenantCall) -> Response:
         body = await call.body()
 
         async def prepare() -> Prepared:
@@ -72,7 +72,7 @@ class TaskCreation:
         headers = {"Location": f"/v1/tasks/{_id_in(outcome.body)}", "ETag": '"1"'}
         return _answer(outcome, headers)
 
-    def promptly(self, tenant_id: int, body: bytes) -> Promise:
+    def create_fast(self, tenant_id: int, body: bytes) -> PendingResponse:
         """The same as `one` for a create without key or options, as nearly all are."""
         task = self._validator.one(tenant_id, decode_task(body))
         answer = new_task_json(task)
@@ -83,9 +83,9 @@ class TaskCreation:
                 raise tenant_gone()
             return raw_json(answer, 201, {"Location": f"/v1/tasks/{_id_in(answer)}", "ETag": '"1"'})
 
-        return Promise(inserted, created)
+        return PendingResponse(inserted, created)
 
-    async def batch(self, call: Call) -> Response:
+    async def batch(self, call: TenantCall) -> Response:
         body = await call.body()
 
         async def prepare() -> Prepared:
@@ -96,12 +96,12 @@ class TaskCreation:
                 rest = readable_tasks(body, most=most, as_lines=as_lines)
                 await self._validator.refuse(error, rest)
             tasks = await self._validator.many(call.tenant_id, wanted)
-            return tasks, _encode(_Ids([task.id for task in tasks]))
+            return tasks, _encode(_CreatedIds([task.id for task in tasks]))
 
         return _answer(await self._create(call, body, prepare), {})
 
     async def _create(
-        self, call: Call, body: bytes, prepare: Callable[[], Awaitable[Prepared]]
+        self, call: TenantCall, body: bytes, prepare: Callable[[], Awaitable[Prepared]]
     ) -> Answered:
         key = key_in(call.request)
         if call.request.scope["query_string"] and flag(call.request.query_params, "dry_run"):

@@ -19,7 +19,7 @@ from mainspring.api.openapi.operation import (
     Doc,
     Link,
     Param,
-    Reply,
+    ResponseDoc,
     never,
     next_page,
     several,
@@ -71,7 +71,7 @@ _AFTERWARDS = {
     "delete": Link("deleteTask", {"id": "$response.body#/id"}, "remove it"),
     **{verb: Link(f"{verb}Task", {"id": "$response.body#/id"}) for verb in _VERBS},
 }
-_THE_TASK = Reply(200, "The task as it is now.", TaskOut, [ETAG], links=_AFTERWARDS)
+_THE_TASK = ResponseDoc(200, "The task as it is now.", TaskOut, [ETAG], links=_AFTERWARDS)
 
 LIST = Doc(
     id="listTasks",
@@ -90,7 +90,7 @@ LIST = Doc(
         LIMIT,
         CURSOR,
     ],
-    replies=[Reply(200, "A page of tasks.", TaskPage, links=next_page("listTasks"))],
+    replies=[ResponseDoc(200, "A page of tasks.", TaskPage, links=next_page("listTasks"))],
 )
 
 CREATE = Doc(
@@ -108,8 +108,10 @@ CREATE = Doc(
         )
     ],
     replies=[
-        Reply(201, "The new task.", TaskOut, headers=[LOCATION, ETAG, REPLAYED], links=_AFTERWARDS),
-        Reply(200, "With `dry_run`: the task as it would be.", TaskOut),
+        ResponseDoc(
+            201, "The new task.", TaskOut, headers=[LOCATION, ETAG, REPLAYED], links=_AFTERWARDS
+        ),
+        ResponseDoc(200, "With `dry_run`: the task as it would be.", TaskOut),
     ],
     problems=[NoKey],
 )
@@ -124,14 +126,14 @@ CREATE_BATCH = Doc(
     bodies=[Body(BatchIn, examples={"two": {"tasks": [_HTTP_TASK, _HANDLER_TASK]}})],
     also_consumes=["application/x-ndjson"],
     replies=[
-        Reply(
+        ResponseDoc(
             201,
             "The new tasks' ids.",
             Ids,
             headers=[REPLAYED],
             links={"first": Link("getTask", {"id": "$response.body#/ids/0"})},
         ),
-        Reply(200, "With `dry_run`: all tasks are in order. The ids are not used.", Ids),
+        ResponseDoc(200, "With `dry_run`: all tasks are in order. The ids are not used.", Ids),
     ],
     problems=[NoKey],
 )
@@ -141,7 +143,7 @@ READ = Doc(
     tag=TAG,
     summary="Read a task",
     params=[IF_NONE_MATCH],
-    replies=[_THE_TASK, Reply(304, "It has not changed.", headers=[ETAG])],
+    replies=[_THE_TASK, ResponseDoc(304, "It has not changed.", headers=[ETAG])],
 )
 
 EDIT = Doc(
@@ -174,7 +176,7 @@ EXECUTIONS = Doc(
     summary="List a task's tries",
     description="Finished tries, first to last.",
     params=[Param("outcome", OutcomeOut, "Only tries that ended so.")],
-    replies=[Reply(200, "The tries.", ExecutionList)],
+    replies=[ResponseDoc(200, "The tries.", ExecutionList)],
 )
 
 

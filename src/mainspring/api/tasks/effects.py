@@ -6,11 +6,11 @@ import msgspec
 from starlette.responses import Response
 
 from mainspring.api.http.decoding import decode_as
+from mainspring.api.http.endpoint import TenantCall, json_response
 from mainspring.api.http.payloads import payload_problems
-from mainspring.api.http.resource import Call, json_response
 from mainspring.api.tasks.validation import seconds_of
 from mainspring.errors import Problem, refusal
-from mainspring.store.answers import Effects
+from mainspring.store.answers import EffectStore
 from mainspring.wire.dead_letters import LONGEST_EFFECT, EffectIn, EffectOut
 from mainspring.wire.tasks import DAY
 
@@ -21,11 +21,11 @@ _DEFAULT_TTL = 7 * DAY
 class EffectLog:
     """/v1/effects."""
 
-    def __init__(self, effects: Effects, max_answer: int) -> None:
+    def __init__(self, effects: EffectStore, max_answer: int) -> None:
         self._effects = effects
         self._max_answer = max_answer
 
-    async def note(self, call: Call) -> Response:
+    async def note(self, call: TenantCall) -> Response:
         """201 for the first, 200 and the first one's answer for all others."""
         effect = decode_as(_EFFECT, await call.body(), lambda given: [given.answer])
         problems = list(self._problems(effect))

@@ -8,14 +8,14 @@ from uuid import UUID
 from msgspec import Struct
 from starlette.responses import Response
 
-from mainspring.api.http.resource import Call, json_response
+from mainspring.api.http.endpoint import TenantCall, json_response
 from mainspring.api.ports import NodePort
 from mainspring.api.tasks.reading import existing_task
 from mainspring.clock import Clock
 from mainspring.domain.task import TaskState
 from mainspring.engine.explain import Explanation, Situation, explain
-from mainspring.store.explaining import Dependency, Explaining, WaitingTask
-from mainspring.store.tasks import StoredTask, Tasks
+from mainspring.store.explaining import Dependency, ExplainStore, WaitingTask
+from mainspring.store.tasks import StoredTask, TaskStore
 
 
 class GateOut(Struct):
@@ -48,13 +48,13 @@ class ExplanationOut(Struct):
 class TaskExplanation:
     """GET /v1/tasks/{id}/explain."""
 
-    def __init__(self, tasks: Tasks, store: Explaining, node: NodePort, clock: Clock) -> None:
+    def __init__(self, tasks: TaskStore, store: ExplainStore, node: NodePort, clock: Clock) -> None:
         self._tasks = tasks
         self._store = store
         self._node = node
         self._clock = clock
 
-    async def one(self, call: Call) -> Response:
+    async def one(self, call: TenantCall) -> Response:
         task_id = call.task_id
         waiting = await self._store.waiting(call.tenant_id, task_id)
         if waiting is None:

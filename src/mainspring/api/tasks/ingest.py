@@ -16,14 +16,14 @@ import structlog
 from mainspring import crash
 from mainspring.api.ports import NodePort
 from mainspring.clock import Clock, monotonic
-from mainspring.domain.execution import Assignment
-from mainspring.domain.placement import Tenure
+from mainspring.domain.execution import Execution
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.errors import InvalidRequest, NothingSent, StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import REFUSED
-from mainspring.store.creation import Creation, HeadStart, window_row
-from mainspring.store.tasks import Tasks
+from mainspring.store.creation import Creation, EagerLeaseOffer, window_row
+from mainspring.store.tasks import TaskStore
 
 _FLUSHES_AT_ONCE = 2
 _TASKS_PER_FLUSH = 1000
@@ -41,7 +41,7 @@ _OF_THE_VALUES = (
 _log = structlog.get_logger()
 
 
-class _Waiting(NamedTuple):
+class _PendingCreation(NamedTuple):
     """A creation and its caller, who waits to hear whether it was inserted."""
 
     creation: Creation
@@ -52,15 +52,15 @@ class Ingest:
     """The one way by which the API creates tasks."""
 
     def __init__(
-        self, tasks: Tasks, node: NodePort, clock: Clock, metrics: Metrics, near: float
+        self, tasks: TaskStore, node: NodePort, clock: Clock, metrics: Metrics, near: float
     ) -> None:
         self._tasks = tasks
         self._node = node
         self._clock = clock
         self._metrics = metrics
         self._near = near
-        self._small = _Lane(self._flush)
-        self._big = _Lane(self._flush)
+        self._small = _InsertQueue(self._flush)
+        self._big = _InsertQueue(self._flush)
 
     def create(self, creation: Creation) -> "asyncio.Future[bool]":
         """Insert all its tasks or none. True when it is committed; False when its idempotency key
@@ -68,9 +68,9 @@ class Ingest:
         lane = self._big if len(creation.tasks) > _BIG else self._small
         return lane.add(creation)
 
-    async def _flush(self, group: Sequence[_Waiting]) -> None:
+    async def _flush(self, group: Sequence[_PendingCreation]) -> None:
         creations = [waiting.creation for waiting in group]
-        start = self._node.offer_head_start(task for c in creations for task in c.tasks)
+        start = self._node.offer_eager_lease(task for c in creations for task in c.tasks)
         try:
             made = await self._insert(creations, start)
         except NothingSent as error:
@@ -84,12 +84,14 @@ class Ingest:
             for waiting in group:
                 _resolve(waiting, waiting.creation.tasks[0].id in made)
 
-    async def _insert(self, creations: Sequence[Creation], start: HeadStart) -> dict[UUID, int]:
-        tenure = self._node.tenure()
-        begun: Sequence[tuple[TaskRow, Assignment]] | None = ()
+    async def _insert(
+        self, creations: Sequence[Creation], start: EagerLeaseOffer
+    ) -> dict[UUID, int]:
+        ownership = self._node.ownership()
+        begun: Sequence[tuple[TaskRow, Execution]] | None = ()
         try:
             crash.reach("create.before_commit")
-            made = await self._tasks.create(creations, tenure, start)
+            made = await self._tasks.create(creations, ownership, start)
             crash.reach("create.committed")
             begun = made.begun
         except NothingSent:
@@ -98,11 +100,11 @@ class Ingest:
             begun = None
             raise
         finally:
-            self._node.end_head_start(start, begun)
+            self._node.end_eager_lease(start, begun)
         self._metrics.tasks_created.inc(len(made.partitions))
         leased = {row.id for row, _ in made.begun}
         if len(leased) < len(made.partitions):
-            self._announce(creations, dict(made.partitions), tenure, leased)
+            self._announce(creations, dict(made.partitions), ownership, leased)
         crash.reach("create.told_engine")
         return made.partitions
 
@@ -110,7 +112,7 @@ class Ingest:
         self,
         creations: Sequence[Creation],
         made: Mapping[UUID, int | None],
-        tenure: Tenure,
+        ownership: Ownership,
         known: Collection[UUID],
     ) -> None:
         """Tell the owners of what is due soon; the rest they will find when its time comes near.
@@ -123,7 +125,7 @@ class Ingest:
                 partition = made.get(task.id)
                 if partition is None or task.due > until:
                     continue
-                if partition not in tenure.partitions:
+                if partition not in ownership.partitions:
                     others.add(partition)
                 elif task.id not in known:
                     ours.append(window_row(task, partition))
@@ -132,7 +134,7 @@ class Ingest:
         if others:
             self._node.hint_others(others)
 
-    async def _try_alone(self, group: Sequence[_Waiting], error: Exception) -> None:
+    async def _try_alone(self, group: Sequence[_PendingCreation], error: Exception) -> None:
         """One bad row failed the whole statement: find it without failing the others."""
         if len(group) > 1:
             for waiting in group:
@@ -145,18 +147,18 @@ class Ingest:
             _fail(group[0], error)
 
     async def _read_again(
-        self, group: Sequence[_Waiting], start: HeadStart, error: StoreUnavailable
+        self, group: Sequence[_PendingCreation], start: EagerLeaseOffer, error: StoreUnavailable
     ) -> None:
         """The answer to an insert was lost: look, rather than guess, whether it took effect."""
         deadline = monotonic() + _REREAD_FOR
-        by_tenant: dict[int, list[_Waiting]] = {}
+        by_tenant: dict[int, list[_PendingCreation]] = {}
         for waiting in group:
             by_tenant.setdefault(waiting.creation.tenant_id, []).append(waiting)
         for tenant_id, members in by_tenant.items():
             creations = [waiting.creation for waiting in members]
             found = await self._find(tenant_id, creations, deadline)
             self._metrics.tasks_created.inc(len(found))
-            self._announce(creations, found, self._node.tenure(), start.tasks)
+            self._announce(creations, found, self._node.ownership(), start.tasks)
             for waiting in members:
                 if waiting.creation.tasks[0].id in found:  # one speaks for all: none or all exist
                     _resolve(waiting, True)
@@ -174,22 +176,22 @@ class Ingest:
             except StoreUnavailable:
                 await asyncio.sleep(_REREAD_EVERY)
         # They may be there all the same, and our engine does not know of them.
-        self._node.doubt()
+        self._node.mark_stale()
         return {}
 
 
-class _Lane:
+class _InsertQueue:
     """A queue of creations, emptied by at most two flushes at a time."""
 
-    def __init__(self, flush: Callable[[Sequence[_Waiting]], Awaitable[None]]) -> None:
+    def __init__(self, flush: Callable[[Sequence[_PendingCreation]], Awaitable[None]]) -> None:
         self._flush = flush
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_PendingCreation] = deque()
         self._flushes: set[asyncio.Task[None]] = set()
         self._starting = False
 
     def add(self, creation: Creation) -> "asyncio.Future[bool]":
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Waiting(creation, done))
+        self._queue.append(_PendingCreation(creation, done))
         self._start()
         return done
 
@@ -216,8 +218,8 @@ class _Lane:
                 for waiting in group:
                     _fail(waiting, StoreUnavailable("the node is stopping"))
 
-    def _take(self) -> list[_Waiting]:
-        group: list[_Waiting] = []
+    def _take(self) -> list[_PendingCreation]:
+        group: list[_PendingCreation] = []
         size = 0
         while self._queue:
             size += len(self._queue[0].creation.tasks)
@@ -227,12 +229,12 @@ class _Lane:
         return group
 
 
-def _resolve(waiting: _Waiting, inserted: bool) -> None:
+def _resolve(waiting: _PendingCreation, inserted: bool) -> None:
     # The caller may have gone; its tasks are committed all the same.
     if not waiting.done.done():
         waiting.done.set_result(inserted)
 
 
-def _fail(waiting: _Waiting, error: Exception) -> None:
+def _fail(waiting: _PendingCreation, error: Exception) -> None:
     if not waiting.done.done():
         waiting.done.set_exception(error)

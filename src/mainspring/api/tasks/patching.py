@@ -21,7 +21,7 @@ from mainspring.clock import Clock
 from mainspring.domain.capability import capability_of
 from mainspring.domain.task import Target, TaskSpec
 from mainspring.errors import Problem, refusal
-from mainspring.store.tasks import Change, LockedTask
+from mainspring.store.tasks import LockedTask, TaskChange
 from mainspring.wire.tasks import (
     JITTERS,
     SLAS,
@@ -43,7 +43,7 @@ class TaskPatcher:
         self._clock = clock
         self._max_payload = max_payload
 
-    def apply(self, task: LockedTask, patch: TaskPatch) -> Change:
+    def apply(self, task: LockedTask, patch: TaskPatch) -> TaskChange:
         problems: list[Problem] = []
         if patch.concurrency is not UNSET:
             problems.append(
@@ -70,8 +70,8 @@ class TaskPatcher:
 
     def _retimed(
         self, task: LockedTask, patch: TaskPatch, spec: TaskSpec, problems: list[Problem]
-    ) -> Change:
-        change, now = Change.of(task), round(self._clock.now(), 6)
+    ) -> TaskChange:
+        change, now = TaskChange.of(task), round(self._clock.now(), 6)
         if all(field is UNSET for field in (patch.run_at, patch.delay, patch.jitter)):
             if patch.expires_at is UNSET:
                 return change

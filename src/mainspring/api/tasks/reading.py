@@ -4,20 +4,20 @@ from uuid import UUID
 
 from starlette.responses import Response
 
+from mainspring.api.http.endpoint import TenantCall, json_response, no_such_task
 from mainspring.api.http.parameters import encode_cursor, outcome_query, task_query
-from mainspring.api.http.resource import Call, json_response, no_such_task
 from mainspring.api.tasks.views import executions_out, task_out
-from mainspring.store.tasks import StoredTask, Tasks
+from mainspring.store.tasks import StoredTask, TaskStore
 from mainspring.wire.tasks import TaskPage
 
 
 class TaskReading:
     """GET under /v1/tasks."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: TaskStore) -> None:
         self._tasks = tasks
 
-    async def page(self, call: Call) -> Response:
+    async def page(self, call: TenantCall) -> Response:
         query = task_query(call.request.query_params)
         page = await self._tasks.list(
             call.tenant_id,
@@ -30,14 +30,14 @@ class TaskReading:
         cursor = encode_cursor(page.next_before) if page.next_before else None
         return json_response(TaskPage(items, cursor))
 
-    async def one(self, call: Call) -> Response:
+    async def one(self, call: TenantCall) -> Response:
         task = await existing_task(self._tasks, call.tenant_id, call.task_id)
         known = call.request.headers.get("if-none-match")
         if known is not None and names_revision(known, task.rev):
             return Response(status_code=304, headers={"ETag": f'"{task.rev}"'})
         return task_response(task)
 
-    async def executions(self, call: Call) -> Response:
+    async def executions(self, call: TenantCall) -> Response:
         outcome = outcome_query(call.request.query_params)
         found = await self._tasks.executions(call.tenant_id, call.task_id, outcome=outcome)
         if not found:
@@ -45,7 +45,7 @@ class TaskReading:
         return json_response(executions_out(found))
 
 
-async def existing_task(tasks: Tasks, tenant_id: int, task_id: UUID) -> StoredTask:
+async def existing_task(tasks: TaskStore, tenant_id: int, task_id: UUID) -> StoredTask:
     """The task, or the one answer for all that are not there or not yours."""
     task = await tasks.get(tenant_id, task_id)
     if task is None:

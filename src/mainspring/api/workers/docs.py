@@ -5,7 +5,7 @@ from mainspring.api.openapi.operation import (
     NUMBER_CURSOR,
     Body,
     Doc,
-    Reply,
+    ResponseDoc,
 )
 from mainspring.errors import Conflict, NotReady
 from mainspring.wire.workers import (
@@ -41,7 +41,7 @@ LEASE = Doc(
             examples={"handlers": {**_WORKER, "handlers": ["extract"], "max": 50, "wait": 1}},
         )
     ],
-    replies=[Reply(200, "What it may run.", LeasesOut)],
+    replies=[ResponseDoc(200, "What it may run.", LeasesOut)],
     problems=[Conflict, NotReady],
 )
 HEARTBEAT = Doc(
@@ -53,7 +53,7 @@ HEARTBEAT = Doc(
     bodies=[
         Body(HeartbeatIn, examples={"one": {**_WORKER, "running": [{**_TRY, "progress": 0.5}]}})
     ],
-    replies=[Reply(200, "What to do about each, in the order of the request.", PulsesOut)],
+    replies=[ResponseDoc(200, "What to do about each, in the order of the request.", PulsesOut)],
 )
 REPORT = Doc(
     id="reportOutcomes",
@@ -67,7 +67,7 @@ REPORT = Doc(
             examples={"one": {"outcomes": [{**_TRY, "status": "succeeded", "result": {"n": 1}}]}},
         )
     ],
-    replies=[Reply(200, "What became of each, in the order of the request.", JudgedListOut)],
+    replies=[ResponseDoc(200, "What became of each, in the order of the request.", JudgedListOut)],
 )
 LOGS = Doc(
     id="addLogs",
@@ -76,7 +76,7 @@ LOGS = Doc(
     description="Lines of tries, in batches; they are read with the task. A task keeps 1,000 lines "
     "of at most 4,000 characters; what is beyond is dropped, and counted in the answer.",
     bodies=[Body(LogsIn, examples={"one": {"lines": [{**_TRY, "message": "12 rows"}]}})],
-    replies=[Reply(200, "How many were kept.", LogsTakenOut)],
+    replies=[ResponseDoc(200, "How many were kept.", LogsTakenOut)],
 )
 TASK_LOGS = Doc(
     id="listLogs",
@@ -84,7 +84,7 @@ TASK_LOGS = Doc(
     summary="Read a task's log lines",
     description="In the order in which they came, over all tries.",
     params=[LIMIT, NUMBER_CURSOR],
-    replies=[Reply(200, "A page of lines.", LogPage)],
+    replies=[ResponseDoc(200, "A page of lines.", LogPage)],
 )
 LIST = Doc(
     id="listWorkers",
@@ -93,7 +93,7 @@ LIST = Doc(
     description="The newest first, with what they offer, hold and did. One that was not heard of "
     "for half a minute is `silent`, after a day it is forgotten.",
     params=[LIMIT, NUMBER_CURSOR],
-    replies=[Reply(200, "A page of workers.", WorkerPage)],
+    replies=[ResponseDoc(200, "A page of workers.", WorkerPage)],
 )
 NODES = Doc(
     id="listWorkerNodes",
@@ -101,5 +101,5 @@ NODES = Doc(
     summary="List the nodes that workers may ask",
     description="Any node serves any worker. One that splits its demand in proportion to "
     "`partitions` spares the nodes the forwarding.",
-    replies=[Reply(200, "The nodes that are alive.", NodeAddressList)],
+    replies=[ResponseDoc(200, "The nodes that are alive.", NodeAddressList)],
 )

@@ -11,19 +11,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from mainspring.api.http.decoding import decode_as
+from mainspring.api.http.endpoint import TenantCall, json_response
 from mainspring.api.http.key_watch import KeyWatch
 from mainspring.api.http.payloads import result_problems
-from mainspring.api.http.resource import Call, json_response
 from mainspring.api.ports import LeasePort
 from mainspring.api.tasks.views import target_out
 from mainspring.config import Config
 from mainspring.domain.capability import ALONE, Offer
 from mainspring.domain.execution import Outcome, TaskError
-from mainspring.engine.demand import Holder
+from mainspring.engine.demand import WorkerSession
 from mainspring.errors import Unauthenticated, refusal
-from mainspring.node.workers.lease_service import Wish
-from mainspring.node.workers.reports import Said
-from mainspring.store.leases import Beat, Leased
+from mainspring.node.workers.lease_service import LeaseRequest
+from mainspring.node.workers.reports import WorkerReport
+from mainspring.store.leases import HeldHeartbeat, LeasedTask
 from mainspring.wire.workers import (
     AboutIn,
     BeatIn,
@@ -59,12 +59,12 @@ _LARGEST_PROGRESS = 10_000
 class LeaseResource:
     """/v1/leases and what is below it."""
 
-    def __init__(self, config: Config, desk: LeasePort, watch: KeyWatch) -> None:
+    def __init__(self, config: Config, lease_service: LeasePort, watch: KeyWatch) -> None:
         self._config = config
-        self._desk = desk
+        self._lease_service = lease_service
         self._watch = watch
 
-    async def lease(self, call: Call) -> Response:
+    async def lease(self, call: TenantCall) -> Response:
         asked = decode_as(_LEASE, await call.body())
         resources = asked.resources or _NO_RESOURCES
         offer = Offer(
@@ -78,21 +78,23 @@ class LeaseResource:
         running = None
         if asked.running is not None:
             running = frozenset((held.id, held.fence) for held in asked.running)
-        holder = Holder(call.tenant_id, asked.worker, asked.incarnation)
+        holder = WorkerSession(call.tenant_id, asked.worker, asked.incarnation)
         wait = min(asked.wait, self._config.longest_poll)
-        wish = Wish(
+        wish = LeaseRequest(
             holder, offer, asked.max, wait, _about(asked.about), running, asked.announces_starts
         )
         with self._watch.over(call.request.headers.get("authorization")) as ended:
-            leased = await _unless_gone(call.request, ended, lambda: self._desk.lease(wish))
+            leased = await _unless_gone(
+                call.request, ended, lambda: self._lease_service.lease(wish)
+            )
         cut = wait if wait < asked.wait else None
         return json_response(LeasesOut([_lease_out(task) for task in leased], cut))
 
-    async def heartbeat(self, call: Call) -> Response:
+    async def heartbeat(self, call: TenantCall) -> Response:
         said = decode_as(_HEARTBEAT, await call.body(), _progresses)
-        holder = Holder(call.tenant_id, said.worker, said.incarnation)
+        holder = WorkerSession(call.tenant_id, said.worker, said.incarnation)
         beats = [_beat(index, beat) for index, beat in enumerate(said.running)]
-        pulses = await self._desk.beat(holder, beats, _about(said.about))
+        pulses = await self._lease_service.beat(holder, beats, _about(said.about))
         return json_response(
             PulsesOut(
                 [
@@ -106,7 +108,7 @@ class LeaseResource:
             )
         )
 
-    async def report(self, call: Call) -> Response:
+    async def report(self, call: TenantCall) -> Response:
         told = decode_as(_REPORT, await call.body(), _results)
         problems = [
             problem.at(f"/outcomes/{index}/result")
@@ -117,7 +119,7 @@ class LeaseResource:
         if problems:
             raise refusal("some results cannot be kept", problems[:100])
         said = [_said(outcome) for outcome in told.outcomes]
-        verdicts = await self._desk.report(call.tenant_id, said)
+        verdicts = await self._lease_service.report(call.tenant_id, said)
         judged = zip(told.outcomes, verdicts, strict=True)
         return json_response(JudgedListOut([JudgedOut(o.id, verdict) for o, verdict in judged]))
 
@@ -146,16 +148,16 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _beat(index: int, beat: BeatIn) -> Beat:
+def _beat(index: int, beat: BeatIn) -> HeldHeartbeat:
     progress = bytes(beat.progress)
     problems = result_problems(progress, _LARGEST_PROGRESS) if progress else ()
     if problems:
         at = f"/running/{index}/progress"
         raise refusal("some progress cannot be kept", [problem.at(at) for problem in problems])
-    return Beat(beat.id, beat.fence, progress or None, beat.started, beat.alone)
+    return HeldHeartbeat(beat.id, beat.fence, progress or None, beat.started, beat.alone)
 
 
-def _said(outcome: OutcomeIn) -> Said:
+def _said(outcome: OutcomeIn) -> WorkerReport:
     kind, error = _OUTCOMES[outcome.status], None
     if isinstance(outcome.error, ErrorIn):
         error = TaskError(outcome.error.code, outcome.error.message)
@@ -163,7 +165,7 @@ def _said(outcome: OutcomeIn) -> Said:
         error = TaskError("failed", outcome.error or "the worker reported a failure")
     if kind is Outcome.FAILED and error is not None and error.code == "timeout":
         kind = Outcome.TIMED_OUT
-    return Said(
+    return WorkerReport(
         outcome.id,
         outcome.fence,
         kind,
@@ -176,8 +178,8 @@ def _said(outcome: OutcomeIn) -> Said:
     )
 
 
-def _lease_out(leased: Leased) -> LeaseOut:
-    task = leased.assignment
+def _lease_out(leased: LeasedTask) -> LeaseOut:
+    task = leased.execution
     spec = task.spec
     context = LeaseContext(
         name=leased.name,

@@ -4,13 +4,13 @@ import msgspec
 from starlette.responses import Response
 
 from mainspring.api.http.decoding import decode_as
+from mainspring.api.http.endpoint import TenantCall, json_response
 from mainspring.api.http.parameters import number_cursor, page_query
-from mainspring.api.http.resource import Call, json_response
 from mainspring.api.tasks.reading import existing_task
 from mainspring.clock import Clock
 from mainspring.config import Config
-from mainspring.store.tasks import Tasks
-from mainspring.store.workers import LogLine, WorkerRecord, Workers
+from mainspring.store.tasks import TaskStore
+from mainspring.store.workers import NewLogLine, WorkerRecord, WorkerStore
 from mainspring.wire.workers import (
     AboutIn,
     LogLineIn,
@@ -36,19 +36,19 @@ _LONGEST_LINE = 4000
 class WorkerResource:
     """/v1/workers."""
 
-    def __init__(self, config: Config, workers: Workers, clock: Clock) -> None:
+    def __init__(self, config: Config, workers: WorkerStore, clock: Clock) -> None:
         self._config = config
         self._workers = workers
         self._clock = clock
 
-    async def page(self, call: Call) -> Response:
+    async def page(self, call: TenantCall) -> Response:
         query = page_query(call.request.query_params)
         found = await self._workers.list(call.tenant_id, before=query.before, limit=query.limit)
         cursor = number_cursor(found, query.limit, found[-1].seq if found else None)
         silent_since = self._clock.now() - _SILENT_AFTER
         return json_response(WorkerPage([_worker_out(w, silent_since) for w in found], cursor))
 
-    async def nodes(self, _call: Call) -> Response:
+    async def nodes(self, _call: TenantCall) -> Response:
         found = await self._workers.nodes(self._config.node_ttl)
         return json_response(NodeAddressList([NodeAddressOut(*node) for node in found]))
 
@@ -56,12 +56,12 @@ class WorkerResource:
 class LogResource:
     """POST /v1/leases/logs and GET /v1/tasks/{id}/logs."""
 
-    def __init__(self, workers: Workers, tasks: Tasks, clock: Clock) -> None:
+    def __init__(self, workers: WorkerStore, tasks: TaskStore, clock: Clock) -> None:
         self._workers = workers
         self._tasks = tasks
         self._clock = clock
 
-    async def add(self, call: Call) -> Response:
+    async def add(self, call: TenantCall) -> Response:
         told = decode_as(_LOGS, await call.body())
         now = self._clock.now()
         lines = [_line(line, now) for line in told.lines]
@@ -72,7 +72,7 @@ class LogResource:
             )
         return json_response(LogsTakenOut(kept, len(lines) - kept))
 
-    async def page(self, call: Call) -> Response:
+    async def page(self, call: TenantCall) -> Response:
         query = page_query(call.request.query_params)
         found = await self._workers.logs(
             call.tenant_id, call.task_id, after=query.before or 0, limit=query.limit
@@ -84,11 +84,11 @@ class LogResource:
         return json_response(LogPage(items, cursor))
 
 
-def _line(line: LogLineIn, now: float) -> LogLine:
+def _line(line: LogLineIn, now: float) -> NewLogLine:
     # A text in the database cannot hold a NUL, and programs print what they like.
     message = line.message[:_LONGEST_LINE].replace("\x00", "\ufffd")
     at = line.at.timestamp() if line.at is not None else now
-    return LogLine(line.id, line.fence, at, line.level, message)
+    return NewLogLine(line.id, line.fence, at, line.level, message)
 
 
 def _worker_out(worker: WorkerRecord, silent_since: float) -> WorkerOut:

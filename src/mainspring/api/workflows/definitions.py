@@ -9,20 +9,20 @@ from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from mainspring.api.http.decoding import decode_as
+from mainspring.api.http.endpoint import TenantCall, json_response
 from mainspring.api.http.parameters import (
     flag,
     number_cursor,
     page_query,
     schedule_query,
 )
-from mainspring.api.http.resource import Call, json_response
 from mainspring.api.tasks.changes import check_rev, if_match
 from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.api.workflows.views import graph_response, workflow_out
 from mainspring.clock import Clock
-from mainspring.domain.workflow.definition import Definition
+from mainspring.domain.workflow.definition import WorkflowDefinition
 from mainspring.errors import InvalidRequest, NotFound, Problem
-from mainspring.store.workflows import StoredWorkflow, Workflows
+from mainspring.store.workflows import StoredWorkflow, WorkflowStore
 from mainspring.wire.workflows import (
     GraphFormat,
     VersionOut,
@@ -42,25 +42,27 @@ _LAST_VERSION = 2**31 - 1
 class WorkflowResource:
     """Make, read, list, draw, replace and archive workflows."""
 
-    def __init__(self, workflows: Workflows, validator: WorkflowValidator, clock: Clock) -> None:
+    def __init__(
+        self, workflows: WorkflowStore, validator: WorkflowValidator, clock: Clock
+    ) -> None:
         self._workflows = workflows
         self._validator = validator
         self._clock = clock
 
-    async def create(self, call: Call) -> Response:
+    async def create(self, call: TenantCall) -> Response:
         wanted = decode_as(_WORKFLOW, await call.body(), _payloads)
         definition = await self._validator.definition(wanted.name, wanted)
         if flag(call.request.query_params, "dry_run"):
             latest = await self._workflows.get(call.tenant_id, definition.name)
             return self._unsaved(definition, latest)
         made = await self._workflows.put(
-            call.tenant_id, definition, call.actor, conclude=call.keeps(_created)
+            call.tenant_id, definition, call.actor, conclude=call.remember(_created)
         )
         if made is None:
             raise no_such_workflow(definition.name)
         return _created(made)
 
-    async def put(self, call: Call) -> Response:
+    async def put(self, call: TenantCall) -> Response:
         latest = await existing_workflow(self._workflows, call)
         revs = if_match(call.request)
         check_rev(revs, latest.version)
@@ -75,7 +77,7 @@ class WorkflowResource:
             raise no_such_workflow(definition.name)
         return _shown(made)
 
-    async def page(self, call: Call) -> Response:
+    async def page(self, call: TenantCall) -> Response:
         query = schedule_query(call.request.query_params, {}, with_cursor=False)
         after = _cursor(call.request.query_params)
         found = await self._workflows.page(call.tenant_id, after=after, limit=query.limit)
@@ -93,11 +95,11 @@ class WorkflowResource:
         cursor = found[-1].name if len(found) == query.limit else None
         return json_response(WorkflowPage(items, cursor))
 
-    async def one(self, call: Call) -> Response:
+    async def one(self, call: TenantCall) -> Response:
         version = version_in(call.request.query_params)
         return _shown(await existing_workflow(self._workflows, call, version))
 
-    async def versions(self, call: Call) -> Response:
+    async def versions(self, call: TenantCall) -> Response:
         query = page_query(call.request.query_params)
         before = _LAST_VERSION if query.before is None else min(query.before, _LAST_VERSION)
         name = workflow_name_in(call)
@@ -110,13 +112,13 @@ class WorkflowResource:
         last = found[-1].version if found else None
         return json_response(VersionPage(items, number_cursor(items, query.limit, last)))
 
-    async def graph(self, call: Call) -> Response:
+    async def graph(self, call: TenantCall) -> Response:
         params = call.request.query_params
         form, version = graph_format(params), version_in(params)
         found = await existing_workflow(self._workflows, call, version)
         return graph_response(found.definition, form)
 
-    async def delete(self, call: Call) -> Response:
+    async def delete(self, call: TenantCall) -> Response:
         name, revs = workflow_name_in(call), if_match(call.request)
         if not await self._workflows.archive(
             call.tenant_id, name, call.actor, lambda version: check_rev(revs, version)
@@ -124,7 +126,7 @@ class WorkflowResource:
             raise no_such_workflow(name)
         return Response(status_code=204)
 
-    def _unsaved(self, definition: Definition, latest: StoredWorkflow | None) -> Response:
+    def _unsaved(self, definition: WorkflowDefinition, latest: StoredWorkflow | None) -> Response:
         version = 1 if latest is None else latest.version + 1
         made = StoredWorkflow(
             definition.name, version, definition, datetime.fromtimestamp(self._clock.now(), UTC)
@@ -133,7 +135,7 @@ class WorkflowResource:
 
 
 async def existing_workflow(
-    workflows: Workflows, call: Call, version: int | None = None
+    workflows: WorkflowStore, call: TenantCall, version: int | None = None
 ) -> StoredWorkflow:
     """The workflow in the path; NotFound when it is not there, or not yours."""
     name = workflow_name_in(call)
@@ -143,7 +145,7 @@ async def existing_workflow(
     return found
 
 
-def workflow_name_in(call: Call) -> str:
+def workflow_name_in(call: TenantCall) -> str:
     name: str = call.request.path_params["id"]
     if not _NAME.fullmatch(name):
         raise no_such_workflow(name)

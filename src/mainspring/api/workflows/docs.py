@@ -16,7 +16,7 @@ from mainspring.api.openapi.operation import (
     Doc,
     Link,
     Param,
-    Reply,
+    ResponseDoc,
 )
 from mainspring.api.workflows.views import DOT, MERMAID
 from mainspring.errors import PreconditionFailed
@@ -86,7 +86,7 @@ LIST = Doc(
         LIMIT,
         Param("cursor", WorkflowName, "Where to go on: `next_cursor` of the page before."),
     ],
-    replies=[Reply(200, "A page of workflows.", WorkflowPage)],
+    replies=[ResponseDoc(200, "A page of workflows.", WorkflowPage)],
 )
 
 CREATE = Doc(
@@ -100,8 +100,10 @@ CREATE = Doc(
     params=[DRY_RUN],
     bodies=[_BODY],
     replies=[
-        Reply(201, "The new version.", WorkflowOut, [LOCATION, ETAG, REPLAYED], links=_AFTERWARDS),
-        Reply(200, "With `dry_run`: the version as it would be.", WorkflowOut),
+        ResponseDoc(
+            201, "The new version.", WorkflowOut, [LOCATION, ETAG, REPLAYED], links=_AFTERWARDS
+        ),
+        ResponseDoc(200, "With `dry_run`: the version as it would be.", WorkflowOut),
     ],
     problems=[NoKey],
 )
@@ -111,7 +113,7 @@ READ = Doc(
     tag=TAG,
     summary="Read a workflow",
     params=[_NAME, _VERSION],
-    replies=[Reply(200, "The latest version, or the one asked for.", WorkflowOut, [ETAG])],
+    replies=[ResponseDoc(200, "The latest version, or the one asked for.", WorkflowOut, [ETAG])],
 )
 
 PUT = Doc(
@@ -121,7 +123,7 @@ PUT = Doc(
     description="With If-Match only if the latest version is still the one you have seen.",
     params=[_NAME, DRY_RUN, IF_MATCH],
     bodies=[Body(WorkflowBody, examples={"nightly": _UNNAMED})],
-    replies=[Reply(200, "The new version.", WorkflowOut, [ETAG], links=_AFTERWARDS)],
+    replies=[ResponseDoc(200, "The new version.", WorkflowOut, [ETAG], links=_AFTERWARDS)],
     problems=[NoKey, PreconditionFailed],
 )
 
@@ -133,7 +135,7 @@ DELETE = Doc(
     "they make fails with `no-workflow`. A workflow made again under the name goes on counting "
     "versions.",
     params=[_NAME, IF_MATCH],
-    replies=[Reply(204, "It is out of use.")],
+    replies=[ResponseDoc(204, "It is out of use.")],
     problems=[PreconditionFailed],
 )
 
@@ -143,7 +145,7 @@ VERSIONS = Doc(
     summary="List the versions of a workflow",
     description="Newest first.",
     params=[_NAME, LIMIT, NUMBER_CURSOR],
-    replies=[Reply(200, "A page of versions.", VersionPage)],
+    replies=[ResponseDoc(200, "A page of versions.", VersionPage)],
 )
 
 GRAPH = Doc(
@@ -153,8 +155,8 @@ GRAPH = Doc(
     description="The graph as data, or as text for Mermaid or Graphviz.",
     params=[_NAME, _VERSION, Param("format", GraphFormat, "In which form (json).")],
     replies=[
-        Reply(200, "The graph.", GraphOut),
-        Reply(200, "The graph.", str, media_type=MERMAID),
-        Reply(200, "The graph.", str, media_type=DOT),
+        ResponseDoc(200, "The graph.", GraphOut),
+        ResponseDoc(200, "The graph.", str, media_type=MERMAID),
+        ResponseDoc(200, "The graph.", str, media_type=DOT),
     ],
 )

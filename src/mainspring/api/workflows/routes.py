@@ -2,18 +2,18 @@
 
 from collections.abc import Mapping
 
-from mainspring.api.http.resource import ForTenants, Operation
+from mainspring.api.http.endpoint import Operation, TenantOperation
 from mainspring.api.tasks.validation import TaskValidator
 from mainspring.api.workflows import docs
 from mainspring.api.workflows.definitions import WorkflowResource
 from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.clock import Clock
 from mainspring.config import Config
-from mainspring.store.workflows import Workflows
+from mainspring.store.workflows import WorkflowStore
 
 
 def workflow_paths(
-    config: Config, clock: Clock, workflows: Workflows, tasks: TaskValidator
+    config: Config, clock: Clock, workflows: WorkflowStore, tasks: TaskValidator
 ) -> dict[str, Mapping[str, Operation]]:
     """Every path with its operations."""
     validator = WorkflowValidator(tasks, config.max_payload, config.horizon)
@@ -21,14 +21,14 @@ def workflow_paths(
     one = "/v1/workflows/{id}"
     return {
         "/v1/workflows": {
-            "GET": ForTenants("read", resource.page, docs.LIST),
-            "POST": ForTenants("write", resource.create, docs.CREATE),
+            "GET": TenantOperation("read", resource.page, docs.LIST),
+            "POST": TenantOperation("write", resource.create, docs.CREATE),
         },
         one: {
-            "GET": ForTenants("read", resource.one, docs.READ),
-            "PUT": ForTenants("write", resource.put, docs.PUT),
-            "DELETE": ForTenants("write", resource.delete, docs.DELETE),
+            "GET": TenantOperation("read", resource.one, docs.READ),
+            "PUT": TenantOperation("write", resource.put, docs.PUT),
+            "DELETE": TenantOperation("write", resource.delete, docs.DELETE),
         },
-        f"{one}/versions": {"GET": ForTenants("read", resource.versions, docs.VERSIONS)},
-        f"{one}/graph": {"GET": ForTenants("read", resource.graph, docs.GRAPH)},
+        f"{one}/versions": {"GET": TenantOperation("read", resource.versions, docs.VERSIONS)},
+        f"{one}/graph": {"GET": TenantOperation("read", resource.graph, docs.GRAPH)},
     }

@@ -15,7 +15,7 @@ from mainspring.api.openapi.operation import (
     Doc,
     Link,
     Param,
-    Reply,
+    ResponseDoc,
 )
 from mainspring.api.workflows.views import DOT, MERMAID
 from mainspring.errors import Conflict
@@ -48,8 +48,8 @@ _FILTERS = [
     LIMIT,
     CURSOR,
 ]
-_PAGE = Reply(200, "A page of runs.", RunPage)
-_NOW = Reply(200, "The run as it is now.", RunOut, [ETAG], links=_AFTERWARDS)
+_PAGE = ResponseDoc(200, "A page of runs.", RunPage)
+_NOW = ResponseDoc(200, "The run as it is now.", RunOut, [ETAG], links=_AFTERWARDS)
 
 CREATE = Doc(
     id="runWorkflow",
@@ -59,7 +59,9 @@ CREATE = Doc(
     "the values given here in place of those of the same names.",
     params=[_NAME],
     bodies=[Body(RunIn, examples={"input": {"input": {"day": "2027-01-01"}}})],
-    replies=[Reply(201, "The new run.", RunSummary, [LOCATION, ETAG, REPLAYED], links=_AFTERWARDS)],
+    replies=[
+        ResponseDoc(201, "The new run.", RunSummary, [LOCATION, ETAG, REPLAYED], links=_AFTERWARDS)
+    ],
 )
 
 LIST_OF_WORKFLOW = Doc(
@@ -86,7 +88,7 @@ READ = Doc(
     summary="Read a run",
     description="Its steps with their states, times and results, and its graph.",
     params=[_ITEMS],
-    replies=[Reply(200, "The run.", RunOut, [ETAG], links=_AFTERWARDS)],
+    replies=[ResponseDoc(200, "The run.", RunOut, [ETAG], links=_AFTERWARDS)],
 )
 
 STATUS = Doc(
@@ -94,7 +96,7 @@ STATUS = Doc(
     tag=TAG,
     summary="Read a run, by way of its workflow",
     params=[_NAME, _ITEMS],
-    replies=[Reply(200, "The run.", RunOut, [ETAG], links=_AFTERWARDS)],
+    replies=[ResponseDoc(200, "The run.", RunOut, [ETAG], links=_AFTERWARDS)],
 )
 
 GRAPH = Doc(
@@ -105,9 +107,9 @@ GRAPH = Doc(
     "Graphviz.",
     params=[Param("format", GraphFormat, "In which form (json).")],
     replies=[
-        Reply(200, "The graph.", GraphOut),
-        Reply(200, "The graph.", str, media_type=MERMAID),
-        Reply(200, "The graph.", str, media_type=DOT),
+        ResponseDoc(200, "The graph.", GraphOut),
+        ResponseDoc(200, "The graph.", str, media_type=MERMAID),
+        ResponseDoc(200, "The graph.", str, media_type=DOT),
     ],
 )
 

@@ -6,7 +6,7 @@ from msgspec import UNSET, Raw, structs
 
 from mainspring.api.workflows.views import graph_out
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.definition import Definition, Step
+from mainspring.domain.workflow.definition import Step, WorkflowDefinition
 from mainspring.store.step_rows import ITSELF
 from mainspring.wire.runs import (
     ItemOut,
@@ -39,7 +39,9 @@ def run_summary(run: StoredRun) -> RunSummary:
     )
 
 
-def run_out(run: StoredRun, definition: Definition, found: Sequence[StoredStep]) -> RunOut:
+def ended_leases(
+    run: StoredRun, definition: WorkflowDefinition, found: Sequence[StoredStep]
+) -> RunOut:
     """A run with its steps, in the order in which they were written, and its graph."""
     own = {step.step: step for step in found if step.item == ITSELF}
     items: dict[str, list[StoredStep]] = {}

@@ -10,27 +10,27 @@ from starlette.responses import Response
 from mainspring import crash
 from mainspring.api.http.auth import tenant_gone
 from mainspring.api.http.decoding import decode_as
+from mainspring.api.http.endpoint import TenantCall, json_response
 from mainspring.api.http.parameters import encode_cursor, flag, run_query
 from mainspring.api.http.payloads import payload_problems
-from mainspring.api.http.resource import Call, json_response
 from mainspring.api.ports import NodePort
 from mainspring.api.workflows.definitions import existing_workflow, graph_format, workflow_name_in
-from mainspring.api.workflows.run_views import run_out, run_summary, states_of
+from mainspring.api.workflows.run_views import ended_leases, run_summary, states_of
 from mainspring.api.workflows.views import graph_response
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.errors import NotFound, Problem, StoreUnavailable, refusal
 from mainspring.observe.metrics import Metrics
-from mainspring.store.answers import Conclude
+from mainspring.store.answers import BeforeCommit
 from mainspring.store.step_rows import Moved, NewRun, unreadable
-from mainspring.store.workflows import Workflows
+from mainspring.store.workflows import WorkflowStore
 from mainspring.wire.runs import RunIn, RunPage
 from mainspring.workflows.runs import (
     RunFilter,
     StoredRun,
-    WorkflowRuns,
-    begun,
+    WorkflowRunService,
+    started_run,
 )
 
 _RUN = msgspec.json.Decoder(RunIn)
@@ -46,8 +46,8 @@ class RunResource:
         config: Config,
         clock: Clock,
         ids: TaskIds,
-        workflows: Workflows,
-        runs: WorkflowRuns,
+        workflows: WorkflowStore,
+        runs: WorkflowRunService,
         node: NodePort,
         metrics: Metrics,
     ) -> None:
@@ -59,7 +59,7 @@ class RunResource:
         self._node = node
         self._metrics = metrics
 
-    async def create(self, call: Call) -> Response:
+    async def create(self, call: TenantCall) -> Response:
         body = await call.body()
         wanted = decode_as(_RUN, body or b"{}", lambda run: run.input.values())
         workflow = await existing_workflow(self._workflows, call, wanted.version)
@@ -79,25 +79,25 @@ class RunResource:
 
         def answer(moved: Moved) -> Response:
             headers = {"Location": f"/v1/workflow-runs/{run.id}", "ETag": '"1"'}
-            return json_response(run_summary(begun(run, moved)), 201, headers)
+            return json_response(run_summary(started_run(run, moved)), 201, headers)
 
-        keeping = call.keeps(answer) if call.keeper else None
+        keeping = call.remember(answer) if call.keeper else None
         return answer(await self._begin(run, keeping))
 
-    async def page(self, call: Call) -> Response:
+    async def page(self, call: TenantCall) -> Response:
         query = run_query(call.request.query_params)
         return await self._page(call, query.where, query.before, query.limit)
 
-    async def page_of_workflow(self, call: Call) -> Response:
+    async def page_of_workflow(self, call: TenantCall) -> Response:
         query = run_query(call.request.query_params)
         workflow = await existing_workflow(self._workflows, call)
         where = RunFilter(workflow.name, query.where.state, query.where.schedule_id)
         return await self._page(call, where, query.before, query.limit)
 
-    async def one(self, call: Call) -> Response:
+    async def one(self, call: TenantCall) -> Response:
         return await self._shown(call, call.id_or(no_such_run))
 
-    async def status(self, call: Call) -> Response:
+    async def status(self, call: TenantCall) -> Response:
         """The same, found by way of its workflow."""
         run_id = _run_in_path(call)
         run = await self._existing(call.tenant_id, run_id)
@@ -105,59 +105,59 @@ class RunResource:
             raise no_such_run(str(run_id))
         return await self._shown(call, run_id)
 
-    async def graph(self, call: Call) -> Response:
+    async def graph(self, call: TenantCall) -> Response:
         form = graph_format(call.request.query_params)
         run = await self._existing(call.tenant_id, call.id_or(no_such_run))
         definition = await self._runs.definition(call.tenant_id, run)
         steps = await self._runs.steps(call.tenant_id, run.id)
         return graph_response(definition, form, states_of(steps))
 
-    async def cancel(self, call: Call) -> Response:
+    async def cancel(self, call: TenantCall) -> Response:
         return await self._change(
             call,
             lambda run: self._runs.cancel(
-                self._node.tenure(), call.tenant_id, run, call.actor, self._clock.now()
+                self._node.ownership(), call.tenant_id, run, call.actor, self._clock.now()
             ),
         )
 
-    async def pause(self, call: Call) -> Response:
+    async def pause(self, call: TenantCall) -> Response:
         return await self._change(
             call, lambda run: self._runs.pause(call.tenant_id, run, call.actor)
         )
 
-    async def resume(self, call: Call) -> Response:
+    async def resume(self, call: TenantCall) -> Response:
         return await self._change(
             call,
             lambda run: self._runs.resume(
-                self._node.tenure(), call.tenant_id, run, call.actor, self._clock.now()
+                self._node.ownership(), call.tenant_id, run, call.actor, self._clock.now()
             ),
         )
 
-    async def retry(self, call: Call) -> Response:
+    async def retry(self, call: TenantCall) -> Response:
         return await self._retry(call, None)
 
-    async def retry_step(self, call: Call) -> Response:
+    async def retry_step(self, call: TenantCall) -> Response:
         return await self._retry(call, call.request.path_params["step"])
 
-    async def skip_step(self, call: Call) -> Response:
+    async def skip_step(self, call: TenantCall) -> Response:
         step: str = call.request.path_params["step"]
         return await self._change(
             call,
             lambda run: self._runs.skip(
-                self._node.tenure(), call.tenant_id, run, call.actor, self._clock.now(), step
+                self._node.ownership(), call.tenant_id, run, call.actor, self._clock.now(), step
             ),
         )
 
     # Details ----------------------------------------------------------------------------------
 
-    async def _begin(self, run: NewRun, keeping: Conclude[Moved] | None) -> Moved:
+    async def _begin(self, run: NewRun, keeping: BeforeCommit[Moved] | None) -> Moved:
         try:
-            moved = await self._runs.create(self._node.tenure(), run, keeping)
+            moved = await self._runs.create(self._node.ownership(), run, keeping)
         except StoreUnavailable:
             # It may have been written all the same: look, rather than guess.
             if await self._runs.get(run.tenant_id, run.id) is None:
                 raise
-            self._node.doubt()
+            self._node.mark_stale()
             return Moved()
         crash.reach("run.committed")
         if moved is None:
@@ -166,37 +166,37 @@ class RunResource:
         self._node.moved(moved)
         return moved
 
-    async def _retry(self, call: Call, step: str | None) -> Response:
+    async def _retry(self, call: TenantCall, step: str | None) -> Response:
         return await self._change(
             call,
             lambda run: self._runs.retry(
-                self._node.tenure(), call.tenant_id, run, call.actor, self._clock.now(), step
+                self._node.ownership(), call.tenant_id, run, call.actor, self._clock.now(), step
             ),
         )
 
     async def _change(
-        self, call: Call, change: Callable[[UUID], Awaitable[Moved | None]]
+        self, call: TenantCall, change: Callable[[UUID], Awaitable[Moved | None]]
     ) -> Response:
         run_id = call.id_or(no_such_run)
         try:
             moved = await change(run_id)
         except StoreUnavailable:
-            self._node.doubt()
+            self._node.mark_stale()
             raise
         if moved is None:
             raise no_such_run(str(run_id))
         self._node.moved(moved)
         return await self._shown(call, run_id)
 
-    async def _shown(self, call: Call, run_id: UUID) -> Response:
+    async def _shown(self, call: TenantCall, run_id: UUID) -> Response:
         items = flag(call.request.query_params, "items")
         run = await self._existing(call.tenant_id, run_id)
         definition = await self._runs.definition(call.tenant_id, run)
         steps = await self._runs.steps(call.tenant_id, run_id, items=items)
-        return json_response(run_out(run, definition, steps), headers={"ETag": f'"{run.rev}"'})
+        return json_response(ended_leases(run, definition, steps), headers={"ETag": f'"{run.rev}"'})
 
     async def _page(
-        self, call: Call, where: RunFilter, before: UUID | None, limit: int
+        self, call: TenantCall, where: RunFilter, before: UUID | None, limit: int
     ) -> Response:
         page = await self._runs.page(call.tenant_id, where, before=before, limit=limit)
         cursor = None if page.next_before is None else encode_cursor(page.next_before)
@@ -213,7 +213,7 @@ def no_such_run(run_id: str) -> NotFound:
     return NotFound(f"there is no run {run_id[:64]!r}")
 
 
-def _run_in_path(call: Call) -> UUID:
+def _run_in_path(call: TenantCall) -> UUID:
     text: str = call.request.path_params["run_id"]
     try:
         found = UUID(text)

@@ -15,9 +15,9 @@ from mainspring.domain.workflow import condition
 from mainspring.domain.workflow.checks import Use, graph_problems, with_implied_needs
 from mainspring.domain.workflow.definition import (
     MOST_STEPS,
-    Definition,
     Step,
     TaskTemplate,
+    WorkflowDefinition,
 )
 from mainspring.domain.workflow.reference import (
     BadReference,
@@ -99,7 +99,7 @@ class WorkflowValidator:
         self._max_payload = max_payload
         self._horizon = horizon
 
-    async def definition(self, name: str, wanted: WorkflowBody) -> Definition:
+    async def definition(self, name: str, wanted: WorkflowBody) -> WorkflowDefinition:
         """What a body describes; InvalidRequest names all that is wrong with it."""
         if len(wanted.steps) > MOST_STEPS:
             detail = f"{len(wanted.steps)} steps; the most is {MOST_STEPS}"
@@ -116,7 +116,9 @@ class WorkflowValidator:
         problems += await asyncio.to_thread(graph_problems, steps, uses)
         if problems:
             raise refusal("the workflow does not make sense", problems[:MOST_PROBLEMS])
-        return Definition(name, tuple(steps), wanted.on_failure, deadline or None, given.decode())
+        return WorkflowDefinition(
+            name, tuple(steps), wanted.on_failure, deadline or None, given.decode()
+        )
 
     async def _steps(
         self, wanted: Sequence[StepIn], problems: list[Problem]

@@ -4,11 +4,11 @@ import msgspec
 from msgspec import Raw
 from starlette.responses import Response
 
-from mainspring.api.http.resource import json_response
+from mainspring.api.http.endpoint import json_response
 from mainspring.api.tasks.views import retry_out, target_out
 from mainspring.domain.task import TaskSpec
 from mainspring.domain.workflow import graph as graphs
-from mainspring.domain.workflow.definition import Definition, Step
+from mainspring.domain.workflow.definition import Step, WorkflowDefinition
 from mainspring.store.workflows import StoredWorkflow
 from mainspring.wire.tasks import ConcurrencyOut
 from mainspring.wire.workflows import (
@@ -69,7 +69,7 @@ def step_out(step: Step) -> StepOut:
     )
 
 
-def graph_out(definition: Definition, states: graphs.States | None = None) -> GraphOut:
+def graph_out(definition: WorkflowDefinition, states: graphs.States | None = None) -> GraphOut:
     """The graph as data; with states it is that of a run."""
     return GraphOut(
         [
@@ -81,7 +81,7 @@ def graph_out(definition: Definition, states: graphs.States | None = None) -> Gr
 
 
 def graph_response(
-    definition: Definition, form: GraphFormat, states: graphs.States | None = None
+    definition: WorkflowDefinition, form: GraphFormat, states: graphs.States | None = None
 ) -> Response:
     """The graph in the form that was asked for."""
     match form:

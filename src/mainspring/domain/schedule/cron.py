@@ -44,7 +44,7 @@ class CronError(ValueError):
     """The expression makes no sense; the message says which part of it and why."""
 
 
-class NeverFires(CronError):
+class CronNeverFires(CronError):
     """It can be read, but no day of any year matches."""
 
 
@@ -183,7 +183,7 @@ def parse(text: str) -> Cron:
         _days(day, weekday),
     )
     if not _can_match(cron):
-        raise NeverFires("never fires: no month has such a day")
+        raise CronNeverFires("never fires: no month has such a day")
     return cron
 
 

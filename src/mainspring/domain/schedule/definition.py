@@ -42,7 +42,7 @@ class Misfire:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Definition:
+class ScheduleDefinition:
     """What a user asked for, checked. Times are seconds since the epoch."""
 
     timezone: str = "UTC"
@@ -84,7 +84,7 @@ class Backlog(NamedTuple):
 
 
 @lru_cache(8192)
-def recurrence_of(definition: Definition) -> Recurrence:
+def recurrence_of(definition: ScheduleDefinition) -> Recurrence:
     """The series of instants that a definition means, without its bounds."""
     if definition.interval is not None:
         return Interval(round(definition.anchor * 1e6), round(definition.interval * 1e6))
@@ -97,7 +97,7 @@ def recurrence_of(definition: Definition) -> Recurrence:
 
 
 @lru_cache(8192)
-def timetable(definition: Definition, holidays: tuple[str, ...] = ()) -> "Timetable":
+def timetable(definition: ScheduleDefinition, holidays: tuple[str, ...] = ()) -> "Timetable":
     """The timetable of a definition; `holidays` are the dates of its calendars."""
     days = sorted({date.fromisoformat(day) for day in (*definition.exclude, *holidays)})
     return Timetable(definition, recurrence_of(definition), zone(definition.timezone), days)
@@ -107,7 +107,11 @@ class Timetable:
     """When a schedule is due. Nominal times strictly rise."""
 
     def __init__(
-        self, definition: Definition, series: Recurrence, where: Zone, excluded: Sequence[date]
+        self,
+        definition: ScheduleDefinition,
+        series: Recurrence,
+        where: Zone,
+        excluded: Sequence[date],
     ) -> None:
         self._series = series
         self._zone = where

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from mainspring.domain.schedule import cron as crons
 from mainspring.domain.schedule.cron import Cron
-from mainspring.domain.schedule.definition import Definition, Timetable, recurrence_of
+from mainspring.domain.schedule.definition import ScheduleDefinition, Timetable, recurrence_of
 from mainspring.domain.schedule.recurrence import ZonedRecurrence
 from mainspring.domain.schedule.zones import (
     BY_ELAPSED_TIME,
@@ -24,7 +24,7 @@ _YEAR = 366 * 86400.0
 _MOST_DATES = 10
 
 
-def describe(definition: Definition) -> str:
+def describe(definition: ScheduleDefinition) -> str:
     """One sentence, as a person would say it."""
     if definition.interval is not None:
         return f"Every {_duration(definition.interval)}."
@@ -36,7 +36,7 @@ def describe(definition: Definition) -> str:
     return f"{said[0].upper()}{said[1:]}{where or ', UTC'}."
 
 
-def warnings(definition: Definition, table: Timetable, now: float) -> list[str]:
+def warnings(definition: ScheduleDefinition, table: Timetable, now: float) -> list[str]:
     """What a person should know before saving this."""
     return [
         *_about_times(definition, table, now),
@@ -154,7 +154,7 @@ def _duration(seconds: float) -> str:
 # Warnings -------------------------------------------------------------------------------------
 
 
-def _about_times(definition: Definition, table: Timetable, now: float) -> Iterator[str]:
+def _about_times(definition: ScheduleDefinition, table: Timetable, now: float) -> Iterator[str]:
     times = table.upcoming(now, 2)
     if not times:
         yield "it never fires: no time is left between now, its bounds and its excluded dates"
@@ -164,7 +164,7 @@ def _about_times(definition: Definition, table: Timetable, now: float) -> Iterat
         yield "it never fires: max_runs is 0"
 
 
-def _about_policies(definition: Definition, table: Timetable, now: float) -> Iterator[str]:
+def _about_policies(definition: ScheduleDefinition, table: Timetable, now: float) -> Iterator[str]:
     times = table.upcoming(now, 2)
     period = times[1] - times[0] if len(times) == 2 else None
     misfire, overlap = definition.misfire, definition.overlap
@@ -184,7 +184,7 @@ def _about_policies(definition: Definition, table: Timetable, now: float) -> Ite
         yield "a misfire window below one second makes up for nothing"
 
 
-def _about_dst(definition: Definition, now: float) -> Iterator[str]:
+def _about_dst(definition: ScheduleDefinition, now: float) -> Iterator[str]:
     """Which of the coming year's changes of the clock touch it, and what happens then."""
     if definition.interval is not None:
         return

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mainspring.domain.schedule.definition import Backlog, Definition, Span
+from mainspring.domain.schedule.definition import Backlog, ScheduleDefinition, Span
 
 MOST_ON_TIME = 2
 _LEAST_TOLERANCE = 1.0
@@ -39,7 +39,7 @@ class Ruling:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BacklogDecision:
     """All rulings on a backlog, in order, and how many unfinished tasks are to be cancelled."""
 
     rulings: tuple[Ruling, ...]
@@ -59,20 +59,20 @@ def tolerance(gap: float | None) -> float:
     return min(max(gap / 10, _LEAST_TOLERANCE), _MOST_TOLERANCE)
 
 
-def wanted(definition: Definition) -> int:
+def wanted(definition: ScheduleDefinition) -> int:
     """How many of a backlog have to be known one by one."""
     return definition.misfire.cap + MOST_ON_TIME
 
 
 def rule(
-    definition: Definition,
+    definition: ScheduleDefinition,
     backlog: Backlog,
     *,
     now: float,
     tolerated: float,
     unfinished: int,
     runs_left: int | None = None,
-) -> Verdict:
+) -> BacklogDecision:
     """Decide on a backlog. `unfinished` counts the schedule's tasks that are not finished yet."""
     candidates, rulings = _after_misfire(definition, backlog, now, tolerated)
     if runs_left is not None:
@@ -82,11 +82,11 @@ def rule(
     rulings += refused
     late = now - tolerated
     rulings += [Ruling(Span(t, t, 1), Decision.FIRED, _punctuality(t < late)) for t in chosen]
-    return Verdict(_joined(rulings), cancel)
+    return BacklogDecision(_joined(rulings), cancel)
 
 
 def _after_misfire(
-    definition: Definition, backlog: Backlog, now: float, tolerated: float
+    definition: ScheduleDefinition, backlog: Backlog, now: float, tolerated: float
 ) -> tuple[list[float], list[Ruling]]:
     """The occurrences that shall run as far as lateness goes, and rulings on the others."""
     misfire = definition.misfire
@@ -123,7 +123,7 @@ def _after_misfire(
 
 
 def _after_overlap(
-    definition: Definition, candidates: Sequence[float], unfinished: int
+    definition: ScheduleDefinition, candidates: Sequence[float], unfinished: int
 ) -> tuple[Sequence[float], list[Ruling], int]:
     """Which candidates run, rulings on the others, and how many unfinished ones are cancelled."""
     limit = definition.max_running

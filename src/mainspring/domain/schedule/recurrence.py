@@ -135,17 +135,17 @@ class ZonedRecurrence:
 
     def _parts(self, after: float, until: float) -> Iterator[Stretch | float]:
         """Stretches of wall time to read, and instants that make up for what a gap swallowed."""
-        made_up: float | None = None
+        backfill_tasks: float | None = None
         for part in self._zone.stretches(after, until, self.policy):
             if isinstance(part, Gap):
                 wall = self.walls.next(part.start)
                 if wall is not None and wall <= part.end:
-                    made_up = float(part.at)
-                    yield made_up
-            elif made_up is not None:
+                    backfill_tasks = float(part.at)
+                    yield backfill_tasks
+            elif backfill_tasks is not None:
                 # The clock's first moment after the gap has fired already.
-                start = max(part.start, wall_at(made_up, part.offset))
-                made_up = None
+                start = max(part.start, wall_at(backfill_tasks, part.offset))
+                backfill_tasks = None
                 if start < part.end:
                     yield part._replace(start=start)
             else:

@@ -19,8 +19,8 @@ from typing import TypeVar
 from mainspring.domain.schedule.rrule_days import (
     DAY,
     KINDS,
-    Clock,
     DayParts,
+    TimesOfDay,
     bits,
     kind_of,
     lowest,
@@ -61,7 +61,7 @@ class RuleError(ValueError):
     """The rule makes no sense, or never matches; the message says why."""
 
 
-class NeverFires(RuleError):
+class RuleNeverFires(RuleError):
     """It can be read, but nothing matches."""
 
 
@@ -77,7 +77,7 @@ class Freq(IntEnum):
     SECONDLY = 6
 
 
-_ZERO = Clock((0,), (0,), (0,))
+_ZERO = TimesOfDay((0,), (0,), (0,))
 _MOST_DAYS_OF = {Freq.YEARLY: 366, Freq.MONTHLY: 31, Freq.WEEKLY: 7}
 _UNITS = {Freq.HOURLY: 3600, Freq.MINUTELY: 60, Freq.SECONDLY: 1}
 
@@ -89,7 +89,7 @@ class _Parts:
     freq: Freq
     interval: int
     days: DayParts
-    clock: Clock
+    clock: TimesOfDay
     positions: frozenset[int]
     every_hour: bool
 
@@ -150,11 +150,11 @@ class Rule:
         self.every_hour = parts.every_hour
         self.at_once: float | None = _AT_ONCE
         if not any(matching_days(parts.days, kind) for kind in KINDS):
-            raise NeverFires("never fires: no day of any year matches")
+            raise RuleNeverFires("never fires: no day of any year matches")
         if not self._times.all or not self._can_choose():
-            raise NeverFires("never fires: no period has so many times as BYSETPOS asks for")
+            raise RuleNeverFires("never fires: no period has so many times as BYSETPOS asks for")
         if self.next(begin - _INSTANT) is None:
-            raise NeverFires("never fires")
+            raise RuleNeverFires("never fires")
         if counted is not None:
             self._until = self._last_counted(counted)
 
@@ -332,7 +332,7 @@ def _parts(given: dict[str, str], begin: datetime) -> _Parts:
         freq,
         _single("INTERVAL", given.get("INTERVAL", "1"), 10**6),
         _day_parts(given, freq, begin),
-        Clock(
+        TimesOfDay(
             _clock("BYHOUR", given, 24, begin.hour if freq < Freq.HOURLY else None),
             _clock("BYMINUTE", given, 60, begin.minute if freq < Freq.MINUTELY else None),
             _clock("BYSECOND", given, 60, begin.second if freq < Freq.SECONDLY else None),
@@ -431,8 +431,8 @@ def _chosen_times(parts: _Parts) -> int:
     if not parts.positions or parts.freq < Freq.DAILY:
         return parts.clock.day
     shared = parts.freq - Freq.DAILY  # of hour, minute and second
-    starts = Clock(*parts.clock[:shared], *_ZERO[shared:])
-    period = Clock(*_ZERO[:shared], *parts.clock[shared:])
+    starts = TimesOfDay(*parts.clock[:shared], *_ZERO[shared:])
+    period = TimesOfDay(*_ZERO[:shared], *parts.clock[shared:])
     chosen = bits(period.time(place) for place in places(period.size, parts.positions))
     return chosen * starts.day  # a copy at each start: they do not overlap
 

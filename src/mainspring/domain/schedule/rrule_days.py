@@ -120,7 +120,7 @@ def _first_week(into: int) -> int:
 # Seconds of a day -------------------------------------------------------------------------------
 
 
-class Clock(NamedTuple):
+class TimesOfDay(NamedTuple):
     """The times that a clock shows at these hours, minutes and seconds, each in order."""
 
     hours: Sequence[int]

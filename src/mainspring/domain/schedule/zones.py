@@ -35,7 +35,7 @@ BY_ELAPSED_TIME = DstPolicy("skip", "both")
 """For what recurs through every hour: the clock's changes neither add nor remove anything."""
 
 
-class Change(NamedTuple):
+class OffsetChange(NamedTuple):
     """At this instant the offset changes; it is in force from the instant itself on."""
 
     at: int
@@ -93,7 +93,7 @@ class Zone:
     def __init__(self, name: str, info: ZoneInfo) -> None:
         self.name = name
         self._info = info
-        self._years: dict[int, tuple[Change, ...]] = {}
+        self._years: dict[int, tuple[OffsetChange, ...]] = {}
 
     def offset(self, instant: float) -> int:
         """Seconds east of UTC at that instant."""
@@ -117,7 +117,7 @@ class Zone:
         early = midnight.replace(tzinfo=self._info, fold=0)
         return early.timestamp()
 
-    def changes(self, after: float, until: float) -> Iterator[Change]:
+    def changes(self, after: float, until: float) -> Iterator[OffsetChange]:
         """Changes in (after, until], in order."""
         first = datetime.fromtimestamp(after, UTC).year
         last = min(datetime.fromtimestamp(until, UTC).year, LAST_YEAR)
@@ -126,13 +126,13 @@ class Zone:
                 if after < change.at <= until:
                     yield change
 
-    def _changes_in(self, year: int) -> tuple[Change, ...]:
+    def _changes_in(self, year: int) -> tuple[OffsetChange, ...]:
         found = self._years.get(year)
         if found is None:
             found = self._years[year] = tuple(self._look(year))
         return found
 
-    def _look(self, year: int) -> Iterator[Change]:
+    def _look(self, year: int) -> Iterator[OffsetChange]:
         day = int(datetime(year, 1, 1, tzinfo=UTC).timestamp())
         end = int(datetime(year + 1, 1, 1, tzinfo=UTC).timestamp())
         before = self.offset(day)
@@ -143,7 +143,7 @@ class Zone:
                 while high - low > 1:
                     middle = (low + high) // 2
                     low, high = (middle, high) if self.offset(middle) == before else (low, middle)
-                yield Change(high, before, after)
+                yield OffsetChange(high, before, after)
             day, before = day + _DAY, after
 
     def stretches(self, after: float, until: float, policy: DstPolicy) -> Iterator[Stretch | Gap]:
@@ -152,11 +152,11 @@ class Zone:
         A repeated hour appears in the first stretch, the second or both; skipped times come as a
         Gap between two stretches if they shall be made up for.
         """
-        previous: Change | None = None
+        previous: OffsetChange | None = None
         offset = self.offset(after)
         for change in self.changes(after - 2 * _DAY, after):
             previous = change
-        following: Change | None
+        following: OffsetChange | None
         # Looked for one by one: mostly the answer lies before the next change.
         for following in chain(self.changes(after, until), (None,)):
             end = wall_at(until, offset)
@@ -184,8 +184,8 @@ def _readable(
     start: datetime,
     end: datetime,
     offset: int,
-    previous: Change | None,
-    following: Change | None,
+    previous: OffsetChange | None,
+    following: OffsetChange | None,
     repeat: RepeatPolicy,
 ) -> Stretch | None:
     if repeat == "first" and previous is not None and not previous.skips:

@@ -79,7 +79,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Definition:
+class WorkflowDefinition:
     """What a user asked for, checked. `steps` are in the order in which they were written."""
 
     name: str

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.definition import Definition, Step, When
+from mainspring.domain.workflow.definition import Step, When, WorkflowDefinition
 
 States = Mapping[str, TaskState]
 
@@ -25,7 +25,7 @@ _COLOURS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class GraphNode:
     """A step in the graph."""
 
     id: str
@@ -44,10 +44,10 @@ class Edge:
     when: When
 
 
-def nodes(definition: Definition, states: States | None = None) -> list[Node]:
+def nodes(definition: WorkflowDefinition, states: States | None = None) -> list[GraphNode]:
     """The steps, in the order in which they were written."""
     return [
-        Node(
+        GraphNode(
             step.id,
             step.foreach is not None,
             step.cleanup,
@@ -58,12 +58,12 @@ def nodes(definition: Definition, states: States | None = None) -> list[Node]:
     ]
 
 
-def edges(definition: Definition) -> list[Edge]:
+def edges(definition: WorkflowDefinition) -> list[Edge]:
     """The arrows, from what is needed to what needs it."""
     return [Edge(need, step.id, step.when) for step in definition.steps for need in step.needs]
 
 
-def drawn_edges(definition: Definition) -> Iterator[Edge]:
+def drawn_edges(definition: WorkflowDefinition) -> Iterator[Edge]:
     """The arrows that are worth drawing: to a step that comes after all others anyway, those from
     the ends of the graph."""
     passed = {need for step in definition.steps if not step.cleanup for need in step.needs}
@@ -72,7 +72,7 @@ def drawn_edges(definition: Definition) -> Iterator[Edge]:
             yield edge
 
 
-def mermaid(definition: Definition, states: States | None = None) -> str:
+def mermaid(definition: WorkflowDefinition, states: States | None = None) -> str:
     """The graph as a flowchart in Mermaid's language."""
     # Numbers instead of ids, some of which are words that mean something there.
     places = {step.id: f"s{place}" for place, step in enumerate(definition.steps)}
@@ -92,7 +92,7 @@ def mermaid(definition: Definition, states: States | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def dot(definition: Definition, states: States | None = None) -> str:
+def dot(definition: WorkflowDefinition, states: States | None = None) -> str:
     """The graph in the language of Graphviz."""
     lines = [
         f'digraph "{definition.name}" {{',
@@ -104,7 +104,7 @@ def dot(definition: Definition, states: States | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _dot_lines(definition: Definition, states: States | None) -> Iterator[str]:
+def _dot_lines(definition: WorkflowDefinition, states: States | None) -> Iterator[str]:
     for step in definition.steps:
         more = ", peripheries=2" if step.foreach is not None else ""
         if step.cleanup:

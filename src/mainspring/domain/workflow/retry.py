@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mainspring.domain.workflow.definition import Definition, Step
+from mainspring.domain.workflow.definition import Step, WorkflowDefinition
 
 LOST = ("failed", "expired", "cancelled")
 FAIL_FAST = "fail-fast"
@@ -13,7 +13,7 @@ FAIL_FAST = "fail-fast"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StepProgress:
     """How far a step has come."""
 
     state: str
@@ -26,7 +26,7 @@ class Standing:
         return self.state not in ("blocked", "released", "expanded")
 
 
-class Counted(NamedTuple):
+class EndedBefore(NamedTuple):
     """How those before a step ended."""
 
     finished: int
@@ -34,7 +34,7 @@ class Counted(NamedTuple):
     failed: int
 
 
-def downstream(definition: Definition, names: Collection[str]) -> set[str]:
+def downstream(definition: WorkflowDefinition, names: Collection[str]) -> set[str]:
     """These steps and all that come after them."""
     found, queue = set(names), list(names)
     while queue:
@@ -46,7 +46,7 @@ def downstream(definition: Definition, names: Collection[str]) -> set[str]:
 
 
 def with_left_out(
-    definition: Definition, states: Mapping[str, Standing], again: Set[str]
+    definition: WorkflowDefinition, states: Mapping[str, StepProgress], again: Set[str]
 ) -> set[str]:
     """The steps that are done once more, and, if by that nothing remains that failed, those that
     failing fast has left out: nothing speaks against them any more."""
@@ -57,21 +57,21 @@ def with_left_out(
 
 
 def counted(
-    definition: Definition,
+    definition: WorkflowDefinition,
     step: str,
-    states: Mapping[str, Standing],
+    states: Mapping[str, StepProgress],
     again: Collection[str],
-) -> Counted:
+) -> EndedBefore:
     """How many of those before a step have ended, succeeded and failed, the repeated ones apart."""
     before = [states[need] for need in definition.by_id[step].needs if need not in again]
     over = [s for s in before if s.over]
     good = sum(s.state == "completed" or s.waived for s in over)
-    return Counted(len(over), good, sum(s.state in LOST for s in over))
+    return EndedBefore(len(over), good, sum(s.state in LOST for s in over))
 
 
 def same_lists(
-    definition: Definition,
-    states: Mapping[str, Standing],
+    definition: WorkflowDefinition,
+    states: Mapping[str, StepProgress],
     again: Collection[str],
     changed: Collection[str] = (),
 ) -> list[str]:
@@ -97,7 +97,7 @@ def same_lists(
 
 
 def _ended_before(
-    definition: Definition, states: Mapping[str, Standing]
+    definition: WorkflowDefinition, states: Mapping[str, StepProgress]
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Each step's bit, and of each step that began the bits of those that must have ended by then.
     One that was left out says nothing of those before it: a run that fails fast does not wait for

@@ -35,7 +35,7 @@ MOST_FAN_BYTES = 2**26
 """So long may the payloads of one foreach be, together."""
 
 
-class Decision(StrEnum):
+class StepDecision(StrEnum):
     """What becomes of a step."""
 
     WAIT = "wait"
@@ -82,7 +82,7 @@ _LOST = (TaskState.FAILED, TaskState.CANCELLED, TaskState.EXPIRED)
 
 def decide(
     step: Step, finished: int, succeeded: int, failed: int, skipped: int, needed: int
-) -> Decision:
+) -> StepDecision:
     """What becomes of a step, given how many of the `needed` steps before it ended, and how.
 
     A step starts as soon as its `when` is met, and is skipped when all before it have ended and it
@@ -90,8 +90,8 @@ def decide(
     """
     assert finished == succeeded + failed + skipped <= needed, "every step ends once, in one way"
     if _met(step, finished, succeeded, failed, needed):
-        return Decision.START
-    return Decision.SKIP if finished == needed else Decision.WAIT
+        return StepDecision.START
+    return StepDecision.SKIP if finished == needed else StepDecision.WAIT
 
 
 def _met(step: Step, finished: int, succeeded: int, failed: int, needed: int) -> bool:

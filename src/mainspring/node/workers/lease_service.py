@@ -16,32 +16,37 @@ import structlog
 from mainspring import crash
 from mainspring.config import Config
 from mainspring.domain.capability import Offer, there_for
-from mainspring.domain.execution import Assignment, cannot_be_read, released
-from mainspring.engine.demand import Holder, Poll
+from mainspring.domain.execution import Execution, cannot_be_read, released
+from mainspring.engine.demand import Poll, WorkerSession
 from mainspring.engine.entry import Entry
-from mainspring.engine.leases import Running
+from mainspring.engine.leases import RunningTask
 from mainspring.errors import NothingSent, NotReady, StoreUnavailable
-from mainspring.lifecycle import Errands
+from mainspring.lifecycle import BackgroundTasks
 from mainspring.node.recorder import Recorder
 from mainspring.node.retrying import until_answered
 from mainspring.node.state import NodeState
 from mainspring.node.workers.mailbox import (
-    Grant,
+    ExecutionKey,
     Kind,
-    Post,
-    Try,
+    Mailbox,
+    SlotGrant,
 )
-from mainspring.node.workers.registry import Roster, superseded
-from mainspring.node.workers.remote_workers import Forwarding
+from mainspring.node.workers.registry import WorkerRegistry, superseded
+from mainspring.node.workers.remote_workers import RemoteWorkers
 from mainspring.node.workers.reports import (
-    Pulse,
-    Reporting,
-    Said,
+    HeartbeatAnswer,
     Verdict,
+    WorkerReport,
+    WorkerReports,
 )
 from mainspring.observe.metrics import Metrics
-from mainspring.store.leases import Beat, Leased, LeaseStore, WorkerPick
-from mainspring.store.workers import Workers
+from mainspring.store.leases import (
+    HeldHeartbeat,
+    LeasedTask,
+    LeaseStore,
+    WorkerPick,
+)
+from mainspring.store.workers import WorkerStore
 
 log = structlog.get_logger()
 
@@ -51,35 +56,35 @@ _SHORTEST_WAIT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class LeaseRequest:
     """What a worker asks for."""
 
-    holder: Holder
+    holder: WorkerSession
     offer: Offer
     most: int
     wait: float
     about: Mapping[str, object] | None = None
-    running: frozenset[Try] | None = None
+    running: frozenset[ExecutionKey] | None = None
     """What it holds, if it says so."""
     announces: bool = False
     """Whether it tells of what it begins."""
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingPoll:
     """A poll, and what has come for it."""
 
     poll: Poll
     slots: int
-    answer: asyncio.Future[list[Leased]]
+    answer: asyncio.Future[list[LeasedTask]]
     ours: bool = True
     """Whether its worker waits here, and not at another node."""
-    got: list[Leased] = field(default_factory=list)
+    got: list[LeasedTask] = field(default_factory=list)
     over: bool = False
     """Whether it takes nothing new."""
 
 
-class LeaseDesk:
+class LeaseService:
     """What the API and the dispatcher ask of the node on behalf of workers."""
 
     def __init__(
@@ -89,27 +94,27 @@ class LeaseDesk:
         store: LeaseStore,
         recorder: Recorder,
         metrics: Metrics,
-        workers: Workers,
-        post: Post,
-        lose: Callable[[Sequence[Running]], Coroutine[Any, Any, None]],
+        workers: WorkerStore,
+        post: Mailbox,
+        expire_leases: Callable[[Sequence[RunningTask]], Coroutine[Any, Any, None]],
     ) -> None:
         self._config = config
         self._state = state
         self._store = store
         self._recorder = recorder
         self._metrics = metrics
-        self._lose = lose
+        self._lose = expire_leases
         self._closed = False
-        self._roster = Roster(state, workers, self._began, there_for(config.worker_lease))
-        self._reporting = Reporting(config, state, store, recorder, self._roster)
-        self._forwarding = Forwarding(state, post, self)
-        self._errands = Errands(of="lease")
-        self._waiting: dict[Poll, _Waiting] = {}
-        self._asking: Counter[Holder] = Counter()
+        self._registry = WorkerRegistry(state, workers, self._began, there_for(config.worker_lease))
+        self._reporting = WorkerReports(config, state, store, recorder, self._registry)
+        self._forwarding = RemoteWorkers(state, post, self)
+        self._background_tasks = BackgroundTasks(of="lease")
+        self._waiting: dict[Poll, _WaitingPoll] = {}
+        self._asking: Counter[WorkerSession] = Counter()
         """How many polls of each worker wait for their answer."""
-        self._leased: dict[UUID, Leased] = {}
+        self._leased: dict[UUID, LeasedTask] = {}
         """Tasks between their claim and their hand-out."""
-        self._answered: dict[Holder, dict[Try, Leased]] = {}
+        self._answered: dict[WorkerSession, dict[ExecutionKey, LeasedTask]] = {}
         """What each worker was answered and did not mention yet: should an answer be lost, it gets
         it again."""
         metrics.polls_waiting.set_function(lambda: len(self._waiting))
@@ -117,11 +122,11 @@ class LeaseDesk:
 
     # Leases ----------------------------------------------------------------------------------
 
-    async def lease(self, wish: Wish) -> list[Leased]:
+    async def lease(self, wish: LeaseRequest) -> list[LeasedTask]:
         """Wait for tasks, at most as long as the worker wants to; empty when none came."""
         if self._closed:
             raise NotReady("this node is stopping; ask another one")
-        await self._roster.admit(wish.holder, wish.offer, wish.about)
+        await self._registry.admit(wish.holder, wish.offer, wish.about)
         leased = await self._not_arrived(wish)
         if not leased:
             poll = Poll(
@@ -129,11 +134,11 @@ class LeaseDesk:
             )
             leased = await self._wait(self._open(poll), wish.wait)
         given = self._answered.setdefault(wish.holder, {})
-        given.update(((task.assignment.id, task.assignment.fence), task) for task in leased)
+        given.update(((task.execution.id, task.execution.fence), task) for task in leased)
         crash.reach("lease.answered")
         return leased
 
-    async def _not_arrived(self, wish: Wish) -> list[Leased]:
+    async def _not_arrived(self, wish: LeaseRequest) -> list[LeasedTask]:
         """What answers gave the worker and it does not hold: such an answer was lost."""
         if wish.running is None:
             self._answered.pop(wish.holder, None)
@@ -141,24 +146,24 @@ class LeaseDesk:
         given = self._answered.get(wish.holder, {})
         missing = {name: task for name, task in given.items() if name not in wish.running}
         unreported = self._reporting.open_tries(list(missing))
-        held: set[Try] = set()
+        held: set[ExecutionKey] = set()
         if unreported:
             tries = await self._store.held(wish.holder.tenant_id, unreported)
-            held = {(task.assignment.id, task.assignment.fence) for task in tries}
+            held = {(task.execution.id, task.execution.fence) for task in tries}
         for name in (given.keys() & wish.running) | (missing.keys() - held):
             given.pop(name, None)
         return [missing[name] for name in missing if name in held][: wish.most]
 
-    def _open(self, poll: Poll, *, ours: bool = True) -> _Waiting:
+    def _open(self, poll: Poll, *, ours: bool = True) -> _WaitingPoll:
         answer = asyncio.get_running_loop().create_future()
-        waiting = self._waiting[poll] = _Waiting(poll, poll.free, answer, ours)
+        waiting = self._waiting[poll] = _WaitingPoll(poll, poll.free, answer, ours)
         self._state.engine.open(poll, self._state.clock.now())
-        self._state.poke()
+        self._state.request_dispatch()
         if ours:
             self._forwarding.waits(poll)
         return waiting
 
-    async def _wait(self, waiting: _Waiting, seconds: float) -> list[Leased]:
+    async def _wait(self, waiting: _WaitingPoll, seconds: float) -> list[LeasedTask]:
         answer, holder = waiting.answer, waiting.poll.holder
         self._asking[holder] += 1
         try:
@@ -175,41 +180,41 @@ class LeaseDesk:
             self._state.engine.left(waiting.poll)
             self._end(waiting)
             if self._asking[holder] == 1:
-                self._roster.left(holder)
+                self._registry.left(holder)
             raise
         finally:
             self._asking[holder] -= 1
             if not self._asking[holder]:
                 del self._asking[holder]
 
-    def _end(self, waiting: _Waiting) -> None:
+    def _end(self, waiting: _WaitingPoll) -> None:
         waiting.over = True
         self._state.engine.close(waiting.poll)
         self._conclude(waiting)
 
-    def _conclude(self, waiting: _Waiting) -> None:
+    def _conclude(self, waiting: _WaitingPoll) -> None:
         """Answer a poll unless something is still under way to it."""
         if waiting.poll.in_flight == 0 and not waiting.answer.done():
             del self._waiting[waiting.poll]
             waiting.answer.set_result(waiting.got)
 
-    def _give_back(self, answer: "asyncio.Future[list[Leased]]") -> None:
+    def _give_back(self, answer: "asyncio.Future[list[LeasedTask]]") -> None:
         if not answer.cancelled() and answer.exception() is None:
             self._release(answer.result())
 
-    def _release(self, leased: Sequence[Leased]) -> None:
+    def _release(self, leased: Sequence[LeasedTask]) -> None:
         now = self._state.clock.now()
-        self._recorder.report([released(task.assignment, now) for task in leased])
+        self._recorder.report([released(task.execution, now) for task in leased])
 
     # Claims, for the dispatcher --------------------------------------------------------------
 
-    async def claim(self, picked: Sequence[Entry]) -> list[Assignment]:
+    async def claim(self, picked: Sequence[Entry]) -> list[Execution]:
         """Claim what was picked for workers."""
         picks = [_pick(entry) for entry in picked]
         crash.reach("lease.before_commit")
         lease = self._config.worker_lease
         try:
-            leased = await self._store.claim_for(self._state.tenure(), picks, lease=lease)
+            leased = await self._store.claim_for(self._state.ownership(), picks, lease=lease)
         except NothingSent:
             return []
         except StoreUnavailable:
@@ -219,13 +224,13 @@ class LeaseDesk:
         self._metrics.claim_batch.observe(len(picked))
         self._metrics.tasks_claimed.inc(len(leased))
         self._metrics.leases_given.inc(len(leased))
-        self._leased.update((task.assignment.id, task) for task in leased)
-        return [task.assignment for task in leased]
+        self._leased.update((task.execution.id, task) for task in leased)
+        return [task.execution for task in leased]
 
-    def hand_out(self, picked: Sequence[Entry], assignments: Sequence[Assignment]) -> None:
+    def hand_out(self, picked: Sequence[Entry], executions: Sequence[Execution]) -> None:
         """Give what was claimed to the polls it was picked for."""
         now = self._state.clock.now()
-        got = {assignment.id for assignment in assignments}
+        got = {execution.id for execution in executions}
         polls: dict[Poll, None] = {}
         for entry in picked:
             assert entry.poll is not None
@@ -233,55 +238,55 @@ class LeaseDesk:
             if entry.row.id in got and (leased := self._readable(self._leased.pop(entry.row.id))):
                 waiting = self._waiting[entry.poll]
                 if waiting.ours:
-                    self._reporting.remember(leased.assignment, entry.poll.holder)
-                self._metrics.start_delay.observe(now - leased.assignment.due)
+                    self._reporting.remember(leased.execution, entry.poll.holder)
+                self._metrics.start_delay.observe(now - leased.execution.due)
                 waiting.got.append(leased)
         for poll in polls:
             self._arrived(self._waiting[poll])
 
-    def _readable(self, leased: Leased) -> Leased | None:
+    def _readable(self, leased: LeasedTask) -> LeasedTask | None:
         """What no worker could read has failed, and goes to none."""
-        if leased.assignment.unreadable is None:
+        if leased.execution.unreadable is None:
             return leased
-        self._recorder.report([cannot_be_read(leased.assignment, self._state.clock.now())])
+        self._recorder.report([cannot_be_read(leased.execution, self._state.clock.now())])
         return None
 
-    def _arrived(self, waiting: _Waiting) -> None:
+    def _arrived(self, waiting: _WaitingPoll) -> None:
         if waiting.poll.in_flight:
             return
         self._state.engine.close(waiting.poll)
         if waiting.got or waiting.over:
             self._conclude(waiting)
         else:
-            self._errands.start(self._reconsider(waiting))
+            self._background_tasks.start(self._reconsider(waiting))
 
-    async def _reconsider(self, waiting: _Waiting) -> None:
+    async def _reconsider(self, waiting: _WaitingPoll) -> None:
         """Everything that was picked for a poll was refused: it waits on, unless its worker is not
         the one that goes by its name. Then it was replaced, or the database was set back to before
         it began: if it is there, it asks again, and hears which of the two it is."""
         holder = waiting.poll.holder
-        current = await until_answered(lambda: self._roster.is_current(holder), self._metrics)
+        current = await until_answered(lambda: self._registry.is_current(holder), self._metrics)
         if waiting.answer.done() or waiting.over:
             self._conclude(waiting)
         elif current:
             waiting.poll.free = waiting.slots
             self._state.engine.open(waiting.poll, self._state.clock.now())
-            self._state.poke()
+            self._state.request_dispatch()
             if waiting.ours:
                 self._forwarding.waits(waiting.poll)
         else:
-            self._roster.forget(holder)
+            self._registry.forget(holder)
             self._end(waiting)
 
-    def _turn_away(self, waiting: _Waiting) -> None:
+    def _turn_away(self, waiting: _WaitingPoll) -> None:
         del self._waiting[waiting.poll]
         waiting.answer.set_exception(superseded(waiting.poll.holder))
 
-    def nudge(self, holders: Collection[Holder]) -> None:
-        self.nudged(holders)
-        self._forwarding.nudge(holders)
+    def interrupt_polls(self, holders: Collection[WorkerSession]) -> None:
+        self.polls_interrupted(holders)
+        self._forwarding.interrupt_polls(holders)
 
-    def nudged(self, holders: Collection[Holder]) -> None:
+    def polls_interrupted(self, holders: Collection[WorkerSession]) -> None:
         """An answer that is empty too soon makes a worker ask about the tries it holds. One that
         is frozen does not ask, and gets nothing more."""
         for waiting in list(self._waiting.values()):
@@ -301,9 +306,9 @@ class LeaseDesk:
     def kinds(self) -> Iterable[Kind]:
         """The kinds of workers that are here."""
         waiting = [(poll.holder.tenant_id, poll.offer) for poll in self.polls()]
-        return {*waiting, *self._roster.kinds()}
+        return {*waiting, *self._registry.kinds()}
 
-    async def claim_for(self, grant: Grant) -> list[Try]:
+    async def claim_for(self, grant: SlotGrant) -> list[ExecutionKey]:
         """Claim tasks for a worker that waits at another node, which keeps its slots until it hears
         of them: so at once if there are none."""
         engine, now = self._state.engine, self._state.clock.now()
@@ -314,12 +319,14 @@ class LeaseDesk:
             announces=grant.announces,
         )  # fmt: skip
         leased = await self._wait(self._open(poll, ours=False), 0)
-        return [(task.assignment.id, task.assignment.fence) for task in leased]
+        return [(task.execution.id, task.execution.fence) for task in leased]
 
-    async def claimed_elsewhere(self, poll: Poll, slots: int, tasks: Sequence[Try]) -> None:
+    async def claimed_elsewhere(
+        self, poll: Poll, slots: int, tasks: Sequence[ExecutionKey]
+    ) -> None:
         """Another node claimed these for a worker that waits here, or did until now."""
         tenant_id = poll.holder.tenant_id
-        leased: Sequence[Leased] = ()
+        leased: Sequence[LeasedTask] = ()
         try:
             if tasks:
                 leased = await until_answered(
@@ -333,21 +340,21 @@ class LeaseDesk:
             self._release(leased)
             return
         for task in filter(self._readable, leased):
-            self._reporting.remember(task.assignment, poll.holder)
+            self._reporting.remember(task.execution, poll.holder)
             waiting.got.append(task)
         self._arrived(waiting)
 
     # Restarts --------------------------------------------------------------------------------
 
-    def _began(self, holder: Holder) -> None:
+    def _began(self, holder: WorkerSession) -> None:
         """A worker's process began here."""
         self._forwarding.began(holder)
         self.replaced(holder)
 
-    def replaced(self, current: Holder) -> None:
+    def replaced(self, current: WorkerSession) -> None:
         """A worker's process began: nobody waits any more for the ones before it, and what they
         hold in our partitions is free."""
-        self._roster.replaced(current)
+        self._registry.replaced(current)
         for waiting in list(self._waiting.values()):
             holder = waiting.poll.holder
             if holder[:2] == current[:2] and holder != current and not waiting.answer.done():
@@ -357,19 +364,19 @@ class LeaseDesk:
                     self._turn_away(waiting)
         former = self._state.engine.held_by_former(current)
         if former:
-            self._errands.start(self._lose(former))
+            self._background_tasks.start(self._lose(former))
 
     # What workers say ------------------------------------------------------------------------
 
     async def beat(
         self,
-        holder: Holder,
-        beats: Sequence[Beat],
+        holder: WorkerSession,
+        beats: Sequence[HeldHeartbeat],
         about: Mapping[str, object] | None = None,
-    ) -> list[Pulse]:
+    ) -> list[HeartbeatAnswer]:
         return await self._reporting.beat(holder, beats, about)
 
-    async def report(self, tenant_id: int, said: Sequence[Said]) -> list[Verdict]:
+    async def report(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
         return await self._reporting.report(tenant_id, said)
 
     # The node's way in -----------------------------------------------------------------------
@@ -387,11 +394,11 @@ class LeaseDesk:
         while True:
             await asyncio.sleep(_WRITE_EVERY)
             try:
-                await self._roster.write()
+                await self._registry.write()
             except StoreUnavailable as problem:
                 self._metrics.database_errors.inc()
                 log.warning("workers were not noted", action="roster.failed", problem=str(problem))
-            for holder in [h for h in self._answered if not self._roster.knows(h)]:
+            for holder in [h for h in self._answered if not self._registry.knows(h)]:
                 del self._answered[holder]
 
 

@@ -15,35 +15,35 @@ import structlog
 from msgspec import Struct
 
 from mainspring.domain.capability import Offer
-from mainspring.engine.demand import Holder
+from mainspring.engine.demand import WorkerSession
 from mainspring.errors import StoreUnavailable
 from mainspring.node.state import NodeState
-from mainspring.store.messages import Messages
+from mainspring.store.messages import MessageStore
 
 log = structlog.get_logger()
 
 Kind = tuple[int, Offer]
 """Workers of a tenant that offer the same."""
-Try = tuple[UUID, int]
+ExecutionKey = tuple[UUID, int]
 """A task and its fence."""
 
 _RETRY_PAUSE = 0.25
 
 
-class Waiting(Struct, tag=True):
+class WorkersWait(Struct, tag=True):
     """Workers of these kinds wait at a node for tasks."""
 
     node: UUID
     kinds: list[Kind]
 
 
-class Known(Struct, tag=True):
+class WorkersKnown(Struct, tag=True):
     """Workers of these kinds are there, waiting or not."""
 
     kinds: list[Kind]
 
 
-class Ready(Struct, tag=True):
+class TasksWait(Struct, tag=True):
     """So many tasks wait at a node for workers of this kind."""
 
     node: UUID
@@ -51,64 +51,73 @@ class Ready(Struct, tag=True):
     tasks: int
 
 
-class Grant(Struct, tag=True):
+class SlotGrant(Struct, tag=True):
     """Claim so many of them for this worker."""
 
     node: UUID
     number: int
-    holder: Holder
+    holder: WorkerSession
     offer: Offer
     slots: int
     idle: bool
     announces: bool = False
 
 
-class Granted(Struct, tag=True):
+class GrantClaimed(Struct, tag=True):
     """These were claimed."""
 
     node: UUID
     number: int
-    tasks: list[Try]
+    tasks: list[ExecutionKey]
 
 
-class Confirmed(Struct, tag=True):
+class GrantConfirmed(Struct, tag=True):
     """The worker's node has them in hand."""
 
-    tasks: list[Try]
+    tasks: list[ExecutionKey]
 
 
-class Began(Struct, tag=True):
+class WorkerRestarted(Struct, tag=True):
     """A worker's process began: the ones before it under its name are gone."""
 
-    holder: Holder
+    holder: WorkerSession
 
 
-class Nudge(Struct, tag=True):
+class InterruptPolls(Struct, tag=True):
     """Tries that these workers hold were asked to cancel, or were lost because they were silent:
     let them ask."""
 
-    holders: list[Holder]
+    holders: list[WorkerSession]
 
 
-Letter = Waiting | Known | Ready | Grant | Granted | Confirmed | Began | Nudge
+NodeMessage = (
+    WorkersWait
+    | WorkersKnown
+    | TasksWait
+    | SlotGrant
+    | GrantClaimed
+    | GrantConfirmed
+    | WorkerRestarted
+    | InterruptPolls
+)
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Letter).decode
+_decode = msgspec.json.Decoder(NodeMessage).decode
 
 
-class Post:
+class Mailbox:
     """Sends letters, several at a time, and brings those that came."""
 
-    def __init__(self, state: NodeState, messages: Messages, look_every: float) -> None:
+    def __init__(self, state: NodeState, messages: MessageStore, look_every: float) -> None:
         self._state = state
         self._messages = messages
         self._look_every = look_every
         self._out: list[tuple[UUID, bytes]] = []
         self._filled = asyncio.Event()
         self._arrived = asyncio.Event()
-        self._deliver: Callable[[Letter], None] = lambda _letter: None
+        self._deliver: Callable[[NodeMessage], None] = lambda _letter: None
 
-    def deliver_to(self, deliver: Callable[[Letter], None]) -> None:
+    def deliver_to(self, deliver: Callable[[NodeMessage], None]) -> None:
         self._deliver = deliver
 
     @property
@@ -117,11 +126,11 @@ class Post:
         owners = {owner for owner in self._state.owners.values() if owner is not None}
         return owners - {self._state.node_id}
 
-    def send(self, node: UUID, letter: Letter) -> None:
+    def send(self, node: UUID, letter: NodeMessage) -> None:
         self._out.append((node, _encode(letter)))
         self._filled.set()
 
-    def tell_all(self, letter: Letter) -> None:
+    def tell_all(self, letter: NodeMessage) -> None:
         for node in self.others:
             self.send(node, letter)
 

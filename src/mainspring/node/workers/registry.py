@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 
 from mainspring.domain.capability import MOST_NAMES, MOST_OFFERS, THERE_FOR, Offer
 from mainspring.domain.execution import Outcome
-from mainspring.engine.demand import Holder
+from mainspring.engine.demand import WorkerSession
 from mainspring.errors import Conflict, StoreUnavailable
 from mainspring.node.state import NodeState
-from mainspring.store.workers import Touch, Workers, offer_shown
+from mainspring.store.workers import Touch, WorkerStore, offer_shown
 
 _FORGET_AFTER = 120.0
 
 
 @dataclass(slots=True)
-class _Known:
+class _WorkerEntry:
     """A worker that asked here."""
 
-    holder: Holder
+    holder: WorkerSession
     seen: float
     offers: dict[Offer, None] = field(default_factory=dict)
     """What its lanes ask with, each with its own; the last one asked last."""
@@ -58,25 +58,27 @@ class _Known:
         return made
 
 
-class Roster:
+class WorkerRegistry:
     """Knows the workers that ask at this node."""
 
     def __init__(
         self,
         state: NodeState,
-        workers: Workers,
-        began: Callable[[Holder], None],
+        workers: WorkerStore,
+        began: Callable[[WorkerSession], None],
         there_for: float = THERE_FOR,
     ) -> None:
         self._state = state
         self._there_for = there_for
         self._workers = workers
         self._began = began
-        self._known: dict[tuple[int, str], _Known] = {}
+        self._known: dict[tuple[int, str], _WorkerEntry] = {}
         self._held: dict[tuple[int, str], int] = {}
-        state.when_renewed(self._held.clear)
+        state.on_new_incarnation(self._held.clear)
 
-    async def admit(self, holder: Holder, offer: Offer, about: Mapping[str, object] | None) -> None:
+    async def admit(
+        self, holder: WorkerSession, offer: Offer, about: Mapping[str, object] | None
+    ) -> None:
         """A worker asks for tasks. Conflict when another process has taken its name."""
         known = self._known.get(holder[:2])
         if known is None or known.holder != holder:
@@ -84,12 +86,12 @@ class Roster:
                 raise superseded(holder)
             known = self._known.get(holder[:2])  # another of its lanes may have come meanwhile
         if known is None or known.holder != holder:
-            known = self._known[holder[:2]] = _Known(holder, self._state.clock.now())
+            known = self._known[holder[:2]] = _WorkerEntry(holder, self._state.clock.now())
             self._began(holder)
         known.ask(offer)
         self._hear(known, about)
 
-    def heard(self, holder: Holder, about: Mapping[str, object] | None) -> Sequence[Offer]:
+    def heard(self, holder: WorkerSession, about: Mapping[str, object] | None) -> Sequence[Offer]:
         """A worker says that it is alive; answers what its lanes offer, if they asked here."""
         known = self._known.get(holder[:2])
         if known is None or known.holder != holder:
@@ -97,31 +99,31 @@ class Roster:
         self._hear(known, about)
         return tuple(known.offers)
 
-    def left(self, holder: Holder) -> None:
+    def left(self, holder: WorkerSession) -> None:
         """It hung up."""
         known = self._known.get(holder[:2])
         if known is not None and known.holder == holder:
             known.left = True
 
-    def leased(self, holder: Holder, tasks: int) -> None:
+    def leased(self, holder: WorkerSession, tasks: int) -> None:
         known = self._known.get(holder[:2])
         if known is not None and known.holder == holder:
             known.leased += tasks
             known.heard = True
 
-    def reported(self, holder: Holder, outcome: Outcome) -> None:
+    def reported(self, holder: WorkerSession, outcome: Outcome) -> None:
         known = self._known.get(holder[:2])
         if known is not None and known.holder == holder:
             known.outcomes[outcome] = known.outcomes.get(outcome, 0) + 1
             known.heard = True
 
-    def replaced(self, current: Holder) -> None:
+    def replaced(self, current: WorkerSession) -> None:
         """Another process has come under the name, at another node."""
         known = self._known.get(current[:2])
         if known is not None and known.holder != current:
             del self._known[current[:2]]
 
-    def knows(self, holder: Holder) -> bool:
+    def knows(self, holder: WorkerSession) -> bool:
         known = self._known.get(holder[:2])
         return known is not None and known.holder == holder
 
@@ -131,7 +133,7 @@ class Roster:
         there = [k for k in self._known.values() if k.seen > since and not k.left]
         return [(known.holder.tenant_id, offer) for known in there for offer in known.offers]
 
-    async def is_current(self, holder: Holder) -> bool:
+    async def is_current(self, holder: WorkerSession) -> bool:
         return await self._workers.is_current(*holder)
 
     async def write(self) -> None:
@@ -162,12 +164,12 @@ class Roster:
             self._held.clear()
             self._held.update(held)
 
-    def forget(self, holder: Holder) -> None:
+    def forget(self, holder: WorkerSession) -> None:
         known = self._known.get(holder[:2])
         if known is not None and known.holder == holder:
             del self._known[holder[:2]]
 
-    def _hear(self, known: _Known, about: Mapping[str, object] | None) -> None:
+    def _hear(self, known: _WorkerEntry, about: Mapping[str, object] | None) -> None:
         known.heard, known.left, known.seen = True, False, self._state.clock.now()
         if about:
             known.about = {**(known.about or {}), **about}
@@ -177,7 +179,7 @@ def _names(offer: Offer) -> int:
     return len(offer.queues) + len(offer.handlers) + len(offer.tags)
 
 
-def superseded(holder: Holder) -> Conflict:
+def superseded(holder: WorkerSession) -> Conflict:
     return Conflict(
         f"another process has taken the name {holder.worker!r}: this one's leases are gone; "
         "come back under a name, or with an incarnation, of your own"

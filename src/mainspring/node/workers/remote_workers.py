@@ -16,22 +16,22 @@ from uuid import UUID
 import structlog
 
 from mainspring import crash
-from mainspring.engine.demand import Call, Holder, Poll
-from mainspring.lifecycle import Errands
+from mainspring.engine.demand import Poll, RemoteDemand, WorkerSession
+from mainspring.lifecycle import BackgroundTasks
 from mainspring.node.state import NodeState
 from mainspring.node.workers.mailbox import (
-    Began,
-    Confirmed,
-    Grant,
-    Granted,
+    ExecutionKey,
+    GrantClaimed,
+    GrantConfirmed,
+    InterruptPolls,
     Kind,
-    Known,
-    Letter,
-    Nudge,
-    Post,
-    Ready,
-    Try,
-    Waiting,
+    Mailbox,
+    NodeMessage,
+    SlotGrant,
+    TasksWait,
+    WorkerRestarted,
+    WorkersKnown,
+    WorkersWait,
 )
 
 log = structlog.get_logger()
@@ -44,7 +44,7 @@ _PATIENCE = 1.0
 """So long slots are kept for a node that was granted them."""
 
 
-class Desk(Protocol):
+class LocalWorkers(Protocol):
     """What this asks of the desk where workers wait."""
 
     def polls(self) -> Iterable[Poll]:
@@ -55,17 +55,19 @@ class Desk(Protocol):
         """Which workers are here."""
         ...
 
-    async def claim_for(self, grant: Grant) -> list[Try]:
+    async def claim_for(self, grant: SlotGrant) -> list[ExecutionKey]:
         """Claim tasks for a worker of another node."""
         ...
 
-    async def claimed_elsewhere(self, poll: Poll, slots: int, tasks: Sequence[Try]) -> None:
+    async def claimed_elsewhere(
+        self, poll: Poll, slots: int, tasks: Sequence[ExecutionKey]
+    ) -> None:
         """Another node claimed these for so many slots of a poll, and is done with it."""
         ...
 
-    def replaced(self, current: Holder) -> None: ...
+    def replaced(self, current: WorkerSession) -> None: ...
 
-    def nudged(self, holders: Collection[Holder]) -> None: ...
+    def polls_interrupted(self, holders: Collection[WorkerSession]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +78,19 @@ class _Reserved:
     kind: Kind
 
 
-class Forwarding:
+class RemoteWorkers:
     """Both sides of it."""
 
-    def __init__(self, state: NodeState, post: Post, desk: Desk) -> None:
+    def __init__(self, state: NodeState, post: Mailbox, lease_service: LocalWorkers) -> None:
         self._state = state
         self._post = post
-        self._desk = desk
+        self._lease_service = lease_service
         self._said: dict[Kind, float] = {}
         self._ready: dict[Kind, dict[UUID, int]] = {}
         self._reserved: dict[int, _Reserved] = {}
         self._numbers = count(1)
         self._turn = 0
-        self._errands = Errands(of="forward")
+        self._background_tasks = BackgroundTasks(of="forward")
         post.deliver_to(self._hear)
 
     # Where the worker waits ------------------------------------------------------------------
@@ -104,20 +106,20 @@ class Forwarding:
         now = self._state.clock.now()
         if self._said.get(kind, 0.0) + _SAY_AGAIN <= now:
             self._said[kind] = now
-            self._post.tell_all(Waiting(self._state.node_id, [kind]))
+            self._post.tell_all(WorkersWait(self._state.node_id, [kind]))
 
-    def call(self, calls: Iterable[Call]) -> None:
+    def call(self, calls: Iterable[RemoteDemand]) -> None:
         """Tasks wait here for workers of other nodes."""
         for call in calls:
             kind = (call.tenant_id, call.offer)
-            self._post.send(call.node, Ready(self._state.node_id, kind, call.tasks))
+            self._post.send(call.node, TasksWait(self._state.node_id, kind, call.tasks))
 
-    def began(self, holder: Holder) -> None:
-        self._post.tell_all(Began(holder))
+    def began(self, holder: WorkerSession) -> None:
+        self._post.tell_all(WorkerRestarted(holder))
 
-    def nudge(self, holders: Collection[Holder]) -> None:
+    def interrupt_polls(self, holders: Collection[WorkerSession]) -> None:
         if self._post.others:
-            self._post.tell_all(Nudge(list(holders)))
+            self._post.tell_all(InterruptPolls(list(holders)))
 
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
         return {"forwarding": self._keep_saying, **self._post.loops()}
@@ -150,7 +152,7 @@ class Forwarding:
         self._reserved[number] = _Reserved(poll, slots, node, kind)
         self._post.send(
             node,
-            Grant(
+            SlotGrant(
                 self._state.node_id,
                 number,
                 poll.holder,
@@ -165,7 +167,7 @@ class Forwarding:
     def _give_up(self, number: int) -> None:
         self._settle(number, ())
 
-    def _settle(self, number: int, tasks: Sequence[Try]) -> bool:
+    def _settle(self, number: int, tasks: Sequence[ExecutionKey]) -> bool:
         """What came of a grant: the first to say so is heard, whether another node or the clock."""
         reserved = self._reserved.pop(number, None)
         if reserved is None:
@@ -175,7 +177,9 @@ class Forwarding:
             callers.pop(reserved.node, None)
             if not callers:
                 self._ready.pop(reserved.kind, None)
-        self._errands.start(self._desk.claimed_elsewhere(reserved.poll, reserved.slots, tasks))
+        self._background_tasks.start(
+            self._lease_service.claimed_elsewhere(reserved.poll, reserved.slots, tasks)
+        )
         return True
 
     async def _keep_saying(self) -> None:
@@ -184,17 +188,20 @@ class Forwarding:
             self._forget_callers()
             if not self._post.others:
                 continue
-            kinds = {_kind(poll) for poll in self._desk.polls() if poll.free > 0}
+            kinds = {_kind(poll) for poll in self._lease_service.polls() if poll.free > 0}
             now = self._state.clock.now()
             self._said = dict.fromkeys(kinds, now)
             if kinds:
-                self._post.tell_all(Waiting(self._state.node_id, list(kinds)))
-            if turn % _KNOWN_EVERY == 0 and (known := list(self._desk.kinds())):
-                self._post.tell_all(Known(known))
+                self._post.tell_all(WorkersWait(self._state.node_id, list(kinds)))
+            if turn % _KNOWN_EVERY == 0 and (known := list(self._lease_service.kinds())):
+                self._post.tell_all(WorkersKnown(known))
 
     def _forget_callers(self) -> None:
         """Nodes that are gone get no slots, and neither does anybody of workers that are."""
-        others, kinds = self._post.others, set(self._desk.kinds()) if self._ready else set()
+        others, kinds = (
+            self._post.others,
+            set(self._lease_service.kinds()) if self._ready else set(),
+        )
         for kind, callers in list(self._ready.items()):
             for node in callers.keys() - others:
                 del callers[node]
@@ -203,35 +210,35 @@ class Forwarding:
 
     # Letters ---------------------------------------------------------------------------------
 
-    def _hear(self, letter: Letter) -> None:
+    def _hear(self, letter: NodeMessage) -> None:
         engine, now = self._state.engine, self._state.clock.now()
         match letter:
-            case Waiting(node=node, kinds=kinds):
+            case WorkersWait(node=node, kinds=kinds):
                 for tenant_id, offer in kinds:
-                    engine.befriend(node, tenant_id, offer, now, _BELIEVED_FOR)
-                self._state.poke()
-            case Known(kinds=kinds):
+                    engine.add_remote_node(node, tenant_id, offer, now, _BELIEVED_FOR)
+                self._state.request_dispatch()
+            case WorkersKnown(kinds=kinds):
                 for tenant_id, offer in kinds:
                     engine.know(tenant_id, offer, now)
-            case Ready(node=node, kind=kind, tasks=tasks):
+            case TasksWait(node=node, kind=kind, tasks=tasks):
                 self._called(node, kind, tasks)
-            case Grant():
-                self._errands.start(self._claim(letter))
-            case Granted(node=node, number=number, tasks=tasks):
+            case SlotGrant():
+                self._background_tasks.start(self._claim(letter))
+            case GrantClaimed(node=node, number=number, tasks=tasks):
                 if self._settle(number, tasks):
-                    self._post.send(node, Confirmed(tasks))
+                    self._post.send(node, GrantConfirmed(tasks))
                 # Else it comes too late: nobody waits, and the leases run out unblamed.
-            case Confirmed(tasks=tasks):
+            case GrantConfirmed(tasks=tasks):
                 for task_id, fence in tasks:
                     engine.confirm(task_id, fence)
-            case Began(holder=holder):
-                self._desk.replaced(holder)
-            case Nudge(holders=holders):
-                self._desk.nudged(holders)
+            case WorkerRestarted(holder=holder):
+                self._lease_service.replaced(holder)
+            case InterruptPolls(holders=holders):
+                self._lease_service.polls_interrupted(holders)
 
     def _called(self, node: UUID, kind: Kind, tasks: int) -> None:
         self._ready.setdefault(kind, {})[node] = tasks
-        for poll in self._desk.polls():
+        for poll in self._lease_service.polls():
             if tasks <= 0:
                 break
             if _kind(poll) == kind and poll.free > 0:
@@ -239,16 +246,16 @@ class Forwarding:
                 self._grant(poll, kind, node, slots)
                 tasks -= slots
 
-    async def _claim(self, grant: Grant) -> None:
+    async def _claim(self, grant: SlotGrant) -> None:
         """Where the tasks wait: claim for a worker of another node."""
-        tasks = await self._desk.claim_for(grant)
+        tasks = await self._lease_service.claim_for(grant)
         crash.reach("forward.claimed")
         engine, now, kind = self._state.engine, self._state.clock.now(), _kind(grant)
         if len(tasks) < grant.slots and not engine.awaits(*kind, now):
             # Its worker waits on: the next task is a reason to call, however soon it comes.
-            engine.befriend(grant.node, *kind, now, _BELIEVED_FOR)
-        self._post.send(grant.node, Granted(self._state.node_id, grant.number, tasks))
+            engine.add_remote_node(grant.node, *kind, now, _BELIEVED_FOR)
+        self._post.send(grant.node, GrantClaimed(self._state.node_id, grant.number, tasks))
 
 
-def _kind(asking: Poll | Grant) -> Kind:
+def _kind(asking: Poll | SlotGrant) -> Kind:
     return asking.holder.tenant_id, asking.offer

@@ -12,12 +12,18 @@ from uuid import UUID
 
 from mainspring import crash
 from mainspring.config import Config
-from mainspring.domain.execution import Assignment, Outcome, Report, TaskError, believed
-from mainspring.engine.demand import Holder
+from mainspring.domain.execution import (
+    Execution,
+    Outcome,
+    Report,
+    TaskError,
+    believed,
+)
+from mainspring.engine.demand import WorkerSession
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
-from mainspring.node.workers.registry import Roster
-from mainspring.store.leases import Beat, LeaseStore
+from mainspring.node.workers.registry import WorkerRegistry
+from mainspring.store.leases import HeldHeartbeat, LeaseStore
 
 Action = Literal["continue", "cancel", "lost"]
 Verdict = Literal["accepted", "fenced", "unknown"]
@@ -31,7 +37,7 @@ _LONGER = 2
 """A try that heartbeats is a long one: its lease is longer from then on, its beats are fewer."""
 
 
-class Said(NamedTuple):
+class WorkerReport(NamedTuple):
     """What a worker says about a try."""
 
     id: UUID
@@ -46,7 +52,7 @@ class Said(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class HeartbeatAnswer:
     """The answer to a heartbeat about one try."""
 
     id: UUID
@@ -54,16 +60,16 @@ class Pulse:
     action: Action
 
 
-class _Lease(NamedTuple):
+class _KnownLease(NamedTuple):
     """What is remembered of a lease that was given here."""
 
-    assignment: Assignment
-    holder: Holder
+    execution: Execution
+    holder: WorkerSession
     leased: float
     """When, by the steady clock."""
 
 
-class Reporting:
+class WorkerReports:
     """Extends leases and records outcomes on behalf of workers."""
 
     def __init__(
@@ -72,22 +78,22 @@ class Reporting:
         state: NodeState,
         store: LeaseStore,
         recorder: Recorder,
-        roster: Roster,
+        roster: WorkerRegistry,
     ) -> None:
         self._config = config
         self._state = state
         self._store = store
         self._recorder = recorder
-        self._roster = roster
-        self._remembered: OrderedDict[tuple[UUID, int], _Lease] = OrderedDict()
+        self._registry = roster
+        self._remembered: OrderedDict[tuple[UUID, int], _KnownLease] = OrderedDict()
 
-    def remember(self, assignment: Assignment, holder: Holder) -> None:
+    def remember(self, execution: Execution, holder: WorkerSession) -> None:
         """A task was leased here."""
-        name = (assignment.id, assignment.fence)
-        self._roster.leased(holder, 1)
-        if len(assignment.payload) > _LARGE:
-            assignment = assignment._replace(payload=b"")
-        self._remembered[name] = _Lease(assignment, holder, self._state.clock.steady())
+        name = (execution.id, execution.fence)
+        self._registry.leased(holder, 1)
+        if len(execution.payload) > _LARGE:
+            execution = execution._replace(payload=b"")
+        self._remembered[name] = _KnownLease(execution, holder, self._state.clock.steady())
         if len(self._remembered) > _MOST_REMEMBERED:
             self._remembered.popitem(last=False)
 
@@ -99,12 +105,12 @@ class Reporting:
 
     async def beat(
         self,
-        holder: Holder,
-        beats: Sequence[Beat],
+        holder: WorkerSession,
+        beats: Sequence[HeldHeartbeat],
         about: Mapping[str, object] | None = None,
-    ) -> list[Pulse]:
+    ) -> list[HeartbeatAnswer]:
         """A worker is alive and runs these: extend its leases, and say what to do about each."""
-        for offer in self._roster.heard(holder, about):
+        for offer in self._registry.heard(holder, about):
             self._state.engine.know(holder.tenant_id, offer, self._state.clock.now())
         kept = await self._store.extend_for(
             *holder, beats, lease=_LONGER * self._config.worker_lease, grace=_TIMEOUT_GRACE
@@ -120,36 +126,36 @@ class Reporting:
                 continue
             self._state.engine.extended(item.id, fences[item.id], item.lease_end)
             action: Action = "cancel" if item.cancel_requested else "continue"
-            pulses[item.id] = Pulse(item.id, item.lease_end, action)
-        return [pulses.get(beat.id) or Pulse(beat.id, None, "lost") for beat in beats]
+            pulses[item.id] = HeartbeatAnswer(item.id, item.lease_end, action)
+        return [pulses.get(beat.id) or HeartbeatAnswer(beat.id, None, "lost") for beat in beats]
 
     async def _time_out(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> None:
         """The hard timeout: saying "busy" for ever does not keep a task for ever."""
         now = self._state.clock.now()
         held = await self._store.held(tenant_id, tries)
         reports = []
-        for assignment, cancelled in held:
-            seconds = assignment.spec.timeout
+        for execution, cancelled in held:
+            seconds = execution.spec.timeout
             error = TaskError("timeout", f"not done within {seconds:g} s")
             outcome = Outcome.CANCELLED if cancelled else Outcome.TIMED_OUT
-            finished = max(now, assignment.picked)
-            reports.append(Report(assignment, outcome, assignment.picked, finished, error=error))
+            finished = max(now, execution.picked)
+            reports.append(Report(execution, outcome, execution.picked, finished, error=error))
         await self._recorder.record(reports)
 
     # Reports ---------------------------------------------------------------------------------
 
-    async def report(self, tenant_id: int, said: Sequence[Said]) -> list[Verdict]:
+    async def report(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
         """Record what workers say; answers "accepted", "fenced" or "unknown" for each."""
         crash.reach("report.received")
-        ours: list[tuple[int, Said, _Lease]] = []
-        others: dict[int, Said] = {}
+        ours: list[tuple[int, WorkerReport, _KnownLease]] = []
+        others: dict[int, WorkerReport] = {}
         for index, one in enumerate(said):
             known = self._remembered.get((one.id, one.fence))
             # Only the database knows whether one that did not succeed was asked to cancel.
             if (
                 known is None
                 or one.outcome is not Outcome.SUCCEEDED
-                or known.assignment.tenant_id != tenant_id
+                or known.execution.tenant_id != tenant_id
             ):
                 others[index] = one
             else:
@@ -157,8 +163,8 @@ class Reporting:
         now = self._state.clock.now()
         reports = await self._read(tenant_id, others, now) if others else {}
         for index, one, known in ours:
-            self._forget(known.assignment, one.outcome)
-            reports[index] = self._report_of(one, known.assignment, False, known, now)
+            self._forget(known.execution, one.outcome)
+            reports[index] = self._report_of(one, known.execution, False, known, now)
         told = sorted(reports)  # of two reports of a try the first counts
         first: dict[tuple[UUID, int], Outcome] = {}
         for index in told:
@@ -175,7 +181,7 @@ class Reporting:
         return [verdicts.get(index, "accepted") for index in range(len(said))]
 
     async def _read(
-        self, tenant_id: int, said: Mapping[int, Said], now: float
+        self, tenant_id: int, said: Mapping[int, WorkerReport], now: float
     ) -> dict[int, Report]:
         """Reports of tries as the database has them; those that are not there are left out."""
         tries = [(one.id, one.fence) for one in said.values()]
@@ -191,35 +197,35 @@ class Reporting:
                 reports[index] = self._report_of(one, task, cancelled, known, now)
         return reports
 
-    def _forget(self, assignment: Assignment, outcome: Outcome) -> _Lease | None:
-        known = self._remembered.pop((assignment.id, assignment.fence), None)
+    def _forget(self, execution: Execution, outcome: Outcome) -> _KnownLease | None:
+        known = self._remembered.pop((execution.id, execution.fence), None)
         if known is not None:
-            self._roster.reported(known.holder, outcome)
+            self._registry.reported(known.holder, outcome)
         return known
 
     def _report_of(
         self,
-        said: Said,
-        assignment: Assignment,
+        said: WorkerReport,
+        execution: Execution,
         cancelled: bool,
-        known: _Lease | None,
+        known: _KnownLease | None,
         now: float,
     ) -> Report:
         """A worker's clock may be wrong: what it says happened between the claim and now."""
-        held = now - assignment.picked
+        held = now - execution.picked
         if known is not None:
             # The database's clock may stand still for us, after it jumped back.
             held = max(held, self._state.clock.steady() - known.leased)
-        started, finished = believed(assignment.picked, held, said.started, said.finished)
+        started, finished = believed(execution.picked, held, said.started, said.finished)
         outcome = said.outcome
         if cancelled and outcome is not Outcome.SUCCEEDED:
             outcome = Outcome.CANCELLED
         return Report(
-            assignment, outcome, started, finished, said.result, said.error, said.retryable,
+            execution, outcome, started, finished, said.result, said.error, said.retryable,
             said.retry_after,
         )  # fmt: skip
 
-    async def _judge(self, tenant_id: int, said: Sequence[Said]) -> list[Verdict]:
+    async def _judge(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
         if not said:
             return []
         tries = [(one.id, one.fence, one.outcome) for one in said]

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from mainspring.sdk.calling import part
-from mainspring.sdk.resources.base import Page, Resource
+from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.results import (
     AuditEntry,
     Cluster,
@@ -24,7 +24,7 @@ from mainspring.sdk.targets import Duration
 SecretList = list[Secret]
 
 
-class Keys(Resource[F]):
+class Keys(ApiResource[F]):
     """A tenant's API keys."""
 
     @both
@@ -64,7 +64,7 @@ class Keys(Resource[F]):
         await self._caller.call("DELETE", f"/v1/keys/{part(key_id)}")
 
 
-class Secrets(Resource[F]):
+class Secrets(ApiResource[F]):
     """The secrets that sign webhooks."""
 
     @both
@@ -95,7 +95,7 @@ class Secrets(Resource[F]):
         await self._caller.call("DELETE", f"/v1/secrets/{part(secret_id)}")
 
 
-class Tenants(Resource[F]):
+class Tenants(ApiResource[F]):
     """All teams of an installation: for operators."""
 
     @both
@@ -159,7 +159,7 @@ class Tenants(Resource[F]):
         return await self._caller.call("PUT", path, body, answer=Egress)
 
 
-class Installation(Resource[F]):
+class Installation(ApiResource[F]):
     """What there is one of: limits and the audit log of a tenant, and the cluster."""
 
     @both

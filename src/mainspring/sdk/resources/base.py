@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from mainspring.clock import monotonic
 from mainspring.errors import TaskUnfinished
-from mainspring.sdk.calling import Caller
+from mainspring.sdk.calling import ApiCaller
 from mainspring.sdk.results import Run, Task
 from mainspring.sdk.sync_async import F, Faced
 
@@ -27,10 +27,10 @@ class Page(Struct, Generic[T]):
     next_cursor: str | None = None
 
 
-class Resource(Faced[F]):
+class ApiResource(Faced[F]):
     """Some paths of the API."""
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: ApiCaller) -> None:
         self._caller = caller
         self.blocking = caller.transport.blocking
 

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from mainspring.sdk.calling import part
-from mainspring.sdk.resources.base import Page, Resource
+from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.results import DeadLetter, DeadLetterGroup, Effect, Replayed, Task
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import Duration
@@ -14,7 +14,7 @@ from mainspring.sdk.targets import Duration
 Groups = list[DeadLetterGroup]
 
 
-class DeadLetters(Resource[F]):
+class DeadLetters(ApiResource[F]):
     """Tasks that failed for good, and wait for a person."""
 
     @each
@@ -93,7 +93,7 @@ class DeadLetters(Resource[F]):
         await self._caller.call("DELETE", f"/v1/dead-letters/{part(letter_id)}")
 
 
-class Effects(Resource[F]):
+class Effects(ApiResource[F]):
     """The effect log: of all who are about to do something once, the first one hears that it is."""
 
     @both

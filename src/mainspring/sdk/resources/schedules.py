@@ -11,7 +11,7 @@ from msgspec import Struct
 from mainspring.errors import Conflict, NotFound, PreconditionFailed
 from mainspring.sdk.calling import part
 from mainspring.sdk.encoding import encode, with_offset
-from mainspring.sdk.resources.base import Page, Resource
+from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.results import Backfilled, Calendar, Occurrence, Preview, Schedule, Task
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import ScheduleChanges, ScheduleFields
@@ -33,7 +33,7 @@ class _Upcoming(Struct):
     times: Times
 
 
-class Schedules(Resource[F]):
+class Schedules(ApiResource[F]):
     """Recurring definitions that produce tasks."""
 
     @both
@@ -203,7 +203,7 @@ class Schedules(Resource[F]):
         return next((schedule for schedule in found.items if schedule.name == name), None)
 
 
-class Calendars(Resource[F]):
+class Calendars(ApiResource[F]):
     """Named lists of dates on which schedules do not run."""
 
     @both

@@ -10,7 +10,7 @@ from msgspec import Struct
 from mainspring.errors import TaskNotCompleted
 from mainspring.sdk.calling import part
 from mainspring.sdk.encoding import with_offset
-from mainspring.sdk.resources.base import Page, Resource
+from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.results import Cancelled, Execution, Explanation, LogLine, Task
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import Target, TaskChanges, TaskFields
@@ -23,7 +23,7 @@ class _Ids(Struct):
     ids: Ids
 
 
-class Tasks(Resource[F]):
+class Tasks(ApiResource[F]):
     """Tasks and their executions."""
 
     @both

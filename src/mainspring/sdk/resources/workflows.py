@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID
 
 from mainspring.sdk.calling import part
-from mainspring.sdk.resources.base import Page, Resource
+from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.results import Definition, Run, WorkflowSummary
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.workflow import Workflow
@@ -13,7 +13,7 @@ from mainspring.sdk.workflow import Workflow
 _RUNS = "/v1/workflow-runs"
 
 
-class Workflows(Resource[F]):
+class Workflows(ApiResource[F]):
     """Named, versioned graphs of steps."""
 
     @both
@@ -61,7 +61,7 @@ class Workflows(Resource[F]):
         return await self._caller.call("POST", path, body, answer=Run, key=idempotency_key)
 
 
-class WorkflowRuns(Resource[F]):
+class WorkflowRuns(ApiResource[F]):
     """Runs of workflows."""
 
     @both

@@ -52,7 +52,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     defaults: dict[str, object] = {}
 
 
-class Allowed:
+class Allowlist:
     """The commands that may be run."""
 
     def __init__(self, commands: Mapping[str, Command]) -> None:
@@ -86,7 +86,7 @@ class Allowed:
         return any(pattern.fullmatch(argument) for pattern in self._patterns[name])
 
 
-def load_allowed(file: Path) -> Allowed:
+def load_allowed(file: Path) -> Allowlist:
     """Read the file; ConfigError says all that is wrong with it."""
     try:
         document = tomllib.loads(file.read_text("utf-8"))
@@ -103,7 +103,7 @@ def load_allowed(file: Path) -> Allowed:
     problems = [text for name, command in commands.items() for text in _problems(name, command)]
     if problems:
         raise ConfigError([f"{file}: {text}" for text in problems])
-    return Allowed(commands)
+    return Allowlist(commands)
 
 
 def _problems(name: str, command: Command) -> list[str]:

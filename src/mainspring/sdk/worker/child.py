@@ -18,11 +18,11 @@ from uuid import UUID
 import msgspec
 
 from mainspring.sdk.app import App
-from mainspring.sdk.context import Context, Line, entered
+from mainspring.sdk.context import Context, HandlerLogLine, entered
 from mainspring.sdk.encoding import sendable
 from mainspring.sdk.worker.loading import load_app
 from mainspring.sdk.worker.loop_runner import tell
-from mainspring.sdk.worker.outcomes import Verdict, failure, success
+from mainspring.sdk.worker.outcomes import ReportedOutcome, failure, success
 
 
 class Order(msgspec.Struct):
@@ -43,7 +43,7 @@ class Word(msgspec.Struct, omit_defaults=True):
     line: str | None = None
     level: str = "info"
     progress: Any = None
-    verdict: Verdict | None = None
+    verdict: ReportedOutcome | None = None
 
 
 class _Voice:
@@ -82,8 +82,8 @@ def serve(app: App, orders: Iterable[bytes], voice: _Voice) -> None:
         voice.say(Word(verdict=_run(app, order, voice)))
 
 
-def _run(app: App, order: Order, voice: _Voice) -> Verdict:
-    def said(line: Line) -> None:
+def _run(app: App, order: Order, voice: _Voice) -> ReportedOutcome:
+    def said(line: HandlerLogLine) -> None:
         voice.say(Word(line=sendable(line.message), level=line.level))
 
     context = _Reporting(

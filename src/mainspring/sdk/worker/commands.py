@@ -19,9 +19,14 @@ from typing import cast
 import msgspec
 
 from mainspring.errors import NonRetryable
-from mainspring.sdk.worker.allowlist import Allowed, Command
-from mainspring.sdk.worker.execution import Try
-from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, RELEASED, Verdict, failure
+from mainspring.sdk.worker.allowlist import Allowlist, Command
+from mainspring.sdk.worker.execution import WorkerExecution
+from mainspring.sdk.worker.outcomes import (
+    LONGEST_MESSAGE,
+    RELEASED,
+    ReportedOutcome,
+    failure,
+)
 
 _CHUNK = 2**16
 _LONGEST_LINE = 8192
@@ -34,16 +39,16 @@ class CommandRunner:
 
     apart = True
 
-    def __init__(self, allowed: Allowed, environment: Mapping[str, str]) -> None:
+    def __init__(self, allowed: Allowlist, environment: Mapping[str, str]) -> None:
         self._allowed = allowed
         self._environment = environment
-        self._running: dict[Try, tuple[_Program, Command]] = {}
+        self._running: dict[WorkerExecution, tuple[_Program, Command]] = {}
         self._work: set[asyncio.Task[None]] = set()
 
-    def start(self, attempt: Try) -> None:
+    def start(self, attempt: WorkerExecution) -> None:
         self._keep(self._run(attempt))
 
-    def stop(self, attempt: Try) -> None:
+    def stop(self, attempt: WorkerExecution) -> None:
         running = self._running.get(attempt)
         if running is not None:
             self._keep(_end(*running))
@@ -58,7 +63,7 @@ class CommandRunner:
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
-    async def _run(self, attempt: Try) -> None:
+    async def _run(self, attempt: WorkerExecution) -> None:
         try:
             command, argv = self._allowed.find(attempt.leased.target.argv or [""])
             if not attempt.begin():
@@ -70,7 +75,7 @@ class CommandRunner:
             return
         except OSError as problem:
             message = f"it cannot be started: {problem}"
-            attempt.settle(Verdict("failed", None, "not-started", message))
+            attempt.settle(ReportedOutcome("failed", None, "not-started", message))
             return
         self._running[attempt] = program, command
         try:
@@ -83,7 +88,9 @@ class CommandRunner:
             del self._running[attempt]
             program.close()
 
-    async def _spawn(self, attempt: Try, command: Command, argv: list[str]) -> "_Program":
+    async def _spawn(
+        self, attempt: WorkerExecution, command: Command, argv: list[str]
+    ) -> "_Program":
         leased = attempt.leased
         wanted = [*_KEPT_ALWAYS, *command.inherit]
         kept = {name: self._environment[name] for name in wanted if name in self._environment}
@@ -145,7 +152,7 @@ class _Program(SubprocessStreamProtocol):
         self._subprocess.close()
 
 
-async def _watch(program: _Program, command: Command, attempt: Try) -> Verdict:
+async def _watch(program: _Program, command: Command, attempt: WorkerExecution) -> ReportedOutcome:
     """Feed it, listen to it, and judge how it ended."""
     output = _Output(command.max_output, attempt)
     talk = asyncio.gather(
@@ -161,17 +168,17 @@ async def _watch(program: _Program, command: Command, attempt: Try) -> Verdict:
     finally:
         talk.cancel()
     if status == 0:
-        return Verdict("succeeded", msgspec.json.encode({"exit_status": 0}))
+        return ReportedOutcome("succeeded", msgspec.json.encode({"exit_status": 0}))
     how = f"signal {-status}" if status < 0 else f"exit status {status}"
     message = f"{how}: {output.last}" if output.last else how
     retryable = status not in command.permanent
-    return Verdict("failed", None, "exit-status", message[:LONGEST_MESSAGE], retryable)
+    return ReportedOutcome("failed", None, "exit-status", message[:LONGEST_MESSAGE], retryable)
 
 
 class _Output:
     """Takes lines until there were enough; goes on reading, so that the program does not block."""
 
-    def __init__(self, room: int, attempt: Try) -> None:
+    def __init__(self, room: int, attempt: WorkerExecution) -> None:
         self._room = room
         self._attempt = attempt
         self._cut = False

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from mainspring.clock import monotonic, wall_clock
-from mainspring.sdk.worker.outcomes import RELEASED, Ending, Verdict, ended
+from mainspring.sdk.worker.outcomes import (
+    RELEASED,
+    Ending,
+    ReportedOutcome,
+    ended,
+)
 
 if TYPE_CHECKING:
     from mainspring.sdk.context import Context
@@ -24,17 +29,17 @@ class Runner(Protocol):
     apart: bool
     """Whether its tries run in processes of their own, and cannot easily kill this one."""
 
-    def start(self, attempt: "Try") -> None:
+    def start(self, attempt: "WorkerExecution") -> None:
         """Run it. Right before its first step it calls `attempt.begin`, and releases it if it may
         not."""
         ...
 
-    def stop(self, attempt: "Try") -> None:
+    def stop(self, attempt: "WorkerExecution") -> None:
         """End it as `attempt.ending` says; it settles when it has ended."""
         ...
 
 
-class Try:
+class WorkerExecution:
     """A leased task from its arrival to its report. Settles once."""
 
     __slots__ = (
@@ -68,7 +73,7 @@ class Try:
         context: "Context",
         function: "TaskFunction[..., Any] | None",
         runner: Runner,
-        on_settled: "Callable[[Try], None]",
+        on_settled: "Callable[[WorkerExecution], None]",
     ) -> None:
         self.leased = leased
         self.lease_end = lease_end
@@ -90,13 +95,13 @@ class Try:
         """Whether the server has confirmed that it knows that it began."""
         self.alone = False
         """Whether nothing else runs beside it."""
-        self.on_begin: Callable[[Try], None] | None = None
+        self.on_begin: Callable[[WorkerExecution], None] | None = None
         self.started_at = wall_clock()
         self.finished_at = 0.0
         self.deadline = self.began + leased.timeout
         self.ending: Ending | None = None
         self.settled = False
-        self.verdict: Verdict | None = None
+        self.verdict: ReportedOutcome | None = None
         self.handle: Any = None
         """What its runner knows it by."""
         self._on_settled = on_settled
@@ -151,14 +156,14 @@ class Try:
         else:
             self.settle(RELEASED)
 
-    def settle(self, verdict: Verdict) -> None:
+    def settle(self, verdict: ReportedOutcome) -> None:
         """It has ended. What was decided from outside meanwhile counts more than what it says,
         but not more than its success."""
         if self.settled:
             return
         self.settled = True
         self.stop_the_time()
-        told: Verdict | None = verdict
+        told: ReportedOutcome | None = verdict
         if self.ending == "lost":
             told = None
         elif self.ending is not None and verdict.status != "succeeded":
@@ -174,4 +179,4 @@ class Try:
     def give_up(self) -> None:
         """It does not end. Report it all the same; whatever it still does is on its own."""
         assert self.ending is not None
-        self.settle(Verdict("failed", None, "stuck", "it did not stop when it was told to"))
+        self.settle(ReportedOutcome("failed", None, "stuck", "it did not stop when it was told to"))

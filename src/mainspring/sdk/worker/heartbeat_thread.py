@@ -22,7 +22,7 @@ from mainspring.clock import monotonic, wall_clock
 from mainspring.errors import MainspringError
 from mainspring.sdk.encoding import encode, sendable
 from mainspring.sdk.sync_async import run
-from mainspring.sdk.worker.execution import Try
+from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.loop_runner import LoopRunner, Struck
 from mainspring.sdk.worker.outcomes import ended
 from mainspring.sdk.worker.protocol import (
@@ -64,7 +64,7 @@ _BLOCKED = 1.0
 """Seconds without a sign of the event loop after which it counts as blocked."""
 
 
-class Heart(threading.Thread):
+class HeartbeatThread(threading.Thread):
     """Beats for the tries that `held` lists."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Heart(threading.Thread):
         nodes: Nodes,
         clock: ServerClock,
         loop: asyncio.AbstractEventLoop,
-        held: Callable[[], Iterable[Try]],
+        held: Callable[[], Iterable[WorkerExecution]],
         runner: LoopRunner,
     ) -> None:
         super().__init__(name="mainspring-heart", daemon=True)
@@ -86,12 +86,12 @@ class Heart(threading.Thread):
         self._channels = StartChannels(options, nodes)
         self.errors = 0
         """How often something went wrong here that nobody foresaw."""
-        self._to_announce: list[Try] = []
-        self._suspects: list[Try] = []
+        self._to_announce: list[WorkerExecution] = []
+        self._suspects: list[WorkerExecution] = []
         self._bell = threading.Event()
         self._over = threading.Event()
         self._nudged = False
-        self._warned: Try | None = None
+        self._warned: WorkerExecution | None = None
         self._complaint = ""
         self._loop_thread = threading.get_ident()
         self._may_strike = threading.current_thread() is threading.main_thread()
@@ -102,17 +102,17 @@ class Heart(threading.Thread):
         if self._may_strike:
             self._before: Any = signal.signal(STRIKE, self._strike_here)
 
-    def nudge(self) -> None:
+    def interrupt_polls(self) -> None:
         """Something is wanted of tries that are held here: ask about all of them at once."""
         self._nudged = True
         self._bell.set()
 
-    def announce(self, attempt: Try) -> None:
+    def announce(self, attempt: WorkerExecution) -> None:
         """Tell the server that a try begins, and start it when that is confirmed."""
         self._to_announce.append(attempt)
         self._bell.set()
 
-    def start_named(self, attempt: Try) -> None:
+    def start_named(self, attempt: WorkerExecution) -> None:
         """Start a try that says, as it begins, that it does so."""
         self._suspects.append(attempt)
         self._bell.set()
@@ -161,13 +161,17 @@ class Heart(threading.Thread):
     # Leases ----------------------------------------------------------------------------------
 
     def _keep(self, now: float) -> None:
-        nudged, self._nudged = self._nudged, False
+        polls_interrupted, self._nudged = self._nudged, False
         old = self._clock.lease * 2 / 3
         self._beat(
-            [t for t in self._held() if nudged or t.lease_end - now < old or _is_news(t, now)]
+            [
+                t
+                for t in self._held()
+                if polls_interrupted or t.lease_end - now < old or _is_news(t, now)
+            ]
         )
 
-    def _beat(self, old: list[Try]) -> None:
+    def _beat(self, old: list[WorkerExecution]) -> None:
         for first in range(0, len(old), _MOST_BEATS):
             batch = old[first : first + _MOST_BEATS]
             begun = [attempt for attempt in batch if attempt.begun]
@@ -194,7 +198,7 @@ class Heart(threading.Thread):
         self._complaint = ""
         return {kept.id: kept for kept in answer.tasks}
 
-    def _take(self, batch: list[Try], kept: "dict[UUID, Kept]") -> None:
+    def _take(self, batch: list[WorkerExecution], kept: "dict[UUID, Kept]") -> None:
         for attempt in batch:
             found = kept.get(attempt.leased.id)
             if found is None and not attempt.begun:
@@ -231,7 +235,7 @@ class Heart(threading.Thread):
                 if found.action == "continue":
                     self._loop.call_soon_threadsafe(attempt.start)
 
-    def _end(self, attempt: Try, why: Any) -> None:
+    def _end(self, attempt: WorkerExecution, why: Any) -> None:
         self._loop.call_soon_threadsafe(attempt.end, why)
 
     # The event loop --------------------------------------------------------------------------
@@ -271,7 +275,7 @@ class Heart(threading.Thread):
         told = [OutcomeOut(*attempt.key, "released", now, now) for attempt in waiting]
         run(self._nodes.ask_any(REPORTS, ReportIn(told), ReportOut, within=5.0, blocking=True))
 
-    def _despair(self, culprit: Try) -> None:
+    def _despair(self, culprit: WorkerExecution) -> None:
         """Nothing frees the loop. Say what can be said about all tries, and begin anew."""
         self.warn("the event loop cannot be freed: this process is replaced")
         for attempt in self._held():
@@ -287,7 +291,7 @@ class Heart(threading.Thread):
             run(self._nodes.ask_any(REPORTS, ReportIn(told), ReportOut, within=5.0, blocking=True))
         self.replace_process()
 
-    def _culprit(self) -> Try | None:
+    def _culprit(self) -> WorkerExecution | None:
         """The try whose code the event loop is running just now."""
         task = asyncio.current_task(self._loop)
         return None if task is None else self._runner.tries.get(task)
@@ -299,7 +303,7 @@ class Heart(threading.Thread):
             raise Struck(culprit.ending)
 
 
-def _is_news(attempt: Try, now: float) -> bool:
+def _is_news(attempt: WorkerExecution, now: float) -> bool:
     """Whether the server should hear that it began."""
     return (
         attempt.begun
@@ -309,12 +313,12 @@ def _is_news(attempt: Try, now: float) -> bool:
     )
 
 
-def _beat_of(attempt: Try) -> Beat:
+def _beat_of(attempt: WorkerExecution) -> Beat:
     began = attempt.begun
     return Beat(*attempt.key, _progress(attempt), started=began, alone=began and attempt.alone)
 
 
-def _progress(attempt: Try) -> Any:
+def _progress(attempt: WorkerExecution) -> Any:
     """What it said last. One that cannot be sent must not cost the others their heartbeat."""
     value = attempt.context.last_progress
     if value is None:

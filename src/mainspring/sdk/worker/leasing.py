@@ -83,7 +83,7 @@ class Lane:
         self.room.set()
 
 
-class Complaints:
+class LeaseErrors:
     """What was said last of each node that serves no polls. All polls meet the same, again and
     again: it is said once, until the node answers or there is something else to say."""
 
@@ -107,12 +107,12 @@ class Complaints:
             log.info("%s answers again", url)
 
 
-class Home(Protocol):
+class HomeNode(Protocol):
     """The worker that a leaser belongs to."""
 
     nodes: Nodes
     options: WorkerOptions
-    complaints: Complaints
+    complaints: LeaseErrors
 
     async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[LeaseOut, int]:
         """Ask a node for tasks; those that come are begun. Return the answer, and how many of its
@@ -128,7 +128,7 @@ class Home(Protocol):
         """Who it is, from time to time."""
         ...
 
-    def nudged(self) -> None:
+    def polls_interrupted(self) -> None:
         """Something is wanted of the tries it holds."""
         ...
 
@@ -153,7 +153,7 @@ class Pace:
 class Leaser:
     """Keeps requests open at every node as long as there are free slots."""
 
-    def __init__(self, lane: Lane, home: Home) -> None:
+    def __init__(self, lane: Lane, home: HomeNode) -> None:
         self._lane = lane
         self._home = home
         self._pollers: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -260,7 +260,7 @@ class Leaser:
         lasted = monotonic() - asked_at
         wait = body.wait if answer.wait is None else answer.wait
         if not answer.tasks and lasted < wait * _TOO_SOON:
-            self._home.nudged()
+            self._home.polls_interrupted()
         if held is None and any(task.alone for task in answer.tasks):
             # With so many tries that they cannot be told it looks idle: the same task comes again.
             await asyncio.sleep(_AFTER_REFUSAL)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mainspring.errors import MainspringError
 from mainspring.sdk.context import Context, entered
-from mainspring.sdk.worker.execution import Try
+from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, RELEASED, failure, success
 
 
@@ -27,7 +27,7 @@ class NotBegun:
     """Returned in place of a handler's result where it may not begin any more."""
 
 
-async def _staying(attempt: Try, coroutine: Coroutine[Any, Any, Any]) -> Any:
+async def _staying(attempt: WorkerExecution, coroutine: Coroutine[Any, Any, Any]) -> Any:
     """A task that raises these two would take the event loop, and all other tries, with it."""
     if not attempt.begin():
         coroutine.close()
@@ -45,9 +45,9 @@ class LoopRunner:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.tries: dict[asyncio.Task[Any], Try] = {}
+        self.tries: dict[asyncio.Task[Any], WorkerExecution] = {}
 
-    def start(self, attempt: Try) -> None:
+    def start(self, attempt: WorkerExecution) -> None:
         function = attempt.function
         assert function is not None
         try:
@@ -63,11 +63,11 @@ class LoopRunner:
         self.tries[task] = attempt
         task.add_done_callback(partial(self._done, attempt))
 
-    def stop(self, attempt: Try) -> None:
+    def stop(self, attempt: WorkerExecution) -> None:
         if attempt.handle is not None:
             attempt.handle.cancel()
 
-    def _done(self, attempt: Try, task: "asyncio.Task[Any]") -> None:
+    def _done(self, attempt: WorkerExecution, task: "asyncio.Task[Any]") -> None:
         del self.tries[task]
         if task.cancelled():
             # By us, and then `ending` says why; or by itself, which nobody asked for.

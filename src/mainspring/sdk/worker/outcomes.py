@@ -11,7 +11,7 @@ Ending = Literal["timeout", "cancelled", "lost", "released", "memory"]
 """Why a try is ended from outside."""
 
 
-class Verdict(NamedTuple):
+class ReportedOutcome(NamedTuple):
     """What is said about a try."""
 
     status: Literal["succeeded", "failed", "released"]
@@ -22,22 +22,22 @@ class Verdict(NamedTuple):
     retry_after: float | None = None
 
 
-DONE = Verdict("succeeded", b"null")
-RELEASED = Verdict("released")
+DONE = ReportedOutcome("succeeded", b"null")
+RELEASED = ReportedOutcome("released")
 
 
-def success(value: Any) -> Verdict:
+def success(value: Any) -> ReportedOutcome:
     """The handler returned."""
     if value is None:
         return DONE
     try:
-        return Verdict("succeeded", encode(value))
+        return ReportedOutcome("succeeded", encode(value))
     except InvalidArguments as problem:
         message = _short(f"it returned {type(value).__name__}: {problem}")
-        return Verdict("failed", None, "bad-result", message, retryable=False)
+        return ReportedOutcome("failed", None, "bad-result", message, retryable=False)
 
 
-def failure(problem: BaseException) -> Verdict:
+def failure(problem: BaseException) -> ReportedOutcome:
     """The handler raised."""
     try:
         message = _short(str(problem))
@@ -45,28 +45,32 @@ def failure(problem: BaseException) -> Verdict:
         message = "it cannot be told"
     match problem:
         case NonRetryable():
-            return Verdict("failed", None, "failed", message or "it said so", retryable=False)
+            return ReportedOutcome(
+                "failed", None, "failed", message or "it said so", retryable=False
+            )
         case RetryAfter():
-            return Verdict("failed", None, "failed", message, retry_after=problem.delay)
+            return ReportedOutcome("failed", None, "failed", message, retry_after=problem.delay)
         case InvalidArguments():
-            return Verdict("failed", None, "bad-payload", message, retryable=False)
+            return ReportedOutcome("failed", None, "bad-payload", message, retryable=False)
     name = type(problem).__name__
-    return Verdict("failed", None, "failed", f"{name}: {message}" if message else name)
+    return ReportedOutcome("failed", None, "failed", f"{name}: {message}" if message else name)
 
 
 def _short(text: str) -> str:
     return sendable(text[:LONGEST_MESSAGE])
 
 
-def ended(why: Ending, timeout: float) -> Verdict | None:
+def ended(why: Ending, timeout: float) -> ReportedOutcome | None:
     """It was ended from outside; None where nobody wants to hear of it any more."""
     match why:
         case "timeout":
-            return Verdict("failed", None, "timeout", f"not done within {timeout:g} s")
+            return ReportedOutcome("failed", None, "timeout", f"not done within {timeout:g} s")
         case "cancelled":
-            return Verdict("failed", None, "cancelled", "it was asked to stop", retryable=False)
+            return ReportedOutcome(
+                "failed", None, "cancelled", "it was asked to stop", retryable=False
+            )
         case "memory":
-            return Verdict("failed", None, "memory", "it used more memory than it may")
+            return ReportedOutcome("failed", None, "memory", "it used more memory than it may")
         case "released":
             return RELEASED
         case "lost":

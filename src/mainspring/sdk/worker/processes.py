@@ -12,9 +12,9 @@ from contextlib import suppress
 import msgspec
 
 from mainspring.sdk.worker.child import Order, Word
-from mainspring.sdk.worker.execution import Try
+from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.options import WorkerOptions
-from mainspring.sdk.worker.outcomes import RELEASED, Verdict
+from mainspring.sdk.worker.outcomes import RELEASED, ReportedOutcome
 from mainspring.sdk.worker.worker_info import memory_mb_of
 
 _LONGEST_LINE = 256 * 2**20
@@ -47,15 +47,15 @@ class ProcessRunner:
         self._environment = environment
         self._options = options
         self._idle: list[Child] = []
-        self._children: dict[Try, Child] = {}
+        self._children: dict[WorkerExecution, Child] = {}
         self._work: set[asyncio.Task[None]] = set()
 
-    def start(self, attempt: Try) -> None:
+    def start(self, attempt: WorkerExecution) -> None:
         task = asyncio.get_running_loop().create_task(self._run(attempt))
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
-    def stop(self, attempt: Try) -> None:
+    def stop(self, attempt: WorkerExecution) -> None:
         child = self._children.get(attempt)
         if child is not None:
             child.kill()
@@ -76,7 +76,7 @@ class ProcessRunner:
         for child in self._idle:
             await child.process.wait()
 
-    async def _run(self, attempt: Try) -> None:
+    async def _run(self, attempt: WorkerExecution) -> None:
         child = self._idle.pop() if self._idle else None
         try:
             child = child or await self._spawn()
@@ -116,7 +116,7 @@ class ProcessRunner:
         await child.process.wait()
 
 
-async def _converse(child: Child, attempt: Try) -> Verdict:
+async def _converse(child: Child, attempt: WorkerExecution) -> ReportedOutcome:
     leased, function = attempt.leased, attempt.function
     assert function is not None
     order = Order(
@@ -144,11 +144,11 @@ async def _converse(child: Child, attempt: Try) -> Verdict:
     raise EOFError("its process ended")
 
 
-async def _post_mortem(child: Child | None, problem: Exception) -> Verdict:
+async def _post_mortem(child: Child | None, problem: Exception) -> ReportedOutcome:
     """Why a process said nothing more."""
     if child is None:
-        return Verdict("failed", None, "crashed", f"no process could be started: {problem}")
+        return ReportedOutcome("failed", None, "crashed", f"no process could be started: {problem}")
     child.kill()
     status = await child.process.wait()
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-    return Verdict("failed", None, "crashed", f"its process {how} in mid-try")
+    return ReportedOutcome("failed", None, "crashed", f"its process {how} in mid-try")

@@ -315,7 +315,7 @@ class Nodes:
             return reached
         return tuple(dict.fromkeys([*reached, self._address.url]))
 
-    async def learn(self) -> None:
+    async def compile_fast_path(self) -> None:
         """Ask who is there. A node that cannot be named from here is served by the others."""
         request = Request("GET", NODES, self._headers)
         for url in self._in_order():

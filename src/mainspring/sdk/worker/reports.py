@@ -23,10 +23,10 @@ from mainspring.errors import (
     RequestError,
     TooLarge,
 )
-from mainspring.sdk.context import Line
+from mainspring.sdk.context import HandlerLogLine
 from mainspring.sdk.encoding import sendable
-from mainspring.sdk.worker.execution import Try
-from mainspring.sdk.worker.outcomes import Verdict
+from mainspring.sdk.worker.execution import WorkerExecution
+from mainspring.sdk.worker.outcomes import ReportedOutcome
 from mainspring.sdk.worker.protocol import (
     ErrorOut,
     Leased,
@@ -60,11 +60,13 @@ _LAST_WORDS = 1.0
 class Reporter:
     """Sends outcomes until the server has heard them, or the lease is over."""
 
-    def __init__(self, nodes: Nodes, logs: "LogSender", done: Callable[[Try], None]) -> None:
+    def __init__(
+        self, nodes: Nodes, logs: "LogSender", done: Callable[[WorkerExecution], None]
+    ) -> None:
         self._nodes = nodes
         self._logs = logs
         self._done = done
-        self._waiting: deque[Try] = deque()
+        self._waiting: deque[WorkerExecution] = deque()
         self._news = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -72,7 +74,7 @@ class Reporter:
         self.accepted = 0
         self.refused = 0
 
-    def put(self, attempt: Try) -> None:
+    def put(self, attempt: WorkerExecution) -> None:
         self._waiting.append(attempt)
         self._idle.clear()
         self._news.set()
@@ -101,8 +103,8 @@ class Reporter:
         if not self._waiting and not self._in_flight:
             self._idle.set()
 
-    def _next_batch(self) -> list[Try]:
-        batch: list[Try] = []
+    def _next_batch(self) -> list[WorkerExecution]:
+        batch: list[WorkerExecution] = []
         size = 0
         while self._waiting and len(batch) < _MOST_OUTCOMES and size < _MOST_BYTES:
             attempt = self._waiting.popleft()
@@ -110,7 +112,7 @@ class Reporter:
             size += len(attempt.verdict.result or b"") if attempt.verdict else 0
         return batch
 
-    async def _send(self, batch: list[Try]) -> None:
+    async def _send(self, batch: list[WorkerExecution]) -> None:
         # Who sees that a task has ended looks for its last words.
         await self._logs.sent(batch, _LAST_WORDS)
         while batch:
@@ -134,7 +136,9 @@ class Reporter:
                 self._done(attempt)
             return
 
-    async def _refused(self, batch: list[Try], refused: RequestError) -> list[Try]:
+    async def _refused(
+        self, batch: list[WorkerExecution], refused: RequestError
+    ) -> list[WorkerExecution]:
         """What the server cannot read in many it may read one by one; the one it cannot read at
         all is told as a failure."""
         self.refused += 1
@@ -146,12 +150,14 @@ class Reporter:
         if attempt.verdict is not None and attempt.verdict.code != "bad-report":
             message = f"the server refused the report: {refused}"
             log.warning("task %s has failed: %s", attempt.leased.id, message)
-            attempt.verdict = Verdict("failed", None, "bad-report", message[:1000], retryable=False)
+            attempt.verdict = ReportedOutcome(
+                "failed", None, "bad-report", message[:1000], retryable=False
+            )
             return batch
         await asyncio.sleep(_PAUSE)
         return self._still_ours(batch)
 
-    def _still_ours(self, batch: list[Try]) -> list[Try]:
+    def _still_ours(self, batch: list[WorkerExecution]) -> list[WorkerExecution]:
         """Those whose lease has not ended; to report the others would change nothing."""
         now = monotonic()
         for attempt in batch:
@@ -175,7 +181,7 @@ class LogSender:
         """Of each try with lines that are not settled: the number of the last one."""
         self._writing = threading.Lock()
 
-    def line_of(self, leased: Leased, line: Line) -> None:
+    def line_of(self, leased: Leased, line: HandlerLogLine) -> None:
         if len(self._lines) >= _MOST_WAITING_LINES:
             self._dropped += 1
             return
@@ -192,7 +198,7 @@ class LogSender:
             await asyncio.sleep(_LINES_EVERY)
             await self.flush()
 
-    async def sent(self, tries: Sequence[Try], within: float) -> None:
+    async def sent(self, tries: Sequence[WorkerExecution], within: float) -> None:
         """Wait for what these have written, but not for long, and not where nobody takes it."""
         if self._last:
             await self._sent_to(max(self._last.get(attempt.key, 0) for attempt in tries), within)
@@ -257,7 +263,7 @@ class LogSender:
         return self._dropped
 
 
-def outcome_of(attempt: Try) -> OutcomeOut:
+def outcome_of(attempt: WorkerExecution) -> OutcomeOut:
     """How a try ended, as it is told."""
     verdict = attempt.verdict
     assert verdict is not None

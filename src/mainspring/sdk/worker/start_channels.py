@@ -16,7 +16,7 @@ from mainspring.errors import MainspringError
 from mainspring.sdk.worker.protocol import HEARTBEAT, Beat, HeartbeatIn, Nodes, Stream
 
 if TYPE_CHECKING:
-    from mainspring.sdk.worker.execution import Try
+    from mainspring.sdk.worker.execution import WorkerExecution
     from mainspring.sdk.worker.options import WorkerOptions
 
 _MOST = 16
@@ -27,16 +27,16 @@ _LONGEST_WRITE = 0.2
 _ANSWERED_WITHIN = 10.0
 
 
-class _Channel:
+class _StartChannel:
     """A connection that is reserved for one execution."""
 
-    def __init__(self, stream: Stream, attempt: "Try", message: bytes) -> None:
+    def __init__(self, stream: Stream, attempt: "WorkerExecution", message: bytes) -> None:
         self.stream = stream
         self.attempt = attempt
         self._message = message
         self.sent_at: float | None = None
 
-    def send(self, _attempt: "Try") -> None:
+    def send(self, _attempt: "WorkerExecution") -> None:
         """Say that the execution begins, in the thread in which it does."""
         with suppress(OSError):  # then nobody knows that it began
             self.stream.connection.settimeout(_LONGEST_WRITE)
@@ -51,9 +51,9 @@ class StartChannels:
         self._options = options
         self._nodes = nodes
         self._idle: list[Stream] = []
-        self._reserved: list[_Channel] = []
+        self._reserved: list[_StartChannel] = []
 
-    def reserve(self, attempt: "Try") -> bool:
+    def reserve(self, attempt: "WorkerExecution") -> bool:
         """Have an execution say on a connection of its own that it begins. Return False when all
         are taken. Where none can be made it begins unnamed."""
         self.recycle()
@@ -63,7 +63,7 @@ class StartChannels:
         if stream is not None:
             options = self._options
             body = HeartbeatIn(options.name, options.incarnation, [Beat(*attempt.key)])
-            channel = _Channel(stream, attempt, stream.encode(HEARTBEAT, body))
+            channel = _StartChannel(stream, attempt, stream.encode(HEARTBEAT, body))
             self._reserved.append(channel)
             attempt.on_begin = channel.send
         return True

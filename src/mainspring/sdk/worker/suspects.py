@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mainspring.clock import monotonic
 
 if TYPE_CHECKING:
-    from mainspring.sdk.worker.execution import Try
+    from mainspring.sdk.worker.execution import WorkerExecution
 
 _MOMENT = 0.05
 """Seconds: whoever kills its process as it begins has done so by then."""
@@ -31,18 +31,18 @@ class Suspects:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        running: Callable[[], Iterable["Try"]],
-        start: Callable[["Try"], None],
-        go_on: Callable[["Try"], None],
+        running: Callable[[], Iterable["WorkerExecution"]],
+        start: Callable[["WorkerExecution"], None],
+        go_on: Callable[["WorkerExecution"], None],
     ) -> None:
         self._loop = loop
         self._running = running
         self._start = start
-        self._go_on = go_on
-        self._waiting: deque[Try] = deque()
-        self._beginning: Try | None = None
+        self._advance = go_on
+        self._waiting: deque[WorkerExecution] = deque()
+        self._beginning: WorkerExecution | None = None
         self._since = 0.0
-        self._held_back: deque[Try] = deque()
+        self._held_back: deque[WorkerExecution] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -50,11 +50,11 @@ class Suspects:
         """Whether one begins just now, so that nothing else may."""
         return self._beginning is not None
 
-    def hold_back(self, attempt: "Try") -> None:
+    def hold_back(self, attempt: "WorkerExecution") -> None:
         """Let another try begin a moment later."""
         self._held_back.append(attempt)
 
-    def add(self, attempt: "Try") -> None:
+    def add(self, attempt: "WorkerExecution") -> None:
         self._waiting.append(attempt)
         self._look()
 
@@ -65,7 +65,7 @@ class Suspects:
         if self._beginning is not None and self._has_begun(self._beginning, now):
             self._beginning = None
         while self._beginning is None and self._held_back:
-            self._go_on(self._held_back.popleft())
+            self._advance(self._held_back.popleft())
         while self._beginning is None and self._waiting:
             attempt = self._waiting[0]
             if attempt.settled:
@@ -80,18 +80,18 @@ class Suspects:
         if self._timer is None and (self._beginning is not None or self._waiting):
             self._timer = self._loop.call_later(_LOOK_EVERY, self._look)
 
-    def _has_begun(self, attempt: "Try", now: float) -> bool:
+    def _has_begun(self, attempt: "WorkerExecution", now: float) -> bool:
         if attempt.settled or now - self._since >= _LONGEST_START:
             return True
         return attempt.begun and now - attempt.began >= _MOMENT
 
 
-def _is_safe(attempt: "Try", now: float) -> bool:
+def _is_safe(attempt: "WorkerExecution", now: float) -> bool:
     """Whether it does not kill its process as it begins, or cannot, or has not begun to."""
     if attempt.settled or not attempt.started or attempt.runner.apart:
         return True
     return attempt.begun and now - attempt.began >= _MOMENT
 
 
-def _patience(attempt: "Try") -> float:
+def _patience(attempt: "WorkerExecution") -> float:
     return min(_LONGEST_WAIT, attempt.leased.timeout / _SHARE_OF_TIMEOUT)

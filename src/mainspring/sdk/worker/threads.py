@@ -13,9 +13,14 @@ from queue import SimpleQueue
 from typing import Any
 
 from mainspring.sdk.context import entered
-from mainspring.sdk.worker.execution import Try
+from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.loop_runner import Struck, tell
-from mainspring.sdk.worker.outcomes import RELEASED, Verdict, failure, success
+from mainspring.sdk.worker.outcomes import (
+    RELEASED,
+    ReportedOutcome,
+    failure,
+    success,
+)
 
 
 class _Worker(threading.Thread):
@@ -25,7 +30,7 @@ class _Worker(threading.Thread):
         super().__init__(name=f"mainspring-{number}", daemon=True)
         self._pool = pool
         self.guard = threading.Lock()
-        self.current: Try | None = None
+        self.current: WorkerExecution | None = None
         self.struck = False
 
     def run(self) -> None:
@@ -35,7 +40,7 @@ class _Worker(threading.Thread):
         except Struck:
             return  # it came when the try was over already
 
-    def _serve(self, attempt: Try) -> bool:
+    def _serve(self, attempt: WorkerExecution) -> bool:
         with self.guard:
             self.current = attempt
         attempt.handle = self
@@ -54,13 +59,13 @@ class ThreadRunner:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.queue: SimpleQueue[Try | None] = SimpleQueue()
+        self.queue: SimpleQueue[WorkerExecution | None] = SimpleQueue()
         self._idle = 0
         self._made = 0
         self._lock = threading.Lock()
-        self._settled: list[tuple[Try, Verdict]] = []
+        self._settled: list[tuple[WorkerExecution, ReportedOutcome]] = []
 
-    def start(self, attempt: Try) -> None:
+    def start(self, attempt: WorkerExecution) -> None:
         with self._lock:
             fresh = self._idle <= 0
             if fresh:
@@ -71,7 +76,7 @@ class ThreadRunner:
         if fresh:
             _Worker(self, self._made).start()
 
-    def stop(self, attempt: Try) -> None:
+    def stop(self, attempt: WorkerExecution) -> None:
         """Cancelling is a request; a timeout or a lost lease also interrupts Python code."""
         thread: _Worker | None = attempt.handle
         if thread is None or attempt.ending == "cancelled":
@@ -83,7 +88,7 @@ class ThreadRunner:
                     ctypes.c_ulong(thread.ident), ctypes.py_object(Struck)
                 )
 
-    def done(self, attempt: Try, verdict: Verdict, again: bool) -> None:
+    def done(self, attempt: WorkerExecution, verdict: ReportedOutcome, again: bool) -> None:
         """Called by the threads. The event loop is woken once for many."""
         with self._lock:
             self._idle += again
@@ -99,7 +104,7 @@ class ThreadRunner:
             attempt.settle(verdict)
 
 
-def _call(attempt: Try) -> Verdict:
+def _call(attempt: WorkerExecution) -> ReportedOutcome:
     function = attempt.function
     assert function is not None
     if not attempt.begin():

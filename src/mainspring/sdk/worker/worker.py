@@ -13,15 +13,15 @@ from mainspring.clock import monotonic
 from mainspring.sdk.app import App
 from mainspring.sdk.context import Context
 from mainspring.sdk.environment import Address, child_environment
-from mainspring.sdk.worker.allowlist import Allowed
+from mainspring.sdk.worker.allowlist import Allowlist
 from mainspring.sdk.worker.commands import CommandRunner
-from mainspring.sdk.worker.execution import Runner, Try
-from mainspring.sdk.worker.heartbeat_thread import Heart
+from mainspring.sdk.worker.execution import Runner, WorkerExecution
+from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread
 from mainspring.sdk.worker.lease_reader import LeaseReader
 from mainspring.sdk.worker.leasing import (
     LEASES,
-    Complaints,
     Lane,
+    LeaseErrors,
     Leaser,
 )
 from mainspring.sdk.worker.loop_runner import LoopRunner
@@ -32,7 +32,7 @@ from mainspring.sdk.worker.protocol import About, Leased, LeaseIn, LeaseOut, Nod
 from mainspring.sdk.worker.reports import LogSender, Reporter
 from mainspring.sdk.worker.suspects import Suspects
 from mainspring.sdk.worker.threads import ThreadRunner
-from mainspring.sdk.worker.worker_info import Portrait, memory_mb_of
+from mainspring.sdk.worker.worker_info import WorkerInfo, memory_mb_of
 
 log = logging.getLogger("mainspring.worker")
 
@@ -55,29 +55,29 @@ class Worker:
         *,
         address: Address,
         app_path: str = "",
-        allowed: Allowed | None = None,
+        allowed: Allowlist | None = None,
     ) -> None:
         self.app = app
         self.options = options
         self.nodes = Nodes(address)
-        self.complaints = Complaints()
+        self.complaints = LeaseErrors()
         self._address = address
         self._app_path = app_path
         self._allowed = allowed
-        self._tries: dict[Try, Lane] = {}
+        self._tries: dict[WorkerExecution, Lane] = {}
         """All whose leases have to be kept: running, or not acknowledged yet."""
         self._keys: set[tuple[UUID, int]] = set()
-        self._exclusive: Try | None = None
+        self._exclusive: WorkerExecution | None = None
         """A try beside which nothing may run: it was lost with its workers before. It waits until
         all others are over, or runs."""
-        self._announced: Try | None = None
+        self._announced: WorkerExecution | None = None
         """The last such try whose start was announced."""
         self._left_behind = False
         """Whether code of a try may still run that was given up."""
         self._draining = False
         self._done: OrderedDict[tuple[UUID, int], None] = OrderedDict()
         """The last tries that are over: an answer may still be on its way that gives them again."""
-        self._portrait = Portrait(options)
+        self._portrait = WorkerInfo(options)
         self._introduced = -_INTRODUCE_EVERY
         self._stop = asyncio.Event()
         self._finished = asyncio.Event()
@@ -149,7 +149,9 @@ class Worker:
         self._reader = LeaseReader(type(loop))
         self._lease_nodes = self.nodes.apart()
         self._suspects = Suspects(loop, self._held, self._start_named, self._place)
-        self._heart = Heart(options, self.nodes, self._clock, loop, self._held, self._loop_runner)
+        self._heart = HeartbeatThread(
+            options, self.nodes, self._clock, loop, self._held, self._loop_runner
+        )
         self._heart.warn = log.warning
         if self.replace_process is not None:
             self._heart.replace_process = self.replace_process
@@ -179,7 +181,7 @@ class Worker:
             self._loop.call_soon_threadsafe(self.begin_all, arrived)
         return answer, len(arrived)
 
-    def register(self, tasks: Sequence[Leased], lane: Lane) -> list[Try]:
+    def register(self, tasks: Sequence[Leased], lane: Lane) -> list[WorkerExecution]:
         """Keep the leases of tasks that came just now, in the thread that reads. One that is or was
         here already was given twice, because the server could not know that the first answer had
         arrived."""
@@ -194,7 +196,7 @@ class Worker:
                 arrived.append(attempt)
         return arrived
 
-    def _try_of(self, leased: Leased) -> Try:
+    def _try_of(self, leased: Leased) -> WorkerExecution:
         name = leased.target.name or (leased.target.argv or [""])[0]
         context = Context(
             leased.id,
@@ -210,12 +212,14 @@ class Worker:
         function = functions.get(leased.target.name or "")
         runner = self._runner_of(leased, function)
         lease_end = self._clock.local(leased.lease_until)
-        attempt = Try(leased, lease_end, context, function, runner or _NoRunner(), self._settled)
+        attempt = WorkerExecution(
+            leased, lease_end, context, function, runner or _NoRunner(), self._settled
+        )
         attempt.margin = self._clock.margin
         attempt.arriving = True
         return attempt
 
-    def begin_all(self, arrived: Sequence[Try]) -> None:
+    def begin_all(self, arrived: Sequence[WorkerExecution]) -> None:
         """Start what one answer brought."""
         for attempt in arrived:
             attempt.arriving = False
@@ -223,7 +227,7 @@ class Worker:
             self.running += 1
             self._place(attempt)
 
-    def _place(self, attempt: Try) -> None:
+    def _place(self, attempt: WorkerExecution) -> None:
         """Start it now, or when nothing else runs, or release it. A node knows only what it gave
         itself: here it is seen that nothing runs beside what must be alone."""
         unable = isinstance(attempt.runner, _NoRunner)
@@ -241,7 +245,7 @@ class Worker:
         else:
             attempt.start()
 
-    def _start_named(self, attempt: Try) -> None:
+    def _start_named(self, attempt: WorkerExecution) -> None:
         self._heart.start_named(attempt)
 
     def _announce_exclusive(self) -> None:
@@ -255,7 +259,7 @@ class Worker:
         attempt.alone = not self._left_behind
         self._heart.announce(attempt)
 
-    def _has_waited_enough(self, attempt: Try, now: float) -> bool:
+    def _has_waited_enough(self, attempt: WorkerExecution, now: float) -> bool:
         if attempt is not self._exclusive or attempt.started or len(self._tries) == 1:
             return False
         return now - attempt.began >= min(self._clock.lease, attempt.leased.timeout / 2)
@@ -269,7 +273,7 @@ class Worker:
             return self._processes
         return self._loop_runner if function.is_async else self._threads
 
-    def _settled(self, attempt: Try) -> None:
+    def _settled(self, attempt: WorkerExecution) -> None:
         self._tries[attempt].free()
         self.finished += 1
         self.running -= 1
@@ -285,7 +289,7 @@ class Worker:
         if not self.running:
             self._finished.set()
 
-    def _forget(self, attempt: Try) -> None:
+    def _forget(self, attempt: WorkerExecution) -> None:
         self._tries.pop(attempt, None)
         self._done[attempt.key] = None  # before it is gone from the others: a thread looks at both
         self._keys.discard(attempt.key)
@@ -294,7 +298,7 @@ class Worker:
         if self._exclusive is not None:
             self._announce_exclusive()
 
-    def _held(self) -> list[Try]:
+    def _held(self) -> list[WorkerExecution]:
         return list(self._tries)
 
     def held_tries(self, most: int) -> list[tuple[UUID, int]] | None:
@@ -307,14 +311,14 @@ class Worker:
         self._introduced = now
         return self._portrait.draw(self.finished, self.running, self._heart.errors)
 
-    def nudged(self) -> None:
+    def polls_interrupted(self) -> None:
         if self._tries:
-            self._heart.nudge()
+            self._heart.interrupt_polls()
 
     async def _look_around(self) -> None:
         """Nodes come and go."""
         while True:
-            await self.nodes.learn()
+            await self.nodes.compile_fast_path()
             await asyncio.sleep(_LOOK_EVERY)
 
     # Time ------------------------------------------------------------------------------------
@@ -390,8 +394,8 @@ class _NoRunner:
 
     apart = True
 
-    def start(self, attempt: Try) -> None:
+    def start(self, attempt: WorkerExecution) -> None:
         attempt.settle(RELEASED)
 
-    def stop(self, attempt: Try) -> None:
+    def stop(self, attempt: WorkerExecution) -> None:
         pass

@@ -11,7 +11,7 @@ from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.protocol import About
 
 
-class Portrait:
+class WorkerInfo:
     """Draws a worker as it is at the moment."""
 
     def __init__(self, options: WorkerOptions) -> None:

@@ -43,7 +43,7 @@ FROM unnest($1::integer[], $2::uuid[], $3::integer[]) AS pick (tenant_id, id, re
 JOIN tasks t ON t.tenant_id = pick.tenant_id AND t.id = pick.id
 WHERE t.state = 'running' AND t.worker = $4 AND t.rev > pick.rev;
 
--- name: take_stock
+-- name: load_window
 -- The window of some partitions: what is running, and of each stream the first few that are due
 -- in (after, until].
 SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
@@ -72,7 +72,7 @@ WHERE partition = $1 AND NOT parked AND state = 'scheduled' AND tenant_id = $2
 ORDER BY due_at
 LIMIT $10;
 
--- name: take_wakes
+-- name: poll_wakes
 -- What others changed, at most so much of it, and off with those wakes of which the engine has heard
 -- ($4). So a statement that is lost, or comes late, takes nothing away that is not known; what is read
 -- twice does no harm. A task that is no longer there comes back without a rev.

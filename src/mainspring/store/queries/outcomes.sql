@@ -129,7 +129,7 @@ SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key,
     fence, NULL::float8 AS lease_end, cancel_requested, worker, incarnation, waited
 FROM again;
 
--- name: lose
+-- name: expire_leases
 -- Leases that ran out, or whose worker has begun anew: nobody will report these tries any more. A
 -- task that was asked to cancel ends as cancelled, any other is scheduled again (of a run that is
 -- paused it is paused); due_at stays, so that its lateness shows. Where a worker got the task ($4) losses are

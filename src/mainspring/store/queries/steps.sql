@@ -342,7 +342,7 @@ INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM held RETURNING p
 -- name: now
 SELECT extract(epoch FROM clock_timestamp())::float8;
 
--- name: finish_plainly
+-- name: finish_fast
 -- Ends of steps in runs where that leaves nothing to decide: nothing has failed or was cancelled,
 -- and whatever waits for these steps starts when all before it have succeeded. What `hold_runs`,
 -- `finish`, `advance`, `release` and `end_runs` do one by one is done at once. Runs of which a step is

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from mainspring.execution.guard import Origin
+from mainspring.execution.guard import CallOrigin
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ class Caps:
     host: int
 
 
-class _Lane(Generic[T]):
+class _HostLane(Generic[T]):
     __slots__ = ("in_flight", "queued", "waiting")
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class _Lane(Generic[T]):
         """Whether it has a place in its tenant's turn."""
 
 
-class _Tenant(Generic[T]):
+class _TenantSends(Generic[T]):
     __slots__ = ("in_flight", "lanes", "queued", "turn")
 
     def __init__(self) -> None:
-        self.lanes: dict[Origin, _Lane[T]] = {}
-        self.turn: deque[tuple[Origin, _Lane[T]]] = deque()
+        self.lanes: dict[CallOrigin, _HostLane[T]] = {}
+        self.turn: deque[tuple[CallOrigin, _HostLane[T]]] = deque()
         self.in_flight = 0
         self.queued = False
 
@@ -48,15 +48,15 @@ class Lanes(Generic[T]):
 
     def __init__(self, caps: Caps) -> None:
         self._caps = caps
-        self._tenants: dict[int, _Tenant[T]] = {}
-        self._turn: deque[tuple[int, _Tenant[T]]] = deque()
+        self._tenants: dict[int, _TenantSends[T]] = {}
+        self._turn: deque[tuple[int, _TenantSends[T]]] = deque()
         self._in_flight = 0
 
     @property
     def in_flight(self) -> int:
         return self._in_flight
 
-    def place(self, tenant_id: int, origin: Origin, item: T) -> tuple[int, int] | None:
+    def place(self, tenant_id: int, origin: CallOrigin, item: T) -> tuple[int, int] | None:
         """How many of its lane go before something that waits, and how many are in flight there;
         None when it does not wait."""
         tenant = self._tenants.get(tenant_id)
@@ -65,14 +65,14 @@ class Lanes(Generic[T]):
             return None
         return lane.waiting.index(item), lane.in_flight
 
-    def push(self, tenant_id: int, origin: Origin, item: T) -> None:
+    def push(self, tenant_id: int, origin: CallOrigin, item: T) -> None:
         """Something shall be sent."""
         tenant = self._tenants.get(tenant_id)
         if tenant is None:
-            tenant = self._tenants[tenant_id] = _Tenant()
+            tenant = self._tenants[tenant_id] = _TenantSends()
         lane = tenant.lanes.get(origin)
         if lane is None:
-            lane = tenant.lanes[origin] = _Lane()
+            lane = tenant.lanes[origin] = _HostLane()
         lane.waiting.append(item)
         self._offer(tenant_id, tenant, origin, lane)
 
@@ -91,7 +91,7 @@ class Lanes(Generic[T]):
             self._offer(tenant_id, tenant, origin, lane)
         return taken
 
-    def ended(self, tenant_id: int, origin: Origin) -> None:
+    def ended(self, tenant_id: int, origin: CallOrigin) -> None:
         """Something that was in flight is over."""
         tenant = self._tenants[tenant_id]
         lane = tenant.lanes[origin]
@@ -101,7 +101,7 @@ class Lanes(Generic[T]):
         self._offer(tenant_id, tenant, origin, lane)
         self._tidy(tenant_id, tenant, origin, lane)
 
-    def remove(self, tenant_id: int, origin: Origin, item: T) -> bool:
+    def remove(self, tenant_id: int, origin: CallOrigin, item: T) -> bool:
         """Something that still waits shall not be sent after all; False when it does not wait."""
         tenant = self._tenants.get(tenant_id)
         lane = tenant.lanes.get(origin) if tenant else None
@@ -117,7 +117,9 @@ class Lanes(Generic[T]):
         self._tidy(tenant_id, tenant, origin, lane)
         return True
 
-    def _offer(self, tenant_id: int, tenant: _Tenant[T], origin: Origin, lane: _Lane[T]) -> None:
+    def _offer(
+        self, tenant_id: int, tenant: _TenantSends[T], origin: CallOrigin, lane: _HostLane[T]
+    ) -> None:
         """Give a lane, and then its tenant, a place in the turn if it has one to send and room."""
         if lane.waiting and not lane.queued and lane.in_flight < self._caps.host:
             lane.queued = True
@@ -126,7 +128,9 @@ class Lanes(Generic[T]):
             tenant.queued = True
             self._turn.append((tenant_id, tenant))
 
-    def _tidy(self, tenant_id: int, tenant: _Tenant[T], origin: Origin, lane: _Lane[T]) -> None:
+    def _tidy(
+        self, tenant_id: int, tenant: _TenantSends[T], origin: CallOrigin, lane: _HostLane[T]
+    ) -> None:
         if not lane.waiting and not lane.in_flight:
             del tenant.lanes[origin]
             if not tenant.lanes:

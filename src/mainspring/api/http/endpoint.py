@@ -20,12 +20,12 @@ from mainspring.api.http.auth import (
 )
 from mainspring.api.http.bodies import read_body
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.fast_path import Headers, Promise, Promptly
+from mainspring.api.http.fast_path import FastHandler, Headers, PendingResponse
 from mainspring.api.http.idempotency import (
-    Caller,
     Idempotency,
-    Keeper,
-    keeping,
+    KeyOwner,
+    ResponseRecorder,
+    recording,
 )
 from mainspring.api.http.middleware import (
     EXCHANGE,
@@ -33,33 +33,33 @@ from mainspring.api.http.middleware import (
     HEADERS,
     ROUTE,
 )
-from mainspring.api.http.negotiation import Manners
+from mainspring.api.http.negotiation import RequestRules
 from mainspring.api.http.rate_limits import RateLimits
 from mainspring.api.openapi.operation import Doc
 from mainspring.errors import NotFound, TooManyRequests
-from mainspring.store.answers import Conclude
+from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import INSTALLATION
 
 T = TypeVar("T")
-SomeCall = TypeVar("SomeCall", "Call", "OperatorCall")
+SomeCall = TypeVar("SomeCall", "TenantCall", "OperatorCall")
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Call(Struct, frozen=True):
+class TenantCall(Struct, frozen=True):
     """One authorised request of a tenant. The keeper is there if it has an Idempotency-Key."""
 
     request: Request
     tenant_id: int
     actor: str
-    keeper: Keeper | None = None
+    keeper: ResponseRecorder | None = None
 
     async def body(self) -> bytes:
         return await read_body(self.request)
 
-    def keeps(self, answer: Callable[[T], Response]) -> Conclude[T]:
+    def remember(self, answer: Callable[[T], Response]) -> BeforeCommit[T]:
         """Keep the answer, for who asks again, in the transaction of what it tells of."""
-        return keeping(self.keeper, answer)
+        return recording(self.keeper, answer)
 
     @property
     def task_id(self) -> UUID:
@@ -83,14 +83,14 @@ class OperatorCall(Struct, frozen=True):
 
     request: Request
     actor: str
-    keeper: Keeper | None = None
+    keeper: ResponseRecorder | None = None
 
     async def body(self) -> bytes:
         return await read_body(self.request)
 
-    def keeps(self, answer: Callable[[T], Response]) -> Conclude[T]:
+    def remember(self, answer: Callable[[T], Response]) -> BeforeCommit[T]:
         """Keep the answer, for who asks again, in the transaction of what it tells of."""
-        return keeping(self.keeper, answer)
+        return recording(self.keeper, answer)
 
     @property
     def tenant_id(self) -> int:
@@ -104,35 +104,36 @@ class OperatorCall(Struct, frozen=True):
         return NotFound(f"there is no tenant {self.request.path_params['id'][:64]!r}")
 
 
-TenantHandler = Callable[[Call], Awaitable[Response]]
+TenantHandler = Callable[[TenantCall], Awaitable[Response]]
 OperatorHandler = Callable[[OperatorCall], Awaitable[Response]]
-PromptHandler = Callable[[int, bytes], Promise]
+PromptHandler = Callable[[int, bytes], PendingResponse]
 OpenHandler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
-class ForTenants:
+class TenantOperation:
     """An operation for a tenant's key with this scope (or the other one).
 
-    An answer under an Idempotency-Key is kept for every POST: `keeps_answers` says that the handler
-    does so itself, `secret` that the answer shows a secret, which is kept sealed. `or_operators`
-    answers an operator's key that belongs to no tenant, for the whole installation. `prompt` serves
-    a POST on the spot; to raise is to decline it. `waits`: its longest wait, in seconds.
+    An answer under an Idempotency-Key is kept for every POST: `remembers_answers` says that the
+    handler does so itself, `secret` that the answer shows a secret, which is kept sealed.
+    `or_operators` answers an operator's key that belongs to no tenant, for the whole installation.
+    `fast` serves a POST on the fast path; to raise is to decline it. `waits`: its longest wait, in
+    seconds.
     """
 
     scope: str
     handler: TenantHandler
     doc: Doc | None = None
     or_scope: str | None = None
-    keeps_answers: bool = False
+    remembers_answers: bool = False
     secret: bool = False
     or_operators: OperatorHandler | None = None
-    prompt: PromptHandler | None = None
+    fast: PromptHandler | None = None
     waits: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class ForOperators:
+class OperatorOperation:
     """An operation for an operator's key."""
 
     handler: OperatorHandler
@@ -141,17 +142,17 @@ class ForOperators:
 
 
 @dataclass(frozen=True, slots=True)
-class ForAll:
+class OpenOperation:
     """An operation that needs no key."""
 
     handler: OpenHandler
     doc: Doc | None = None
 
 
-Operation = ForTenants | ForOperators | ForAll
+Operation = TenantOperation | OperatorOperation | OpenOperation
 
 
-class Resource:
+class Endpoint:
     """An ASGI endpoint: picks the operation by method, checks the caller, and answers."""
 
     def __init__(
@@ -171,7 +172,7 @@ class Resource:
             self._operations["HEAD"] = self._operations["GET"]
         self._allow = ", ".join(sorted(self._operations))
         self._manners = {
-            method: Manners(operation.doc, in_any_case=isinstance(operation, ForAll))
+            method: RequestRules(operation.doc, in_any_case=isinstance(operation, OpenOperation))
             for method, operation in self._operations.items()
             if operation.doc is not None
         }
@@ -192,18 +193,18 @@ class Resource:
         else:
             await scope[EXCHANGE].answer(response)
 
-    def learn(self, fields: Mapping[bytes, bytes]) -> Promptly | None:
-        """How to serve a POST with these headers and no query on the spot, as in `prompt.py`."""
+    def compile_fast_path(self, fields: Mapping[bytes, bytes]) -> FastHandler | None:
+        """How to serve a POST with these headers and no query on the spot, as in `fast.py`."""
         operation = self._operations.get("POST")
-        if not isinstance(operation, ForTenants) or operation.prompt is None:
+        if not isinstance(operation, TenantOperation) or operation.fast is None:
             return None
         self._manners["POST"].check(dict(fields), b"")
         digest = digest_of(_text(fields.get(b"authorization")))
         if self._authenticator.remembered(digest) is None:
             return None  # nobody shall crowd out what is known of others without a key
-        handle = operation.prompt
+        handle = operation.fast
 
-        def promptly(body: bytes) -> tuple[Promise, Headers] | None:
+        def create_fast(body: bytes) -> tuple[PendingResponse, Headers] | None:
             key = self._authenticator.remembered(digest)
             if key is None:
                 return None
@@ -215,20 +216,20 @@ class Resource:
                 self._limits.give_back(tenant_id)
                 raise
 
-        return promptly
+        return create_fast
 
     async def _serve(self, operation: Operation, request: Request) -> Response:
-        if isinstance(operation, ForAll):
+        if isinstance(operation, OpenOperation):
             return await operation.handler(request)
         authorization = _text(request.scope[FIELDS].get(b"authorization"))
         key = await self._authenticator.identify(authorization)
         actor = f"key:{key.id}"
-        if isinstance(operation, ForOperators):
+        if isinstance(operation, OperatorOperation):
             check_operator(key)
             serve = operation.handler
             if request.method != "POST":
                 return await serve(OperatorCall(request, actor))
-            caller = Caller(INSTALLATION, authorization if operation.secret else None)
+            caller = KeyOwner(INSTALLATION, authorization if operation.secret else None)
             return await self._idempotency.serve(
                 caller, request, lambda same, keeper: serve(OperatorCall(same, actor, keeper))
             )
@@ -238,12 +239,12 @@ class Resource:
             return await operation.or_operators(OperatorCall(request, actor))
         tenant_id = check_scope(key, operation.scope, operation.or_scope)
         handle = operation.handler
-        if operation.keeps_answers or request.method != "POST":
-            return await handle(Call(request, tenant_id, actor))
+        if operation.remembers_answers or request.method != "POST":
+            return await handle(TenantCall(request, tenant_id, actor))
         secret = authorization if operation.secret else None
-        caller = Caller(tenant_id, secret, operation.waits)
+        caller = KeyOwner(tenant_id, secret, operation.waits)
         return await self._idempotency.serve(
-            caller, request, lambda same, keeper: handle(Call(same, tenant_id, actor, keeper))
+            caller, request, lambda same, keeper: handle(TenantCall(same, tenant_id, actor, keeper))
         )
 
     def _check_rate(self, request: Request, tenant_id: int) -> None:
@@ -254,20 +255,20 @@ class Resource:
             raise
 
 
-class _Nothing(Struct, forbid_unknown_fields=True):
+class _NoBody(Struct, forbid_unknown_fields=True):
     """What an operation without a body may be sent as one."""
 
 
-_NOTHING = msgspec.json.Decoder(_Nothing)
+_NOTHING = msgspec.json.Decoder(_NoBody)
 
 
 def _strict(operation: Operation) -> Operation:
     """The operation; if it takes no body, it does nothing when there is one: who sends
     `{"dry_run": true}` means something by it."""
     match operation:
-        case ForTenants(doc=Doc(bodies=())):
+        case TenantOperation(doc=Doc(bodies=())):
             return replace(operation, handler=_without_body(operation.handler))
-        case ForOperators(doc=Doc(bodies=())):
+        case OperatorOperation(doc=Doc(bodies=())):
             return replace(operation, handler=_without_body(operation.handler))
         case _:
             return operation
@@ -294,10 +295,10 @@ def json_response(
 
 
 def raw_json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return JsonAnswer(body, status, headers)
+    return RawJsonResponse(body, status, headers)
 
 
-class JsonAnswer(Response):
+class RawJsonResponse(Response):
     """JSON that is encoded already: Starlette's own, without the steps it does not need."""
 
     def __init__(self, body: bytes, status: int, headers: Mapping[str, str] | None) -> None:

@@ -32,7 +32,7 @@ class Finish(NamedTuple):
     """Of this try alone."""
 
 
-class Retry(NamedTuple):
+class RetryLater(NamedTuple):
     """The task is scheduled again, `delay` seconds from now; None keeps its due time."""
 
     report: Report
@@ -42,9 +42,9 @@ class Retry(NamedTuple):
     """What the next try has to know of this one and those before; None: it did not count."""
 
 
-def settle(report: Report, rng: Random) -> Finish | Retry:
+def decide_outcome(report: Report, rng: Random) -> Finish | RetryLater:
     """Decide on a report: finished, or once more."""
-    assignment = report.assignment
+    execution = report.execution
     dead_because: DeathCause | None = None
     match report.outcome:
         case Outcome.SUCCEEDED:
@@ -52,11 +52,11 @@ def settle(report: Report, rng: Random) -> Finish | Retry:
         case Outcome.CANCELLED:
             state = TaskState.CANCELLED
         case Outcome.RELEASED | Outcome.LOST:
-            return Retry(report, None, assignment.moments.until_picked(), assignment.earlier)
+            return RetryLater(report, None, execution.moments.until_picked(), execution.earlier)
         case Outcome.FAILED | Outcome.TIMED_OUT:
             delay = next_try(
-                assignment.spec.retry,
-                assignment.failures + 1,
+                execution.spec.retry,
+                execution.failures + 1,
                 retryable=report.retryable,
                 retry_after=report.retry_after,
                 rng=rng,
@@ -70,32 +70,32 @@ def settle(report: Report, rng: Random) -> Finish | Retry:
 
 def finish(report: Report, state: TaskState, dead_because: DeathCause | None = None) -> Finish:
     """Return the end of a task with this report, and what is to be said of its lateness."""
-    assignment = report.assignment
-    sla, late = assignment.spec.sla, report.started - assignment.due
+    execution = report.execution
+    sla, late = execution.spec.sla, report.started - execution.due
     if (
         late < WORTH_TELLING
         and late <= sla
-        and assignment.earlier is None
+        and execution.earlier is None
         and report.outcome is Outcome.SUCCEEDED
     ):
         return Finish(report, state, dead_because, True)  # as nearly all are
     if report.outcome in (Outcome.LOST, Outcome.RELEASED):
-        judged = judge_loss(assignment.moments, assignment.earlier, report.finished, sla)
+        judged = judge_loss(execution.moments, execution.earlier, report.finished, sla)
     else:
-        judged = judge_start(assignment.moments, assignment.earlier, report.started, sla)
+        judged = judge_start(execution.moments, execution.earlier, report.started, sla)
     return Finish(
         report, state, dead_because, judged.met, judged.blame, judged.lateness, judged.own
     )
 
 
-def _again(report: Report, delay: float) -> Retry:
-    assignment = report.assignment
+def _again(report: Report, delay: float) -> RetryLater:
+    execution = report.execution
     earlier = after(
-        assignment.moments,
-        assignment.earlier,
+        execution.moments,
+        execution.earlier,
         report.started,
         report.finished,
-        assignment.spec.sla,
+        execution.spec.sla,
     )
-    own = assignment.moments.until_started(report.started)
-    return Retry(report, delay, own, earlier)
+    own = execution.moments.until_started(report.started)
+    return RetryLater(report, delay, own, earlier)
