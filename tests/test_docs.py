@@ -199,7 +199,7 @@ def test_what_shows_no_output_is_valid(tmp_path: Path) -> None:
 
 
 def test_diagrams_are_of_a_known_kind() -> None:
-    """A page shows an error in place of a diagram that does not say what it is, or is not closed."""
+    """A page shows an error in place of a diagram without a kind, or with an open subgraph."""
     for document in DOCUMENTS:
         for block in blocks(document):
             if block.language == "mermaid":
