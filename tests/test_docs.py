@@ -52,6 +52,7 @@ from support.process import MainspringProcess
 from support.waiting import eventually
 
 README = ROOT / "README.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 OPERATIONS = ROOT / "docs" / "operations.md"
 CONFIGURATION = ROOT / "docs" / "configuration.md"
 API = ROOT / "docs" / "api.md"
@@ -62,8 +63,11 @@ COMMANDS = ROOT / "docs" / "commands.md"
 WEBHOOKS = ROOT / "docs" / "webhooks.md"
 
 RUNNABLE = {"bash", "sh", "python"}
-CHECKED = RUNNABLE | {"json", "sql", "text", "toml"}
-RUN_HERE = {README, OPERATIONS, CONFIGURATION, API, WORKERS, WORKFLOWS, SDK, COMMANDS, WEBHOOKS}
+CHECKED = RUNNABLE | {"json", "mermaid", "sql", "text", "toml"}
+TOURS = (README, TUTORIAL)
+RUN_HERE = {*TOURS, OPERATIONS, CONFIGURATION, API, WORKERS, WORKFLOWS, SDK, COMMANDS, WEBHOOKS}
+DIAGRAMS = {"flowchart", "sequenceDiagram", "stateDiagram-v2"}
+LONGEST_README = 200
 SOURCE = ROOT / "src" / "mainspring"
 FIXTURES = {"mainspring_server"}
 """Names that look like metrics and are fixtures of pytest."""
@@ -77,8 +81,9 @@ OTHER_VARIABLES = {"MAINSPRING_URL", "MAINSPRING_CONFIG", "MAINSPRING_ARCHIVE_TA
 
 
 @pytest.mark.slow
-async def test_the_tour_in_the_readme(tmp_path: Path) -> None:
-    ports = free_ports(README)
+@pytest.mark.parametrize("document", TOURS, ids=lambda path: path.stem)
+async def test_the_first_tours(document: Path, tmp_path: Path) -> None:
+    ports = free_ports(document)
     server = MainspringProcess(
         tmp_path / "dev.log",
         *("dev", "--port", str(ports["7070"]), "--data", str(tmp_path / ".dev" / "data")),
@@ -91,7 +96,7 @@ async def test_the_tour_in_the_readme(tmp_path: Path) -> None:
             return "Mainspring is running." in server.said()
 
         await eventually(listens, within=30, what="mainspring dev is running")
-        await run_blocks(README, tmp_path, ports, {})
+        await run_blocks(document, tmp_path, ports, {})
     finally:
         server.kill()
 
@@ -191,6 +196,21 @@ def test_what_shows_no_output_is_valid(tmp_path: Path) -> None:
                 file = tmp_path / "mainspring.toml"
                 file.write_text(block.text)
                 load({"MAINSPRING_CONFIG": str(file)})
+
+
+def test_diagrams_are_of_a_known_kind() -> None:
+    """A page shows an error in place of a diagram without a kind, or with an open subgraph."""
+    for document in DOCUMENTS:
+        for block in blocks(document):
+            if block.language == "mermaid":
+                words = block.text.split()
+                assert words[0] in DIAGRAMS, f"{block.where}: {words[0]!r} is no kind of diagram"
+                assert words.count("subgraph") == words.count("end"), f"{block.where} is not closed"
+
+
+def test_the_readme_is_a_first_page() -> None:
+    """A first page of this length is read to its end; the rest belongs in docs/."""
+    assert len(README.read_text().splitlines()) <= LONGEST_README
 
 
 async def run_blocks(
