@@ -25,6 +25,7 @@ DOCUMENTS = (
     ROOT / "ARCHITECTURE.md",
     ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "decisions").glob("*.md")),
 )
 
 # --- blocks -----------------------------------------------------------------------------------
