@@ -23,8 +23,8 @@ from mainspring.errors import (
     Unreachable,
 )
 from mainspring.sdk.encoding import encode
+from mainspring.sdk.http1 import Request, Response
 from mainspring.sdk.transport import Transport
-from mainspring.sdk.wire import Request, Response
 
 T = TypeVar("T")
 
