@@ -75,7 +75,7 @@ class Config:
         None, "PEM file: the certificate that commands and workers show to the API"
     )
     client_key: str | None = setting(
-        None, "PEM file: its key; default: in the file of the certificate"
+        None, "PEM file: the certificate's key; default: in the file of the certificate"
     )
     proxy: str | None = setting(
         None,
