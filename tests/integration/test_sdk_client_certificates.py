@@ -12,7 +12,7 @@ import pytest
 import mainspring
 from mainspring import AsyncClient, Client, Unreachable
 from mainspring.errors import ConfigError
-from mainspring.sdk.environment import address
+from mainspring.sdk.environment import address, child_environment
 from support import worker_app as tasks
 from support.certificates import Authority, Certificate
 from support.cluster import Cluster
@@ -148,6 +148,9 @@ def test_a_certificate_is_shown_with_a_key_from_the_same_place(
     assert (found.client_cert, found.client_key) == ("a.pem", "a.key")
     found = address(url="http://x", api_key="key", client_cert="b.pem")
     assert (found.client_cert, found.client_key) == ("b.pem", None)
+    inherited = child_environment(found)
+    assert inherited["MAINSPRING_CLIENT_CERT"] == "b.pem"
+    assert "MAINSPRING_CLIENT_KEY" not in inherited
 
 
 def test_certificates_that_cannot_be_shown_are_told(

@@ -73,8 +73,10 @@ def address(**given: Unpack[AddressFields]) -> Address:
 
 def child_environment(address: Address) -> dict[str, str]:
     """Return the environment of a process that shall call the same API."""
+    ours = set(_VARIABLES.values())
+    others = {n: value for n, value in os.environ.items() if n.removesuffix("_FILE") not in ours}
     fields = {variable: getattr(address, name) for name, variable in _VARIABLES.items()}
-    return {**os.environ, **{name: value for name, value in fields.items() if value is not None}}
+    return {**others, **{name: value for name, value in fields.items() if value is not None}}
 
 
 def _problems(where: Address) -> list[str]:

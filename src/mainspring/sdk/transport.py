@@ -81,7 +81,7 @@ class _HttpTransport:
                 f"the certificate of {url} is not trusted: {reason}"
                 " (ca= and MAINSPRING_API_CA name the authority to trust)"
             )
-        said = str(problem) or "the connection was reset"
+        said = str(problem) or type(problem).__name__
         return Unreachable(f"{url} cannot be reached: {said}{self._hint(problem)}")
 
     def _hint(self, problem: Exception) -> str:
