@@ -10,7 +10,7 @@ from mainspring.clock import monotonic
 from mainspring.errors import TaskUnfinished
 from mainspring.sdk.calling import ApiCaller
 from mainspring.sdk.results import Run, Task
-from mainspring.sdk.sync_async import F, SyncOrAsync
+from mainspring.sdk.sync_async import F, Faced
 
 T = TypeVar("T")
 Ending = TypeVar("Ending", Task, Run)
@@ -27,7 +27,7 @@ class Page(Struct, Generic[T]):
     next_cursor: str | None = None
 
 
-class ApiResource(SyncOrAsync[F]):
+class ApiResource(Faced[F]):
     """Some paths of the API."""
 
     def __init__(self, caller: ApiCaller) -> None:
