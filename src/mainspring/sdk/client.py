@@ -1,4 +1,4 @@
-"""`Client` and `AsyncClient`: the API, typed. The two are one code base, see `faces`.
+"""`Client` and `AsyncClient`: the API, typed. The two are one code base, see `sync_async`.
 
 with mainspring.Client() as client:
     task = client.tasks.create(mainspring.http("https://api.example.com/hook"), delay=60)
@@ -16,29 +16,22 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from mainspring.sdk.calling import PATIENCE, ApiCaller
-from mainspring.sdk.environment import address
+from mainspring.sdk.environment import Address, address
 from mainspring.sdk.resources.administration import Installation, Keys, Secrets, Tenants
 from mainspring.sdk.resources.dead_letters import DeadLetters, Effects
 from mainspring.sdk.resources.schedules import Calendars, Schedules
 from mainspring.sdk.resources.tasks import Tasks
 from mainspring.sdk.resources.workflows import WorkflowRuns, Workflows
-from mainspring.sdk.sync_async import (
-    Awaiting,
-    Blocking,
-    F,
-    both,
-    run,
-)
+from mainspring.sdk.sync_async import Awaiting, Blocking, F, both, run
 from mainspring.sdk.transport import AsyncTransport, BlockingTransport, Transport
 
 T = TypeVar("T")
 
 
 class _Client(Installation[F]):
-    """What both faces share: every resource of the API is an attribute or a method."""
+    """The common part: every resource of the API is an attribute or a method."""
 
-    _transport: Callable[[str, str | None, str | None], Transport]
-    """How this face reaches a URL, with a file of authorities and through a proxy."""
+    _transport: Callable[[Address], Transport]
 
     def __init__(
         self,
@@ -47,12 +40,20 @@ class _Client(Installation[F]):
         *,
         ca: str | None = None,
         proxy: str | None = None,
+        client_cert: str | None = None,
+        client_key: str | None = None,
         patience: float = PATIENCE,
         transport: Transport | None = None,
     ) -> None:
-        where = address(url, api_key, ca, proxy)
-        way = transport or self._transport(where.url, where.ca, where.proxy)
-        caller = ApiCaller(way, where.api_key, patience)
+        where = address(
+            url=url,
+            api_key=api_key,
+            ca=ca,
+            proxy=proxy,
+            client_cert=client_cert,
+            client_key=client_key,
+        )
+        caller = ApiCaller(transport or self._transport(where), where.api_key, patience)
         super().__init__(caller)
         self.address = where
         self.tasks: Tasks[F] = Tasks(caller)
@@ -79,7 +80,7 @@ class _Client(Installation[F]):
 
 
 class Client(_Client[Blocking]):
-    """The API for plain code: every method blocks until it is answered. Threads may share it."""
+    """The API for plain code: every method blocks until it has an answer. Threads may share it."""
 
     _transport = BlockingTransport
 

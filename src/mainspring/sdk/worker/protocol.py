@@ -4,7 +4,7 @@ import socket
 from collections import deque
 from collections.abc import Iterable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -25,9 +25,9 @@ from mainspring.errors import (
 )
 from mainspring.sdk.calling import read
 from mainspring.sdk.environment import Address
+from mainspring.sdk.http1 import Request
 from mainspring.sdk.results import TaskTarget
 from mainspring.sdk.transport import AsyncTransport, BlockingTransport, Transport
-from mainspring.sdk.wire import Request
 
 T = TypeVar("T")
 
@@ -411,5 +411,5 @@ class Nodes:
         way = self._ways.get((url, blocking))
         if way is None:
             kind = BlockingTransport if blocking else AsyncTransport
-            way = self._ways[url, blocking] = kind(url, self._address.ca, self._address.proxy)
+            way = self._ways[url, blocking] = kind(replace(self._address, url=url))
         return way
