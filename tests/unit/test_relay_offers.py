@@ -68,7 +68,7 @@ class Reports(Recorder):
     def report(self, reports: Sequence[Report]) -> None:
         self.reports += reports
         for report in reports:
-            self._state.engine.reported(report.execution.id, report.execution.fence)
+            self._state.engine.leases.drop(report.execution.id, report.execution.fence)
 
 
 class Leases:
@@ -124,7 +124,7 @@ def test_what_was_leased_is_started_and_takes_its_slot() -> None:
     found, given = world.begun(7)
     world.dispatcher.end_step_leases(relay, [(found, given)])
     assert world.executor.started == [given]
-    assert (world.dispatcher.free_slots, world.engine.slots_held) == (9, 1)
+    assert (world.dispatcher.free_slots, world.engine.leases.slots) == (9, 1)
 
 
 def test_a_node_without_slots_offers_none() -> None:
@@ -139,7 +139,7 @@ def test_a_node_that_is_closing_offers_none_and_gives_back_what_comes_late() -> 
     world.dispatcher.end_step_leases(relay, [world.begun(7)])
     assert world.executor.started == []
     assert [report.outcome for report in world.recorder.reports] == [Outcome.RELEASED]
-    assert world.engine.slots_held == 0
+    assert world.engine.leases.slots == 0
 
 
 def test_what_nobody_here_can_run_and_what_came_too_late_goes_back_alone() -> None:
@@ -179,7 +179,7 @@ def test_new_tasks_are_offered_slots_beyond_half_and_start_in_them() -> None:
     row, given = leased(tasks[0])
     world.dispatcher.end_eager_lease(start, [(row, given)])
     assert world.executor.started == [given]
-    assert (world.dispatcher.free_slots, world.engine.slots_held) == (3, 1)
+    assert (world.dispatcher.free_slots, world.engine.leases.slots) == (3, 1)
 
 
 @pytest.mark.parametrize(
@@ -206,14 +206,14 @@ def test_a_limited_tenant_gets_no_head_start() -> None:
 
 def test_nobody_goes_before_a_task_of_its_tenant_that_waits() -> None:
     world = World()
-    world.engine.look_ahead_to(NOW + 30)
-    world.engine.saw([row(7, capability="http", due=NOW)], NOW)
+    world.engine.extend_horizon(NOW + 30)
+    world.engine.update([row(7, capability="http", due=NOW)], NOW)
     assert world.dispatcher.offer_eager_lease([new(1)]) == NO_EAGER_LEASE
 
 
 async def test_after_a_lost_answer_what_was_leased_is_looked_for_and_started_once() -> None:
     world = World()
-    world.engine.look_ahead_to(NOW + 30)
+    world.engine.extend_horizon(NOW + 30)
     tasks = [new(1), new(2), new(3)]
     start = world.dispatcher.offer_eager_lease(tasks)
     (found, one), (begun, two) = leased(tasks[0]), leased(tasks[1])
@@ -221,7 +221,7 @@ async def test_after_a_lost_answer_what_was_leased_is_looked_for_and_started_onc
     world.store.leased, world.store.rows = [one, two], [found, begun, waiting]
     world.dispatcher.end_eager_lease(start, None)
     assert world.dispatcher.free_slots == 10 - 3
-    world.engine.saw([found], NOW)  # the reload found it, which starts nothing
+    world.engine.update([found], NOW)  # the reload found it, which starts nothing
     # The other one was not leased with the insert: it was found as well, claimed, run and reported.
     entry = Entry(row(2, capability="http", due=NOW), StreamKey(0, 1), NOW)
     world.dispatcher._hand_out([entry], [two])
@@ -239,9 +239,9 @@ async def test_after_a_lost_answer_what_was_leased_is_looked_for_and_started_onc
 async def test_what_is_being_claimed_is_left_to_its_claim() -> None:
     world = World()
     world.store.failures = 0
-    world.engine.look_ahead_to(NOW + 30)
+    world.engine.extend_horizon(NOW + 30)
     start = world.dispatcher.offer_eager_lease([new(1)])
-    world.engine.saw([row(1, capability="http", due=NOW)], NOW)
+    world.engine.update([row(1, capability="http", due=NOW)], NOW)
     assert world.engine.pick(NOW, 5, lambda _capability: True)
     found, given = leased(new(1))
     world.store.leased, world.store.rows = [given], [found]
@@ -264,8 +264,8 @@ def test_what_is_reserved_counts_for_its_tenant_and_wakes_whoever_waits_when_it_
 ):
     world = World(slots=10)
     start = world.dispatcher.offer_eager_lease([new(number) for number in range(1, 6)])
-    world.engine.look_ahead_to(NOW + 30)
-    world.engine.saw([row(n, capability="http", due=NOW) for n in range(11, 21)], NOW)
+    world.engine.extend_horizon(NOW + 30)
+    world.engine.update([row(n, capability="http", due=NOW) for n in range(11, 21)], NOW)
     free = world.dispatcher.free_slots
     picked = world.engine.pick(NOW, free, lambda _capability: True, free=free)
     assert len(picked) == 3, "a tenant alone gets four fifths of ten"
@@ -288,7 +288,7 @@ def test_what_an_executor_does_not_take_stays_with_nobody_after_a_claim() -> Non
     world, (picked, given) = World(), claimed(3)
     world.executor.breaks_at = given[1].id
     for each in picked:
-        world.engine.leased_eagerly(each.row._replace(fence=1), NOW)
+        world.engine.add_eager_lease(each.row._replace(fence=1), NOW)
     world.dispatcher._hand_out(picked, given)
     assert_only_the_first_was_started(world)
 
@@ -298,7 +298,7 @@ def assert_only_the_first_was_started(world: World) -> None:
     assert [a.id for a in world.executor.started] == [task_id(1)]
     failed = [(r.execution.id, r.outcome, r.error and r.error.code) for r in world.recorder.reports]
     assert failed == [(task_id(n), Outcome.FAILED, "not-started") for n in (2, 3)]
-    assert world.engine.slots_held == 1
+    assert world.engine.leases.slots == 1
 
 
 def test_a_claim_that_comes_back_to_a_node_that_is_closing_goes_back() -> None:
@@ -326,11 +326,11 @@ def test_there_is_room_for_runs_only_as_long_as_they_are_begun() -> None:
 
 async def test_no_more_runs_are_claimed_than_there_is_room_for() -> None:
     world = World()
-    world.engine.look_ahead_to(NOW + 30)
+    world.engine.extend_horizon(NOW + 30)
     world.executor.runs = True
     world.executor.runs_left = 3
     run = "handler:mainspring.workflow"
-    world.engine.saw([row(n, capability=run, due=NOW) for n in range(1, 9)], NOW)
+    world.engine.update([row(n, capability=run, due=NOW) for n in range(1, 9)], NOW)
     claims = asyncio.Queue[int]()
 
     async def claim(_tenure: object, refs: Sequence[object], **_how: object) -> list[Execution]:

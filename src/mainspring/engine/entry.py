@@ -25,6 +25,7 @@ class Entry:
         "crowded",
         "deadline",
         "entered",
+        "holder",
         "line",
         "phase",
         "poll",
@@ -32,7 +33,6 @@ class Entry:
         "row",
         "slot",
         "stream",
-        "taker",
         "waited",
     )
 
@@ -50,7 +50,7 @@ class Entry:
         self.crowded = False
         """Whether there was no room for it in the window before."""
         self.poll: Poll | None = None
-        self.taker: LeaseHolder | None = None
+        self.holder: LeaseHolder | None = None
         """The worker it was picked for, if it was picked for one."""
 
     @property

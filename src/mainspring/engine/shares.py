@@ -14,7 +14,7 @@ _FEW = 64
 class Group(Turns):
     """The due tasks of one line behind the same running gate: a ledger bucket."""
 
-    __slots__ = ("alone", "bucket", "capability", "gate", "queue", "stands")
+    __slots__ = ("alone", "bucket", "capability", "gate", "pools", "queue")
 
     def __init__(self, queue: str, capability: str, gate: RunningGate | None, now: float) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Group(Turns):
         self.capability = capability
         self.gate = gate
         self.bucket = Bucket(Cause.FAIR_SHARE, now)
-        self.stands: list[WorkerPool] = []
+        self.pools: list[WorkerPool] = []
         """For tasks of workers: the kinds of workers that can run them."""
         self.alone = need_of(capability).alone
 
@@ -33,7 +33,7 @@ class Group(Turns):
     def review(self, now: float) -> None:
         """Of tasks for workers: what do they wait for now?"""
         self.bucket.switch(
-            self.closed() or (Cause.FAIR_SHARE if self.stands else Cause.NO_WORKER), now
+            self.closed() or (Cause.FAIR_SHARE if self.pools else Cause.NO_WORKER), now
         )
 
     def push(self, entry: Entry, now: float) -> None:
@@ -45,8 +45,18 @@ class TenantShare:
     """One tenant's share and its due tasks."""
 
     __slots__ = (
-        "_tidied", "away", "gates", "groups", "keys", "limits", "lines", "queued", "running",
-        "served", "stuck", "waiting",
+        "_tidied",
+        "away",
+        "gates",
+        "groups",
+        "keys",
+        "limits",
+        "queued",
+        "running",
+        "served",
+        "stuck",
+        "waiting",
+        "worker_groups",
     )  # fmt: skip
 
     def __init__(self, limits: TenantLimits) -> None:
@@ -59,7 +69,7 @@ class TenantShare:
         self.queued = 0
         """What waits for workers."""
         self.groups: dict[tuple[int, str, str], Group] = {}
-        self.lines: dict[tuple[int, str, str], Group] = {}
+        self.worker_groups: dict[tuple[int, str, str], Group] = {}
         self.gates: dict[int, RunningGate] = {}
         self.keys: dict[str, KeyGate] = {}
         self.stuck = False
@@ -93,7 +103,7 @@ class TenantShare:
         """The group or line of a task, if there is one."""
         name = self.name_of(entry)
         group = self.groups.get(name)
-        return self.lines.get(name) if group is None else group
+        return self.worker_groups.get(name) if group is None else group
 
     def group(self, entry: Entry, now: float) -> Group:
         name = self.name_of(entry)
@@ -110,11 +120,11 @@ class TenantShare:
         """Another group or line is about to be made. The names of queues are free: once there are
         twice as many as were in use, the empty ones go. Those in steady use are not made anew
         with each task."""
-        if len(self.groups) + len(self.lines) < max(_FEW, 2 * self._tidied):
+        if len(self.groups) + len(self.worker_groups) < max(_FEW, 2 * self._tidied):
             return
-        for kept in (self.groups, self.lines):
+        for kept in (self.groups, self.worker_groups):
             for name in [name for name, group in kept.items() if group.first() is None]:
                 empty = kept.pop(name)
-                for stand in empty.stands:
-                    stand.ready.pop(empty, None)
-        self._tidied = len(self.groups) + len(self.lines)
+                for pool in empty.pools:
+                    pool.ready.pop(empty, None)
+        self._tidied = len(self.groups) + len(self.worker_groups)

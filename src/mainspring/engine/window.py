@@ -15,6 +15,7 @@ from uuid import UUID
 
 from mainspring.domain.rows import StreamKey, TaskRow, stream_of
 from mainspring.engine.entry import Entry, Phase
+from mainspring.engine.gates import expired
 
 _FEWEST = 4
 """However many streams there are: asking for each task apart would take a round trip per task."""
@@ -142,6 +143,17 @@ class Window:
 
     def get(self, task_id: UUID) -> Entry | None:
         return self._entries.get(task_id)
+
+    def is_claiming(self, task_id: UUID) -> bool:
+        """Whether a claim of the task is on its way to the database, or back."""
+        entry = self._entries.get(task_id)
+        return entry is not None and entry.phase is Phase.CLAIMING
+
+    def expired_in(self, partitions: Collection[int], now: float) -> list[tuple[int, UUID]]:
+        """Return what waits in partitions though its time is over, for comparing with the
+        database."""
+        rows = (e.row for e in self if e.row.partition in partitions and expired(e, now))
+        return [(row.tenant_id, row.id) for row in rows]
 
     def admit(self, row: TaskRow, deadline: float) -> Entry | None:
         """Take a task in, or turn it away when there is no room: then it will be loaded later."""

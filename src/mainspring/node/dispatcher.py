@@ -29,7 +29,8 @@ from mainspring.domain.execution import (
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.demand import WorkerSession, lease_holder_of
 from mainspring.engine.entry import Entry
-from mainspring.engine.leases import HeldLease, RunningTask
+from mainspring.engine.leases import HeldLease
+from mainspring.engine.running import RunningTask
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import BackgroundTasks
@@ -132,7 +133,7 @@ class Dispatcher:
 
     @property
     def free_slots(self) -> int:
-        return self._config.slots - self._state.engine.slots_held - self._own.tasks
+        return self._config.slots - self._state.engine.leases.slots - self._own.tasks
 
     def room_for(self, row: TaskRow) -> int:
         """How many tasks that need the same could be started here now."""
@@ -215,11 +216,11 @@ class Dispatcher:
                 started_task(tasks[a.id], a.partition, a.picked, a.lease_end)
                 for a in leased
                 # Else it was not leased then: it was found, and claimed like any other.
-                if a.fence == 1 and a.id in doubted and not engine.is_claiming(a.id)
+                if a.fence == 1 and a.id in doubted and not engine.window.is_claiming(a.id)
             ]
             self._no_more_doubt(worker, tasks)
             self._begin(begun)
-            engine.saw(seen.rows, self._state.clock.now())
+            engine.update(seen.rows, self._state.clock.now())
 
     def _no_more_doubt(self, worker: str, tasks: Iterable[UUID]) -> None:
         doubted = self._doubted.get(worker, {})
@@ -242,14 +243,16 @@ class Dispatcher:
     def _may_go_ahead(self, tenant_id: int, capability: str) -> bool:
         engine = self._state.engine
         return (
-            takes_slot(capability) and self._accepts(capability) and engine.nobody_waits(tenant_id)
+            takes_slot(capability)
+            and self._accepts(capability)
+            and engine.may_skip_queue(tenant_id)
         )
 
     def _begin(self, begun: Sequence[Begun]) -> None:
         """Start what was leased without queueing."""
         now = self._state.clock.now()
         for row, _ in begun:
-            self._state.engine.leased_eagerly(row, now)
+            self._state.engine.add_eager_lease(row, now)
         self._give_out((row.capability, execution) for row, execution in begun)
         self._metrics.tasks_claimed.inc(len(begun))
 
@@ -264,9 +267,9 @@ class Dispatcher:
             now = clock.now()
             self._start_claims(now)
             self._upkeep.turn()
-            if engine.limits_wanted:
+            if engine.wants_limits:
                 self._state.load_wanted.set()
-            if engine.wants_more:
+            if engine.window.wants_more:
                 self._state.partitions_wanted.set()
             # What is due and could not be dealt with waits for a statement that is in flight: its
             # end pokes. Looking again at once would only keep the event loop busy.
@@ -315,17 +318,18 @@ class Dispatcher:
             executions = await lane.lease(picked)
         except BaseException:
             # Nothing is being claimed any more; the rotating reload finds these tasks again.
-            self._state.engine.claimed(picked, (), self._state.clock.now())
-            self._state.engine.cancelled_meanwhile(picked)
+            self._state.engine.finish_claim(picked, (), self._state.clock.now())
+            self._state.engine.leases.cancelled_during_claim(e.row.id for e in picked)
             lane.hand_out(picked, ())
             raise
         finally:
             lane.in_flight -= 1
             lane.tasks -= len(picked)
             self._state.request_dispatch()
-        refused = self._state.engine.claimed(picked, executions, self._state.clock.now())
+        refused = self._state.engine.finish_claim(picked, executions, self._state.clock.now())
         lane.hand_out(picked, executions)
-        self.cancel(self._state.engine.cancelled_meanwhile(picked))
+        claimed = (entry.row.id for entry in picked)
+        self.cancel(self._state.engine.leases.cancelled_during_claim(claimed))
         if refused:
             await self._look_again(refused)
 
@@ -338,8 +342,8 @@ class Dispatcher:
         with engine.reading():
             seen = await until_answered(lambda: self._store.look_at(refused), self._metrics)
             now = self._state.clock.now()
-            self.cancel(engine.saw(seen.rows, now))
-            self.cancel(engine.gone(seen.gone, now))
+            self.cancel(engine.update(seen.rows, now))
+            self.cancel(engine.remove(seen.gone, now))
         self._state.request_dispatch()
 
     async def _lease(self, picked: Sequence[Entry]) -> list[Execution]:
@@ -408,7 +412,7 @@ class Dispatcher:
             nobodys = [
                 not_started(a, now)
                 for a in batch
-                if engine.holds(a.id, a.fence) and not executor.has(a.id, a.fence)
+                if engine.leases.has(a.id, a.fence) and not executor.has(a.id, a.fence)
             ]
             self._recorder.report(nobodys)
 
@@ -430,7 +434,9 @@ class Dispatcher:
         """Of these tasks some may run at workers and were asked to cancel: let those hear of it
         before their next heartbeat."""
         asked = {
-            taker.holder for row in rows if row.cancel_requested and (taker := lease_holder_of(row))
+            holder.session
+            for row in rows
+            if row.cancel_requested and (holder := lease_holder_of(row))
         }
         self.interrupt_polls(asked)
 

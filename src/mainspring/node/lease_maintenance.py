@@ -8,7 +8,8 @@ from uuid import UUID
 from mainspring import crash
 from mainspring.config import Config
 from mainspring.engine.demand import WorkerSession
-from mainspring.engine.leases import HeldLease, RunningTask
+from mainspring.engine.leases import HeldLease
+from mainspring.engine.running import RunningTask
 from mainspring.lifecycle import BackgroundTasks
 from mainspring.node.recorder import Recorder
 from mainspring.node.retrying import until_answered
@@ -57,17 +58,17 @@ class LeaseMaintenance:
 
     def next_turn(self) -> float | None:
         """When there is something to extend, by the steady clock; not while that is under way."""
-        return self._state.engine.next_extension() if _is_over(self._extending) else None
+        return self._state.engine.leases.next_extension() if _is_over(self._extending) else None
 
     def turn(self) -> None:
         """Begin what is to be done now."""
         engine = self._state.engine
         batch = _EXTEND_BATCH if _is_over(self._extending) else 0
-        if due := engine.to_extend(self._state.clock.steady(), batch):
+        if due := engine.leases.due_for_extension(self._state.clock.steady(), batch):
             self._extending = self._background_tasks.start(self._extend(due))
         # Leases are dated by the database, whose clock may have jumped back behind ours.
         ended_by = self._state.clock.measured()
-        if _is_over(self._losing) and (ended := engine.ended_leases(ended_by)):
+        if _is_over(self._losing) and (ended := engine.running.expired_leases(ended_by)):
             self._losing = self._background_tasks.start(self.expire_leases(ended))
 
     async def _extend(self, due: Sequence[HeldLease]) -> None:
@@ -80,7 +81,7 @@ class LeaseMaintenance:
         for held in due:
             item = kept.get(held.id)
             if item is not None:
-                self._state.engine.extended(held.id, held.fence, item.lease_end)
+                self._state.engine.running.extend(held.id, held.fence, item.lease_end)
         # A try that is not ours any more would be refused at its end: spare the effort.
         self._told.cancel([h for h in due if h.id not in kept or kept[h.id].cancel_requested])
         self._state.request_dispatch()
@@ -89,8 +90,8 @@ class LeaseMaintenance:
         """End leases that seem to have ended; the database decides."""
         refs = [TaskRef(task.tenant_id, task.id, task.fence) for task in ended]
         # If a node died between the claim and the worker, that is not the worker's doing.
-        count_crash = [task.id for task in ended if task.taker is not None and task.confirmed]
-        presumed = [task.id for task in ended if task.presumed_begun]
+        count_crash = [task.id for task in ended if task.holder is not None and task.confirmed]
+        presumed = [task.id for task in ended if task.presumed_started]
         lost = await until_answered(
             lambda: self._store.expire_leases(refs, count_crash=count_crash, presumed=presumed),
             self._metrics,
@@ -129,23 +130,25 @@ class LeaseMaintenance:
 
     def _hear(self, seen: Seen) -> None:
         engine, now = self._state.engine, self._state.clock.now()
-        self._told.cancel(engine.saw(seen.rows, now))
-        self._told.cancel(engine.gone(seen.gone, now))
+        self._told.cancel(engine.update(seen.rows, now))
+        self._told.cancel(engine.remove(seen.gone, now))
         self._state.request_dispatch()
 
     def _end_polls(self, lost: Iterable[RunningTask]) -> None:
         """Who was silent until its lease ended may be frozen, with a poll that is still open: what
         it lost must not come back to it unless it asks again. To be called before the engine hears
         that the tasks wait."""
-        self._told.interrupt_polls({task.taker.holder for task in lost if task.taker is not None})
+        self._told.interrupt_polls(
+            {task.holder.session for task in lost if task.holder is not None}
+        )
 
     def _count_losses(
         self, ended: Sequence[RunningTask], lost: Collection[UUID], gone: Collection[UUID]
     ) -> None:
         for task in ended:
-            if task.taker is not None and task.id in lost:
+            if task.holder is not None and task.id in lost:
                 self._metrics.worker_losses.inc()
-                if task.taker.alone and task.confirmed and task.id in gone:
+                if task.holder.alone and task.confirmed and task.id in gone:
                     self._metrics.poisoned.inc()
 
 

@@ -59,12 +59,12 @@ class Loader:
             if every("wakes", self._config.wake_poll) or self._state.wakes_wanted:
                 self._state.wakes_wanted = False
                 await chores.attempt(self._poll_wakes)
-            wanted = self._state.engine.limits_wanted or self._limits_are_old
+            wanted = self._state.engine.wants_limits or self._limits_are_old
             if every("limits", _LIMITS_EVERY) or wanted:
                 await chores.attempt(self._refresh_limits)
             if every("expire", _EXPIRE_EVERY):
                 await chores.attempt(self._expire)
-            if self._state.engine.set_aside.untold:
+            if self._state.engine.waits.unrecorded:
                 await chores.attempt(self._explain_ends)
             await chores.rest()
 
@@ -74,7 +74,7 @@ class Loader:
         wanted = self._state.clock.now() + self._config.look_ahead
         if wanted - self._read_until < self._config.look_ahead / 4:
             return
-        self._state.engine.look_ahead_to(wanted)
+        self._state.engine.extend_horizon(wanted)
         partitions = self._state.engine.partitions
         if partitions:
             rows = await self._store.load_window(
@@ -106,12 +106,12 @@ class Loader:
             if self._state.node_id != ownership.node_id:
                 return  # meanwhile the database may have been set back, and they with it
         self._saw(woken.rows)
-        self._dispatcher.cancel(self._state.engine.gone(woken.gone, self._state.clock.now()))
+        self._dispatcher.cancel(self._state.engine.remove(woken.gone, self._state.clock.now()))
         self._dispatcher.interrupt_workers(woken.rows)
         self._state.request_dispatch()
 
     def _saw(self, rows: Sequence[TaskRow]) -> None:
-        self._dispatcher.cancel(self._state.engine.saw(rows, self._state.clock.now()))
+        self._dispatcher.cancel(self._state.engine.update(rows, self._state.clock.now()))
         if rows:
             self._state.request_dispatch()
 
@@ -133,10 +133,10 @@ class Loader:
 
     async def _explain_ends(self) -> None:
         """Whoever ended tasks that waited may not have known for what they did."""
-        accounts = self._state.engine.set_aside
-        ended = accounts.to_tell(_EXPIRED_AT_ONCE)
+        waits = self._state.engine.waits
+        ended = waits.peek_ended(_EXPIRED_AT_ONCE)
         await self._store.explain_ends(ended)
-        accounts.told(len(ended))
+        waits.discard_ended(len(ended))
 
     async def _expire(self) -> None:
         ownership = self._state.ownership()
@@ -150,7 +150,7 @@ class Loader:
             until = self._state.clock.now() + self._config.near
             self._stock.mark_maybe_changed(ownership.partitions, until)
             raise
-        self._state.engine.gone(ended, self._state.clock.now())
+        self._state.engine.remove(ended, self._state.clock.now())
         self._metrics.tasks_finished.labels("expired").inc(len(ended))
         if len(ended) == _EXPIRED_AT_ONCE:
             self._chores.soon_again("expire")

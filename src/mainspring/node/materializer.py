@@ -144,7 +144,7 @@ class Materializer:
             for made in settled.made
             if made.partition in ours and made.task.due <= near
         ]
-        self._state.engine.saw(mine, now)
+        self._state.engine.update(mine, now)
         self._state.request_dispatch()
         elsewhere = {made.partition for made in settled.made} | settled.cancelled_in
         if settled.cancelled_in & ours:

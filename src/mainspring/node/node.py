@@ -135,7 +135,7 @@ class Node:
         self._dispatcher.end_eager_lease(start, begun)
 
     def created(self, rows: Sequence[TaskRow]) -> None:
-        self._state.engine.saw(rows, self._state.clock.now())
+        self._state.engine.update(rows, self._state.clock.now())
         self._state.request_dispatch()
 
     def changed(self) -> None:

@@ -155,7 +155,7 @@ class PartitionLoader:
         if stale_partitions:
             seen = await self._store.look_at(stale_partitions)
             self._saw(seen.rows)
-            self._state.engine.gone(seen.gone, self._state.clock.now())
+            self._state.engine.remove(seen.gone, self._state.clock.now())
         self._unsure = {
             partition: until
             for partition, until in self._unsure.items()
@@ -167,11 +167,13 @@ class PartitionLoader:
     ) -> list[tuple[int, UUID]]:
         """Tasks that the engine knows and that may be gone."""
         engine = self._state.engine
-        running = (task for partition in partitions for task in engine.running_in(partition))
+        running = (
+            task for partition in partitions for task in engine.running.in_partition(partition)
+        )
         stale_partitions = [task for task in running if task[1] not in found]
         mark_maybe_changed = self._unsure.keys() & partitions
         return (
-            stale_partitions + engine.overdue_in(mark_maybe_changed, now)
+            stale_partitions + engine.window.expired_in(mark_maybe_changed, now)
             if mark_maybe_changed
             else stale_partitions
         )
@@ -185,18 +187,19 @@ class PartitionLoader:
 
     async def _refill_streams(self) -> None:
         engine = self._state.engine
-        wanted = deque(engine.refills())
+        wanted = deque(engine.window.refills())
         read = set[int]()
         try:
             while wanted:
                 rows = await self._rows_for(wanted[0], read)
-                engine.refilled(wanted[0], rows, self._state.clock.now())
+                engine.update(rows, self._state.clock.now())
+                engine.window.refilled(wanted[0], rows)
                 wanted.popleft()
                 self._state.request_dispatch()
         finally:
             # One that failed must not make the others wait for an answer for ever.
             for refill in wanted:
-                engine.not_refilled(refill)
+                engine.window.not_refilled(refill)
 
     async def _rows_for(self, refill: Refill, read: set[int]) -> list[TaskRow]:
         """`read` has the partitions that were read as a whole since the refills were asked for."""
@@ -216,6 +219,6 @@ class PartitionLoader:
         )
 
     def _saw(self, rows: Sequence[TaskRow]) -> None:
-        self._dispatcher.cancel(self._state.engine.saw(rows, self._state.clock.now()))
+        self._dispatcher.cancel(self._state.engine.update(rows, self._state.clock.now()))
         if rows:
             self._state.request_dispatch()

@@ -101,7 +101,7 @@ class Recorder:
         """Take reports from an executor: the sink of all executors."""
         crash.reach("report.received")
         for report in reports:
-            self._state.engine.reported(report.execution.id, report.execution.fence)
+            self._state.engine.leases.drop(report.execution.id, report.execution.fence)
         self._queue.extend(reports)
         self._filled.set()
 
@@ -211,7 +211,7 @@ class Recorder:
         now = self._state.clock.now()
         for end in finishes:
             execution = end.report.execution
-            self._state.engine.ended(execution.id, execution.fence, now)
+            self._state.engine.end(execution.id, execution.fence, now)
         done = [end for end in finishes if end.report.execution.id in accepted]
         self._count(end.report for end in done)
         for state, count in Counter(end.state.value for end in done).items():
@@ -227,13 +227,13 @@ class Recorder:
         rows, unwritten = await self._retry(retries)
         crash.reach("retry.committed")
         now = self._state.clock.now()
-        self._state.engine.saw(rows, now)
+        self._state.engine.update(rows, now)
         again = {row.id for row in rows}
         cancelled: list[Finish] = []
         for retry in retries:
             execution = retry.report.execution
             if execution.id in again or execution.id in unwritten:
-                self._state.engine.ended(execution.id, execution.fence, now)
+                self._state.engine.end(execution.id, execution.fence, now)
             else:
                 cancelled.append(finish(retry.report, TaskState.CANCELLED))
         self._count(retry.report for retry in retries if retry.report.execution.id in again)
@@ -311,7 +311,7 @@ class Recorder:
         """Runs moved on: the engine hears of its own tasks; for others there are wake rows."""
         ours = self._state.engine.partitions
         mine = [row for row in moved.rows if row.partition in ours and row.state != "running"]
-        self._state.engine.saw(mine, self._state.clock.now())
+        self._state.engine.update(mine, self._state.clock.now())
         self._state.request_dispatch()
         for state, count in moved.ended.items():
             self._metrics.workflow_runs_finished.labels(state).inc(count)

@@ -120,7 +120,7 @@ class VirtualTime:
         own = self.app.__dict__
         self._before: dict[str, Any] = {name: own[name] for name in _CLIENTS if name in own}
         self.app.use(self.api.client, self.api.async_client)
-        self._engine.look_ahead_to(_FOR_EVER)
+        self._engine.extend_horizon(_FOR_EVER)
         self._engine.own(range(256), [], now)
         self._engine.set_limits({TENANT: TenantLimits()}, now)
         if self._periodic:
@@ -170,15 +170,15 @@ class VirtualTime:
         self._poked = False
         now = self._loop.clock()
         self._fire(now)
-        free = self._slots - self._engine.slots_held
+        free = self._slots - self._engine.leases.slots
         picked = self._engine.pick(now, free, lambda _capability: True)
         claimed = [self.tasks[entry.row.id].claim(now) for entry in picked]
-        self._engine.claimed(picked, claimed, now)
+        self._engine.finish_claim(picked, claimed, now)
         for execution in claimed:
             self._begin(execution)
         for task in [task for task in self.tasks.values() if task.expired_at(now)]:
             task.state = "expired"
-            self._engine.gone([task.id], now)
+            self._engine.remove([task.id], now)
         self._set_alarm(now)
 
     def _set_alarm(self, now: float) -> None:
@@ -210,7 +210,7 @@ class VirtualTime:
             self._new_id(), in_seconds(body), self._loop.clock(), due, schedule, nominal
         )
         self.tasks[task.id] = task
-        self._engine.saw([task.row()], self._loop.clock())
+        self._engine.update([task.row()], self._loop.clock())
         self._poke()
         return task
 
@@ -266,12 +266,12 @@ class VirtualTime:
                 tuple(line.message for line in said),
             )
         )
-        self._engine.reported(task.id, execution.fence)
+        self._engine.leases.drop(task.id, execution.fence)
         task.settle(outcome, verdict, now)
         if isinstance(outcome, Finish):
-            self._engine.ended(task.id, execution.fence, now)
+            self._engine.end(task.id, execution.fence, now)
         else:
-            self._engine.saw([task.row()], now)
+            self._engine.update([task.row()], now)
         self._poke()
 
     # Routes ----------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ class VirtualTime:
             self._running[task.id].cancel()
         elif not task.final:
             task.state = "cancelled"
-            self._engine.gone([task.id], self._loop.clock())
+            self._engine.remove([task.id], self._loop.clock())
             self._poke()
 
     def _task(self, task_id: str) -> VirtualTask:

@@ -301,8 +301,8 @@ class Server:
             there_for=there_for(config.worker_lease),
         )
         engine = Engine(settings, needs_worker)
-        self.metrics.window_entries.set_function(lambda: engine.waiting)
-        self.metrics.running.set_function(lambda: engine.running)
+        self.metrics.window_entries.set_function(lambda: len(engine.window))
+        self.metrics.running.set_function(lambda: len(engine.running))
         return engine
 
     def _run_starter(

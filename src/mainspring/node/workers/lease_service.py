@@ -19,7 +19,7 @@ from mainspring.domain.capability import Offer, there_for
 from mainspring.domain.execution import Execution, cannot_be_read, released
 from mainspring.engine.demand import Poll, WorkerSession
 from mainspring.engine.entry import Entry
-from mainspring.engine.leases import RunningTask
+from mainspring.engine.running import RunningTask
 from mainspring.errors import NothingSent, NotReady, StoreUnavailable
 from mainspring.lifecycle import BackgroundTasks
 from mainspring.node.recorder import Recorder
@@ -118,7 +118,7 @@ class LeaseService:
         """What each worker was answered and did not mention yet: should an answer be lost, it gets
         it again."""
         metrics.polls_waiting.set_function(lambda: len(self._waiting))
-        metrics.worker_held.set_function(lambda: sum(state.engine.held_by_workers().values()))
+        metrics.worker_held.set_function(lambda: sum(state.engine.running.by_worker().values()))
 
     # Leases ----------------------------------------------------------------------------------
 
@@ -157,14 +157,14 @@ class LeaseService:
     def _open(self, poll: Poll, *, ours: bool = True) -> _WaitingPoll:
         answer = asyncio.get_running_loop().create_future()
         waiting = self._waiting[poll] = _WaitingPoll(poll, poll.free, answer, ours)
-        self._state.engine.open(poll, self._state.clock.now())
+        self._state.engine.workers.open(poll, self._state.clock.now())
         self._state.request_dispatch()
         if ours:
             self._forwarding.waits(poll)
         return waiting
 
     async def _wait(self, waiting: _WaitingPoll, seconds: float) -> list[LeasedTask]:
-        answer, holder = waiting.answer, waiting.poll.holder
+        answer, holder = waiting.answer, waiting.poll.session
         self._asking[holder] += 1
         try:
             # Not `wait_for`: that would return a result, and not heed the cancel that came with it.
@@ -177,7 +177,7 @@ class LeaseService:
         except asyncio.CancelledError:
             # The worker went away: what was or is being claimed for it goes back.
             waiting.answer.add_done_callback(self._give_back)
-            self._state.engine.left(waiting.poll)
+            self._state.engine.workers.disconnect(waiting.poll)
             self._end(waiting)
             if self._asking[holder] == 1:
                 self._registry.left(holder)
@@ -189,7 +189,7 @@ class LeaseService:
 
     def _end(self, waiting: _WaitingPoll) -> None:
         waiting.over = True
-        self._state.engine.close(waiting.poll)
+        self._state.engine.workers.close(waiting.poll)
         self._conclude(waiting)
 
     def _conclude(self, waiting: _WaitingPoll) -> None:
@@ -238,7 +238,7 @@ class LeaseService:
             if entry.row.id in got and (leased := self._readable(self._leased.pop(entry.row.id))):
                 waiting = self._waiting[entry.poll]
                 if waiting.ours:
-                    self._reporting.remember(leased.execution, entry.poll.holder)
+                    self._reporting.remember(leased.execution, entry.poll.session)
                 self._metrics.start_delay.observe(now - leased.execution.due)
                 waiting.got.append(leased)
         for poll in polls:
@@ -254,7 +254,7 @@ class LeaseService:
     def _arrived(self, waiting: _WaitingPoll) -> None:
         if waiting.poll.in_flight:
             return
-        self._state.engine.close(waiting.poll)
+        self._state.engine.workers.close(waiting.poll)
         if waiting.got or waiting.over:
             self._conclude(waiting)
         else:
@@ -264,13 +264,13 @@ class LeaseService:
         """Everything that was picked for a poll was refused: it waits on, unless its worker is not
         the one that goes by its name. Then it was replaced, or the database was set back to before
         it began: if it is there, it asks again, and hears which of the two it is."""
-        holder = waiting.poll.holder
+        holder = waiting.poll.session
         current = await until_answered(lambda: self._registry.is_current(holder), self._metrics)
         if waiting.answer.done() or waiting.over:
             self._conclude(waiting)
         elif current:
             waiting.poll.free = waiting.slots
-            self._state.engine.open(waiting.poll, self._state.clock.now())
+            self._state.engine.workers.open(waiting.poll, self._state.clock.now())
             self._state.request_dispatch()
             if waiting.ours:
                 self._forwarding.waits(waiting.poll)
@@ -280,7 +280,7 @@ class LeaseService:
 
     def _turn_away(self, waiting: _WaitingPoll) -> None:
         del self._waiting[waiting.poll]
-        waiting.answer.set_exception(superseded(waiting.poll.holder))
+        waiting.answer.set_exception(superseded(waiting.poll.session))
 
     def interrupt_polls(self, holders: Collection[WorkerSession]) -> None:
         self.polls_interrupted(holders)
@@ -290,14 +290,14 @@ class LeaseService:
         """An answer that is empty too soon makes a worker ask about the tries it holds. One that
         is frozen does not ask, and gets nothing more."""
         for waiting in list(self._waiting.values()):
-            if waiting.ours and waiting.poll.holder in holders:
+            if waiting.ours and waiting.poll.session in holders:
                 self._end(waiting)
 
     # Other nodes -----------------------------------------------------------------------------
 
     def call_others(self) -> None:
         """Tell nodes whose workers could run what waits here."""
-        self._forwarding.call(self._state.engine.calls())
+        self._forwarding.call(self._state.engine.workers.take_remote_demand())
 
     def polls(self) -> Iterable[Poll]:
         """The workers that wait here."""
@@ -305,14 +305,16 @@ class LeaseService:
 
     def kinds(self) -> Iterable[Kind]:
         """The kinds of workers that are here."""
-        waiting = [(poll.holder.tenant_id, poll.offer) for poll in self.polls()]
+        waiting = [(poll.session.tenant_id, poll.offer) for poll in self.polls()]
         return {*waiting, *self._registry.kinds()}
 
     async def claim_for(self, grant: SlotGrant) -> list[ExecutionKey]:
         """Claim tasks for a worker that waits at another node, which keeps its slots until it hears
         of them: so at once if there are none."""
         engine, now = self._state.engine, self._state.clock.now()
-        if self._closed or not engine.awaits(grant.holder.tenant_id, grant.offer, now):
+        if self._closed or not engine.workers.has_tasks_for(
+            grant.holder.tenant_id, grant.offer, now
+        ):
             return []
         poll = Poll(
             grant.holder, grant.offer, grant.slots, idle=grant.idle, here=False,
@@ -325,7 +327,7 @@ class LeaseService:
         self, poll: Poll, slots: int, tasks: Sequence[ExecutionKey]
     ) -> None:
         """Another node claimed these for a worker that waits here, or did until now."""
-        tenant_id = poll.holder.tenant_id
+        tenant_id = poll.session.tenant_id
         leased: Sequence[LeasedTask] = ()
         try:
             if tasks:
@@ -340,7 +342,7 @@ class LeaseService:
             self._release(leased)
             return
         for task in filter(self._readable, leased):
-            self._reporting.remember(task.execution, poll.holder)
+            self._reporting.remember(task.execution, poll.session)
             waiting.got.append(task)
         self._arrived(waiting)
 
@@ -356,13 +358,13 @@ class LeaseService:
         hold in our partitions is free."""
         self._registry.replaced(current)
         for waiting in list(self._waiting.values()):
-            holder = waiting.poll.holder
+            holder = waiting.poll.session
             if holder[:2] == current[:2] and holder != current and not waiting.answer.done():
-                self._state.engine.close(waiting.poll)
+                self._state.engine.workers.close(waiting.poll)
                 waiting.over = True
                 if not waiting.poll.in_flight:
                     self._turn_away(waiting)
-        former = self._state.engine.held_by_former(current)
+        former = self._state.engine.running.of_former_sessions(current)
         if former:
             self._background_tasks.start(self._lose(former))
 
@@ -404,5 +406,5 @@ class LeaseService:
 
 def _pick(entry: Entry) -> WorkerPick:
     assert entry.poll is not None
-    row, holder, waited = entry.row, entry.poll.holder, entry.lateness(entry.ready_at)
+    row, holder, waited = entry.row, entry.poll.session, entry.lateness(entry.ready_at)
     return WorkerPick(row.tenant_id, row.id, row.rev, holder.worker, holder.incarnation, waited)

@@ -153,7 +153,7 @@ class WorkerRegistry:
         since = now - max(_FORGET_AFTER, self._there_for)
         for known in [k for k in self._known.values() if k.seen < since]:
             self.forget(known.holder)
-        held = self._state.engine.held_by_workers()
+        held = self._state.engine.running.by_worker()
         changed = {
             name: held.get(name, 0)
             for name in held.keys() | self._held.keys()

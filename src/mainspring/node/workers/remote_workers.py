@@ -155,7 +155,7 @@ class RemoteWorkers:
             SlotGrant(
                 self._state.node_id,
                 number,
-                poll.holder,
+                poll.session,
                 poll.offer,
                 slots,
                 poll.idle,
@@ -215,11 +215,11 @@ class RemoteWorkers:
         match letter:
             case WorkersWait(node=node, kinds=kinds):
                 for tenant_id, offer in kinds:
-                    engine.add_remote_node(node, tenant_id, offer, now, _BELIEVED_FOR)
+                    engine.workers.add_remote_node(node, tenant_id, offer, now, _BELIEVED_FOR)
                 self._state.request_dispatch()
             case WorkersKnown(kinds=kinds):
                 for tenant_id, offer in kinds:
-                    engine.know(tenant_id, offer, now)
+                    engine.workers.touch(tenant_id, offer, now)
             case TasksWait(node=node, kind=kind, tasks=tasks):
                 self._called(node, kind, tasks)
             case SlotGrant():
@@ -230,7 +230,7 @@ class RemoteWorkers:
                 # Else it comes too late: nobody waits, and the leases run out unblamed.
             case GrantConfirmed(tasks=tasks):
                 for task_id, fence in tasks:
-                    engine.confirm(task_id, fence)
+                    engine.running.confirm(task_id, fence)
             case WorkerRestarted(holder=holder):
                 self._lease_service.replaced(holder)
             case InterruptPolls(holders=holders):
@@ -250,12 +250,13 @@ class RemoteWorkers:
         """Where the tasks wait: claim for a worker of another node."""
         tasks = await self._lease_service.claim_for(grant)
         crash.reach("forward.claimed")
-        engine, now, kind = self._state.engine, self._state.clock.now(), _kind(grant)
-        if len(tasks) < grant.slots and not engine.awaits(*kind, now):
+        engine, now = self._state.engine, self._state.clock.now()
+        kind = (grant.holder.tenant_id, grant.offer)
+        if len(tasks) < grant.slots and not engine.workers.has_tasks_for(*kind, now):
             # Its worker waits on: the next task is a reason to call, however soon it comes.
-            engine.add_remote_node(grant.node, *kind, now, _BELIEVED_FOR)
+            engine.workers.add_remote_node(grant.node, *kind, now, _BELIEVED_FOR)
         self._post.send(grant.node, GrantClaimed(self._state.node_id, grant.number, tasks))
 
 
-def _kind(asking: Poll | SlotGrant) -> Kind:
-    return asking.holder.tenant_id, asking.offer
+def _kind(poll: Poll) -> Kind:
+    return poll.session.tenant_id, poll.offer

@@ -111,7 +111,7 @@ class WorkerReports:
     ) -> list[HeartbeatAnswer]:
         """A worker is alive and runs these: extend its leases, and say what to do about each."""
         for offer in self._registry.heard(holder, about):
-            self._state.engine.know(holder.tenant_id, offer, self._state.clock.now())
+            self._state.engine.workers.touch(holder.tenant_id, offer, self._state.clock.now())
         kept = await self._store.extend_for(
             *holder, beats, lease=_LONGER * self._config.worker_lease, grace=_TIMEOUT_GRACE
         )
@@ -124,7 +124,7 @@ class WorkerReports:
         for item in kept:
             if item.overdue:
                 continue
-            self._state.engine.extended(item.id, fences[item.id], item.lease_end)
+            self._state.engine.running.extend(item.id, fences[item.id], item.lease_end)
             action: Action = "cancel" if item.cancel_requested else "continue"
             pulses[item.id] = HeartbeatAnswer(item.id, item.lease_end, action)
         return [pulses.get(beat.id) or HeartbeatAnswer(beat.id, None, "lost") for beat in beats]
