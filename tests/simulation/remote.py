@@ -137,14 +137,14 @@ class RemoteTasks(TaskStore):
         self,
         creations: Sequence[Creation],
         ownership: Ownership,
-        start: EagerLeaseOffer = NO_EAGER_LEASE,
+        offer: EagerLeaseOffer = NO_EAGER_LEASE,
     ) -> Made:
         waits = True
 
         def create() -> Made:
-            made = self._store.create(creations, ownership, start)
+            made = self._store.create(creations, ownership, offer)
             if not waits:
-                self._store.begun_unheard.update(row.id for row, _ in made.begun)
+                self._store.begun_unheard.update(row.id for row, _ in made.leased)
             return made
 
         try:

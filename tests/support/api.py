@@ -40,7 +40,7 @@ class QuietNode:
     def offer_eager_lease(self, tasks: Iterable[NewTask]) -> EagerLeaseOffer:
         return NO_EAGER_LEASE
 
-    def end_eager_lease(self, start: EagerLeaseOffer, begun: object) -> None:
+    def end_eager_lease(self, offer: EagerLeaseOffer, leased: object) -> None:
         pass
 
     def created(self, rows: Sequence[TaskRow]) -> None:

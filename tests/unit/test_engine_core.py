@@ -411,7 +411,7 @@ def test_tasks_that_run_workflows_leave_the_room_to_their_steps() -> None:
     assert numbers(engine.pick(1.0, 1, anything, free=1)) == [21], "nor now"
 
 
-def test_a_task_that_was_relayed_counts_like_any_other() -> None:
+def test_a_task_with_an_eager_lease_counts_like_any_other() -> None:
     engine = make_engine()
     child = row(7, rev=2, state="running", fence=1, lease_end=16.0)
     engine.add_eager_lease(child, 1.0)

@@ -93,8 +93,9 @@ class World:
 
     def running_here(self, number: int) -> None:
         found = self.running(number)
-        begun = (found, execution(found._replace(fence=0), lease_end=NOW + LEASE))
-        self.dispatcher.end_step_leases(self.dispatcher.offer_step_leases(), [begun])
+        leased = (found, execution(found._replace(fence=0), lease_end=NOW + LEASE))
+        eager = self.dispatcher.eager_leases
+        eager.end_steps(eager.offer_steps(), [leased])
 
     def running_elsewhere(self, number: int) -> None:
         self.engine.update([self.running(number)], NOW)

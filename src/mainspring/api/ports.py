@@ -49,7 +49,7 @@ class NodePort(Protocol):
         ...
 
     def end_eager_lease(
-        self, start: EagerLeaseOffer, begun: Sequence[tuple[TaskRow, Execution]] | None
+        self, offer: EagerLeaseOffer, leased: Sequence[tuple[TaskRow, Execution]] | None
     ) -> None:
         """These of them were leased: start them. None: the answer was lost, look for them."""
         ...

@@ -17,7 +17,8 @@ from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import Supervisor
 from mainspring.node.deadlines import Deadlines
-from mainspring.node.dispatcher import Begun, Dispatcher
+from mainspring.node.dispatcher import Dispatcher
+from mainspring.node.eager_leases import EagerLease
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.loader import Loader
 from mainspring.node.materializer import Materializer
@@ -129,10 +130,10 @@ class Node:
         return self._state.ownership()
 
     def offer_eager_lease(self, tasks: Iterable[NewTask]) -> EagerLeaseOffer:
-        return self._dispatcher.offer_eager_lease(tasks)
+        return self._dispatcher.eager_leases.offer_tasks(tasks)
 
-    def end_eager_lease(self, start: EagerLeaseOffer, begun: Sequence[Begun] | None) -> None:
-        self._dispatcher.end_eager_lease(start, begun)
+    def end_eager_lease(self, offer: EagerLeaseOffer, leased: Sequence[EagerLease] | None) -> None:
+        self._dispatcher.eager_leases.end_tasks(offer, leased)
 
     def created(self, rows: Sequence[TaskRow]) -> None:
         self._state.engine.update(rows, self._state.clock.now())

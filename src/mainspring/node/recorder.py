@@ -5,7 +5,6 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
 from uuid import UUID
 
 import structlog
@@ -13,7 +12,6 @@ import structlog
 from mainspring import crash
 from mainspring.config import Config
 from mainspring.domain.execution import (
-    Execution,
     Outcome,
     Report,
     TaskError,
@@ -27,12 +25,13 @@ from mainspring.domain.outcome_rules import (
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.errors import StoreUnavailable
+from mainspring.node.eager_leases import EagerLeases
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import REFUSED
 from mainspring.store.claims import EngineStore, TaskRef
-from mainspring.store.step_rows import NO_STEP_LEASES, Moved, StepLeaseOffer
+from mainspring.store.step_rows import NO_STEP_LEASES, Moved
 from mainspring.workflows.outcomes import StepOutcomes
 
 log = structlog.get_logger()
@@ -52,18 +51,6 @@ class _Asked:
     open: int
     answered: asyncio.Future[None]
     accepted: set[tuple[UUID, int]] = field(default_factory=set)
-
-
-class Starter(Protocol):
-    """Starts steps that were leased as they were released."""
-
-    def offer_step_leases(self) -> StepLeaseOffer:
-        """How many may be; to be ended in any case."""
-        ...
-
-    def end_step_leases(
-        self, relay: StepLeaseOffer, begun: Sequence[tuple[TaskRow, Execution]]
-    ) -> None: ...
 
 
 class Recorder:
@@ -91,11 +78,8 @@ class Recorder:
         self._asked: dict[tuple[UUID, int], list[_Asked]] = {}
         self._filled = asyncio.Event()
         self._writing = 0
-        self._starter: Starter | None = None
-
-    def relay_to(self, starter: Starter) -> None:
-        """Let it start what is released and may run at once."""
-        self._starter = starter
+        self.eager_leases: EagerLeases | None = None
+        """Runs released steps at once, where there is room."""
 
     def report(self, reports: Sequence[Report]) -> None:
         """Take reports from an executor: the sink of all executors."""
@@ -269,16 +253,17 @@ class Recorder:
         return accepted | await self._finish_with_care(rest) if rest else accepted
 
     async def _finish_fast(self, finishes: Sequence[Finish]) -> set[UUID]:
-        relay = self._starter.offer_step_leases() if self._starter else NO_STEP_LEASES
+        eager = self.eager_leases
+        offer = eager.offer_steps() if eager else NO_STEP_LEASES
         moved = Moved()
         try:
             crash.reach("step.before_commit")
-            done = await self._steps.finish_fast(self._state.ownership(), finishes, relay)
+            done = await self._steps.finish_fast(self._state.ownership(), finishes, offer)
             moved = done.moved
             crash.reach("step.committed")
         finally:
-            if self._starter:
-                self._starter.end_step_leases(relay, moved.begun)
+            if eager:
+                eager.end_steps(offer, moved.leased)
         self.moved(moved)
         return done.accepted
 

@@ -70,14 +70,14 @@ class Ingest:
 
     async def _flush(self, group: Sequence[_PendingCreation]) -> None:
         creations = [waiting.creation for waiting in group]
-        start = self._node.offer_eager_lease(task for c in creations for task in c.tasks)
+        offer = self._node.offer_eager_lease(task for c in creations for task in c.tasks)
         try:
-            made = await self._insert(creations, start)
+            made = await self._insert(creations, offer)
         except NothingSent as error:
             for waiting in group:
                 _fail(waiting, error)
         except StoreUnavailable as error:
-            await self._read_again(group, start, error)
+            await self._read_again(group, offer, error)
         except REFUSED as error:
             await self._try_alone(group, error)
         else:
@@ -85,26 +85,26 @@ class Ingest:
                 _resolve(waiting, waiting.creation.tasks[0].id in made)
 
     async def _insert(
-        self, creations: Sequence[Creation], start: EagerLeaseOffer
+        self, creations: Sequence[Creation], offer: EagerLeaseOffer
     ) -> dict[UUID, int]:
         ownership = self._node.ownership()
-        begun: Sequence[tuple[TaskRow, Execution]] | None = ()
+        leased: Sequence[tuple[TaskRow, Execution]] | None = ()
         try:
             crash.reach("create.before_commit")
-            made = await self._tasks.create(creations, ownership, start)
+            made = await self._tasks.create(creations, ownership, offer)
             crash.reach("create.committed")
-            begun = made.begun
+            leased = made.leased
         except NothingSent:
             raise
         except StoreUnavailable:
-            begun = None
+            leased = None
             raise
         finally:
-            self._node.end_eager_lease(start, begun)
+            self._node.end_eager_lease(offer, leased)
         self._metrics.tasks_created.inc(len(made.partitions))
-        leased = {row.id for row, _ in made.begun}
-        if len(leased) < len(made.partitions):
-            self._announce(creations, dict(made.partitions), ownership, leased)
+        ids = {row.id for row, _ in made.leased}
+        if len(ids) < len(made.partitions):
+            self._announce(creations, dict(made.partitions), ownership, ids)
         crash.reach("create.told_engine")
         return made.partitions
 
@@ -147,7 +147,7 @@ class Ingest:
             _fail(group[0], error)
 
     async def _read_again(
-        self, group: Sequence[_PendingCreation], start: EagerLeaseOffer, error: StoreUnavailable
+        self, group: Sequence[_PendingCreation], offer: EagerLeaseOffer, error: StoreUnavailable
     ) -> None:
         """The answer to an insert was lost: look, rather than guess, whether it took effect."""
         deadline = monotonic() + _REREAD_FOR
@@ -158,7 +158,7 @@ class Ingest:
             creations = [waiting.creation for waiting in members]
             found = await self._find(tenant_id, creations, deadline)
             self._metrics.tasks_created.inc(len(found))
-            self._announce(creations, found, self._node.ownership(), start.tasks)
+            self._announce(creations, found, self._node.ownership(), offer.tasks)
             for waiting in members:
                 if waiting.creation.tasks[0].id in found:  # one speaks for all: none or all exist
                     _resolve(waiting, True)
