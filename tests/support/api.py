@@ -43,19 +43,13 @@ class QuietNode:
     def end_eager_lease(self, offer: EagerLeaseOffer, leased: object) -> None:
         pass
 
-    def created(self, rows: Sequence[TaskRow]) -> None:
+    def announce(self, rows: Sequence[TaskRow] = (), changed: Collection[int] = ()) -> None:
         pass
 
-    def changed(self) -> None:
-        pass
-
-    def moved(self, moved: Moved) -> None:
+    def announce_runs(self, moved: Moved) -> None:
         pass
 
     def mark_stale(self) -> None:
-        pass
-
-    def hint_others(self, partitions: Collection[int]) -> None:
         pass
 
     def explain(self, row: TaskRow) -> Situation:

@@ -56,20 +56,16 @@ class ListeningNode:
         ids = None if leased is None else [row.id for row, _ in leased]
         self.leased.append((list(offer.tasks), ids))
 
-    def created(self, rows: Sequence[TaskRow]) -> None:
+    def announce(self, rows: Sequence[TaskRow] = (), changed: Collection[int] = ()) -> None:
         self.rows.extend(rows)
+        self.changes += bool(changed)
+        self.hinted.update(set(changed) - self.owned)
 
-    def changed(self) -> None:
-        self.changes += 1
-
-    def moved(self, moved: Moved) -> None:
+    def announce_runs(self, moved: Moved) -> None:
         self.rows.extend(moved.rows)
 
     def mark_stale(self) -> None:
         pass
-
-    def hint_others(self, partitions: Collection[int]) -> None:
-        self.hinted.update(partitions)
 
     def explain(self, row: TaskRow) -> Situation:
         return Situation()

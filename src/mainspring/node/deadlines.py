@@ -8,7 +8,7 @@ import structlog
 
 from mainspring.domain.placement import Ownership
 from mainspring.errors import StoreUnavailable
-from mainspring.node.recorder import Recorder
+from mainspring.node.announcer import Announcer
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import REFUSED
@@ -24,11 +24,11 @@ class Deadlines:
     """Looks every second; an index says what is due, so that looking costs next to nothing."""
 
     def __init__(
-        self, state: NodeState, steps: StepOutcomes, recorder: Recorder, metrics: Metrics
+        self, state: NodeState, steps: StepOutcomes, announcer: Announcer, metrics: Metrics
     ) -> None:
         self._state = state
         self._steps = steps
-        self._recorder = recorder
+        self._announcer = announcer
         self._metrics = metrics
 
     async def run(self) -> None:
@@ -54,7 +54,7 @@ class Deadlines:
             except REFUSED:
                 _tell(run_id)
             else:
-                self._recorder.moved(moved)
+                self._announcer.announce_runs(moved)
 
     async def _expire(self, ownership: Ownership, leaving: Sequence[Ended]) -> None:
         """All at once; if that is refused, run by run: one bad run must not hold up the others."""
@@ -70,7 +70,7 @@ class Deadlines:
             for of_run in runs.values():
                 await self._expire(ownership, of_run)
         else:
-            self._recorder.moved(moved)
+            self._announcer.announce_runs(moved)
 
 
 def _tell(run_id: UUID) -> None:

@@ -14,10 +14,9 @@ import structlog
 from mainspring import crash, timezones
 from mainspring.config import Config
 from mainspring.errors import NothingSent, StoreUnavailable
-from mainspring.node.signals import Signals
+from mainspring.node.announcer import Announcer
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.schedules.occurrences import DecidedSchedules
 from mainspring.schedules.service import DueSchedule, ScheduleService
 from mainspring.store.creation import window_row
 
@@ -45,13 +44,13 @@ class Materializer:
         config: Config,
         state: NodeState,
         schedules: ScheduleService,
-        signals: Signals,
+        announcer: Announcer,
         metrics: Metrics,
     ) -> None:
         self._config = config
         self._state = state
         self._schedules = schedules
-        self._signals = signals
+        self._announcer = announcer
         self._metrics = metrics
         self._hinted = asyncio.Event()
         self._watch_at = 0.0
@@ -127,30 +126,15 @@ class Materializer:
             raise
         crash.reach("schedule.committed")
         now = self._state.clock.now()
-        self._tell(settled, now)
+        near = now + self._config.near
+        made = [window_row(m.task, m.partition) for m in settled.made if m.task.due <= near]
+        self._announcer.announce(made, settled.cancelled_in)
         for decision, count in settled.counts.items():
             self._metrics.occurrences.labels(decision).inc(count)
         self._metrics.tasks_created.inc(len(settled.made))
         self._metrics.decision_delay.observe(max(0.0, now - due[0].wake))
         if not settled.decided:
             await asyncio.sleep(_REST)
-
-    def _tell(self, settled: DecidedSchedules, now: float) -> None:
-        """The engine hears of its own tasks; for others there are wake rows, and a hint."""
-        near = now + self._config.near
-        ours = self._state.engine.partitions
-        mine = [
-            window_row(made.task, made.partition)
-            for made in settled.made
-            if made.partition in ours and made.task.due <= near
-        ]
-        self._state.engine.update(mine, now)
-        self._state.request_dispatch()
-        elsewhere = {made.partition for made in settled.made} | settled.cancelled_in
-        if settled.cancelled_in & ours:
-            self._state.request_wakes()
-        if elsewhere - ours:
-            self._signals.wake_owners(elsewhere - ours)
 
     async def _look_after(self, partitions: frozenset[int]) -> None:
         now = self._state.clock.now()

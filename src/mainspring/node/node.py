@@ -16,6 +16,7 @@ from mainspring.engine.leases import HeldLease
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import Supervisor
+from mainspring.node.announcer import Announcer
 from mainspring.node.deadlines import Deadlines
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.eager_leases import EagerLease
@@ -49,6 +50,7 @@ class Node:
         dispatcher: Dispatcher,
         recorder: Recorder,
         signals: Signals,
+        announcer: Announcer,
         housekeeper: Housekeeper,
         materializer: Materializer,
         deadlines: Deadlines,
@@ -63,6 +65,7 @@ class Node:
         self._dispatcher = dispatcher
         self._recorder = recorder
         self._signals = signals
+        self._announcer = announcer
         self._housekeeper = housekeeper
         self._materializer = materializer
         self._deadlines = deadlines
@@ -70,7 +73,7 @@ class Node:
         self._lease_service = lease_service
         self._supervisor = Supervisor()
         self._joined = False
-        signals.when(woken=self.changed, cluster_changed=membership.hint)
+        signals.when(woken=self.woken, cluster_changed=membership.hint)
         for executor in executors:
             dispatcher.add_executor(executor)
 
@@ -124,6 +127,11 @@ class Node:
         except TimeoutError:
             log.warning("some outcomes were not written", action="node.unwritten")
 
+    def woken(self) -> None:
+        """Look at the wake rows, and for due schedules: somebody else changed something."""
+        self._state.request_wakes()
+        self._materializer.hint()
+
     # The API's way in ------------------------------------------------------------------------
 
     def ownership(self) -> Ownership:
@@ -135,24 +143,18 @@ class Node:
     def end_eager_lease(self, offer: EagerLeaseOffer, leased: Sequence[EagerLease] | None) -> None:
         self._dispatcher.eager_leases.end_tasks(offer, leased)
 
-    def created(self, rows: Sequence[TaskRow]) -> None:
-        self._state.engine.update(rows, self._state.clock.now())
-        self._state.request_dispatch()
+    def announce(self, rows: Sequence[TaskRow] = (), changed: Collection[int] = ()) -> None:
+        self._announcer.announce(rows, changed)
+        if not self._state.engine.partitions.isdisjoint(changed):
+            self._materializer.hint()
 
-    def changed(self) -> None:
-        self._state.request_wakes()
-        self._materializer.hint()
-
-    def moved(self, moved: Moved) -> None:
-        self._recorder.moved(moved)
+    def announce_runs(self, moved: Moved) -> None:
+        self._announcer.announce_runs(moved)
         if moved.told:
-            self.changed()
+            self._materializer.hint()
 
     def mark_stale(self) -> None:
         self._state.mark_stale(self._state.engine.partitions)
-
-    def hint_others(self, partitions: Collection[int]) -> None:
-        self._signals.wake_owners(partitions)
 
     async def conclude(self, report: Report) -> bool:
         try:

@@ -25,8 +25,8 @@ from mainspring.domain.outcome_rules import (
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.errors import StoreUnavailable
+from mainspring.node.announcer import Announcer
 from mainspring.node.eager_leases import EagerLeases
-from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import REFUSED
@@ -63,7 +63,7 @@ class Recorder:
         state: NodeState,
         store: EngineStore,
         steps: StepOutcomes,
-        signals: Signals,
+        announcer: Announcer,
         metrics: Metrics,
         rng: Random,
     ) -> None:
@@ -71,7 +71,7 @@ class Recorder:
         self._state = state
         self._store = store
         self._steps = steps
-        self._signals = signals
+        self._announcer = announcer
         self._metrics = metrics
         self._rng = rng
         self._queue: deque[Report] = deque()
@@ -112,7 +112,7 @@ class Recorder:
         done = await self._steps.expire_leases(
             ownership, held, now, count_crash=count_crash, presumed=presumed
         )
-        self.moved(done.moved)
+        self._announcer.announce_runs(done.moved)
         self._metrics.executions.labels("lost").inc(len(done.accepted))
 
     async def run(self) -> None:
@@ -164,11 +164,8 @@ class Recorder:
             accepted |= await self._record_finishes(finishes)
         if self._asked:
             self._answer(batch, accepted)
-        ours = self._state.engine.partitions
-        foreign = {r.execution.partition for r in batch if r.execution.partition not in ours}
-        if foreign:
-            self._signals.wake_owners(foreign)
-        self._state.request_dispatch()
+        foreign = {report.execution.partition for report in batch} - self._state.engine.partitions
+        self._announcer.announce(changed=foreign)
 
     def _answer(self, batch: Sequence[Report], accepted: set[UUID]) -> None:
         for report in batch:
@@ -264,7 +261,7 @@ class Recorder:
         finally:
             if eager:
                 eager.end_steps(offer, moved.leased)
-        self.moved(moved)
+        self._announcer.announce_runs(moved)
         return done.accepted
 
     async def _finish_with_care(
@@ -278,7 +275,7 @@ class Recorder:
                 crash.reach("step.before_commit")
                 done = await self._steps.finish(self._state.ownership(), finishes, now)
                 crash.reach("step.committed")
-                self.moved(done.moved)
+                self._announcer.announce_runs(done.moved)
                 if mark_maybe_changed:
                     self._state.mark_stale(self._state.engine.partitions)
                 return done.accepted
@@ -291,20 +288,6 @@ class Recorder:
                 if _given_up(finishes[0].report, error):
                     return set()
                 finishes = [_unrecordable(finishes[0], error)]
-
-    def moved(self, moved: Moved) -> None:
-        """Runs moved on: the engine hears of its own tasks; for others there are wake rows."""
-        ours = self._state.engine.partitions
-        mine = [row for row in moved.rows if row.partition in ours and row.state != "running"]
-        self._state.engine.update(mine, self._state.clock.now())
-        self._state.request_dispatch()
-        for state, count in moved.ended.items():
-            self._metrics.workflow_runs_finished.labels(state).inc(count)
-        self._metrics.steps_released.inc(len(moved.rows))
-        if moved.told & ours:
-            self._state.request_wakes()
-        if elsewhere := ({row.partition for row in moved.rows} | moved.told) - ours:
-            self._signals.wake_owners(elsewhere)
 
     async def _retry(self, retries: Sequence[RetryLater]) -> tuple[list[TaskRow], set[UUID]]:
         """Write until it is written; answers the rows, also those of a write whose answer was

@@ -26,7 +26,7 @@ from mainspring.domain.execution import (
 )
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import ReportSink
-from mainspring.node.recorder import Recorder
+from mainspring.node.announcer import Announcer
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import REFUSED
 from mainspring.workflows.task_runs import TaskRuns
@@ -93,13 +93,13 @@ class RunStarter:
         clock: Clock,
         state: NodeState,
         runs: TaskRuns,
-        recorder: Recorder,
+        announcer: Announcer,
         report: ReportSink,
     ) -> None:
         self._clock = clock
         self._state = state
         self._runs = runs
-        self._recorder = recorder
+        self._announcer = announcer
         self._report = report
         self._tries: dict[tuple[UUID, int], _RunExecution] = {}
         self._to_begin = _Turns()
@@ -247,7 +247,7 @@ class RunStarter:
         self._begun.add(found)
         if found.cancelling:
             self._to_cancel.append(found)
-        self._recorder.moved(moved)
+        self._announcer.announce_runs(moved)
 
     async def _cancel(self, found: _RunExecution) -> None:
         if not self._is_open(found):
@@ -266,7 +266,7 @@ class RunStarter:
         if moved is None:
             self._conclude(found, Outcome.RELEASED)
         else:
-            self._recorder.moved(moved)
+            self._announcer.announce_runs(moved)
 
     def _end(self, found: _RunExecution, state: str) -> None:
         outcome = _OUTCOMES.get(state, Outcome.FAILED)

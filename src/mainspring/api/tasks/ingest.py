@@ -129,10 +129,8 @@ class Ingest:
                     others.add(partition)
                 elif task.id not in known:
                     ours.append(window_row(task, partition))
-        if ours:
-            self._node.created(ours)
-        if others:
-            self._node.hint_others(others)
+        if ours or others:
+            self._node.announce(ours, others)
 
     async def _try_alone(self, group: Sequence[_PendingCreation], error: Exception) -> None:
         """One bad row failed the whole statement: find it without failing the others."""
