@@ -163,7 +163,7 @@ class Bench:
 
 @pytest.fixture
 async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(chores, "_RETRY_PAUSE", 0.001)
+    monkeypatch.setattr(chores, "RETRY_PAUSE", 0.001)
     return Bench()
 
 

@@ -34,7 +34,7 @@ from mainspring.lifecycle import BackgroundTasks
 from mainspring.node.eager_leases import EagerLeases
 from mainspring.node.lease_maintenance import LeaseMaintenance
 from mainspring.node.recorder import Recorder
-from mainspring.node.retrying import until_answered, until_sent
+from mainspring.node.retrying import until_answered, until_sent, wait_at_most
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import EngineStore, TaskRef
@@ -159,14 +159,7 @@ class Dispatcher:
                 rest = min(rest, next_wake - clock.now())
             if (turn := self._upkeep.next_turn()) is not None:
                 rest = min(rest, turn - clock.steady())
-            await self._rest(rest)
-
-    async def _rest(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(max(0.0, seconds)):
-                await self._state.dispatch_wanted.wait()
-        except TimeoutError:
-            pass
+            await wait_at_most(self._state.dispatch_wanted, rest)
 
     # Claiming --------------------------------------------------------------------------------
 

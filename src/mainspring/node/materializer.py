@@ -15,6 +15,7 @@ from mainspring import crash, timezones
 from mainspring.config import Config
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.announcer import Announcer
+from mainspring.node.retrying import repeat, wait_at_most, write_in_parts
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.schedules.service import DueSchedule, ScheduleService
@@ -24,7 +25,6 @@ log = structlog.get_logger()
 
 _AHEAD = 1.0
 _BATCHES = 10
-_RETRY_PAUSE = 0.25
 _WATCH_EVERY = 5.0
 # How long a schedule rests that could not be decided on: somebody is changing it at the moment, or
 # it is not due yet by the database's clock.
@@ -62,16 +62,10 @@ class Materializer:
         self._hinted.set()
 
     async def run(self) -> None:
-        while True:
-            self._hinted.clear()
-            try:
-                await self._turn()
-            except StoreUnavailable as problem:
-                self._metrics.database_errors.inc()
-                log.warning("deciding failed", action="schedule.failed", problem=str(problem))
-                await asyncio.sleep(_RETRY_PAUSE)
+        await repeat(self._turn, self._metrics, "deciding failed", action="schedule.failed")
 
     async def _turn(self) -> None:
+        self._hinted.clear()
         partitions = self._state.engine.partitions
         await self._look_after(partitions)
         now = self._state.clock.now()
@@ -86,32 +80,22 @@ class Materializer:
         else:
             ready = [s for s in due if s.wake <= now and self._set_aside.get(s.id, 0.0) <= now]
             for start in range(0, len(ready), batch):
-                await self._settle(ready[start : start + batch])
+                part = ready[start : start + batch]
+                await write_in_parts(part, self._decide, self._set_aside_undecidable, (Exception,))
             if not ready:
                 await self._rest(self._config.wake_poll)
 
-    async def _settle(self, due: Sequence[DueSchedule]) -> None:
-        """Decide on some. One that cannot be decided on, by a mistake of ours, holds up no other:
-        it is found by halves and set aside, and the watchdog tells of it."""
-        try:
-            await self._decide(due)
-        except StoreUnavailable:
-            raise
-        except Exception as problem:
-            if len(due) > 1:
-                middle = len(due) // 2
-                await self._settle(due[:middle])
-                await self._settle(due[middle:])
-                return
-            log.error(
-                "a schedule cannot be decided on",
-                action="schedule.undecidable",
-                schedule=str(due[0].id),
-                exc_info=problem,
-            )
-            now = self._state.clock.now()
-            self._set_aside = {s: until for s, until in self._set_aside.items() if until > now}
-            self._set_aside[due[0].id] = now + _ASIDE
+    async def _set_aside_undecidable(self, schedule: DueSchedule, problem: Exception) -> None:
+        """Skip a schedule that cannot be decided on, by a mistake of ours; the watch reports it."""
+        log.error(
+            "a schedule cannot be decided on",
+            action="schedule.undecidable",
+            schedule=str(schedule.id),
+            exc_info=problem,
+        )
+        now = self._state.clock.now()
+        self._set_aside = {s: until for s, until in self._set_aside.items() if until > now}
+        self._set_aside[schedule.id] = now + _ASIDE
 
     async def _decide(self, due: Sequence[DueSchedule]) -> None:
         crash.reach("schedule.before_commit")
@@ -168,8 +152,4 @@ class Materializer:
             )
 
     async def _rest(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(max(0.0, seconds)):
-                await self._hinted.wait()
-        except TimeoutError:
-            pass
+        await wait_at_most(self._hinted, seconds)

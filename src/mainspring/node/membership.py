@@ -5,7 +5,8 @@ that of moving partitions. Every beat also measures the database's clock.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
@@ -18,6 +19,7 @@ from mainspring.config import Config
 from mainspring.domain.placement import PARTITIONS, preferred_owner
 from mainspring.errors import StoreUnavailable
 from mainspring.node.partition_loader import PartitionLoader
+from mainspring.node.retrying import repeat, wait_at_most
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
@@ -25,8 +27,6 @@ from mainspring.postgres.database import CONNECTION_LOST
 from mainspring.store.cluster import ClusterStore, Member
 
 log = structlog.get_logger()
-
-_RETRY_PAUSE = 0.25
 
 Connect = Callable[[], Awaitable[asyncpg.Connection]]
 
@@ -85,7 +85,7 @@ class Membership:
         """Hand everything over at once and stop being a member. The loops have been stopped."""
         try:
             async with asyncio.timeout(self._config.node_ttl), self._moving:
-                cluster = await self._mover.cluster()
+                cluster = ClusterStore(await self._mover.connection())
                 heirs = [m.id for m in await self._alive(cluster) if m.id != self._state.node_id]
                 mine = (await cluster.ownership()).get(self._state.node_id, [])
                 gifts = {p: preferred_owner(p, heirs) if heirs else None for p in mine}
@@ -103,16 +103,16 @@ class Membership:
     # Being alive -----------------------------------------------------------------------------
 
     async def _keep_beating(self) -> None:
-        while True:
-            try:
-                await self._beat(await self._heart.cluster())
-            except (StoreUnavailable, *CONNECTION_LOST) as problem:
-                self._metrics.database_errors.inc()
-                log.warning("a heartbeat failed", action="node.beat_failed", problem=repr(problem))
-                self._heart.drop()
-                await asyncio.sleep(_RETRY_PAUSE)
-            else:
-                await asyncio.sleep(self._config.heartbeat)
+        await self._repeat(self._beat_in_time, "a heartbeat failed", "node.beat_failed")
+
+    async def _repeat(self, turn: Callable[[], Awaitable[None]], message: str, action: str) -> None:
+        errors = (StoreUnavailable, *CONNECTION_LOST)
+        await repeat(turn, self._metrics, message, action=action, errors=errors)
+
+    async def _beat_in_time(self) -> None:
+        async with self._heart.cluster() as cluster:
+            await self._beat(cluster)
+        await asyncio.sleep(self._config.heartbeat)
 
     async def _beat(self, cluster: ClusterStore) -> None:
         epoch, sent = self._state.epoch, clock.monotonic()
@@ -151,29 +151,15 @@ class Membership:
     # Owning partitions -----------------------------------------------------------------------
 
     async def _keep_balance(self) -> None:
-        while True:
-            self._moved.clear()
-            try:
-                async with self._moving:
-                    handed_over = await self._balance(await self._mover.cluster())
-            except (StoreUnavailable, *CONNECTION_LOST) as problem:
-                self._metrics.database_errors.inc()
-                log.warning(
-                    "moving partitions failed", action="node.move_failed", problem=repr(problem)
-                )
-                self._mover.drop()
-                await asyncio.sleep(_RETRY_PAUSE)
-                continue
-            if handed_over:
-                await self._signals.cluster_changed()
-            await self._rest()
+        await self._repeat(self._balance_in_time, "moving partitions failed", "node.move_failed")
 
-    async def _rest(self) -> None:
-        try:
-            async with asyncio.timeout(self._config.heartbeat):
-                await self._moved.wait()
-        except TimeoutError:
-            pass
+    async def _balance_in_time(self) -> None:
+        self._moved.clear()
+        async with self._moving, self._mover.cluster() as cluster:
+            handed_over = await self._balance(cluster)
+        if handed_over:
+            await self._signals.cluster_changed()
+        await wait_at_most(self._moved, self._config.heartbeat)
 
     async def _balance(self, cluster: ClusterStore) -> bool:
         """One look at who lives and who owns what; answers whether something was given away."""
@@ -257,8 +243,14 @@ class _Line:
             self._connection = await self._connect()
         return self._connection
 
-    async def cluster(self) -> ClusterStore:
-        return ClusterStore(await self.connection())
+    @asynccontextmanager
+    async def cluster(self) -> AsyncIterator[ClusterStore]:
+        """Use the connection, and drop it when something goes wrong."""
+        try:
+            yield ClusterStore(await self.connection())
+        except (StoreUnavailable, *CONNECTION_LOST):
+            self.drop()
+            raise
 
     def drop(self) -> None:
         if self._connection is not None:

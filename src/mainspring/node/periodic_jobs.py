@@ -2,17 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 import structlog
 
 from mainspring.errors import StoreUnavailable
+from mainspring.node.retrying import RETRY_PAUSE, wait_at_most
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 
 log = structlog.get_logger()
-
-_RETRY_PAUSE = 0.25
 
 
 class PeriodicJobs:
@@ -57,10 +55,8 @@ class PeriodicJobs:
         """Until a chore is due, or wanted; after a failure for a moment only."""
         if self._failed:
             self._failed = False
-            await asyncio.sleep(_RETRY_PAUSE)
+            await asyncio.sleep(RETRY_PAUSE)
         else:
             wait = min(self._due.values()) - self._state.clock.steady()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    await self._wanted.wait()
+            await wait_at_most(self._wanted, wait)
         self._wanted.clear()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from uuid import UUID
@@ -27,6 +27,7 @@ from mainspring.domain.task import TaskState
 from mainspring.errors import StoreUnavailable
 from mainspring.node.announcer import Announcer
 from mainspring.node.eager_leases import EagerLeases
+from mainspring.node.retrying import RETRY_PAUSE, until_answered, write_in_parts
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import REFUSED
@@ -37,7 +38,6 @@ from mainspring.workflows.outcomes import StepOutcomes
 log = structlog.get_logger()
 
 _WRITES_IN_FLIGHT = 2
-_RETRY_PAUSE = 0.25
 _WAITING = (TaskState.SCHEDULED, TaskState.PAUSED)
 _UNSTORABLE = "unstorable-result"
 
@@ -223,18 +223,28 @@ class Recorder:
     async def _finish(self, finishes: Sequence[Finish]) -> set[UUID]:
         """Write until it is written. Writing again what may have been written already is harmless:
         the fence lets it through once."""
-        while True:
-            try:
-                return await self._store.finish(self._state.ownership(), finishes)
-            except StoreUnavailable:
-                await self._pause()
-            except REFUSED as error:
-                if len(finishes) > 1:
-                    # One bad result must not hold up the others: each alone.
-                    return {i for f in finishes for i in await self._finish([f])}
-                if _given_up(finishes[0].report, error):
-                    return set()
-                finishes = [_unrecordable(finishes[0], error)]
+
+        async def write(part: Sequence[Finish]) -> set[UUID]:
+            return await self._store.finish(self._state.ownership(), part)
+
+        return await self._write_finishes(finishes, write)
+
+    async def _write_finishes(
+        self,
+        finishes: Sequence[Finish],
+        write: Callable[[Sequence[Finish]], Awaitable[set[UUID]]],
+    ) -> set[UUID]:
+        accepted: set[UUID] = set()
+
+        async def write_part(part: Sequence[Finish]) -> None:
+            accepted.update(await until_answered(lambda: write(part), self._metrics))
+
+        async def refused(end: Finish, error: Exception) -> None:
+            if not _given_up(end.report, error):
+                await write_in_parts([_unrecordable(end, error)], write_part, refused)
+
+        await write_in_parts(finishes, write_part, refused)
+        return accepted
 
     async def _finish_steps(self, finishes: Sequence[Finish]) -> set[UUID]:
         """The same for steps, whose runs move on with it: the short way where that will do."""
@@ -242,8 +252,9 @@ class Recorder:
             accepted = await self._finish_fast(finishes)
         except StoreUnavailable:
             # What was written without a word to us is not accepted again, and looked at.
-            await self._pause()
-            return await self._finish_with_care(finishes, mark_maybe_changed=True)
+            self._metrics.database_errors.inc()
+            await asyncio.sleep(RETRY_PAUSE)
+            return await self._finish_with_care(finishes, maybe_changed=True)
         except REFUSED:
             accepted = set()
         rest = [f for f in finishes if f.report.execution.id not in accepted]
@@ -265,52 +276,56 @@ class Recorder:
         return done.accepted
 
     async def _finish_with_care(
-        self, finishes: Sequence[Finish], *, mark_maybe_changed: bool = False
+        self, finishes: Sequence[Finish], *, maybe_changed: bool = False
     ) -> set[UUID]:
         """An answer that was lost may have released others, of which nobody told the engine: then
         all is looked at again."""
-        while True:
+
+        async def write(part: Sequence[Finish]) -> set[UUID]:
+            nonlocal maybe_changed
             try:
                 now = self._state.clock.now()
                 crash.reach("step.before_commit")
-                done = await self._steps.finish(self._state.ownership(), finishes, now)
-                crash.reach("step.committed")
-                self._announcer.announce_runs(done.moved)
-                if mark_maybe_changed:
-                    self._state.mark_stale(self._state.engine.partitions)
-                return done.accepted
+                done = await self._steps.finish(self._state.ownership(), part, now)
             except StoreUnavailable:
-                mark_maybe_changed = True
-                await self._pause()
-            except REFUSED as error:
-                if len(finishes) > 1:
-                    return {i for f in finishes for i in await self._finish_with_care([f])}
-                if _given_up(finishes[0].report, error):
-                    return set()
-                finishes = [_unrecordable(finishes[0], error)]
+                maybe_changed = True
+                raise
+            crash.reach("step.committed")
+            self._announcer.announce_runs(done.moved)
+            if maybe_changed:
+                self._state.mark_stale(self._state.engine.partitions)
+            return done.accepted
+
+        return await self._write_finishes(finishes, write)
 
     async def _retry(self, retries: Sequence[RetryLater]) -> tuple[list[TaskRow], set[UUID]]:
-        """Write until it is written; answers the rows, also those of a write whose answer was
-        lost: nobody else tells the engine of them. And what cannot be written."""
-        mark_maybe_changed = False
-        while True:
+        """Write until it is written. Return the rows, also those of a write whose answer was lost:
+        nobody else tells the engine of them. And what cannot be written."""
+        rows: list[TaskRow] = []
+        unwritten: set[UUID] = set()
+        maybe_changed = False
+
+        async def write(part: Sequence[RetryLater]) -> list[TaskRow]:
+            nonlocal maybe_changed
             try:
-                rows = await self._store.retry(self._state.ownership(), retries)
-                return rows + (
-                    await self._rescheduled(retries) if mark_maybe_changed else []
-                ), set()
+                written = await self._store.retry(self._state.ownership(), part)
+                return written + (await self._rescheduled(part) if maybe_changed else [])
             except StoreUnavailable:
-                mark_maybe_changed = True
-                await self._pause()
-            except REFUSED as error:
-                if len(retries) > 1:
-                    alone = [await self._retry([retry]) for retry in retries]
-                    rows = [row for written, _ in alone for row in written]
-                    return rows, {one for _, unwritten in alone for one in unwritten}
-                report = retries[0].report
-                if _given_up(report, error):
-                    return [], {report.execution.id}
-                retries = [retries[0]._replace(report=_storable(report, error))]
+                maybe_changed = True
+                raise
+
+        async def write_part(part: Sequence[RetryLater]) -> None:
+            rows.extend(await until_answered(lambda: write(part), self._metrics))
+
+        async def refused(retry: RetryLater, error: Exception) -> None:
+            if _given_up(retry.report, error):
+                unwritten.add(retry.report.execution.id)
+                return
+            storable = retry._replace(report=_storable(retry.report, error))
+            await write_in_parts([storable], write_part, refused)
+
+        await write_in_parts(retries, write_part, refused)
+        return rows, unwritten
 
     async def _rescheduled(self, retries: Sequence[RetryLater]) -> list[TaskRow]:
         tasks = [(r.report.execution.tenant_id, r.report.execution.id) for r in retries]
@@ -320,10 +335,6 @@ class Recorder:
     def _count(self, reports: Iterable[Report]) -> None:
         for outcome, count in Counter(report.outcome.value for report in reports).items():
             self._metrics.executions.labels(outcome).inc(count)
-
-    async def _pause(self) -> None:
-        self._metrics.database_errors.inc()
-        await asyncio.sleep(_RETRY_PAUSE)
 
 
 def _apart(reports: Sequence[Report]) -> Iterator[Sequence[Report]]:

@@ -20,8 +20,8 @@ from mainspring.domain.execution import Execution
 from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.errors import InvalidRequest, NothingSent, StoreUnavailable
+from mainspring.node.retrying import write_in_parts
 from mainspring.observe.metrics import Metrics
-from mainspring.postgres.database import REFUSED
 from mainspring.store.creation import Creation, EagerLeaseOffer, window_row
 from mainspring.store.tasks import TaskStore
 
@@ -69,6 +69,9 @@ class Ingest:
         return lane.add(creation)
 
     async def _flush(self, group: Sequence[_PendingCreation]) -> None:
+        await write_in_parts(group, self._write, self._refuse)
+
+    async def _write(self, group: Sequence[_PendingCreation]) -> None:
         creations = [waiting.creation for waiting in group]
         offer = self._node.offer_eager_lease(task for c in creations for task in c.tasks)
         try:
@@ -78,8 +81,6 @@ class Ingest:
                 _fail(waiting, error)
         except StoreUnavailable as error:
             await self._read_again(group, offer, error)
-        except REFUSED as error:
-            await self._try_alone(group, error)
         else:
             for waiting in group:
                 _resolve(waiting, waiting.creation.tasks[0].id in made)
@@ -132,17 +133,11 @@ class Ingest:
         if ours or others:
             self._node.announce(ours, others)
 
-    async def _try_alone(self, group: Sequence[_PendingCreation], error: Exception) -> None:
-        """One bad row failed the whole statement: find it without failing the others."""
-        if len(group) > 1:
-            for waiting in group:
-                await self._flush([waiting])
-            return
+    async def _refuse(self, waiting: _PendingCreation, error: Exception) -> None:
         _log.error("the database refused a task", action="create.refused", exc_info=error)
         if isinstance(error, _OF_THE_VALUES):
-            _fail(group[0], InvalidRequest("the database refused the values of this task"))
-        else:
-            _fail(group[0], error)
+            error = InvalidRequest("the database refused the values of this task")
+        _fail(waiting, error)
 
     async def _read_again(
         self, group: Sequence[_PendingCreation], offer: EagerLeaseOffer, error: StoreUnavailable

@@ -23,7 +23,7 @@ from mainspring.engine.running import RunningTask
 from mainspring.errors import NothingSent, NotReady, StoreUnavailable
 from mainspring.lifecycle import BackgroundTasks
 from mainspring.node.recorder import Recorder
-from mainspring.node.retrying import until_answered
+from mainspring.node.retrying import repeat, until_answered
 from mainspring.node.state import NodeState
 from mainspring.node.workers.mailbox import (
     ExecutionKey,
@@ -393,15 +393,15 @@ class LeaseService:
         return {"roster": self._keep_roster, **self._forwarding.loops()}
 
     async def _keep_roster(self) -> None:
-        while True:
-            await asyncio.sleep(_WRITE_EVERY)
-            try:
-                await self._registry.write()
-            except StoreUnavailable as problem:
-                self._metrics.database_errors.inc()
-                log.warning("workers were not noted", action="roster.failed", problem=str(problem))
-            for holder in [h for h in self._answered if not self._registry.knows(h)]:
-                del self._answered[holder]
+        await repeat(
+            self._write_registry, self._metrics, "workers were not noted", action="roster.failed"
+        )
+
+    async def _write_registry(self) -> None:
+        await asyncio.sleep(_WRITE_EVERY)
+        for holder in [h for h in self._answered if not self._registry.knows(h)]:
+            del self._answered[holder]
+        await self._registry.write()
 
 
 def _pick(entry: Entry) -> WorkerPick:

@@ -17,6 +17,7 @@ from msgspec import Struct
 from mainspring.domain.capability import Offer
 from mainspring.engine.demand import WorkerSession
 from mainspring.errors import StoreUnavailable
+from mainspring.node.retrying import RETRY_PAUSE, wait_at_most
 from mainspring.node.state import NodeState
 from mainspring.store.messages import MessageStore
 
@@ -26,8 +27,6 @@ Kind = tuple[int, Offer]
 """Workers of a tenant that offer the same."""
 ExecutionKey = tuple[UUID, int]
 """A task and its fence."""
-
-_RETRY_PAUSE = 0.25
 
 
 class WorkersWait(Struct, tag=True):
@@ -153,18 +152,14 @@ class Mailbox:
 
     async def _keep_collecting(self) -> None:
         while True:
-            try:
-                async with asyncio.timeout(self._look_every):
-                    await self._arrived.wait()
-            except TimeoutError:
-                if not self.others:
-                    continue  # alone: nobody writes
+            if not await wait_at_most(self._arrived, self._look_every) and not self.others:
+                continue  # alone: nobody writes
             self._arrived.clear()
             try:
                 bodies = await self._messages.collect(self._state.node_id)
             except StoreUnavailable as problem:
                 log.warning("no letters", action="post.uncollected", problem=str(problem))
-                await asyncio.sleep(_RETRY_PAUSE)
+                await asyncio.sleep(RETRY_PAUSE)
                 continue
             for body in bodies:
                 self._open(body)
