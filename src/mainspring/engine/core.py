@@ -263,7 +263,7 @@ class Engine:
         # Due and not in the window: it started since the row was read, or there was no room.
         if self.running.get(row.id) is not None:
             return replace(around, started=True)
-        return replace(around, crowded_out=self.window.crowded(row))
+        return replace(around, crowded_out=self.window.turned_away(row))
 
     # Details ---------------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ class Entry:
     """Metadata of one waiting task. Mutable, and known by identity: there are many of these."""
 
     __slots__ = (
-        "crowded",
         "deadline",
         "entered",
         "holder",
@@ -34,6 +33,7 @@ class Entry:
         "slot",
         "stream",
         "waited",
+        "was_turned_away",
     )
 
     def __init__(self, row: TaskRow, stream: StreamKey, deadline: float) -> None:
@@ -47,7 +47,7 @@ class Entry:
         self.entered: Stamp | None = None
         self.waited: dict[Cause, float] | None = None
         """What it waited for since we know it; what came before is in its row."""
-        self.crowded = False
+        self.was_turned_away = False
         """Whether there was no room for it in the window before."""
         self.poll: Poll | None = None
         self.holder: LeaseHolder | None = None

@@ -104,8 +104,8 @@ class FairQueue:
     def recount(self, tenant_id: int, running: Iterable[int]) -> None:
         """Forget who waits and count what is running: the partition of each running task."""
         tenant = self._tenants[tenant_id]
-        tenant.waiting = tenant.queued = 0
-        tenant.stuck = False
+        tenant.waiting = tenant.waiting_for_workers = 0
+        tenant.held_back = False
         tenant.gates.clear()
         tenant.groups.clear()
         tenant.worker_groups.clear()
@@ -127,12 +127,12 @@ class FairQueue:
             self._add_ready(tenant, entry, now)
         else:
             self._key(tenant, key).join(entry, lambda e: self._offer(tenant, e, now))
-        if entry.crowded:
+        if entry.was_turned_away:
             self._explain_absence(tenant, entry, now)
 
     def _explain_absence(self, tenant: TenantShare, entry: Entry, now: float) -> None:
         """There was no room for a task in the window: it waited for the same as those before it."""
-        entry.crowded = False
+        entry.was_turned_away = False
         group = tenant.group_of(entry) if entry.entered is not None else None
         cause = Cause.CONCURRENCY_KEY if group is None else group.bucket.cause
         entry.add_wait(cause, max(0.0, entry.unaccounted(now)))
@@ -156,7 +156,7 @@ class FairQueue:
         gate = tenant.keys.get(entry.row.concurrency_key or "")
         if gate is not None:
             gate.forget(entry, lambda e: self._offer(tenant, e, now))
-            self._tidy(tenant, entry.row.concurrency_key)
+            self._drop_idle_key(tenant, entry.row.concurrency_key)
 
     def pick(
         self, now: float, slots: int, accepts: Accepts, room: SlotQuota | None = None
@@ -165,15 +165,15 @@ class FairQueue:
         order = [
             (tenant.share, tenant.served, tenant_id)
             for tenant_id, tenant in self._tenants.items()
-            if tenant.waiting and not tenant.stuck
+            if tenant.waiting and not tenant.held_back
         ]
         heapify(order)
         picked: list[Entry] = []
         while order and len(picked) < slots:
             tenant_id = order[0][2]
             tenant = self._tenants[tenant_id]
-            crowded = room is not None and not room.admits(tenant_id, tenant.limits.weight)
-            entry = None if crowded else self._take(tenant, now, accepts, room)
+            over_quota = room is not None and not room.admits(tenant_id, tenant.limits.weight)
+            entry = None if over_quota else self._take(tenant, now, accepts, room)
             if entry is None:
                 heappop(order)
                 continue
@@ -210,18 +210,18 @@ class FairQueue:
         if task.holder is None and task.slot:
             tenant.running -= 1
         else:
-            tenant.away -= 1
+            tenant.without_slot -= 1
         if task.holder is not None:
             self.workers.remove_lease(task.holder)
         gate = tenant.gates.get(task.partition) if task.slot else None
         if gate is not None:
             gate.running = max(0, gate.running - 1)
-            tenant.stuck = False
-            if tenant.queued and gate.running == gate.limit - 1:
+            tenant.held_back = False
+            if tenant.waiting_for_workers and gate.running == gate.limit - 1:
                 self._gate_turned(tenant_id, tenant, gate, now)
         if key is not None:
             tenant.keys[key].freed(lambda e: self._offer(tenant, e, now))
-            self._tidy(tenant, key)
+            self._drop_idle_key(tenant, key)
         if tenant.idle:
             del self._tenants[tenant_id]
             self.workers.forget_groups(tenant_id)
@@ -303,12 +303,12 @@ class FairQueue:
         row = entry.row
         if not self._needs_worker(row.capability):
             tenant.group(entry, now).push(entry, now)
-            tenant.stuck = False
+            tenant.held_back = False
             return
         name = tenant.name_of(entry)
         group = tenant.worker_groups.get(name)
         if group is None:
-            tenant.tidy()
+            tenant.drop_empty_groups()
             group = Group(row.queue, row.capability, tenant.gate(row.partition), now)
             group.pools = self.workers.pools_for(row.tenant_id, row.queue, row.capability)
             group.review(now)
@@ -327,7 +327,7 @@ class FairQueue:
 
     def _count_waiting(self, tenant: TenantShare, entry: Entry, change: int) -> None:
         if self._needs_worker(entry.row.capability):
-            tenant.queued += change
+            tenant.waiting_for_workers += change
         else:
             tenant.waiting += change
 
@@ -335,7 +335,7 @@ class FairQueue:
         if task.holder is None and task.slot:
             tenant.running += 1
         else:
-            tenant.away += 1
+            tenant.without_slot += 1
         if task.holder is not None:
             self.workers.add_lease(task.holder)
 
@@ -393,7 +393,7 @@ class FairQueue:
         key = entry.row.concurrency_key
         if group.gate is not None and entry.slot:
             group.gate.running += 1
-            if tenant.queued and group.gate.running == group.gate.limit:
+            if tenant.waiting_for_workers and group.gate.running == group.gate.limit:
                 self._gate_turned(entry.row.tenant_id, tenant, group.gate, now)
         if key is not None:
             tenant.keys[key].passed(entry, lambda e: self._offer(tenant, e, now))
@@ -403,7 +403,7 @@ class FairQueue:
     ) -> Group | None:
         best: Group | None = None
         earliest = float("inf")
-        tenant.stuck = True
+        tenant.held_back = True
         for group in tenant.groups.values():
             first = group.first()
             if first is None:
@@ -411,7 +411,7 @@ class FairQueue:
             closed = group.closed()
             if closed is None:
                 # Whether somebody can run it may change without a word to us; a gate never does.
-                tenant.stuck = False
+                tenant.held_back = False
                 if not accepts(group.capability):
                     closed = Cause.NO_WORKER
             group.bucket.switch(closed or Cause.FAIR_SHARE, now)
@@ -447,7 +447,7 @@ class FairQueue:
             gate = tenant.keys[key] = KeyGate()
         return gate
 
-    def _tidy(self, tenant: TenantShare, key: str | None) -> None:
+    def _drop_idle_key(self, tenant: TenantShare, key: str | None) -> None:
         if key is not None and key in tenant.keys and tenant.keys[key].idle:
             del tenant.keys[key]
 

@@ -45,17 +45,17 @@ class TenantShare:
     """One tenant's share and its due tasks."""
 
     __slots__ = (
-        "_tidied",
-        "away",
+        "_groups_kept",
         "gates",
         "groups",
+        "held_back",
         "keys",
         "limits",
-        "queued",
         "running",
         "served",
-        "stuck",
         "waiting",
+        "waiting_for_workers",
+        "without_slot",
         "worker_groups",
     )  # fmt: skip
 
@@ -64,17 +64,17 @@ class TenantShare:
         self.running = 0
         self.served = 0
         self.waiting = 0
-        self.away = 0
+        self.without_slot = 0
         """What runs at workers, or takes no slot: it does not count for the node's slots."""
-        self.queued = 0
+        self.waiting_for_workers = 0
         """What waits for workers."""
         self.groups: dict[tuple[int, str, str], Group] = {}
         self.worker_groups: dict[tuple[int, str, str], Group] = {}
         self.gates: dict[int, RunningGate] = {}
         self.keys: dict[str, KeyGate] = {}
-        self.stuck = False
+        self.held_back = False
         """Whether the gates held all back when last looked, and nothing has changed since."""
-        self._tidied = 0
+        self._groups_kept = 0
         """How many groups and lines there were when the empty ones were last dropped."""
 
     @property
@@ -92,7 +92,7 @@ class TenantShare:
 
     @property
     def idle(self) -> bool:
-        return not (self.running or self.waiting or self.away or self.queued)
+        return not (self.running or self.waiting or self.without_slot or self.waiting_for_workers)
 
     def name_of(self, entry: Entry) -> tuple[int, str, str]:
         # Only a limited tenant needs its partitions apart: each has a gate of its own.
@@ -109,22 +109,22 @@ class TenantShare:
         name = self.name_of(entry)
         group = self.groups.get(name)
         if group is None:
-            self.tidy()
+            self.drop_empty_groups()
             gate = self.gate(entry.row.partition)
             if gate is not None and not entry.slot:
                 gate = RunningGate(gate.limit)  # nobody counts there: it tells a limit of 0
             group = self.groups[name] = Group(entry.row.queue, entry.row.capability, gate, now)
         return group
 
-    def tidy(self) -> None:
+    def drop_empty_groups(self) -> None:
         """Another group or line is about to be made. The names of queues are free: once there are
         twice as many as were in use, the empty ones go. Those in steady use are not made anew
         with each task."""
-        if len(self.groups) + len(self.worker_groups) < max(_FEW, 2 * self._tidied):
+        if len(self.groups) + len(self.worker_groups) < max(_FEW, 2 * self._groups_kept):
             return
         for kept in (self.groups, self.worker_groups):
             for name in [name for name, group in kept.items() if group.first() is None]:
                 empty = kept.pop(name)
                 for pool in empty.pools:
                     pool.ready.pop(empty, None)
-        self._tidied = len(self.groups) + len(self.worker_groups)
+        self._groups_kept = len(self.groups) + len(self.worker_groups)

@@ -15,7 +15,7 @@ from mainspring.domain.execution import Outcome, TaskError
 from mainspring.execution.transfers import TransferReply
 
 LONGEST_WAIT = 30 * 86400.0
-"""No receiver is believed that asks for more patience than this."""
+"""The longest delay that a receiver may ask for."""
 
 _RETRIED = frozenset({408, 425, 429})
 _OF_INTEREST = {

@@ -78,7 +78,7 @@ class _ClaimQueue:
 
 
 class Dispatcher:
-    """Wakes up when something is due or somebody pokes, and never waits for the database itself:
+    """Wakes up when something is due or somebody asks, and never waits for the database itself:
     every statement runs in a task of its own, few at a time, so that batches form by themselves."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Dispatcher:
         self._executors.append(executor)
 
     def serve_workers(self, lease_service: WorkerLeases) -> None:
-        """Claim for workers too, and give to this desk what came of it."""
+        """Claim for workers too, and let this service hand out what was claimed."""
         self._lease_service = lease_service
         self._for_workers = _ClaimQueue(lease_service.claim, lease_service.hand_out)
 
@@ -153,7 +153,7 @@ class Dispatcher:
             if engine.window.wants_more:
                 self._state.partitions_wanted.set()
             # What is due and could not be dealt with waits for a statement that is in flight: its
-            # end pokes. Looking again at once would only keep the event loop busy.
+            # end asks for a dispatch. Looking again at once would only keep the event loop busy.
             rest = _LONGEST_SLEEP
             if (next_wake := engine.next_wake()) is not None and next_wake > now:
                 rest = min(rest, next_wake - clock.now())

@@ -24,7 +24,7 @@ _LEASE = 150.0
 _RETIRING, _TIDYING, _INDEXING = "housekeeping", "tidying", "indexing"
 _OLD_TRANSACTION = 60.0
 
-Chore = Callable[[], Awaitable[object]]
+Job = Callable[[], Awaitable[object]]
 
 
 class Housekeeper:
@@ -59,11 +59,11 @@ class Housekeeper:
             log.info("the duty will pass on by itself", action="house.kept_duty")
 
     async def tidy(self) -> None:
-        """A round of chores, if they are ours; one that fails keeps no other from being done."""
+        """Run a round of jobs, if they are ours; one that fails keeps no other from being run."""
         if not await self._holds(_TIDYING):
             return
         days, ledger = self._config.retention_days, self._house.ledger
-        chores: dict[str, Chore] = {
+        jobs: dict[str, Job] = {
             "make_partitions": self._make_partitions,
             "clear_defaults": partial(self._house.clear_defaults, days),
             "make_ledger_partitions": self._make_ledger_partitions,
@@ -76,8 +76,8 @@ class Housekeeper:
             "clear_departed": self._clear_departed,
             "look_for_old_transactions": self._look_for_old_transactions,
         }
-        for name, chore in chores.items():
-            await _attempt(name, chore)
+        for name, job in jobs.items():
+            await _attempt(name, job)
 
     async def retire(self) -> None:
         """Take old history out, if that is ours to do: two nodes must not archive the same."""
@@ -151,20 +151,20 @@ class Housekeeper:
             )
 
 
-async def _repeat(name: str, chore: Chore, pause: float) -> None:
+async def _repeat(name: str, job: Job, pause: float) -> None:
     while True:
-        await _attempt(name, chore)
+        await _attempt(name, job)
         await asyncio.sleep(pause)
 
 
-async def _attempt(name: str, chore: Chore) -> None:
+async def _attempt(name: str, job: Job) -> None:
     """Whatever goes wrong is told, and tried again in the next round."""
     try:
-        await chore()
+        await job()
     except StoreUnavailable as problem:
-        log.warning("a chore failed", action="house.failed", chore=name, problem=str(problem))
+        log.warning("a job failed", action="house.failed", job=name, problem=str(problem))
     except Exception:
-        log.exception("a chore failed", action="house.failed", chore=name)
+        log.exception("a job failed", action="house.failed", job=name)
 
 
 def _tell(what: str, tables: Round) -> None:

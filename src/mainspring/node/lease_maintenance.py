@@ -34,7 +34,7 @@ class LeaseListener(Protocol):
 
 
 class LeaseMaintenance:
-    """Two errands that do not wait for each other: to end a lease of a step takes a look at its
+    """Two duties that do not wait for each other: to end a lease of a step takes a look at its
     run, which another may hold for long, and meanwhile our own leases would run out."""
 
     def __init__(
@@ -152,5 +152,5 @@ class LeaseMaintenance:
                     self._metrics.poisoned.inc()
 
 
-def _is_over(errand: asyncio.Task[None] | None) -> bool:
-    return errand is None or errand.done()
+def _is_over(task: asyncio.Task[None] | None) -> bool:
+    return task is None or task.done()

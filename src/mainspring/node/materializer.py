@@ -101,7 +101,7 @@ class Materializer:
         crash.reach("schedule.before_commit")
         ownership = self._state.ownership()
         try:
-            settled = await self._schedules.fire(ownership, due)
+            decisions = await self._schedules.fire(ownership, due)
         except NothingSent:
             raise
         except StoreUnavailable:
@@ -111,13 +111,13 @@ class Materializer:
         crash.reach("schedule.committed")
         now = self._state.clock.now()
         near = now + self._config.near
-        made = [window_row(m.task, m.partition) for m in settled.made if m.task.due <= near]
-        self._announcer.announce(made, settled.cancelled_in)
-        for decision, count in settled.counts.items():
+        made = [window_row(m.task, m.partition) for m in decisions.made if m.task.due <= near]
+        self._announcer.announce(made, decisions.cancelled_in)
+        for decision, count in decisions.counts.items():
             self._metrics.occurrences.labels(decision).inc(count)
-        self._metrics.tasks_created.inc(len(settled.made))
+        self._metrics.tasks_created.inc(len(decisions.made))
         self._metrics.decision_delay.observe(max(0.0, now - due[0].wake))
-        if not settled.decided:
+        if not decisions.decided:
             await asyncio.sleep(_REST)
 
     async def _look_after(self, partitions: frozenset[int]) -> None:

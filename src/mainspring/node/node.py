@@ -61,7 +61,7 @@ class Node:
         self._state = state
         self._membership = membership
         self._loader = loader
-        self._stock = partition_loader
+        self._partition_loader = partition_loader
         self._dispatcher = dispatcher
         self._recorder = recorder
         self._signals = signals
@@ -85,7 +85,7 @@ class Node:
             "signals.listen": self._signals.listen,
             "signals.send": self._signals.send,
             "loader": self._loader.run,
-            "stock": self._stock.run,
+            "partition_loader": self._partition_loader.run,
             "dispatcher": self._dispatcher.run,
             "recorder": self._recorder.run,
             "housekeeper": self._housekeeper.run,
@@ -107,7 +107,7 @@ class Node:
         await self._supervisor.stop(
             *self._membership.loops(),
             "loader",
-            "stock",
+            "partition_loader",
             "housekeeper",
             "materializer",
             "deadlines",
@@ -186,4 +186,4 @@ class Node:
 
     def ready(self) -> bool:
         """Joined, and everything that is ours is loaded."""
-        return self._joined and bool(self._state.owners) and not self._stock.loading
+        return self._joined and bool(self._state.owners) and not self._partition_loader.loading

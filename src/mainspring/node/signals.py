@@ -47,7 +47,7 @@ class Signals:
         self._on_wake, self._on_cluster = woken, cluster_changed
 
     def when_mailed(self, mailed: Callable[[], None]) -> None:
-        """Whom to tell that another node has left a letter."""
+        """Whom to tell that another node has left a message."""
         self._on_mail = mailed
 
     def wake_owners(self, partitions: Collection[int]) -> None:

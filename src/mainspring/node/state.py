@@ -27,7 +27,7 @@ class NodeState:
     wakes_wanted: bool = False
     """Whether that is the wake rows."""
     partitions_wanted: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the stocktaker has."""
+    """Set when the partition loader has something to look at."""
     stale_partitions: set[int] = field(default_factory=set)
     """Partitions in which something may have been written that the engine was not told of."""
     limits_read_by: UUID | None = None
@@ -62,7 +62,7 @@ class NodeState:
         self.load_wanted.set()
 
     def mark_stale(self, partitions: Collection[int]) -> None:
-        """An answer was lost: let the stocktaker look at everything in these partitions."""
+        """An answer was lost: let the partition loader read everything in these partitions."""
         self.stale_partitions.update(partitions)
         self.partitions_wanted.set()
 

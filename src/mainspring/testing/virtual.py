@@ -89,8 +89,8 @@ class VirtualTime:
         self._loop = VirtualLoop(self.start.timestamp())
         self._engine = Engine(EngineSettings(lease=_FOR_EVER, stream_cap=_MANY, tenant_cap=_MANY))
         self._schedules = VirtualSchedules(self._loop.clock, self._new_id)
-        self._schedules.changed = self._poke
-        self._poked = False
+        self._schedules.changed = self._request_step
+        self._step_requested = False
         self._alarm: asyncio.TimerHandle | None = None
         self._running: dict[UUID, asyncio.Task[Any]] = {}
         self.api = MemoryApi()
@@ -142,17 +142,17 @@ class VirtualTime:
         self._loop.close()
 
     async def _until(self, target: float) -> None:
-        self._poke()
+        self._request_step()
         while (left := target - self._loop.clock()) > 0:  # noqa: ASYNC110 - time moves meanwhile
             await asyncio.sleep(left)
         quiet = 0
         while (
             quiet < _QUIET
         ):  # what is due at this very moment still runs, and what follows from it
-            before = (self._poked, len(self.runs), len(self._running))
+            before = (self._step_requested, len(self.runs), len(self._running))
             await asyncio.sleep(0)
-            still = before == (self._poked, len(self.runs), len(self._running))
-            quiet = quiet + 1 if still and not self._poked else 0
+            still = before == (self._step_requested, len(self.runs), len(self._running))
+            quiet = quiet + 1 if still and not self._step_requested else 0
 
     def _next_wake(self) -> float | None:
         known = (self._engine.next_wake(), self._schedules.next_at())
@@ -160,14 +160,14 @@ class VirtualTime:
 
     # The way of a task -----------------------------------------------------------------------
 
-    def _poke(self) -> None:
-        if not self._poked:
-            self._poked = True
+    def _request_step(self) -> None:
+        if not self._step_requested:
+            self._step_requested = True
             self._loop.call_soon(self._step)
 
     def _step(self) -> None:
         """What a node's drivers do, at one moment: decide, pick, claim, start."""
-        self._poked = False
+        self._step_requested = False
         now = self._loop.clock()
         self._fire(now)
         free = self._slots - self._engine.leases.slots
@@ -186,7 +186,7 @@ class VirtualTime:
             self._alarm.cancel()
         wake = self._next_wake()
         if wake is not None and wake - now < _FOR_EVER / 10:
-            self._alarm = self._loop.call_later(max(_INSTANT, wake - now), self._poke)
+            self._alarm = self._loop.call_later(max(_INSTANT, wake - now), self._request_step)
 
     def _fire(self, now: float) -> None:
         for schedule in self._schedules.due(now):
@@ -211,7 +211,7 @@ class VirtualTime:
         )
         self.tasks[task.id] = task
         self._engine.update([task.row()], self._loop.clock())
-        self._poke()
+        self._request_step()
         return task
 
     def _begin(self, execution: Execution) -> None:
@@ -272,7 +272,7 @@ class VirtualTime:
             self._engine.end(task.id, execution.fence, now)
         else:
             self._engine.update([task.row()], now)
-        self._poke()
+        self._request_step()
 
     # Routes ----------------------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ class VirtualTime:
         elif not task.final:
             task.state = "cancelled"
             self._engine.remove([task.id], self._loop.clock())
-            self._poke()
+            self._request_step()
 
     def _task(self, task_id: str) -> VirtualTask:
         found = self.tasks.get(UUID(task_id))

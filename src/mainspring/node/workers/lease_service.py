@@ -1,4 +1,4 @@
-"""The desk where workers wait for tasks.
+"""The lease service, where workers wait for tasks.
 
 A poll waits here until the engine has picked tasks for it and they are claimed, here or by another
 node. What is claimed for a worker that went away meanwhile is released at once.
@@ -390,11 +390,11 @@ class LeaseService:
             self._end(waiting)
 
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
-        return {"roster": self._keep_roster, **self._forwarding.loops()}
+        return {"worker_registry": self._keep_registry, **self._forwarding.loops()}
 
-    async def _keep_roster(self) -> None:
+    async def _keep_registry(self) -> None:
         await repeat(
-            self._write_registry, self._metrics, "workers were not noted", action="roster.failed"
+            self._write_registry, self._metrics, "workers were not noted", action="registry.failed"
         )
 
     async def _write_registry(self) -> None:

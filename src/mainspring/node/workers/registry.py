@@ -1,4 +1,4 @@
-"""The roster: which process stands behind a worker's name, and what is known about it.
+"""The registry of workers: the process behind each name, and what is known about it.
 
 The database decides: the last process to come under a name is the worker, all before it are gone
 for good. A node asks once per process; what it hears of them later it notes now and then.

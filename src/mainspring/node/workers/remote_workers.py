@@ -40,12 +40,12 @@ _SAY_AGAIN = 1.0
 _BELIEVED_FOR = 3.0
 _KNOWN_EVERY = 10
 _OURS_FIRST = 0.005
-_PATIENCE = 1.0
+_GRANT_TTL = 1.0
 """So long slots are kept for a node that was granted them."""
 
 
 class LocalWorkers(Protocol):
-    """What this asks of the desk where workers wait."""
+    """What this asks of the lease service."""
 
     def polls(self) -> Iterable[Poll]:
         """Who waits here, of our own workers."""
@@ -162,12 +162,12 @@ class RemoteWorkers:
                 poll.announces,
             ),
         )
-        asyncio.get_running_loop().call_later(_PATIENCE, self._give_up, number)
+        asyncio.get_running_loop().call_later(_GRANT_TTL, self._give_up, number)
 
     def _give_up(self, number: int) -> None:
-        self._settle(number, ())
+        self._close_grant(number, ())
 
-    def _settle(self, number: int, tasks: Sequence[ExecutionKey]) -> bool:
+    def _close_grant(self, number: int, tasks: Sequence[ExecutionKey]) -> bool:
         """What came of a grant: the first to say so is heard, whether another node or the clock."""
         reserved = self._reserved.pop(number, None)
         if reserved is None:
@@ -208,11 +208,11 @@ class RemoteWorkers:
             if not callers or kind not in kinds:
                 del self._ready[kind]
 
-    # Letters ---------------------------------------------------------------------------------
+    # Messages ---------------------------------------------------------------------------------
 
-    def _hear(self, letter: NodeMessage) -> None:
+    def _hear(self, message: NodeMessage) -> None:
         engine, now = self._state.engine, self._state.clock.now()
-        match letter:
+        match message:
             case WorkersWait(node=node, kinds=kinds):
                 for tenant_id, offer in kinds:
                     engine.workers.add_remote_node(node, tenant_id, offer, now, _BELIEVED_FOR)
@@ -223,9 +223,9 @@ class RemoteWorkers:
             case TasksWait(node=node, kind=kind, tasks=tasks):
                 self._called(node, kind, tasks)
             case SlotGrant():
-                self._background_tasks.start(self._claim(letter))
+                self._background_tasks.start(self._claim(message))
             case GrantClaimed(node=node, number=number, tasks=tasks):
-                if self._settle(number, tasks):
+                if self._close_grant(number, tasks):
                     self._post.send(node, GrantConfirmed(tasks))
                 # Else it comes too late: nobody waits, and the leases run out unblamed.
             case GrantConfirmed(tasks=tasks):

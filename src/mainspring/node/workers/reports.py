@@ -78,13 +78,13 @@ class WorkerReports:
         state: NodeState,
         store: LeaseStore,
         recorder: Recorder,
-        roster: WorkerRegistry,
+        registry: WorkerRegistry,
     ) -> None:
         self._config = config
         self._state = state
         self._store = store
         self._recorder = recorder
-        self._registry = roster
+        self._registry = registry
         self._remembered: OrderedDict[tuple[UUID, int], _KnownLease] = OrderedDict()
 
     def remember(self, execution: Execution, holder: WorkerSession) -> None:
