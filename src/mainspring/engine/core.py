@@ -358,7 +358,7 @@ class Engine:
         self.waits.save(entry)
 
     def _end(self, running: RunningTask, now: float) -> None:
-        """Its try is over for good: what was read before that says otherwise in vain."""
+        """End an execution for good: rows that were read before do not bring it back."""
         self.running.note_end(running)
         self._stop(running, now)
 

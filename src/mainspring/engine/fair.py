@@ -84,7 +84,7 @@ class FairQueue:
         return True
 
     def _note_waits(self, tenant: TenantShare, now: float) -> None:
-        """What its tasks have waited for so far, before they are pushed anew."""
+        """Note what a tenant's tasks have waited for so far, before they are pushed anew."""
         for group in chain(tenant.groups.values(), tenant.worker_groups.values()):
             for entry in group:
                 self._leave_bucket(entry, group, now)
@@ -92,7 +92,7 @@ class FairQueue:
             entry.add_wait(Cause.CONCURRENCY_KEY, now - entry.ready_at)
 
     def _note_wait(self, tenant: TenantShare, entry: Entry, now: float) -> None:
-        """What a task has waited for so far, wherever it waits."""
+        """Note what a task has waited for so far, wherever it waits."""
         group = tenant.group_of(entry)
         if tenant.limits is UNKNOWN:
             return
@@ -118,7 +118,7 @@ class FairQueue:
                 gate.running += 1
 
     def push(self, entry: Entry, now: float) -> None:
-        """A task is due."""
+        """Queue a task that is due."""
         entry.phase, entry.ready_at = Phase.READY, now
         tenant = self._tenant(entry.row.tenant_id)
         self._count_waiting(tenant, entry, 1)
@@ -131,7 +131,8 @@ class FairQueue:
             self._explain_absence(tenant, entry, now)
 
     def _explain_absence(self, tenant: TenantShare, entry: Entry, now: float) -> None:
-        """There was no room for a task in the window: it waited for the same as those before it."""
+        """Account for a task that had no room in the window: it waited for the same as those before
+        it."""
         entry.was_turned_away = False
         group = tenant.group_of(entry) if entry.entered is not None else None
         cause = Cause.CONCURRENCY_KEY if group is None else group.bucket.cause
@@ -145,7 +146,7 @@ class FairQueue:
         return limits.max_running is None and (tenant is None or not tenant.waiting)
 
     def forget(self, entry: Entry, now: float) -> None:
-        """A waiting task is no longer ours to start. Its heap entry is skipped when it surfaces."""
+        """Drop a waiting task. Its heap entry is skipped when it surfaces."""
         was_ready = entry.phase is Phase.READY
         entry.phase = Phase.FORGOTTEN
         tenant = self._tenants.get(entry.row.tenant_id)
@@ -161,7 +162,7 @@ class FairQueue:
     def pick(
         self, now: float, slots: int, accepts: Accepts, room: SlotQuota | None = None
     ) -> list[Entry]:
-        """The next tasks to start, at most `slots`; they count as running from here on."""
+        """Return the next tasks to start, at most `slots`; they count as running from here on."""
         order = [
             (tenant.share, tenant.served, tenant_id)
             for tenant_id, tenant in self._tenants.items()
@@ -204,7 +205,7 @@ class FairQueue:
             self._key(tenant, task.concurrency_key).running += 1
 
     def ended(self, task: CountedTask, now: float) -> None:
-        """A task that counted as running is over, or was not started after all."""
+        """Stop counting a task that is over, or was not started after all."""
         tenant_id, key = task.tenant_id, task.concurrency_key
         tenant = self._tenants[tenant_id]
         if task.holder is None and task.slot:
@@ -229,8 +230,8 @@ class FairQueue:
     # Workers ---------------------------------------------------------------------------------
 
     def match(self, now: float, most: int) -> list[Entry]:
-        """Tasks that a waiting worker can run, each with the poll it was picked for; they count as
-        running from here on."""
+        """Return tasks that a waiting worker can run, each with the poll it was picked for; they
+        count as running from here on."""
         self.workers.sweep(now)
         picked: list[Entry] = []
         for pool in self.workers.dirty():
@@ -241,7 +242,7 @@ class FairQueue:
         return picked
 
     def dropped(self) -> list[Entry]:
-        """What expired in front of a worker since the last time: forgotten here already."""
+        """Return what expired in front of a worker since the last time: forgotten here already."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
@@ -268,7 +269,7 @@ class FairQueue:
     def _hand_to_worker(
         self, tenant: TenantShare, pool: WorkerPool, group: Group, now: float
     ) -> Entry | None:
-        """The next task of a group for the next worker of a pool, if both are there."""
+        """Return the next task of a group for the next worker of a pool, if both are there."""
         if group.closed():
             return None
         while (first := group.first()) is not None:
@@ -299,7 +300,7 @@ class FairQueue:
         return () if tenant is None else tenant.worker_groups.values()
 
     def _add_ready(self, tenant: TenantShare, entry: Entry, now: float) -> None:
-        """A task competes from now on."""
+        """Let a task compete from now on."""
         row = entry.row
         if not self._needs_worker(row.capability):
             tenant.group(entry, now).push(entry, now)
@@ -319,7 +320,8 @@ class FairQueue:
     def _gate_turned(
         self, tenant_id: int, tenant: TenantShare, gate: RunningGate, now: float
     ) -> None:
-        """The gate opened or closed: groups behind it wait for something else now."""
+        """Review the groups behind a gate that opened or closed: they wait for something else
+        now."""
         for group in tenant.worker_groups.values():
             if group.gate is gate:
                 group.review(now)
@@ -344,7 +346,7 @@ class FairQueue:
     def situation(
         self, row: TaskRow, entry: Entry | None, known: Situation | None = None
     ) -> Situation:
-        """What surrounds a task: for people who ask, not for the way of a task."""
+        """Return what surrounds a task: for people who ask, not for the way of a task."""
         tenant = self._tenants.get(row.tenant_id)
         limits = self._limits.get(row.tenant_id, UNKNOWN)
         known = known or Situation()
@@ -427,7 +429,7 @@ class FairQueue:
         entry.entered, entry.ready_at = None, now
 
     def _offer(self, tenant: TenantShare, entry: Entry, now: float) -> None:
-        """A task passed its key and competes now: what it waited so far was for the key."""
+        """Let a task compete that passed its key: what it waited so far was for the key."""
         if now > entry.ready_at:
             entry.add_wait(Cause.CONCURRENCY_KEY, now - entry.ready_at)
         self._add_ready(tenant, entry, now)

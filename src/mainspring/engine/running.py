@@ -145,11 +145,12 @@ class RunningTasks:
             self._ended_during = [other for other in self._ended_during if other is not ended]
 
     def note_end(self, task: RunningTask) -> None:
-        """Its execution is over for good, and not only looked after by somebody else now."""
+        """Note that an execution is over for good, and not only looked after by somebody else
+        now."""
         self._note(task.id, task.fence)
 
     def note_finished(self, task_id: UUID) -> None:
-        """It is finished: there will be no other execution."""
+        """Note that a task is finished: there will be no other execution."""
         self._note(task_id, _NO_LATER_EXECUTION)
 
     def _note(self, task_id: UUID, fence: float) -> None:

@@ -1,5 +1,5 @@
-"""What an owner holds in memory: metadata of near tasks, capped, so that memory does not grow with
-the backlog.
+"""The window: metadata of near tasks that an owner holds in memory, capped, so that memory does not
+grow with the backlog.
 
 Tasks that differ only in their due time form a stream. The window holds the front of each: what is
 due before everything that was turned away. A stream has room for `stream_cap` tasks; a tenant with
@@ -118,7 +118,8 @@ class _Stream(_Limited):
         return self.turned_away is not None and due >= self.turned_away
 
     def last(self) -> Entry | None:
-        """Who would have to make room for an earlier one: the last that is not on its way."""
+        """Return the one that would have to make room for an earlier one: the last that is not on
+        its way."""
         waiting = (entry for entry in self.held.values() if entry.phase is not Phase.CLAIMING)
         return max(waiting, key=lambda entry: entry.row.due, default=None)
 
@@ -173,7 +174,7 @@ class Window:
         return entry
 
     def displaced(self) -> list[Entry]:
-        """What had to make room since the last time: removed here already."""
+        """Return what had to make room since the last time: it is removed here already."""
         displaced, self._displaced = self._displaced, []
         return displaced
 
@@ -206,7 +207,7 @@ class Window:
         self._review(stream)
 
     def remove_partitions(self, partitions: Collection[int]) -> list[Entry]:
-        """Let everything of some partitions go; answers what was there."""
+        """Remove everything of some partitions, and return it."""
         gone = [entry for entry in self if entry.row.partition in partitions]
         for entry in gone:
             del self._entries[entry.row.id]
@@ -223,7 +224,7 @@ class Window:
         return bool(self._low)
 
     def refills(self) -> list[Refill]:
-        """What to load now. Each must be answered by `refilled` or `not_refilled`."""
+        """Return what to load now. Each must be ended by `refilled` or `not_refilled`."""
         wanted = []
         for found in self._low:
             if not found.wants_more:

@@ -31,7 +31,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class ResponseVerdict(NamedTuple):
-    """What a reply makes of a try."""
+    """Return the outcome that a reply means."""
 
     outcome: Outcome
     error: TaskError | None

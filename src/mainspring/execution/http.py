@@ -263,7 +263,7 @@ class HttpExecutor:
             task.add_done_callback(self._reading.discard)
 
     async def _read_profile(self, tenant_id: int) -> None:
-        """Until it is read: sending unsigned, or past a tenant's own rules, is no way out."""
+        """Wait until it is read: sending unsigned, or past a tenant's own rules, is no way out."""
         while True:
             asked_at = monotonic()
             try:
@@ -301,7 +301,7 @@ class HttpExecutor:
             self._hand_in(broken)
 
     def _send(self, sender: Sender, tries: Sequence[_HttpExecution]) -> list[Report]:
-        """Answers what cannot be sent by a mistake of ours; the others may be anybody's, and go."""
+        """Answer requests that cannot be sent by a mistake of ours; the others go."""
         now, requests, broken = self._clock.now(), list[TransferRequest](), list[Report]()
         for each in tries:
             try:

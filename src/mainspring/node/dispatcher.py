@@ -78,8 +78,9 @@ class _ClaimQueue:
 
 
 class Dispatcher:
-    """Wakes up when something is due or somebody asks, and never waits for the database itself:
-    every statement runs in a task of its own, few at a time, so that batches form by themselves."""
+    """Claims whenever something is due or a dispatch is requested, and never waits for the
+    database: every statement runs in a task of its own, few at a time, so that batches form by
+    themselves."""
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class Dispatcher:
         )
 
     def room_for(self, row: TaskRow) -> int:
-        """How many tasks that need the same could be started here now."""
+        """Return how many tasks that need the same could be started here now."""
         runs = None if takes_slot(row.capability) else self._free_runs
         return self.free_slots if runs is None else min(runs, self.free_slots)
 
@@ -208,8 +209,8 @@ class Dispatcher:
             await self._look_again(refused)
 
     async def _look_again(self, refused: Sequence[tuple[int, UUID]]) -> None:
-        """What the database refused to start has changed, or is not due yet by its clock, which may
-        have jumped back behind ours."""
+        """Read again what the database refused to start: it has changed, or is not due yet by the
+        database's clock, which may have jumped back behind ours."""
         ahead = self._state.clock.now() - self._state.clock.measured()
         await asyncio.sleep(min(_REST + ahead, _LONGEST_SLEEP))
         engine = self._state.engine

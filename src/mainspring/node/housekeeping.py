@@ -158,7 +158,7 @@ async def _repeat(name: str, job: Job, pause: float) -> None:
 
 
 async def _attempt(name: str, job: Job) -> None:
-    """Whatever goes wrong is told, and tried again in the next round."""
+    """Run a job; a failure is logged, and the next round tries again."""
     try:
         await job()
     except StoreUnavailable as problem:

@@ -22,14 +22,14 @@ _EXTEND_BATCH = 500
 
 
 class LeaseListener(Protocol):
-    """Who hears what became of tries."""
+    """The listener for executions that are cancelled or lost."""
 
     def cancel(self, tries: Sequence[HeldLease]) -> None:
-        """These were asked to cancel, or are no longer ours."""
+        """Stop executions that were asked to cancel, or are no longer ours."""
         ...
 
     def interrupt_polls(self, holders: Collection[WorkerSession]) -> None:
-        """These workers shall ask again."""
+        """Let these workers ask again."""
         ...
 
 
@@ -135,9 +135,9 @@ class LeaseMaintenance:
         self._state.request_dispatch()
 
     def _end_polls(self, lost: Iterable[RunningTask]) -> None:
-        """Who was silent until its lease ended may be frozen, with a poll that is still open: what
-        it lost must not come back to it unless it asks again. To be called before the engine hears
-        that the tasks wait."""
+        """End the polls of workers that lost tasks: one that was silent until its lease ended may
+        be frozen, with a poll that is still open: what it lost must not come back to it unless it
+        asks again. To be called before the engine hears that the tasks wait."""
         self._told.interrupt_polls(
             {task.holder.session for task in lost if task.holder is not None}
         )

@@ -162,7 +162,7 @@ class Membership:
         await wait_at_most(self._moved, self._config.heartbeat)
 
     async def _balance(self, cluster: ClusterStore) -> bool:
-        """One look at who lives and who owns what; answers whether something was given away."""
+        """Look once at who lives and who owns what. Return whether something was given away."""
         me = self._state.node_id
         alive = await self._alive(cluster)
         ids = tuple(member.id for member in alive)
@@ -260,7 +260,7 @@ class _Connection:
 
 @lru_cache(maxsize=8)
 def _shares(nodes: tuple[UUID, ...]) -> dict[UUID, frozenset[int]]:
-    """Which partitions belong to which of these nodes."""
+    """Return which partitions belong to which of these nodes."""
     shares: dict[UUID, set[int]] = {node: set() for node in nodes}
     for partition in range(PARTITIONS):
         shares[preferred_owner(partition, nodes)].add(partition)

@@ -52,13 +52,13 @@ class PartitionLoader:
         self._reload_next: list[int] = []
 
     def load(self, partitions: Collection[int]) -> None:
-        """These partitions are ours: find out what is in them, then act for them."""
+        """Load partitions that are ours now, then act for them."""
         for partition in sorted(partitions):
             self._to_load.setdefault(partition, object())
         self._state.partitions_wanted.set()
 
     def give_up(self, partitions: Collection[int]) -> None:
-        """These partitions are no longer ours."""
+        """Stop acting for partitions that are no longer ours."""
         for partition in partitions:
             self._to_load.pop(partition, None)
         self._state.engine.disown(partitions, self._state.clock.now())
@@ -68,8 +68,8 @@ class PartitionLoader:
         return bool(self._to_load)
 
     def mark_maybe_changed(self, partitions: Collection[int], until: float) -> None:
-        """Until then tasks in these may expire without a word to the engine: a statement whose
-        answer was lost may come late."""
+        """Note that until then tasks in these may expire without the engine being told: a statement
+        whose answer was lost may come late."""
         self._maybe_changed.update(dict.fromkeys(partitions, until))
 
     async def run(self) -> None:
@@ -86,7 +86,7 @@ class PartitionLoader:
     # Whole partitions ------------------------------------------------------------------------
 
     async def _read(self, partitions: Collection[int]) -> list[TaskRow]:
-        """What is in partitions, up to the horizon, which may move on while we read."""
+        """Return what is in partitions, up to the horizon, which may move on while we read."""
         rows: list[TaskRow] = []
         after = _BEGINNING_OF_TIME
         cap = self._config.read_cap

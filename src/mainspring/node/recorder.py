@@ -187,7 +187,7 @@ class Recorder:
         return accepted | self._end(steps, await self._finish_steps(steps))
 
     def _end(self, finishes: Sequence[Finish], accepted: set[UUID]) -> set[UUID]:
-        """Outcomes were written: the engine and the metrics hear of it."""
+        """Pass on outcomes that were written to the engine and the metrics."""
         crash.reach("record.committed")
         now = self._state.clock.now()
         for end in finishes:
@@ -203,7 +203,7 @@ class Recorder:
     async def _record_retries(
         self, retries: Sequence[RetryLater]
     ) -> tuple[set[UUID], list[Finish]]:
-        """Schedule tasks again; answers which, and the ends of those that somebody asked to cancel:
+        """Schedule tasks again. Return which, and the ends of those that somebody asked to cancel:
         these are yet to be written, and until then they count as running."""
         rows, unwritten = await self._retry(retries)
         crash.reach("retry.committed")
@@ -352,7 +352,7 @@ def _apart(reports: Sequence[Report]) -> Iterator[Sequence[Report]]:
 
 
 def _unrecordable(end: Finish, error: Exception) -> Finish:
-    """What an executor said cannot be stored: the task failed, and says so."""
+    """Return a failure in place of a result that cannot be stored."""
     told = _storable(end.report, error)._replace(
         outcome=Outcome.FAILED, result=None, retryable=False
     )

@@ -103,7 +103,7 @@ class VirtualTime:
         return datetime.fromtimestamp(self._loop.clock(), UTC)
 
     def advance(self, **duration: float) -> list[Run]:
-        """Let time pass: `days=`, `hours=`, `minutes=`, `seconds=`. Answers what ran meanwhile."""
+        """Let time pass: `days=`, `hours=`, `minutes=`, `seconds=`. Return what ran meanwhile."""
         return self.advance_to(self.now + timedelta(**duration))
 
     def advance_to(self, moment: datetime) -> list[Run]:
@@ -166,7 +166,7 @@ class VirtualTime:
             self._loop.call_soon(self._step)
 
     def _step(self) -> None:
-        """What a node's drivers do, at one moment: decide, pick, claim, start."""
+        """Return what a node's drivers do, at one moment: decide, pick, claim, start."""
         self._step_requested = False
         now = self._loop.clock()
         self._fire(now)

@@ -161,7 +161,7 @@ class Ingest:
     async def _find(
         self, tenant_id: int, creations: Sequence[Creation], deadline: float
     ) -> Mapping[UUID, int | None]:
-        """Which tasks exist, each with its partition while it is unfinished."""
+        """Return which tasks exist, each with its partition while it is unfinished."""
         ids = [task.id for creation in creations for task in creation.tasks]
         while monotonic() < deadline:
             try:

@@ -37,7 +37,7 @@ def describe(definition: ScheduleDefinition) -> str:
 
 
 def warnings(definition: ScheduleDefinition, table: Timetable, now: float) -> list[str]:
-    """What a person should know before saving this."""
+    """Return what a person should know before saving this."""
     return [
         *_about_times(definition, table, now),
         *_about_policies(definition, table, now),
@@ -185,7 +185,7 @@ def _about_policies(definition: ScheduleDefinition, table: Timetable, now: float
 
 
 def _about_dst(definition: ScheduleDefinition, now: float) -> Iterator[str]:
-    """Which of the coming year's changes of the clock touch it, and what happens then."""
+    """Return which of the coming year's changes of the clock touch it, and what happens then."""
     if definition.interval is not None:
         return
     series = recurrence_of(definition)

@@ -32,7 +32,7 @@ class Recurrence(Protocol):
         ...
 
     def count(self, after: float, until: float) -> int:
-        """How many lie in (after, until]."""
+        """Return how many lie in (after, until]."""
         ...
 
     def recent(self, after: float, until: float, most: int) -> list[float]:
@@ -40,7 +40,7 @@ class Recurrence(Protocol):
         ...
 
     def reach(self, after: float) -> float:
-        """How far `count` and `recent` can be asked about at once."""
+        """Return how far `count` and `recent` can be asked about at once."""
         ...
 
 
@@ -84,7 +84,7 @@ class Interval:
         return float("inf")
 
     def _number(self, instant: float) -> int:
-        """Which of the series is the last one not after that instant."""
+        """Return which of the series is the last one not after that instant."""
         return (round(instant * 1_000_000) - self.anchor) // self.step
 
     def _at(self, number: int) -> float:

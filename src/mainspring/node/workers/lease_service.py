@@ -139,7 +139,7 @@ class LeaseService:
         return leased
 
     async def _not_arrived(self, wish: LeaseRequest) -> list[LeasedTask]:
-        """What answers gave the worker and it does not hold: such an answer was lost."""
+        """Return what answers gave the worker and it does not hold: such an answer was lost."""
         if wish.running is None:
             self._answered.pop(wish.holder, None)
             return []
@@ -245,7 +245,7 @@ class LeaseService:
             self._arrived(self._waiting[poll])
 
     def _readable(self, leased: LeasedTask) -> LeasedTask | None:
-        """What no worker could read has failed, and goes to none."""
+        """Return a leased task, unless no worker could read it: such a one has failed."""
         if leased.execution.unreadable is None:
             return leased
         self._recorder.report([cannot_be_read(leased.execution, self._state.clock.now())])

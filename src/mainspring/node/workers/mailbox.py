@@ -43,7 +43,7 @@ class WorkersKnown(Struct, tag=True):
 
 
 class TasksWait(Struct, tag=True):
-    """So many tasks wait at a node for workers of this kind."""
+    """Tasks that wait at a node for workers of a kind."""
 
     node: UUID
     kind: Kind
@@ -63,7 +63,7 @@ class SlotGrant(Struct, tag=True):
 
 
 class GrantClaimed(Struct, tag=True):
-    """These were claimed."""
+    """What was claimed for a grant."""
 
     node: UUID
     number: int

@@ -46,7 +46,7 @@ class _WorkerEntry:
             del self.offers[next(iter(self.offers))]
 
     def touch(self) -> Touch:
-        """What is new about it; from here on it is not."""
+        """Return what is new about it, once."""
         count = self.outcomes.get
         failed = count(Outcome.FAILED, 0) + count(Outcome.TIMED_OUT, 0)
         made = Touch(
@@ -79,7 +79,8 @@ class WorkerRegistry:
     async def admit(
         self, holder: WorkerSession, offer: Offer, about: Mapping[str, object] | None
     ) -> None:
-        """A worker asks for tasks. Conflict when another process has taken its name."""
+        """Admit a worker that asks for tasks. Raise Conflict when another process has taken its
+        name."""
         known = self._known.get(holder[:2])
         if known is None or known.holder != holder:
             if not await self._workers.register(*holder, offer, about):
@@ -92,7 +93,7 @@ class WorkerRegistry:
         self._hear(known, about)
 
     def heard(self, holder: WorkerSession, about: Mapping[str, object] | None) -> Sequence[Offer]:
-        """A worker says that it is alive; answers what its lanes offer, if they asked here."""
+        """Note that a worker is alive. Return what its lanes offer, if they asked here."""
         known = self._known.get(holder[:2])
         if known is None or known.holder != holder:
             return ()
@@ -100,7 +101,7 @@ class WorkerRegistry:
         return tuple(known.offers)
 
     def left(self, holder: WorkerSession) -> None:
-        """It hung up."""
+        """Note that a worker hung up."""
         known = self._known.get(holder[:2])
         if known is not None and known.holder == holder:
             known.left = True
@@ -118,7 +119,7 @@ class WorkerRegistry:
             known.heard = True
 
     def replaced(self, current: WorkerSession) -> None:
-        """Another process has come under the name, at another node."""
+        """Forget a worker whose name another process has taken, at another node."""
         known = self._known.get(current[:2])
         if known is not None and known.holder != current:
             del self._known[current[:2]]
@@ -137,7 +138,7 @@ class WorkerRegistry:
         return await self._workers.is_current(*holder)
 
     async def write(self) -> None:
-        """Note what was heard since the last time, and what is held in our partitions."""
+        """Write what was heard since the last time, and what is held in our partitions."""
         now = self._state.clock.now()
         heard = [known for known in self._known.values() if known.heard]
         if heard:

@@ -48,11 +48,11 @@ class LocalWorkers(Protocol):
     """What this asks of the lease service."""
 
     def polls(self) -> Iterable[Poll]:
-        """Who waits here, of our own workers."""
+        """Return the polls of our own workers."""
         ...
 
     def kinds(self) -> Iterable[Kind]:
-        """Which workers are here."""
+        """Return the kinds of workers that are here."""
         ...
 
     async def claim_for(self, grant: SlotGrant) -> list[ExecutionKey]:
@@ -168,7 +168,7 @@ class RemoteWorkers:
         self._close_grant(number, ())
 
     def _close_grant(self, number: int, tasks: Sequence[ExecutionKey]) -> bool:
-        """What came of a grant: the first to say so is heard, whether another node or the clock."""
+        """Close a grant, once: another node says what it claimed, or its time is over."""
         reserved = self._reserved.pop(number, None)
         if reserved is None:
             return False

@@ -1,4 +1,4 @@
-"""What workers say about the tries they run: heartbeats and reports, recorded by any node.
+"""Reports of workers about the executions they run: heartbeats and reports, recorded by any node.
 
 What a report needs to know of its task is remembered for tasks that were leased here, and read from
 the database for others.
@@ -38,7 +38,7 @@ _LONGER = 2
 
 
 class WorkerReport(NamedTuple):
-    """What a worker says about a try."""
+    """A worker's report about an execution."""
 
     id: UUID
     fence: int
@@ -88,7 +88,7 @@ class WorkerReports:
         self._remembered: OrderedDict[tuple[UUID, int], _KnownLease] = OrderedDict()
 
     def remember(self, execution: Execution, holder: WorkerSession) -> None:
-        """A task was leased here."""
+        """Remember a task that was leased here."""
         name = (execution.id, execution.fence)
         self._registry.leased(holder, 1)
         if len(execution.payload) > _LARGE:
@@ -98,7 +98,7 @@ class WorkerReports:
             self._remembered.popitem(last=False)
 
     def open_tries(self, tries: Sequence[tuple[UUID, int]]) -> list[tuple[UUID, int]]:
-        """Those of these that were leased here and not reported here."""
+        """Return those of them that were leased here and not reported here."""
         return [name for name in tries if name in self._remembered]
 
     # Heartbeats ------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class WorkerReports:
         beats: Sequence[HeldHeartbeat],
         about: Mapping[str, object] | None = None,
     ) -> list[HeartbeatAnswer]:
-        """A worker is alive and runs these: extend its leases, and say what to do about each."""
+        """Extend the leases of a worker that is alive. Return what to do about each."""
         for offer in self._registry.heard(holder, about):
             self._state.engine.workers.touch(holder.tenant_id, offer, self._state.clock.now())
         kept = await self._store.extend_for(
@@ -145,7 +145,7 @@ class WorkerReports:
     # Reports ---------------------------------------------------------------------------------
 
     async def report(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
-        """Record what workers say; answers "accepted", "fenced" or "unknown" for each."""
+        """Record what workers say. Return "accepted", "fenced" or "unknown" for each."""
         crash.reach("report.received")
         ours: list[tuple[int, WorkerReport, _KnownLease]] = []
         others: dict[int, WorkerReport] = {}
