@@ -18,7 +18,7 @@ _MOST_TOLERANCE = 30.0
 
 
 class Decision(StrEnum):
-    """The decision about an occurrence."""
+    """What became of an occurrence."""
 
     FIRED = "fired"
     SKIPPED_OVERLAP = "skipped_overlap"
