@@ -103,7 +103,7 @@ async def test_a_grant_is_settled_once() -> None:
     (number,) = office.grants()
     with capture_logs() as logs:
         office.hear(GrantClaimed(there, number, [(task_id(1), 1), (task_id(2), 1)]))
-        forward._give_up(number)
+        forward._close_grant(number, ())
         office.hear(GrantClaimed(there, number, [(task_id(1), 1), (task_id(2), 1)]))
         await background(forward)
     assert lease_service.settled == [(2, [(task_id(1), 1), (task_id(2), 1)])]

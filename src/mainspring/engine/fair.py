@@ -281,11 +281,8 @@ class FairQueue:
             poll = self.workers.next_poll(pool, alone=group.alone)
             if poll is None:
                 return None
-            entry = group.take()
-            key = entry.row.concurrency_key
-            self._leave_bucket(entry, group, now)
-            if key is not None and not tenant.keys[key].may_pass(entry):
-                tenant.keys[key].turned_back(entry)
+            entry = self._take_first(tenant, group, now)
+            if entry is None:
                 continue
             # Who must be alone gets the worker whole.
             poll.free = 0 if group.alone else poll.free - 1
@@ -379,14 +376,20 @@ class FairQueue:
             best = self._best_group(tenant, now, accepts, slotless)
             if best is None:
                 return None
-            entry = best.take()
-            key = entry.row.concurrency_key
-            self._leave_bucket(entry, best, now)
-            if key is not None and not tenant.keys[key].may_pass(entry):
-                tenant.keys[key].turned_back(entry)
-                continue
-            self._let_pass(tenant, best, entry, now)
-            return entry
+            entry = self._take_first(tenant, best, now)
+            if entry is not None:
+                self._let_pass(tenant, best, entry, now)
+                return entry
+
+    def _take_first(self, tenant: TenantShare, group: Group, now: float) -> Entry | None:
+        """Take the first task of a group; None if its key has filled up, so that it waits again."""
+        entry = group.take()
+        key = entry.row.concurrency_key
+        self._leave_bucket(entry, group, now)
+        if key is not None and not tenant.keys[key].may_pass(entry):
+            tenant.keys[key].turned_back(entry)
+            return None
+        return entry
 
     def _let_pass(self, tenant: TenantShare, group: Group, entry: Entry, now: float) -> None:
         self._count_waiting(tenant, entry, -1)

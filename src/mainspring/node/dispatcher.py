@@ -28,13 +28,13 @@ from mainspring.engine.demand import WorkerSession, lease_holder_of
 from mainspring.engine.entry import Entry
 from mainspring.engine.leases import HeldLease
 from mainspring.engine.running import RunningTask
-from mainspring.errors import StoreUnavailable
+from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import BackgroundTasks
 from mainspring.node.eager_leases import EagerLeases
 from mainspring.node.lease_maintenance import LeaseMaintenance
 from mainspring.node.recorder import Recorder
-from mainspring.node.retrying import until_answered, until_sent, wait_at_most
+from mainspring.node.retrying import until_answered, wait_at_most
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import EngineStore, TaskRef
@@ -213,13 +213,9 @@ class Dispatcher:
         database's clock, which may have jumped back behind ours."""
         ahead = self._state.clock.now() - self._state.clock.measured()
         await asyncio.sleep(min(_REST + ahead, _LONGEST_SLEEP))
-        engine = self._state.engine
-        with engine.reading():
+        with self._state.engine.reading():
             seen = await until_answered(lambda: self._store.look_at(refused), self._metrics)
-            now = self._state.clock.now()
-            self.cancel(engine.update(seen.rows, now))
-            self.cancel(engine.remove(seen.gone, now))
-        self._state.request_dispatch()
+            self.cancel(self._state.apply(seen.rows, seen.gone))
 
     async def _lease(self, picked: Sequence[Entry]) -> list[Execution]:
         refs = [TaskRef(e.tenant_id, e.row.id, e.row.rev, e.lateness(e.ready_at)) for e in picked]
@@ -229,9 +225,10 @@ class Dispatcher:
         lease = self._config.lease
         try:
             # Who was picked keeps its place meanwhile: to look at it would take a connection, too.
-            executions = await until_sent(
+            executions = await until_answered(
                 lambda: self._store.claim(ownership, refs, worker=worker, lease=lease),
                 self._metrics,
+                retry_on=NothingSent,
             )
         except StoreUnavailable:
             # The claim may have been written all the same: read it again, never assume.

@@ -44,17 +44,17 @@ class LeaseMaintenance:
         store: EngineStore,
         recorder: Recorder,
         metrics: Metrics,
-        told: LeaseListener,
+        listener: LeaseListener,
     ) -> None:
         self._config = config
         self._state = state
         self._store = store
         self._recorder = recorder
         self._metrics = metrics
-        self._told = told
+        self._listener = listener
         self._background_tasks = BackgroundTasks(of="lease")
         self._extending: asyncio.Task[None] | None = None
-        self._losing: asyncio.Task[None] | None = None
+        self._expiring: asyncio.Task[None] | None = None
 
     def next_turn(self) -> float | None:
         """When there is something to extend, by the steady clock; not while that is under way."""
@@ -68,8 +68,8 @@ class LeaseMaintenance:
             self._extending = self._background_tasks.start(self._extend(due))
         # Leases are dated by the database, whose clock may have jumped back behind ours.
         ended_by = self._state.clock.measured()
-        if _is_over(self._losing) and (ended := engine.running.expired_leases(ended_by)):
-            self._losing = self._background_tasks.start(self.expire_leases(ended))
+        if _is_over(self._expiring) and (ended := engine.running.expired_leases(ended_by)):
+            self._expiring = self._background_tasks.start(self.expire_leases(ended))
 
     async def _extend(self, due: Sequence[HeldLease]) -> None:
         refs = [TaskRef(held.tenant_id, held.id, held.fence) for held in due]
@@ -83,7 +83,7 @@ class LeaseMaintenance:
             if item is not None:
                 self._state.engine.running.extend(held.id, held.fence, item.lease_end)
         # A try that is not ours any more would be refused at its end: spare the effort.
-        self._told.cancel([h for h in due if h.id not in kept or kept[h.id].cancel_requested])
+        self._listener.cancel([h for h in due if h.id not in kept or kept[h.id].cancel_requested])
         self._state.request_dispatch()
 
     async def expire_leases(self, ended: Sequence[RunningTask]) -> None:
@@ -100,14 +100,14 @@ class LeaseMaintenance:
         found = {row.id for row in lost.rows} | set(lost.gone)
         self._count_losses(ended, found, set(lost.gone))
         self._end_polls(task for task in ended if task.id in found)
-        self._hear(lost)
+        self._apply(lost)
         others = [(task.tenant_id, task.id) for task in ended if task.id not in found]
         if others:
-            await self._lose_steps(others, count_crash, presumed)
+            await self._expire_steps(others, count_crash, presumed)
             with self._state.engine.reading():
-                self._hear(await self._look_at(others))
+                self._apply(await self._look_at(others))
 
-    async def _lose_steps(
+    async def _expire_steps(
         self,
         tasks: Sequence[tuple[int, UUID]],
         count_crash: Sequence[UUID],
@@ -128,17 +128,14 @@ class LeaseMaintenance:
     async def _look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
         return await until_answered(lambda: self._store.look_at(tasks), self._metrics)
 
-    def _hear(self, seen: Seen) -> None:
-        engine, now = self._state.engine, self._state.clock.now()
-        self._told.cancel(engine.update(seen.rows, now))
-        self._told.cancel(engine.remove(seen.gone, now))
-        self._state.request_dispatch()
+    def _apply(self, seen: Seen) -> None:
+        self._listener.cancel(self._state.apply(seen.rows, seen.gone))
 
     def _end_polls(self, lost: Iterable[RunningTask]) -> None:
         """End the polls of workers that lost tasks: one that was silent until its lease ended may
         be frozen, with a poll that is still open: what it lost must not come back to it unless it
         asks again. To be called before the engine hears that the tasks wait."""
-        self._told.interrupt_polls(
+        self._listener.interrupt_polls(
             {task.holder.session for task in lost if task.holder is not None}
         )
 

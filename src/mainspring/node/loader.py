@@ -4,13 +4,12 @@ One loop, one thing at a time: the next stretch of time, changes by others (wake
 what expired. Reading whole partitions can take long: the partition loader does that.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from uuid import UUID
 
 from mainspring import crash
 from mainspring.config import Config
 from mainspring.domain.placement import Ownership
-from mainspring.domain.rows import TaskRow
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.partition_loader import PartitionLoader
@@ -80,7 +79,7 @@ class Loader:
             rows = await self._store.load_window(
                 partitions, after=self._read_until, until=wanted, cap=self._config.read_cap
             )
-            self._update(rows)
+            self._dispatcher.cancel(self._state.apply(rows))
         self._read_until = wanted
 
     async def _poll_wakes(self) -> None:
@@ -105,15 +104,8 @@ class Loader:
             await self._load_limits({row.tenant_id for row in woken.rows})
             if self._state.node_id != ownership.node_id:
                 return  # meanwhile the database may have been set back, and they with it
-        self._update(woken.rows)
-        self._dispatcher.cancel(self._state.engine.remove(woken.gone, self._state.clock.now()))
+        self._dispatcher.cancel(self._state.apply(woken.rows, woken.gone))
         self._dispatcher.interrupt_workers(woken.rows)
-        self._state.request_dispatch()
-
-    def _update(self, rows: Sequence[TaskRow]) -> None:
-        self._dispatcher.cancel(self._state.engine.update(rows, self._state.clock.now()))
-        if rows:
-            self._state.request_dispatch()
 
     @property
     def _limits_outdated(self) -> bool:

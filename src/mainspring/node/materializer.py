@@ -73,17 +73,19 @@ class Materializer:
         due = await self._schedules.due(partitions, until=now + _AHEAD, limit=_BATCHES * batch)
         if not due:
             # Nothing for a while, unless somebody hints: no need to look so often.
-            await self._rest(max(self._config.wake_poll, _AHEAD / 2))
+            await wait_at_most(self._hinted, max(self._config.wake_poll, _AHEAD / 2))
         elif due[0].wake > now:
             # What comes in between is found by looking again, at the latest when the first is due.
-            await self._rest(min(due[0].wake - self._state.clock.now(), self._config.wake_poll))
+            await wait_at_most(
+                self._hinted, min(due[0].wake - self._state.clock.now(), self._config.wake_poll)
+            )
         else:
             ready = [s for s in due if s.wake <= now and self._set_aside.get(s.id, 0.0) <= now]
             for start in range(0, len(ready), batch):
                 part = ready[start : start + batch]
                 await write_in_parts(part, self._decide, self._set_aside_undecidable, (Exception,))
             if not ready:
-                await self._rest(self._config.wake_poll)
+                await wait_at_most(self._hinted, self._config.wake_poll)
 
     async def _set_aside_undecidable(self, schedule: DueSchedule, problem: Exception) -> None:
         """Skip a schedule that cannot be decided on, by a mistake of ours; the watch reports it."""
@@ -150,6 +152,3 @@ class Materializer:
                 schedules=count,
                 tzdata=timezones.version(),
             )
-
-    async def _rest(self, seconds: float) -> None:
-        await wait_at_most(self._hinted, seconds)

@@ -6,7 +6,7 @@ seconds: they have a loop of their own, and the loader's goes on meanwhile.
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from itertools import islice
 from uuid import UUID
 
@@ -149,13 +149,12 @@ class PartitionLoader:
         if not partitions:
             return
         rows = await self._read(partitions)
-        self._update(rows)
+        self._dispatcher.cancel(self._state.apply(rows))
         now = self._state.clock.now()
         maybe_gone = self._maybe_gone(partitions, {row.id for row in rows}, now)
         if maybe_gone:
             seen = await self._store.look_at(maybe_gone)
-            self._update(seen.rows)
-            self._state.engine.remove(seen.gone, self._state.clock.now())
+            self._dispatcher.cancel(self._state.apply(seen.rows, seen.gone))
         self._maybe_changed = {
             partition: until
             for partition, until in self._maybe_changed.items()
@@ -192,10 +191,9 @@ class PartitionLoader:
         try:
             while wanted:
                 rows = await self._rows_for(wanted[0], read)
-                engine.update(rows, self._state.clock.now())
+                self._state.apply(rows)
                 engine.window.refilled(wanted[0], rows)
                 wanted.popleft()
-                self._state.request_dispatch()
         finally:
             # One that failed must not make the others wait for an answer for ever.
             for refill in wanted:
@@ -217,8 +215,3 @@ class PartitionLoader:
             known=refill.known,
             limit=refill.limit,
         )
-
-    def _update(self, rows: Sequence[TaskRow]) -> None:
-        self._dispatcher.cancel(self._state.engine.update(rows, self._state.clock.now()))
-        if rows:
-            self._state.request_dispatch()

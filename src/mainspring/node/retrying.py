@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import structlog
 
-from mainspring.errors import NothingSent, StoreUnavailable
+from mainspring.errors import StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import REFUSED
 
@@ -23,18 +23,14 @@ async def until_answered(
     metrics: Metrics,
     retry_on: type[StoreUnavailable] = StoreUnavailable,
 ) -> T:
-    """Ask the database until it answers: for what may be asked again."""
+    """Ask the database until it answers. What may be asked only once is asked again after
+    `NothingSent` alone."""
     while True:
         try:
             return await ask()
         except retry_on:
             metrics.database_errors.inc()
             await asyncio.sleep(RETRY_PAUSE)
-
-
-async def until_sent(ask: Callable[[], Awaitable[T]], metrics: Metrics) -> T:
-    """Ask the database until the question is sent: for what may only be asked once."""
-    return await until_answered(ask, metrics, NothingSent)
 
 
 async def repeat(

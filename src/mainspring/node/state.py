@@ -1,13 +1,15 @@
 """What the drivers of one node share: the engine, the clock, and the node's right to act."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
 from mainspring.clock import Clock
 from mainspring.domain.placement import Ownership
+from mainspring.domain.rows import TaskRow
 from mainspring.engine.core import Engine
+from mainspring.engine.leases import HeldLease
 
 
 @dataclass(slots=True)
@@ -55,6 +57,13 @@ class NodeState:
         self.load_wanted.set()
         for forget in self._forgetting:
             forget()
+
+    def apply(self, rows: Sequence[TaskRow], gone: Sequence[UUID] = ()) -> list[HeldLease]:
+        """Pass on to the engine what was read: tasks, and which of them are finished. Return the
+        executions of ours that have to be cancelled."""
+        now = self.clock.now()
+        self.request_dispatch()
+        return self.engine.update(rows, now) + self.engine.remove(gone, now)
 
     def request_wakes(self) -> None:
         """Somebody changed something: let the loader look at the wake rows now."""

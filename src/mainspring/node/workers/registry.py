@@ -81,12 +81,12 @@ class WorkerRegistry:
     ) -> None:
         """Admit a worker that asks for tasks. Raise Conflict when another process has taken its
         name."""
-        known = self._known.get(holder[:2])
-        if known is None or known.holder != holder:
+        known = self._entry_of(holder)
+        if known is None:
             if not await self._workers.register(*holder, offer, about):
                 raise superseded(holder)
-            known = self._known.get(holder[:2])  # another of its lanes may have come meanwhile
-        if known is None or known.holder != holder:
+            known = self._entry_of(holder)  # another of its lanes may have come meanwhile
+        if known is None:
             known = self._known[holder[:2]] = _WorkerEntry(holder, self._state.clock.now())
             self._began(holder)
         known.ask(offer)
@@ -94,27 +94,24 @@ class WorkerRegistry:
 
     def heard(self, holder: WorkerSession, about: Mapping[str, object] | None) -> Sequence[Offer]:
         """Note that a worker is alive. Return what its lanes offer, if they asked here."""
-        known = self._known.get(holder[:2])
-        if known is None or known.holder != holder:
+        known = self._entry_of(holder)
+        if known is None:
             return ()
         self._hear(known, about)
         return tuple(known.offers)
 
     def left(self, holder: WorkerSession) -> None:
         """Note that a worker hung up."""
-        known = self._known.get(holder[:2])
-        if known is not None and known.holder == holder:
+        if (known := self._entry_of(holder)) is not None:
             known.left = True
 
     def leased(self, holder: WorkerSession, tasks: int) -> None:
-        known = self._known.get(holder[:2])
-        if known is not None and known.holder == holder:
+        if (known := self._entry_of(holder)) is not None:
             known.leased += tasks
             known.heard = True
 
     def reported(self, holder: WorkerSession, outcome: Outcome) -> None:
-        known = self._known.get(holder[:2])
-        if known is not None and known.holder == holder:
+        if (known := self._entry_of(holder)) is not None:
             known.outcomes[outcome] = known.outcomes.get(outcome, 0) + 1
             known.heard = True
 
@@ -125,8 +122,7 @@ class WorkerRegistry:
             del self._known[current[:2]]
 
     def knows(self, holder: WorkerSession) -> bool:
-        known = self._known.get(holder[:2])
-        return known is not None and known.holder == holder
+        return self._entry_of(holder) is not None
 
     def kinds(self) -> Iterable[tuple[int, Offer]]:
         """The kinds of workers that were heard of lately."""
@@ -166,9 +162,12 @@ class WorkerRegistry:
             self._held.update(held)
 
     def forget(self, holder: WorkerSession) -> None:
-        known = self._known.get(holder[:2])
-        if known is not None and known.holder == holder:
+        if self._entry_of(holder) is not None:
             del self._known[holder[:2]]
+
+    def _entry_of(self, holder: WorkerSession) -> _WorkerEntry | None:
+        known = self._known.get(holder[:2])
+        return known if known is not None and known.holder == holder else None
 
     def _hear(self, known: _WorkerEntry, about: Mapping[str, object] | None) -> None:
         known.heard, known.left, known.seen = True, False, self._state.clock.now()

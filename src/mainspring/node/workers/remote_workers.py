@@ -162,10 +162,7 @@ class RemoteWorkers:
                 poll.announces,
             ),
         )
-        asyncio.get_running_loop().call_later(_GRANT_TTL, self._give_up, number)
-
-    def _give_up(self, number: int) -> None:
-        self._close_grant(number, ())
+        asyncio.get_running_loop().call_later(_GRANT_TTL, self._close_grant, number, ())
 
     def _close_grant(self, number: int, tasks: Sequence[ExecutionKey]) -> bool:
         """Close a grant, once: another node says what it claimed, or its time is over."""
