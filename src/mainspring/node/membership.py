@@ -103,9 +103,11 @@ class Membership:
     # Being alive -----------------------------------------------------------------------------
 
     async def _keep_beating(self) -> None:
-        await self._repeat(self._beat_once, "a heartbeat failed", "node.beat_failed")
+        await self._repeat(self._beat_once, "a heartbeat failed", action="node.beat_failed")
 
-    async def _repeat(self, turn: Callable[[], Awaitable[None]], message: str, action: str) -> None:
+    async def _repeat(
+        self, turn: Callable[[], Awaitable[None]], message: str, *, action: str
+    ) -> None:
         errors = (StoreUnavailable, *CONNECTION_LOST)
         await repeat(turn, self._metrics, message, action=action, errors=errors)
 
@@ -151,7 +153,9 @@ class Membership:
     # Owning partitions -----------------------------------------------------------------------
 
     async def _keep_balance(self) -> None:
-        await self._repeat(self._balance_once, "moving partitions failed", "node.move_failed")
+        await self._repeat(
+            self._balance_once, "moving partitions failed", action="node.move_failed"
+        )
 
     async def _balance_once(self) -> None:
         self._moved.clear()

@@ -138,7 +138,7 @@ class Mailbox:
         self._arrived.set()
 
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
-        return {"messages.send": self._keep_sending, "messages.collect": self._keep_collecting}
+        return {"mailbox.send": self._keep_sending, "mailbox.collect": self._keep_collecting}
 
     async def _keep_sending(self) -> None:
         while True:
@@ -148,9 +148,7 @@ class Mailbox:
             try:
                 await self._messages.post(messages)
             except StoreUnavailable as problem:
-                log.warning(
-                    "messages were not sent", action="messages.unsent", problem=str(problem)
-                )
+                log.warning("messages were not sent", action="mailbox.unsent", problem=str(problem))
 
     async def _keep_collecting(self) -> None:
         while True:
@@ -162,7 +160,7 @@ class Mailbox:
             except StoreUnavailable as problem:
                 log.warning(
                     "messages were not collected",
-                    action="messages.uncollected",
+                    action="mailbox.uncollected",
                     problem=str(problem),
                 )
                 await asyncio.sleep(RETRY_PAUSE)
@@ -176,7 +174,7 @@ class Mailbox:
         except msgspec.MsgspecError as problem:
             # A newer version writes what we cannot read; what lies beside it we can.
             log.warning(
-                "a message cannot be read", action="messages.unreadable", problem=str(problem)
+                "a message cannot be read", action="mailbox.unreadable", problem=str(problem)
             )
             return
         self._deliver(message)
