@@ -306,7 +306,7 @@ class Engine:
         if row.state != "scheduled" or row.due > self.horizon:
             return
         if self.running.has_ended(row.id, row.fence + 1):
-            return  # the try for which it waits in this row
+            return  # the execution for which it waits in this row
         admitted = self.window.admit(row, self.deadline(row.due, row.priority))
         if admitted is not None:
             if row.due <= now:

@@ -190,7 +190,7 @@ class FairQueue:
         return picked
 
     def presumes_started(self, poll: Poll) -> bool:
-        """Whether what was claimed for a poll counts as begun without a word of its worker: it got
+        """Whether what was claimed for a poll counts as started without word of its worker: it got
         nothing else, and does not tell of what it begins."""
         return not poll.announces and self.workers.holds_one(poll)
 

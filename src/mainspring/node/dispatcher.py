@@ -295,9 +295,9 @@ class Dispatcher:
 
     # Leases ----------------------------------------------------------------------------------
 
-    def cancel(self, tries: Sequence[HeldLease]) -> None:
-        """Tell executors to stop tries that were asked to cancel or are no longer ours."""
-        for held in tries:
+    def cancel(self, executions: Sequence[HeldLease]) -> None:
+        """Tell executors to stop executions that were asked to cancel or are no longer ours."""
+        for held in executions:
             for executor in self._executors:
                 executor.cancel(held.id, held.fence)
 

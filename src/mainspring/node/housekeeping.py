@@ -158,7 +158,7 @@ async def _repeat(name: str, job: Job, pause: float) -> None:
 
 
 async def _attempt(name: str, job: Job) -> None:
-    """Run a job; a failure is logged, and the next round tries again."""
+    """Run a job; a failure is logged, and the next round retries it."""
     try:
         await job()
     except StoreUnavailable as problem:

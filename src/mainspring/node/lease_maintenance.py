@@ -1,4 +1,4 @@
-"""Leases: ours are extended while their tries last; those that nobody extends are ended."""
+"""Leases: ours are extended while their executions last; those that nobody extends are ended."""
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
@@ -24,7 +24,7 @@ _EXTEND_BATCH = 500
 class LeaseListener(Protocol):
     """The listener for executions that are cancelled or lost."""
 
-    def cancel(self, tries: Sequence[HeldLease]) -> None:
+    def cancel(self, executions: Sequence[HeldLease]) -> None:
         """Stop executions that were asked to cancel, or are no longer ours."""
         ...
 
@@ -82,7 +82,7 @@ class LeaseMaintenance:
             item = kept.get(held.id)
             if item is not None:
                 self._state.engine.running.extend(held.id, held.fence, item.lease_end)
-        # A try that is not ours any more would be refused at its end: spare the effort.
+        # An execution that is not ours any more would be refused at its end: spare the effort.
         self._listener.cancel([h for h in due if h.id not in kept or kept[h.id].cancel_requested])
         self._state.request_dispatch()
 

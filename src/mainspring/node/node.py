@@ -164,7 +164,7 @@ class Node:
             # It is written as soon as that can be done; nobody shall hang until then.
             raise StoreUnavailable("the outcome was not written in time") from None
         if accepted:
-            # If the try is ours, its executor waits for nothing any more; if not, its node finds
+            # If the execution is ours, its executor has nothing to wait for; if not, its node finds
             # out when it extends the lease.
             execution = report.execution
             held = HeldLease(execution.tenant_id, execution.id, execution.fence)

@@ -44,10 +44,10 @@ _UNSTORABLE = "unstorable-result"
 
 @dataclass(slots=True)
 class _Asked:
-    """Somebody waits until so many tries are written."""
+    """Somebody waits until so many executions are written."""
 
     theirs: Collection[int]
-    """Which reports are, by identity: others may say something else about the same tries."""
+    """Which reports are, by identity: others may say something else about the same executions."""
     open: int
     answered: asyncio.Future[None]
     accepted: set[tuple[UUID, int]] = field(default_factory=set)
@@ -91,7 +91,7 @@ class Recorder:
 
     async def record(self, reports: Sequence[Report]) -> list[bool]:
         """Take reports from outside the node and wait until they are written, together with
-        whatever else is; whether each was accepted. Of one try the first report is."""
+        whatever else is; whether each was accepted. Of one execution the first report is."""
         if not reports:
             return []
         names = [(report.execution.id, report.execution.fence) for report in reports]
@@ -339,7 +339,7 @@ class Recorder:
 
 def _apart(reports: Sequence[Report]) -> Iterator[Sequence[Report]]:
     """The same reports such that no statement sees a task twice: it would let both through. Of one
-    try the first report counts; that of another try of the task has to wait for it."""
+    execution the first report counts; that of another execution of the task has to wait for it."""
     while reports:
         first: dict[UUID, Report] = {}
         later = []

@@ -33,7 +33,7 @@ class NodeState:
     stale_partitions: set[int] = field(default_factory=set)
     """Partitions in which something may have been written that the engine was not told of."""
     limits_read_by: UUID | None = None
-    """The node's id when all tenants' limits were read last: nothing is begun by older ones."""
+    """The node's id when all tenants' limits were read last: nothing starts by older ones."""
     _forgetting: list[Callable[[], None]] = field(default_factory=list)
 
     @property

@@ -145,11 +145,11 @@ class LeaseService:
             return []
         given = self._answered.get(wish.holder, {})
         missing = {name: task for name, task in given.items() if name not in wish.running}
-        unreported = self._reporting.open_tries(list(missing))
+        unreported = self._reporting.unreported(list(missing))
         held: set[ExecutionKey] = set()
         if unreported:
-            tries = await self._store.held(wish.holder.tenant_id, unreported)
-            held = {(task.execution.id, task.execution.fence) for task in tries}
+            executions = await self._store.held(wish.holder.tenant_id, unreported)
+            held = {(task.execution.id, task.execution.fence) for task in executions}
         for name in (given.keys() & wish.running) | (missing.keys() - held):
             given.pop(name, None)
         return [missing[name] for name in missing if name in held][: wish.most]
@@ -287,7 +287,7 @@ class LeaseService:
         self._forwarding.interrupt_polls(holders)
 
     def polls_interrupted(self, holders: Collection[WorkerSession]) -> None:
-        """An answer that is empty too soon makes a worker ask about the tries it holds. One that
+        """An answer that is empty too soon makes a worker ask about what it holds. One that
         is frozen does not ask, and gets nothing more."""
         for waiting in list(self._waiting.values()):
             if waiting.ours and waiting.poll.session in holders:

@@ -32,9 +32,9 @@ _MOST_REMEMBERED = 50_000
 _LARGE = 512
 """A payload beyond this is not remembered: nobody reads it again."""
 _TIMEOUT_GRACE = 2.0
-"""A worker ends its tries by itself when their time is over; so long after it, we do."""
+"""Seconds after their timeout at which we end executions that their worker has not ended."""
 _LONGER = 2
-"""A try that heartbeats is a long one: its lease is longer from then on, its beats are fewer."""
+"""Factor for the leases of executions that heartbeat: these are long, and need fewer beats."""
 
 
 class WorkerReport(NamedTuple):
@@ -53,7 +53,7 @@ class WorkerReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
-    """The answer to a heartbeat about one try."""
+    """The answer to a heartbeat about one execution."""
 
     id: UUID
     lease_end: float | None
@@ -97,9 +97,9 @@ class WorkerReports:
         if len(self._remembered) > _MOST_REMEMBERED:
             self._remembered.popitem(last=False)
 
-    def open_tries(self, tries: Sequence[tuple[UUID, int]]) -> list[tuple[UUID, int]]:
+    def unreported(self, executions: Sequence[tuple[UUID, int]]) -> list[tuple[UUID, int]]:
         """Return those of them that were leased here and not reported here."""
-        return [name for name in tries if name in self._remembered]
+        return [name for name in executions if name in self._remembered]
 
     # Heartbeats ------------------------------------------------------------------------------
 
@@ -129,10 +129,10 @@ class WorkerReports:
             pulses[item.id] = HeartbeatAnswer(item.id, item.lease_end, action)
         return [pulses.get(beat.id) or HeartbeatAnswer(beat.id, None, "lost") for beat in beats]
 
-    async def _time_out(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> None:
+    async def _time_out(self, tenant_id: int, executions: Sequence[tuple[UUID, int]]) -> None:
         """The hard timeout: saying "busy" for ever does not keep a task for ever."""
         now = self._state.clock.now()
-        held = await self._store.held(tenant_id, tries)
+        held = await self._store.held(tenant_id, executions)
         reports = []
         for execution, cancelled in held:
             seconds = execution.spec.timeout
@@ -165,7 +165,7 @@ class WorkerReports:
         for index, one, known in ours:
             self._forget(known.execution, one.outcome)
             reports[index] = self._report_of(one, known.execution, False, known, now)
-        told = sorted(reports)  # of two reports of a try the first counts
+        told = sorted(reports)  # of two reports of an execution the first counts
         first: dict[tuple[UUID, int], Outcome] = {}
         for index in told:
             first.setdefault((said[index].id, said[index].fence), said[index].outcome)
@@ -183,11 +183,11 @@ class WorkerReports:
     async def _read(
         self, tenant_id: int, said: Mapping[int, WorkerReport], now: float
     ) -> dict[int, Report]:
-        """Reports of tries as the database has them; those that are not there are left out."""
-        tries = [(one.id, one.fence) for one in said.values()]
+        """Reports of executions as the database has them; those that are not there are left out."""
+        executions = [(one.id, one.fence) for one in said.values()]
         held = {
             (task.id, task.fence): (task, cancelled)
-            for task, cancelled in await self._store.held(tenant_id, tries)
+            for task, cancelled in await self._store.held(tenant_id, executions)
         }
         reports = {}
         for index, one in said.items():
@@ -228,11 +228,11 @@ class WorkerReports:
     async def _judge(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
         if not said:
             return []
-        tries = [(one.id, one.fence, one.outcome) for one in said]
+        executions = [(one.id, one.fence, one.outcome) for one in said]
         verdicts: dict[tuple[UUID, int, str], Verdict] = {}
-        for judged in await self._store.judge(tenant_id, tries):
-            # A try that is recorded was reported before: only the answer was lost.
+        for judged in await self._store.judge(tenant_id, executions):
+            # An execution that is recorded was reported before: only the answer was lost.
             refused: Verdict = "fenced" if judged.known else "unknown"
             name = (judged.id, judged.fence, judged.outcome)
             verdicts[name] = "accepted" if judged.recorded else refused
-        return [verdicts[task_id, fence, outcome.value] for task_id, fence, outcome in tries]
+        return [verdicts[task_id, fence, outcome.value] for task_id, fence, outcome in executions]
