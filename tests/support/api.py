@@ -65,7 +65,7 @@ class QuietNode:
 class QuietDesk:
     """A desk where workers find nothing to do."""
 
-    async def lease(self, wish: LeaseRequest) -> list[LeasedTask]:
+    async def lease(self, request: LeaseRequest) -> list[LeasedTask]:
         return []
 
     async def beat(

@@ -18,7 +18,7 @@ from mainspring.store.step_rows import Moved
 class LeasePort(Protocol):
     """The node as workers see it. Every method waits for the database, and raises its errors."""
 
-    async def lease(self, wish: LeaseRequest) -> list[LeasedTask]:
+    async def lease(self, request: LeaseRequest) -> list[LeasedTask]:
         """Wait for tasks; when it is cancelled, what was leased meanwhile is released."""
         ...
 

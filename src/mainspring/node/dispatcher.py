@@ -54,7 +54,7 @@ class WorkerLeases(Protocol):
 
     def hand_out(self, picked: Sequence[Entry], executions: Sequence[Execution]) -> None: ...
 
-    def call_others(self) -> None:
+    def tell_remote_nodes(self) -> None:
         """Tell nodes whose workers could run what waits here."""
         ...
 
@@ -181,7 +181,7 @@ class Dispatcher:
             if not picked:
                 break
             self._start_claim(lane, picked)
-        lease_service.call_others()
+        lease_service.tell_remote_nodes()
 
     def _start_claim(self, lane: _ClaimQueue, picked: Sequence[Entry]) -> None:
         lane.in_flight += 1

@@ -67,11 +67,11 @@ class LeaseRequest:
     running: frozenset[ExecutionKey] | None = None
     """What it holds, if it says so."""
     announces: bool = False
-    """Whether it tells of what it begins."""
+    """Whether it announces what it starts."""
 
 
 @dataclass(slots=True)
-class _WaitingPoll:
+class _OpenPoll:
     """A poll, and what has come for it."""
 
     poll: Poll
@@ -103,18 +103,18 @@ class LeaseService:
         self._store = store
         self._recorder = recorder
         self._metrics = metrics
-        self._lose = expire_leases
+        self._expire_leases = expire_leases
         self._closed = False
         self._registry = WorkerRegistry(state, workers, self._began, there_for(config.worker_lease))
-        self._reporting = WorkerReports(config, state, store, recorder, self._registry)
-        self._forwarding = RemoteWorkers(state, post, self)
+        self._reports = WorkerReports(config, state, store, recorder, self._registry)
+        self._remote = RemoteWorkers(state, post, self)
         self._background_tasks = BackgroundTasks(of="lease")
-        self._waiting: dict[Poll, _WaitingPoll] = {}
-        self._asking: Counter[WorkerSession] = Counter()
+        self._waiting: dict[Poll, _OpenPoll] = {}
+        self._poll_counts: Counter[WorkerSession] = Counter()
         """How many polls of each worker wait for their answer."""
         self._leased: dict[UUID, LeasedTask] = {}
         """Tasks between their claim and their hand-out."""
-        self._answered: dict[WorkerSession, dict[ExecutionKey, LeasedTask]] = {}
+        self._unconfirmed: dict[WorkerSession, dict[ExecutionKey, LeasedTask]] = {}
         """What each worker was answered and did not mention yet: should an answer be lost, it gets
         it again."""
         metrics.polls_waiting.set_function(lambda: len(self._waiting))
@@ -122,55 +122,59 @@ class LeaseService:
 
     # Leases ----------------------------------------------------------------------------------
 
-    async def lease(self, wish: LeaseRequest) -> list[LeasedTask]:
+    async def lease(self, request: LeaseRequest) -> list[LeasedTask]:
         """Wait for tasks, at most as long as the worker wants to; empty when none came."""
         if self._closed:
             raise NotReady("this node is stopping; ask another one")
-        await self._registry.admit(wish.holder, wish.offer, wish.about)
-        leased = await self._not_arrived(wish)
+        await self._registry.admit(request.holder, request.offer, request.about)
+        leased = await self._lost_in_answers(request)
         if not leased:
             poll = Poll(
-                wish.holder, wish.offer, wish.most, idle=not wish.running, announces=wish.announces
+                request.holder,
+                request.offer,
+                request.most,
+                idle=not request.running,
+                announces=request.announces,
             )
-            leased = await self._wait(self._open(poll), wish.wait)
-        given = self._answered.setdefault(wish.holder, {})
+            leased = await self._wait(self._open(poll), request.wait)
+        given = self._unconfirmed.setdefault(request.holder, {})
         given.update(((task.execution.id, task.execution.fence), task) for task in leased)
         crash.reach("lease.answered")
         return leased
 
-    async def _not_arrived(self, wish: LeaseRequest) -> list[LeasedTask]:
+    async def _lost_in_answers(self, request: LeaseRequest) -> list[LeasedTask]:
         """Return what answers gave the worker and it does not hold: such an answer was lost."""
-        if wish.running is None:
-            self._answered.pop(wish.holder, None)
+        if request.running is None:
+            self._unconfirmed.pop(request.holder, None)
             return []
-        given = self._answered.get(wish.holder, {})
-        missing = {name: task for name, task in given.items() if name not in wish.running}
-        unreported = self._reporting.unreported(list(missing))
+        given = self._unconfirmed.get(request.holder, {})
+        missing = {name: task for name, task in given.items() if name not in request.running}
+        unreported = self._reports.unreported(list(missing))
         held: set[ExecutionKey] = set()
         if unreported:
-            executions = await self._store.held(wish.holder.tenant_id, unreported)
+            executions = await self._store.held(request.holder.tenant_id, unreported)
             held = {(task.execution.id, task.execution.fence) for task in executions}
-        for name in (given.keys() & wish.running) | (missing.keys() - held):
+        for name in (given.keys() & request.running) | (missing.keys() - held):
             given.pop(name, None)
-        return [missing[name] for name in missing if name in held][: wish.most]
+        return [missing[name] for name in missing if name in held][: request.most]
 
-    def _open(self, poll: Poll, *, ours: bool = True) -> _WaitingPoll:
+    def _open(self, poll: Poll, *, ours: bool = True) -> _OpenPoll:
         answer = asyncio.get_running_loop().create_future()
-        waiting = self._waiting[poll] = _WaitingPoll(poll, poll.free, answer, ours)
+        waiting = self._waiting[poll] = _OpenPoll(poll, poll.free, answer, ours)
         self._state.engine.workers.open(poll, self._state.clock.now())
         self._state.request_dispatch()
         if ours:
-            self._forwarding.waits(poll)
+            self._remote.waits(poll)
         return waiting
 
-    async def _wait(self, waiting: _WaitingPoll, seconds: float) -> list[LeasedTask]:
+    async def _wait(self, waiting: _OpenPoll, seconds: float) -> list[LeasedTask]:
         answer, holder = waiting.answer, waiting.poll.session
-        self._asking[holder] += 1
+        self._poll_counts[holder] += 1
         try:
             # Not `wait_for`: that would return a result, and not heed the cancel that came with it.
             done, _ = await asyncio.wait([answer], timeout=max(seconds, _SHORTEST_WAIT))
             if not done:
-                self._end(waiting)
+                self._end_poll(waiting)
                 # If something is being claimed for it, that takes but a moment.
                 await asyncio.wait([answer])
             return answer.result()
@@ -178,21 +182,21 @@ class LeaseService:
             # The worker went away: what was or is being claimed for it goes back.
             waiting.answer.add_done_callback(self._give_back)
             self._state.engine.workers.disconnect(waiting.poll)
-            self._end(waiting)
-            if self._asking[holder] == 1:
+            self._end_poll(waiting)
+            if self._poll_counts[holder] == 1:
                 self._registry.left(holder)
             raise
         finally:
-            self._asking[holder] -= 1
-            if not self._asking[holder]:
-                del self._asking[holder]
+            self._poll_counts[holder] -= 1
+            if not self._poll_counts[holder]:
+                del self._poll_counts[holder]
 
-    def _end(self, waiting: _WaitingPoll) -> None:
+    def _end_poll(self, waiting: _OpenPoll) -> None:
         waiting.over = True
         self._state.engine.workers.close(waiting.poll)
-        self._conclude(waiting)
+        self._answer(waiting)
 
-    def _conclude(self, waiting: _WaitingPoll) -> None:
+    def _answer(self, waiting: _OpenPoll) -> None:
         """Answer a poll unless something is still under way to it."""
         if waiting.poll.in_flight == 0 and not waiting.answer.done():
             del self._waiting[waiting.poll]
@@ -238,11 +242,11 @@ class LeaseService:
             if entry.row.id in got and (leased := self._readable(self._leased.pop(entry.row.id))):
                 waiting = self._waiting[entry.poll]
                 if waiting.ours:
-                    self._reporting.remember(leased.execution, entry.poll.session)
+                    self._reports.remember(leased.execution, entry.poll.session)
                 self._metrics.start_delay.observe(now - leased.execution.due)
                 waiting.got.append(leased)
         for poll in polls:
-            self._arrived(self._waiting[poll])
+            self._claim_arrived(self._waiting[poll])
 
     def _readable(self, leased: LeasedTask) -> LeasedTask | None:
         """Return a leased task, unless no worker could read it: such a one has failed."""
@@ -251,53 +255,53 @@ class LeaseService:
         self._recorder.report([cannot_be_read(leased.execution, self._state.clock.now())])
         return None
 
-    def _arrived(self, waiting: _WaitingPoll) -> None:
+    def _claim_arrived(self, waiting: _OpenPoll) -> None:
         if waiting.poll.in_flight:
             return
         self._state.engine.workers.close(waiting.poll)
         if waiting.got or waiting.over:
-            self._conclude(waiting)
+            self._answer(waiting)
         else:
             self._background_tasks.start(self._reconsider(waiting))
 
-    async def _reconsider(self, waiting: _WaitingPoll) -> None:
+    async def _reconsider(self, waiting: _OpenPoll) -> None:
         """Everything that was picked for a poll was refused: it waits on, unless its worker is not
         the one that goes by its name. Then it was replaced, or the database was set back to before
         it began: if it is there, it asks again, and hears which of the two it is."""
         holder = waiting.poll.session
         current = await until_answered(lambda: self._registry.is_current(holder), self._metrics)
         if waiting.answer.done() or waiting.over:
-            self._conclude(waiting)
+            self._answer(waiting)
         elif current:
             waiting.poll.free = waiting.slots
             self._state.engine.workers.open(waiting.poll, self._state.clock.now())
             self._state.request_dispatch()
             if waiting.ours:
-                self._forwarding.waits(waiting.poll)
+                self._remote.waits(waiting.poll)
         else:
             self._registry.forget(holder)
-            self._end(waiting)
+            self._end_poll(waiting)
 
-    def _turn_away(self, waiting: _WaitingPoll) -> None:
+    def _turn_away(self, waiting: _OpenPoll) -> None:
         del self._waiting[waiting.poll]
         waiting.answer.set_exception(superseded(waiting.poll.session))
 
     def interrupt_polls(self, holders: Collection[WorkerSession]) -> None:
-        self.polls_interrupted(holders)
-        self._forwarding.interrupt_polls(holders)
+        self.interrupt_local_polls(holders)
+        self._remote.interrupt_polls(holders)
 
-    def polls_interrupted(self, holders: Collection[WorkerSession]) -> None:
+    def interrupt_local_polls(self, holders: Collection[WorkerSession]) -> None:
         """An answer that is empty too soon makes a worker ask about what it holds. One that
         is frozen does not ask, and gets nothing more."""
         for waiting in list(self._waiting.values()):
             if waiting.ours and waiting.poll.session in holders:
-                self._end(waiting)
+                self._end_poll(waiting)
 
     # Other nodes -----------------------------------------------------------------------------
 
-    def call_others(self) -> None:
+    def tell_remote_nodes(self) -> None:
         """Tell nodes whose workers could run what waits here."""
-        self._forwarding.call(self._state.engine.workers.take_remote_demand())
+        self._remote.call(self._state.engine.workers.take_remote_demand())
 
     def polls(self) -> Iterable[Poll]:
         """The workers that wait here."""
@@ -342,15 +346,15 @@ class LeaseService:
             self._release(leased)
             return
         for task in filter(self._readable, leased):
-            self._reporting.remember(task.execution, poll.session)
+            self._reports.remember(task.execution, poll.session)
             waiting.got.append(task)
-        self._arrived(waiting)
+        self._claim_arrived(waiting)
 
     # Restarts --------------------------------------------------------------------------------
 
     def _began(self, holder: WorkerSession) -> None:
         """A worker's process began here."""
-        self._forwarding.began(holder)
+        self._remote.began(holder)
         self.replaced(holder)
 
     def replaced(self, current: WorkerSession) -> None:
@@ -366,7 +370,7 @@ class LeaseService:
                     self._turn_away(waiting)
         former = self._state.engine.running.of_former_sessions(current)
         if former:
-            self._background_tasks.start(self._lose(former))
+            self._background_tasks.start(self._expire_leases(former))
 
     # What workers say ------------------------------------------------------------------------
 
@@ -376,10 +380,10 @@ class LeaseService:
         beats: Sequence[HeldHeartbeat],
         about: Mapping[str, object] | None = None,
     ) -> list[HeartbeatAnswer]:
-        return await self._reporting.beat(holder, beats, about)
+        return await self._reports.beat(holder, beats, about)
 
     async def report(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
-        return await self._reporting.report(tenant_id, said)
+        return await self._reports.report(tenant_id, said)
 
     # The node's way in -----------------------------------------------------------------------
 
@@ -387,10 +391,10 @@ class LeaseService:
         """The node stops: whoever waits here asks another one."""
         self._closed = True
         for waiting in list(self._waiting.values()):
-            self._end(waiting)
+            self._end_poll(waiting)
 
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
-        return {"worker_registry": self._keep_registry, **self._forwarding.loops()}
+        return {"worker_registry": self._keep_registry, **self._remote.loops()}
 
     async def _keep_registry(self) -> None:
         await repeat(
@@ -399,8 +403,8 @@ class LeaseService:
 
     async def _write_registry(self) -> None:
         await asyncio.sleep(_WRITE_EVERY)
-        for holder in [h for h in self._answered if not self._registry.knows(h)]:
-            del self._answered[holder]
+        for holder in [h for h in self._unconfirmed if not self._registry.knows(h)]:
+            del self._unconfirmed[holder]
         await self._registry.write()
 
 
