@@ -15,12 +15,7 @@ from mainspring.api.tasks.ingest import Ingest
 from mainspring.clock import DatabaseClock
 from mainspring.config import Config
 from mainspring.domain.capability import needs_worker
-from mainspring.domain.execution import (
-    Execution,
-    Outcome,
-    Report,
-    TaskError,
-)
+from mainspring.domain.execution import Execution, Outcome, Report, TaskError
 from mainspring.domain.ids import TaskIds
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings

@@ -19,12 +19,7 @@ from mainspring.domain.capability import THERE_FOR, takes_slot
 from mainspring.domain.lateness import Cause
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.demand import (
-    LeaseHolder,
-    Poll,
-    WorkerDemand,
-    WorkerPool,
-)
+from mainspring.engine.demand import LeaseHolder, Poll, WorkerDemand, WorkerPool
 from mainspring.engine.entry import Entry, Phase
 from mainspring.engine.explain import Situation
 from mainspring.engine.gates import KeyGate, RunningGate, expired

@@ -75,7 +75,7 @@ class TenantShare:
         self.held_back = False
         """Whether the gates held all back when last looked, and nothing has changed since."""
         self._groups_kept = 0
-        """How many groups and lines there were when the empty ones were last dropped."""
+        """How many groups there were when the empty ones were last dropped."""
 
     @property
     def share(self) -> float:

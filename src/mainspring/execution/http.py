@@ -14,13 +14,7 @@ from uuid import UUID
 import structlog
 
 from mainspring.clock import Clock, StartTime, monotonic
-from mainspring.domain.execution import (
-    Execution,
-    Outcome,
-    Report,
-    TaskError,
-    not_started,
-)
+from mainspring.domain.execution import Execution, Outcome, Report, TaskError, not_started
 from mainspring.domain.urls import host_problem
 from mainspring.domain.webhook import WebhookProfile
 from mainspring.errors import MainspringError
@@ -29,12 +23,7 @@ from mainspring.execution.guard import CallOrigin, EgressRules, origin_of
 from mainspring.execution.port import ReportSink
 from mainspring.execution.send_queues import Caps, Lanes
 from mainspring.execution.sender import LoopSender, Sender, ThreadSender
-from mainspring.execution.transfers import (
-    Key,
-    SenderSettings,
-    TransferReply,
-    TransferRequest,
-)
+from mainspring.execution.transfers import Key, SenderSettings, TransferReply, TransferRequest
 from mainspring.observe.metrics import Metrics
 
 log = structlog.get_logger()

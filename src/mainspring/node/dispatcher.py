@@ -1,13 +1,7 @@
 """The dispatcher: claims what the engine picks and hands it to executors; keeps leases alive."""
 
 import asyncio
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
@@ -17,12 +11,7 @@ import structlog
 from mainspring import crash
 from mainspring.config import Config
 from mainspring.domain.capability import takes_slot
-from mainspring.domain.execution import (
-    Execution,
-    cannot_be_read,
-    not_started,
-    released,
-)
+from mainspring.domain.execution import Execution, cannot_be_read, not_started, released
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.demand import WorkerSession, lease_holder_of
 from mainspring.engine.entry import Entry

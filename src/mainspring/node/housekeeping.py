@@ -99,16 +99,16 @@ class Housekeeper:
 
     async def _retire(self) -> None:
         days, ledger_days = self._config.retention_days, self._config.ledger_retention_days
-        _tell("retired old history", await self._house.retire_partitions(days, self._archive))
+        _log_round("retired old history", await self._house.retire_partitions(days, self._archive))
         retired = await self._house.ledger.retire_partitions(ledger_days, self._archive)
-        _tell("retired old decisions", retired)
+        _log_round("retired old decisions", retired)
 
     async def build_indexes(self) -> None:
         """Build indexes that an upgrade declared, if that is ours to do."""
         await self._while_held(_INDEXING, self._build_indexes)
 
     async def _build_indexes(self) -> None:
-        _tell("built indexes of history", await self._house.build_indexes())
+        _log_round("built indexes of history", await self._house.build_indexes())
 
     async def _holds(self, duty: str) -> bool:
         return await self._house.hold_duty(self._state.node_id, _LEASE, duty)
@@ -128,11 +128,11 @@ class Housekeeper:
 
     async def _make_partitions(self) -> None:
         made = await self._house.make_partitions(self._config.partitions_ahead)
-        _tell("made partitions for history", made)
+        _log_round("made partitions for history", made)
 
     async def _make_ledger_partitions(self) -> None:
         made = await self._house.ledger.make_partitions(self._config.partitions_ahead)
-        _tell("made partitions for the ledger", made)
+        _log_round("made partitions for the ledger", made)
 
     async def _clear_departed(self) -> None:
         cleared = await self._house.clear_departed()
@@ -167,7 +167,7 @@ async def _attempt(name: str, job: Job) -> None:
         log.exception("a job failed", action="house.failed", job=name)
 
 
-def _tell(what: str, tables: Round) -> None:
+def _log_round(what: str, tables: Round) -> None:
     if tables.done:
         log.info(what, action="house.tidied", tables=len(tables.done))
     for table, reason in tables.postponed.items():

@@ -11,17 +11,8 @@ import structlog
 
 from mainspring import crash
 from mainspring.config import Config
-from mainspring.domain.execution import (
-    Outcome,
-    Report,
-    TaskError,
-)
-from mainspring.domain.outcome_rules import (
-    Finish,
-    RetryLater,
-    decide_outcome,
-    finish,
-)
+from mainspring.domain.execution import Outcome, Report, TaskError
+from mainspring.domain.outcome_rules import Finish, RetryLater, decide_outcome, finish
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.errors import StoreUnavailable

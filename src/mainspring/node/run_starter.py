@@ -18,12 +18,7 @@ import structlog
 
 from mainspring.clock import Clock, StartTime
 from mainspring.domain.capability import takes_slot
-from mainspring.domain.execution import (
-    Execution,
-    Outcome,
-    Report,
-    TaskError,
-)
+from mainspring.domain.execution import Execution, Outcome, Report, TaskError
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import ReportSink
 from mainspring.node.announcer import Announcer

@@ -22,12 +22,7 @@ from uuid import UUID
 
 import msgspec
 
-from mainspring.domain.execution import (
-    Execution,
-    Outcome,
-    Report,
-    TaskError,
-)
+from mainspring.domain.execution import Execution, Outcome, Report, TaskError
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.outcome_rules import Finish, decide_outcome
 from mainspring.domain.tenant import TenantLimits

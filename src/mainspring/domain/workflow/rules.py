@@ -20,12 +20,7 @@ from mainspring.domain.task import UNFINISHED, TaskState
 from mainspring.domain.urls import url_problem
 from mainspring.domain.workflow import condition as conditions
 from mainspring.domain.workflow.definition import MOST_ITEMS, Step, TaskTemplate
-from mainspring.domain.workflow.reference import (
-    BadReference,
-    Reference,
-    parts,
-    whole,
-)
+from mainspring.domain.workflow.reference import BadReference, Reference, parts, whole
 
 MOST_BYTES = 2**20
 """So long may a rendered payload be, if nobody says otherwise."""

@@ -25,27 +25,12 @@ from mainspring.lifecycle import BackgroundTasks
 from mainspring.node.recorder import Recorder
 from mainspring.node.retrying import repeat, until_answered
 from mainspring.node.state import NodeState
-from mainspring.node.workers.mailbox import (
-    ExecutionKey,
-    Kind,
-    Mailbox,
-    SlotGrant,
-)
+from mainspring.node.workers.mailbox import ExecutionKey, Kind, Mailbox, SlotGrant
 from mainspring.node.workers.registry import WorkerRegistry, superseded
 from mainspring.node.workers.remote_workers import RemoteWorkers
-from mainspring.node.workers.reports import (
-    HeartbeatAnswer,
-    Verdict,
-    WorkerReport,
-    WorkerReports,
-)
+from mainspring.node.workers.reports import HeartbeatAnswer, Verdict, WorkerReport, WorkerReports
 from mainspring.observe.metrics import Metrics
-from mainspring.store.leases import (
-    HeldHeartbeat,
-    LeasedTask,
-    LeaseStore,
-    WorkerPick,
-)
+from mainspring.store.leases import HeldHeartbeat, LeasedTask, LeaseStore, WorkerPick
 from mainspring.store.workers import WorkerStore
 
 log = structlog.get_logger()

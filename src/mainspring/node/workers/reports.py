@@ -12,13 +12,7 @@ from uuid import UUID
 
 from mainspring import crash
 from mainspring.config import Config
-from mainspring.domain.execution import (
-    Execution,
-    Outcome,
-    Report,
-    TaskError,
-    believed,
-)
+from mainspring.domain.execution import Execution, Outcome, Report, TaskError, believed
 from mainspring.engine.demand import WorkerSession
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
