@@ -45,7 +45,7 @@ FILES = {
     "tasks": (
         "contract/test_store_fences",
         "contract/test_store_tasks",
-        "contract/test_store_head_start",
+        "contract/test_store_eager_leases",
         "integration/test_node_outcomes",
         "integration/test_api_tasks",
         "integration/test_api_workflow_runs",

@@ -3,7 +3,7 @@
 A node runs on its monotonic clock plus a measured offset, so a jump of the machine's wall clock
 changes nothing. The estimate is never ahead of the database: a sample says what the database's
 clock showed at some moment before the answer arrived, so adding what passed since is a lower bound.
-What has to go on while the database's clock is away (leases, chores) is timed by the steady clock.
+Leases and periodic jobs go on while the database's clock is away: the steady clock times them.
 """
 
 import time

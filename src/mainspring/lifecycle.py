@@ -53,19 +53,19 @@ class Supervisor:
 
 
 class BackgroundTasks:
-    """Work on the side that nobody waits for; if it fails, that is told."""
+    """Background tasks that nobody waits for; a failure is logged."""
 
     def __init__(self, of: str) -> None:
         self._of = of
         self._under_way: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        errand = asyncio.create_task(work)
-        self._under_way.add(errand)  # else it could be collected as garbage before its end
-        errand.add_done_callback(self._ended)
-        return errand
+        task = asyncio.create_task(work)
+        self._under_way.add(task)  # else it could be collected as garbage before its end
+        task.add_done_callback(self._ended)
+        return task
 
-    def _ended(self, errand: asyncio.Task[None]) -> None:
-        self._under_way.discard(errand)
-        if not errand.cancelled() and (problem := errand.exception()) is not None:
-            log.error("an errand failed", action=f"{self._of}.failed", exc_info=problem)
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            log.error("a background task failed", action=f"{self._of}.failed", exc_info=problem)

@@ -138,7 +138,7 @@ async def test_an_insert_that_did_not_happen_is_not_acknowledged(api: Api) -> No
 
 @pytest.fixture
 async def generous(api: Api) -> Api:
-    """A node that is in the cluster and offers head starts."""
+    """A node that is in the cluster and offers eager leases."""
     await api.database.fetch(
         "INSERT INTO nodes (id, name, version) VALUES ($1, 'one', '0')", UUID(int=1)
     )
@@ -151,7 +151,7 @@ async def test_what_was_leased_with_its_creation_is_told_as_begun_and_the_rest_a
 ) -> None:
     now = UUID((await generous.make())["id"])
     later = UUID((await generous.make(delay=20))["id"])
-    assert generous.node.begun == [([now], [now]), ([later], [])]
+    assert generous.node.leased == [([now], [now]), ([later], [])]
     assert [row.id for row in generous.node.rows] == [later]
     states = await generous.database.fetch("SELECT id, state, rev FROM tasks ORDER BY id")
     assert [tuple(row) for row in states] == [(now, "running", 2), (later, "scheduled", 1)]
@@ -162,7 +162,7 @@ async def test_after_a_lost_answer_the_node_looks_after_what_it_offered_itself(
 ) -> None:
     generous.tasks.lose_answer = True
     task_id = UUID((await generous.make())["id"])
-    assert generous.node.begun == [([task_id], None)]
+    assert generous.node.leased == [([task_id], None)]
     assert generous.node.rows == [], "told of by two, it might be started twice"
 
 
@@ -170,7 +170,7 @@ async def test_every_offer_is_ended_also_where_the_insert_is_refused(generous: A
     await generous.database.fetch("ALTER TABLE tasks ADD CHECK (name <> 'bad')")
     answer = await generous.a.post("/v1/tasks", {"target": NOOP, "name": "bad"})
     assert answer.status == 422
-    assert [leased for _, leased in generous.node.begun] == [[]]
+    assert [leased for _, leased in generous.node.leased] == [[]]
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson"])

@@ -99,6 +99,7 @@ async def test_a_running_task_is_asked_to_stop(api: Api) -> None:
     task = await api.make()
     await api.start(task["id"])
     api.node.hinted.clear()
+    api.node.changes = 0
     for _ in range(2):
         answer = await verb(api, task, "cancel")
         assert (answer.status, answer.json()["state"]) == (200, "running")

@@ -13,8 +13,8 @@ from mainspring.domain.execution import Execution, Outcome, Report
 from mainspring.domain.placement import Ownership
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
+from mainspring.node.announcer import Announcer
 from mainspring.node.deadlines import Deadlines
-from mainspring.node.recorder import Recorder
 from mainspring.node.run_starter import RunStarter
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
@@ -26,9 +26,9 @@ from support.waiting import eventually
 
 
 class _Listener:
-    """In place of the recorder."""
+    """In place of the announcer."""
 
-    def moved(self, moved: Moved) -> None:
+    def announce_runs(self, moved: Moved) -> None:
         """There is no engine to tell."""
 
 
@@ -66,7 +66,7 @@ def _state() -> NodeState:
 async def test_a_task_whose_run_is_refused_fails_and_the_others_go_on() -> None:
     runs, reports = _Runs(), list[Report]()
     starter = RunStarter(
-        ManualClock(), _state(), cast(TaskRuns, runs), cast(Recorder, _Listener()), reports.extend
+        ManualClock(), _state(), cast(TaskRuns, runs), cast(Announcer, _Listener()), reports.extend
     )
     tasks = [execution(row(n))._replace(payload=b'{"workflow": "flow"}') for n in (1, 2, 3)]
     nul = execution(row(4))._replace(payload=b'{"workflow": "a\\u0000b"}')
@@ -118,7 +118,7 @@ async def test_a_run_that_cannot_be_ended_holds_up_no_other(world: RunWorld) -> 
     state = _state()
     state.engine.own(world.ownership.partitions, (), 0.0)
     state.node_id, state.epoch = world.ownership.node_id, world.ownership.epoch
-    deadlines = Deadlines(state, world.outcomes, cast(Recorder, _Listener()), Metrics())
+    deadlines = Deadlines(state, world.outcomes, cast(Announcer, _Listener()), Metrics())
     looking = asyncio.create_task(deadlines.run())
 
     async def over() -> bool:

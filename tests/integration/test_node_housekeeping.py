@@ -197,7 +197,7 @@ async def test_a_chore_that_fails_keeps_no_other_from_being_done(database: Datab
         await eventually(partial(no_keys, database), within=5, what="keys are forgotten")
         running.cancel()
         await asyncio.wait([running])
-    failed = {line["chore"] for line in lines if line["action"] == "house.failed"}
+    failed = {line["job"] for line in lines if line["action"] == "house.failed"}
     assert failed == {"make_partitions", "clear_defaults", "retire"}
 
 

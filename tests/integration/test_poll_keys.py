@@ -25,7 +25,7 @@ class WaitingDesk(QuietDesk):
         self.waiting = asyncio.Event()
         self.end = asyncio.Event()
 
-    async def lease(self, wish: LeaseRequest) -> list[LeasedTask]:
+    async def lease(self, request: LeaseRequest) -> list[LeasedTask]:
         self.waiting.set()
         await self.end.wait()
         return []

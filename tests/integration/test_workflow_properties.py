@@ -86,7 +86,7 @@ class Plan:
     def outcome(self) -> TaskState:
         return self._data.draw(st.sampled_from(ENDS))
 
-    def relay(self) -> StepLeaseOffer:
+    def offer(self) -> StepLeaseOffer:
         return StepLeaseOffer(self._data.draw(st.integers(0, 3)), "node:one", 60.0)
 
     def crash(self) -> str:
@@ -148,20 +148,20 @@ async def _end(
     """Record ends, at once or (where the order does not matter) on two connections; answers what
     started by that."""
     finishes = [finish(held[task], state) for task, state in outcomes.items()]
-    crash, relay = plan.crash(), plan.relay()
+    crash, offer = plan.crash(), plan.offer()
     if crash == "before":
-        await _dying(world, partial(world.record, finishes, relay))
+        await _dying(world, partial(world.record, finishes, offer))
     middle = len(finishes) // 2 if plan.definition.on_failure == "continue" else 0
     parts = [part for part in (finishes[:middle], finishes[middle:]) if part]
     if len(parts) > 1:
-        relay = NO_STEP_LEASES  # which of them has to go the long way is up to chance
-    answers = await asyncio.gather(*(world.record(part, relay) for part in parts))
+        offer = NO_STEP_LEASES  # which of them has to go the long way is up to chance
+    answers = await asyncio.gather(*(world.record(part, offer) for part in parts))
     accepted = {task for answer in answers for task in answer.accepted}
     assert accepted == {f.report.execution.id for f in finishes}
     if crash == "after":
-        again = await world.record(finishes, relay)
+        again = await world.record(finishes, offer)
         assert (again.accepted, again.moved.rows) == (set(), [])
-    return {a.step or "": a for answer in answers for _row, a in answer.moved.begun}
+    return {a.step or "": a for answer in answers for _row, a in answer.moved.leased}
 
 
 async def _dying(world: RunWorld, act: Callable[[], Awaitable[object]]) -> None:

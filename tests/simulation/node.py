@@ -15,17 +15,13 @@ from mainspring.api.tasks.ingest import Ingest
 from mainspring.clock import DatabaseClock
 from mainspring.config import Config
 from mainspring.domain.capability import needs_worker
-from mainspring.domain.execution import (
-    Execution,
-    Outcome,
-    Report,
-    TaskError,
-)
+from mainspring.domain.execution import Execution, Outcome, Report, TaskError
 from mainspring.domain.ids import TaskIds
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
 from mainspring.errors import Conflict, MainspringError, StoreUnavailable
 from mainspring.execution.port import ReportSink
+from mainspring.node.announcer import Announcer
 from mainspring.node.deadlines import Deadlines
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
@@ -302,8 +298,9 @@ class SimNode:
         self.state = NodeState(Engine(settings, needs_worker), self.clock, node_id=world.uuid())
         remote = RemoteEngineStore(store, self.network)
         signals = LossySignals(world, self.state, others)
+        announcer = Announcer(self.state, signals, METRICS)
         recorder = Recorder(
-            config, self.state, remote, cast(StepOutcomes, _NoSteps()), signals, METRICS, rng
+            config, self.state, remote, cast(StepOutcomes, _NoSteps()), announcer, METRICS, rng
         )
         dispatcher = Dispatcher(config, self.state, remote, recorder, METRICS)
         self.post = Mailbox(self.state, self._messages(store, signals), config.wake_poll)
@@ -343,8 +340,9 @@ class SimNode:
             dispatcher,
             recorder,
             signals,
+            announcer,
             cast(Housekeeper, _NoHousekeeping()),
-            self._materializer(config, store, signals),
+            self._materializer(config, store, announcer),
             cast(Deadlines, _NoDeadlines()),
             [Chaos(world, rng, self.clock, recorder.report)],
             self.lease_service,
@@ -356,11 +354,13 @@ class SimNode:
     def _messages(self, store: MemoryStore, signals: LossySignals) -> RemoteMessages:
         return RemoteMessages(store, self.network, signals.mailed)
 
-    def _materializer(self, config: Config, store: MemoryStore, signals: Signals) -> Materializer:
+    def _materializer(
+        self, config: Config, store: MemoryStore, announcer: Announcer
+    ) -> Materializer:
         chance = Random(self.world.rng.getrandbits(64))
         occurrence_writer = OccurrenceWriter(TaskIds(chance), chance, near=store.near)
         schedules = RemoteSchedules(MemorySchedules(store), self.network, occurrence_writer)
-        return Materializer(config, self.state, schedules, signals, METRICS)
+        return Materializer(config, self.state, schedules, announcer, METRICS)
 
     @property
     def alive(self) -> bool:

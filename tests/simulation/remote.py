@@ -16,13 +16,7 @@ from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store import cluster
-from mainspring.store.claims import (
-    EngineStore,
-    Extended,
-    Seen,
-    TaskRef,
-    Woken,
-)
+from mainspring.store.claims import EngineStore, Extended, Seen, TaskRef, Woken
 from mainspring.store.creation import NO_EAGER_LEASE, Creation, EagerLeaseOffer, Made
 from mainspring.store.keys import KeyStore
 from mainspring.store.tasks import LockedTask, TaskChange, TaskStore
@@ -137,14 +131,14 @@ class RemoteTasks(TaskStore):
         self,
         creations: Sequence[Creation],
         ownership: Ownership,
-        start: EagerLeaseOffer = NO_EAGER_LEASE,
+        offer: EagerLeaseOffer = NO_EAGER_LEASE,
     ) -> Made:
         waits = True
 
         def create() -> Made:
-            made = self._store.create(creations, ownership, start)
+            made = self._store.create(creations, ownership, offer)
             if not waits:
-                self._store.begun_unheard.update(row.id for row, _ in made.begun)
+                self._store.begun_unheard.update(row.id for row, _ in made.leased)
             return made
 
         try:

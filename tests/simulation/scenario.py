@@ -398,7 +398,7 @@ class Scenario:
             except (StoreUnavailable, Conflict):
                 return
             if decided is True:
-                node.node.changed()
+                node.node.woken()
 
         node.process.spawn(ask)
 

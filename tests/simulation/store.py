@@ -17,23 +17,11 @@ from mainspring.domain.placement import Ownership, partition_of
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.domain.tenant import TenantLimits
-from mainspring.store.claims import (
-    Extended,
-    Seen,
-    TaskRef,
-    Woken,
-    read_spec,
-)
+from mainspring.store.claims import Extended, Seen, TaskRef, Woken, read_spec
 from mainspring.store.creation import NO_EAGER_LEASE, Creation, EagerLeaseOffer, Made, NewTask
 from mainspring.store.tasks import LockedTask, TaskChange
 from simulation.cluster import MemoryCluster
-from simulation.tables import (
-    DeadLetter,
-    ExecutionRow,
-    Finished,
-    KeyRow,
-    Task,
-)
+from simulation.tables import DeadLetter, ExecutionRow, Finished, KeyRow, Task
 
 T = TypeVar("T")
 
@@ -261,7 +249,7 @@ class MemoryStore(MemoryCluster):
         self,
         creations: Sequence[Creation],
         ownership: Ownership,
-        start: EagerLeaseOffer = NO_EAGER_LEASE,
+        offer: EagerLeaseOffer = NO_EAGER_LEASE,
     ) -> Made:
         made = Made({}, [])
         self.writer = ownership
@@ -273,11 +261,11 @@ class MemoryStore(MemoryCluster):
                 if task is None:
                     continue
                 made.partitions[new.id] = task.partition
-                if new.id in start.tasks and self._starts(task, ownership):
+                if new.id in offer.tasks and self._starts(task, ownership):
                     ref = TaskRef(task.tenant_id, task.id, task.rev)
-                    if self.begin_try(ref, start.worker, None, start.lease) is not None:
+                    if self.begin_try(ref, offer.worker, None, offer.lease) is not None:
                         task.fence = 1  # nobody can have leased it before
-                        made.begun.append((task.row(), assignment_of(task)))
+                        made.leased.append((task.row(), assignment_of(task)))
         self.committed("create")
         return made
 

@@ -40,22 +40,16 @@ class QuietNode:
     def offer_eager_lease(self, tasks: Iterable[NewTask]) -> EagerLeaseOffer:
         return NO_EAGER_LEASE
 
-    def end_eager_lease(self, start: EagerLeaseOffer, begun: object) -> None:
+    def end_eager_lease(self, offer: EagerLeaseOffer, leased: object) -> None:
         pass
 
-    def created(self, rows: Sequence[TaskRow]) -> None:
+    def announce(self, rows: Sequence[TaskRow] = (), changed: Collection[int] = ()) -> None:
         pass
 
-    def changed(self) -> None:
-        pass
-
-    def moved(self, moved: Moved) -> None:
+    def announce_runs(self, moved: Moved) -> None:
         pass
 
     def mark_stale(self) -> None:
-        pass
-
-    def hint_others(self, partitions: Collection[int]) -> None:
         pass
 
     def explain(self, row: TaskRow) -> Situation:
@@ -71,7 +65,7 @@ class QuietNode:
 class QuietDesk:
     """A desk where workers find nothing to do."""
 
-    async def lease(self, wish: LeaseRequest) -> list[LeasedTask]:
+    async def lease(self, request: LeaseRequest) -> list[LeasedTask]:
         return []
 
     async def beat(

@@ -39,8 +39,8 @@ class ListeningNode:
     hinted: set[int] = field(default_factory=set)
     changes: int = 0
     offers: bool = False
-    """Whether it offers every new task a head start."""
-    begun: list[tuple[list[UUID], list[UUID] | None]] = field(default_factory=list)
+    """Whether it offers an eager lease for every new task."""
+    leased: list[tuple[list[UUID], list[UUID] | None]] = field(default_factory=list)
     """Which it offered one, and which of them it was told were leased."""
 
     def ownership(self) -> Ownership:
@@ -51,25 +51,21 @@ class ListeningNode:
         return EagerLeaseOffer(offered, "node:one", 15.0) if self.offers else NO_EAGER_LEASE
 
     def end_eager_lease(
-        self, start: EagerLeaseOffer, begun: Sequence[tuple[TaskRow, Execution]] | None
+        self, offer: EagerLeaseOffer, leased: Sequence[tuple[TaskRow, Execution]] | None
     ) -> None:
-        leased = None if begun is None else [row.id for row, _ in begun]
-        self.begun.append((list(start.tasks), leased))
+        ids = None if leased is None else [row.id for row, _ in leased]
+        self.leased.append((list(offer.tasks), ids))
 
-    def created(self, rows: Sequence[TaskRow]) -> None:
+    def announce(self, rows: Sequence[TaskRow] = (), changed: Collection[int] = ()) -> None:
         self.rows.extend(rows)
+        self.changes += bool(changed)
+        self.hinted.update(set(changed) - self.owned)
 
-    def changed(self) -> None:
-        self.changes += 1
-
-    def moved(self, moved: Moved) -> None:
+    def announce_runs(self, moved: Moved) -> None:
         self.rows.extend(moved.rows)
 
     def mark_stale(self) -> None:
         pass
-
-    def hint_others(self, partitions: Collection[int]) -> None:
-        self.hinted.update(partitions)
 
     def explain(self, row: TaskRow) -> Situation:
         return Situation()
@@ -92,12 +88,12 @@ class FragileTasks(TaskStore):
         self,
         creations: Sequence[Creation],
         ownership: Ownership,
-        start: EagerLeaseOffer = NO_EAGER_LEASE,
+        offer: EagerLeaseOffer = NO_EAGER_LEASE,
     ) -> Made:
         self.statements += 1
         if self.lose_request:
             raise StoreUnavailable("lost before")
-        made = await super().create(creations, ownership, start)
+        made = await super().create(creations, ownership, offer)
         if self.lose_answer:
             raise StoreUnavailable("lost after")
         return made

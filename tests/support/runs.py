@@ -116,18 +116,18 @@ class RunWorld:
     async def record(
         self,
         finishes: Sequence[Finish],
-        relay: StepLeaseOffer = NO_STEP_LEASES,
+        offer: StepLeaseOffer = NO_STEP_LEASES,
         ownership: Ownership | None = None,
     ) -> StepsFinished:
         """Record ends as a node does: the short way, and the long one for the rest."""
         ownership = ownership or self.ownership
-        done = await self.outcomes.finish_fast(ownership, finishes, relay)
+        done = await self.outcomes.finish_fast(ownership, finishes, offer)
         rest = [f for f in finishes if f.report.execution.id not in done.accepted]
         if not rest:
             return done
         more = await self.outcomes.finish(ownership, rest, await self.now())
         more.moved.rows += done.moved.rows
-        more.moved.begun += done.moved.begun
+        more.moved.leased += done.moved.leased
         return StepsFinished(done.accepted | more.accepted, more.moved)
 
     async def drain(self, run_id: UUID, failing: Sequence[str] = ()) -> list[str]:

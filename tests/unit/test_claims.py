@@ -75,7 +75,7 @@ async def test_only_a_claim_that_was_sent_is_made_void(
     """Any other is sent again, and who was picked keeps its place until then."""
     config, metrics, nothing = Config(), Metrics(), cast(Any, None)
     state = NodeState(Engine(EngineSettings()), ManualClock(NOW))
-    state.engine.look_ahead_to(NOW + 10)
+    state.engine.extend_horizon(NOW + 10)
     state.engine.own([0], [row(1, due=NOW, capability="http")], NOW)
     state.engine.set_limits({1: TenantLimits()}, NOW)
     store = Unanswered(problem)

@@ -23,7 +23,7 @@ def make_engine(
     rows: Sequence[TaskRow] = (), *, limits: TenantLimits | None = None, cap: int = 8
 ) -> Engine:
     engine = Engine(EngineSettings(stream_cap=cap, tenant_cap=64))
-    engine.look_ahead_to(100.0)
+    engine.extend_horizon(100.0)
     engine.set_limits(dict.fromkeys((1, 2), limits or TenantLimits()), 0.0)
     engine.own([0, 1], rows, 0.0)
     return engine
@@ -40,7 +40,7 @@ def numbers(picked: Sequence[Entry]) -> list[int]:
 def start(engine: Engine, now: float = 1.0, slots: int = 10) -> list[Entry]:
     """Pick, and let every claim succeed."""
     picked = pick(engine, now, slots)
-    assert engine.claimed(picked, [execution(entry.row) for entry in picked], now) == []
+    assert engine.finish_claim(picked, [execution(entry.row) for entry in picked], now) == []
     return picked
 
 
@@ -54,7 +54,7 @@ def test_a_task_is_picked_when_it_is_due_and_not_before() -> None:
 def test_a_picked_task_is_not_picked_again() -> None:
     engine = make_engine([row(1)])
     assert numbers(pick(engine)) == [1]
-    engine.saw([row(1), row(1, rev=2)], 1.0)
+    engine.update([row(1), row(1, rev=2)], 1.0)
     assert pick(engine) == []
 
 
@@ -71,18 +71,18 @@ def test_what_is_not_ours_is_not_picked() -> None:
 
 def test_what_is_due_beyond_the_horizon_waits_in_the_database() -> None:
     engine = make_engine([row(1, due=101.0)])
-    assert engine.waiting == 0
+    assert len(engine.window) == 0
 
 
 def test_an_old_row_changes_nothing() -> None:
     engine = make_engine([row(1, rev=3, due=5.0)])
-    engine.saw([row(1, rev=2, due=0.0)], 1.0)
+    engine.update([row(1, rev=2, due=0.0)], 1.0)
     assert pick(engine, 1.0) == []
 
 
 def test_a_newer_row_replaces_the_older() -> None:
     engine = make_engine([row(1, rev=1, due=5.0)])
-    engine.saw([row(1, rev=2, due=0.0)], 1.0)
+    engine.update([row(1, rev=2, due=0.0)], 1.0)
     (entry,) = pick(engine)
     assert entry.row.rev == 2
 
@@ -90,26 +90,26 @@ def test_a_newer_row_replaces_the_older() -> None:
 @pytest.mark.parametrize("state", ["paused", "blocked"])
 def test_a_parked_task_is_forgotten(state: str) -> None:
     engine = make_engine([row(1)])
-    engine.saw([row(1, rev=2, state=state)], 1.0)
+    engine.update([row(1, rev=2, state=state)], 1.0)
     assert pick(engine) == []
 
 
 def test_a_finished_task_is_forgotten() -> None:
     engine = make_engine([row(1)])
-    assert engine.gone([task_id(1)], 1.0) == []
+    assert engine.remove([task_id(1)], 1.0) == []
     assert pick(engine) == []
 
 
 def test_an_expired_task_is_not_picked_and_takes_no_place() -> None:
     engine = make_engine([row(1, expires=2.0), row(2, due=0.5)], limits=ONE_AT_A_TIME)
     assert numbers(pick(engine, 3.0)) == [2]
-    assert engine.waiting == 1
+    assert len(engine.window) == 1
 
 
 def test_what_was_refused_is_answered_and_counts_no_more() -> None:
     engine = make_engine([row(1), row(2, due=0.5)], limits=ONE_AT_A_TIME)
     picked = pick(engine)
-    assert engine.claimed(picked, [], 1.0) == [(1, task_id(1))]
+    assert engine.finish_claim(picked, [], 1.0) == [(1, task_id(1))]
     assert numbers(pick(engine)) == [2]
 
 
@@ -117,23 +117,23 @@ def test_what_is_running_is_counted_before_anything_starts() -> None:
     running = row(1, state="running", fence=1, lease_end=15.0)
     engine = make_engine([running, row(2)], limits=ONE_AT_A_TIME)
     assert pick(engine) == []
-    engine.gone([task_id(1)], 1.0)
+    engine.remove([task_id(1)], 1.0)
     assert numbers(pick(engine)) == [2]
 
 
 def test_a_running_task_seen_twice_counts_once() -> None:
     running = row(1, rev=2, state="running", fence=1, lease_end=15.0)
     engine = make_engine([running, row(2)], limits=ONE_AT_A_TIME)
-    engine.saw([running, running._replace(rev=3)], 1.0)
-    assert engine.running == 1
-    engine.ended(task_id(1), 1, 1.0)
+    engine.update([running, running._replace(rev=3)], 1.0)
+    assert len(engine.running) == 1
+    engine.end(task_id(1), 1, 1.0)
     assert numbers(pick(engine)) == [2]
 
 
 def test_an_end_with_a_stale_fence_changes_nothing() -> None:
     running = row(1, rev=4, state="running", fence=2, lease_end=15.0)
     engine = make_engine([running, row(2)], limits=ONE_AT_A_TIME)
-    engine.ended(task_id(1), 1, 1.0)
+    engine.end(task_id(1), 1, 1.0)
     assert pick(engine) == []
 
 
@@ -141,9 +141,9 @@ def test_a_started_task_counts_until_it_ends() -> None:
     engine = make_engine([row(1), row(2, due=0.5)], limits=ONE_AT_A_TIME)
     assert numbers(start(engine)) == [1]
     assert pick(engine) == []
-    engine.reported(task_id(1), 1)
+    engine.leases.drop(task_id(1), 1)
     assert pick(engine) == []
-    engine.ended(task_id(1), 1, 2.0)
+    engine.end(task_id(1), 1, 2.0)
     assert numbers(pick(engine, 2.0)) == [2]
 
 
@@ -158,17 +158,17 @@ def test_what_runs_in_a_partition_given_away_stays_held() -> None:
     engine = make_engine([row(1)])
     start(engine)
     engine.disown([0], 1.0)
-    assert (engine.running, engine.held) == (0, 1)
-    assert engine.to_extend(1.0, 10) == []
-    assert [held.id for held in engine.to_extend(6.0, 10)] == [task_id(1)]
+    assert (len(engine.running), len(engine.leases)) == (0, 1)
+    assert engine.leases.due_for_extension(1.0, 10) == []
+    assert [held.id for held in engine.leases.due_for_extension(6.0, 10)] == [task_id(1)]
 
 
 def test_a_claim_answered_after_the_partition_was_given_away() -> None:
     engine = make_engine([row(1), row(2)], limits=ONE_AT_A_TIME)
     picked = pick(engine)
     engine.disown([0], 1.0)
-    engine.claimed(picked, [execution(entry.row) for entry in picked], 1.0)
-    assert (engine.running, engine.held, engine.waiting) == (0, 1, 0)
+    engine.finish_claim(picked, [execution(entry.row) for entry in picked], 1.0)
+    assert (len(engine.running), len(engine.leases), len(engine.window)) == (0, 1, 0)
 
 
 def test_a_claim_answered_after_its_partition_went_and_came_back() -> None:
@@ -178,10 +178,10 @@ def test_a_claim_answered_after_its_partition_went_and_came_back() -> None:
     picked = pick(engine)
     engine.disown([0], 1.0)
     engine.own([0], rows, 1.0)
-    engine.claimed(picked, [execution(entry.row) for entry in picked], 1.0)
-    assert engine.running == 1
+    engine.finish_claim(picked, [execution(entry.row) for entry in picked], 1.0)
+    assert len(engine.running) == 1
     assert pick(engine) == []
-    engine.ended(task_id(1), 1, 2.0)
+    engine.end(task_id(1), 1, 2.0)
     assert numbers(pick(engine, 2.0)) == [2]
 
 
@@ -189,18 +189,18 @@ def test_cancelling_reaches_our_executors_only() -> None:
     engine = make_engine([row(1)])
     start(engine)
     asked = row(1, rev=3, state="running", fence=1, lease_end=15.0, cancel_requested=True)
-    assert [held.id for held in engine.saw([asked], 2.0)] == [task_id(1)]
-    engine.reported(task_id(1), 1)
-    assert engine.saw([asked], 2.0) == []
+    assert [held.id for held in engine.update([asked], 2.0)] == [task_id(1)]
+    engine.leases.drop(task_id(1), 1)
+    assert engine.update([asked], 2.0) == []
 
 
 def test_unknown_limits_hold_a_tenants_tasks() -> None:
     engine = make_engine()
-    engine.saw([row(1, tenant=9)], 1.0)
+    engine.update([row(1, tenant=9)], 1.0)
     assert pick(engine) == []
-    wanted = [engine.limits_wanted]
+    wanted = [engine.wants_limits]
     engine.set_limits({9: TenantLimits()}, 2.0)
-    wanted.append(engine.limits_wanted)
+    wanted.append(engine.wants_limits)
     assert wanted == [True, False]
     assert numbers(pick(engine, 2.0)) == [1]
 
@@ -217,37 +217,38 @@ def test_a_limit_that_changes_counts_what_runs_and_what_is_being_claimed() -> No
 
 def test_leases_of_others_are_watched() -> None:
     engine = make_engine([row(1, state="running", fence=1, lease_end=15.0)])
-    assert engine.ended_leases(14.0) == []
-    assert [task.id for task in engine.ended_leases(15.1)] == [task_id(1)]
-    assert engine.ended_leases(15.2) == []
-    assert [task.id for task in engine.ended_leases(17.0)] == [task_id(1)]
+    assert engine.running.expired_leases(14.0) == []
+    assert [task.id for task in engine.running.expired_leases(15.1)] == [task_id(1)]
+    assert engine.running.expired_leases(15.2) == []
+    assert [task.id for task in engine.running.expired_leases(17.0)] == [task_id(1)]
 
 
 def test_an_extended_lease_is_not_lost() -> None:
     engine = make_engine([row(1, state="running", fence=1, lease_end=15.0)])
-    engine.saw([row(1, state="running", fence=1, lease_end=30.0)], 10.0)
-    assert engine.ended_leases(20.0) == []
-    assert [task.id for task in engine.ended_leases(31.0)] == [task_id(1)]
+    engine.update([row(1, state="running", fence=1, lease_end=30.0)], 10.0)
+    assert engine.running.expired_leases(20.0) == []
+    assert [task.id for task in engine.running.expired_leases(31.0)] == [task_id(1)]
 
 
 def test_the_window_is_refilled_as_it_drains() -> None:
     rows = [row(n, due=n / 10) for n in range(12)]
     engine = make_engine(rows[:9], cap=8)
-    assert engine.waiting == 8
+    assert len(engine.window) == 8
     seen: list[int] = []
     while len(seen) < 12:
         picked = start(engine, now=5.0, slots=3)
         assert picked
         seen += numbers(picked)
         for entry in picked:
-            engine.reported(entry.row.id, 1)
-            engine.ended(entry.row.id, 1, 5.0)
-        for refill in engine.refills():
+            engine.leases.drop(entry.row.id, 1)
+            engine.end(entry.row.id, 1, 5.0)
+        for refill in engine.window.refills():
             found = [
                 r for r in rows
                 if r.due >= refill.since and r.id not in refill.known and r.id.int not in seen
             ]  # fmt: skip
-            engine.refilled(refill, found[: refill.limit], 5.0)
+            engine.update(found[: refill.limit], 5.0)
+            engine.window.refilled(refill, found[: refill.limit])
     assert seen == list(range(12))
 
 
@@ -255,8 +256,8 @@ def test_lateness_says_where_the_time_went() -> None:
     engine = make_engine([row(1), row(2, due=0.0)], limits=ONE_AT_A_TIME)
     first = start(engine, now=0.0)[0]
     pick(engine, now=0.0)
-    engine.reported(first.row.id, 1)
-    engine.ended(first.row.id, 1, 4.0)
+    engine.leases.drop(first.row.id, 1)
+    engine.end(first.row.id, 1, 4.0)
     (second,) = start(engine, now=5.0)
     assert second.lateness(5.0) == {"tenant_limit": 5.0}
     assert first.lateness(0.0) is None
@@ -270,8 +271,8 @@ def test_lateness_before_we_owned_the_task_is_nobodys() -> None:
 
 def lost_at(engine: Engine, now: float, *, due: float = 0.0, waited: Waited | None = None) -> None:
     """The first task waits again; nobody will hear of its try."""
-    engine.reported(task_id(1), 1)
-    engine.saw([row(1, rev=3, fence=1, due=due, waited=waited)], now)
+    engine.leases.drop(task_id(1), 1)
+    engine.update([row(1, rev=3, fence=1, due=due, waited=waited)], now)
 
 
 def test_a_task_that_comes_back_goes_on_with_what_is_written() -> None:
@@ -300,7 +301,7 @@ def test_of_what_came_before_a_takeover_the_rest_is_nobodys() -> None:
 
 def test_what_the_owner_hears_of_late_waited_for_the_scheduler() -> None:
     engine = make_engine()
-    engine.saw([row(1, due=1.0)], 4.0)
+    engine.update([row(1, due=1.0)], 4.0)
     (entry,) = pick(engine, now=6.0)
     assert entry.lateness(6.5) == {"waiting": 3.5, "fair_share": 2.0}
 
@@ -310,10 +311,10 @@ def test_a_task_that_is_edited_or_paused_keeps_its_account(paused: bool) -> None
     engine = make_engine([row(1)], limits=TenantLimits(max_running=0, spread=1))
     assert pick(engine, now=0.0) == []
     if paused:
-        engine.saw([row(1, rev=2, state="paused")], 3.0)
-        engine.saw([row(1, rev=3, waited={"paused": 2.0})], 5.0)
+        engine.update([row(1, rev=2, state="paused")], 3.0)
+        engine.update([row(1, rev=3, waited={"paused": 2.0})], 5.0)
     else:
-        engine.saw([row(1, rev=2, priority=7)], 3.0)
+        engine.update([row(1, rev=2, priority=7)], 3.0)
     engine.set_limits({1: TenantLimits()}, 6.0)
     (entry,) = pick(engine, now=6.0)
     spent = {"tenant_limit": 4.0, "paused": 2.0} if paused else {"tenant_limit": 6.0}
@@ -323,7 +324,7 @@ def test_a_task_that_is_edited_or_paused_keeps_its_account(paused: bool) -> None
 def test_an_account_is_not_taken_up_for_another_due_time() -> None:
     engine = make_engine([row(1)], limits=TenantLimits(max_running=0, spread=1))
     assert pick(engine, now=0.0) == []
-    engine.saw([row(1, rev=2, due=4.0)], 5.0)
+    engine.update([row(1, rev=2, due=4.0)], 5.0)
     engine.set_limits({1: TenantLimits()}, 6.0)
     (entry,) = pick(engine, now=6.0)
     assert entry.lateness(6.0) == {"tenant_limit": 1.0, "waiting": 1.0}
@@ -332,7 +333,7 @@ def test_an_account_is_not_taken_up_for_another_due_time() -> None:
 def test_an_account_is_not_taken_up_after_another_owner() -> None:
     engine = make_engine([row(1)], limits=TenantLimits(max_running=0, spread=1))
     assert pick(engine, now=0.0) == []
-    engine.saw([row(1, rev=2, state="paused")], 3.0)
+    engine.update([row(1, rev=2, state="paused")], 3.0)
     engine.disown([0], 4.0)
     engine.own([0], [row(1, rev=3)], 9.0)
     assert pick(engine, now=9.0) == []
@@ -346,13 +347,14 @@ def test_what_had_no_room_waited_for_the_same_as_those_before() -> None:
     engine = make_engine([row(n, due=n / 10) for n in range(5)], limits=ONE_AT_A_TIME, cap=2)
     for now in range(1, 6):
         (entry,) = start(engine, now=float(now))
-        engine.reported(entry.row.id, 1)
-        engine.ended(entry.row.id, 1, now + 0.9)
+        engine.leases.drop(entry.row.id, 1)
+        engine.end(entry.row.id, 1, now + 0.9)
         pick(engine, now=now + 0.95, slots=0)
-        for refill in engine.refills():
+        for refill in engine.window.refills():
             rows = [row(n, due=n / 10) for n in range(5) if n / 10 >= refill.since]
             new = [r for r in rows if r.id not in refill.known][: refill.limit]
-            engine.refilled(refill, new, now + 0.95)
+            engine.update(new, now + 0.95)
+            engine.window.refilled(refill, new)
     late = entry.lateness(5.0)
     assert late is not None
     assert sum(late.values()) == pytest.approx(5.0 - entry.row.due)
@@ -365,15 +367,15 @@ RUN = "handler:mainspring.workflow"
 def test_a_task_that_runs_a_workflow_leaves_the_limit_to_its_steps() -> None:
     engine = make_engine([row(1, capability=RUN), row(2, capability=RUN)], limits=ONE_AT_A_TIME)
     assert len(start(engine)) == 2
-    assert (engine.running, engine.held, engine.slots_held) == (2, 2, 0)
-    engine.saw([row(3), row(4)], 1.0)
+    assert (len(engine.running), len(engine.leases), engine.leases.slots) == (2, 2, 0)
+    engine.update([row(3), row(4)], 1.0)
     assert len(start(engine)) == 1, "steps have the limit to themselves"
     engine.set_limits({1: TenantLimits(max_running=2, spread=1)}, 1.0)
     assert len(start(engine)) == 1, "those that run are counted anew, but not the runs"
     for number in (1, 2):
-        engine.ended(task_id(number), 1, 1.0)
-        engine.reported(task_id(number), 1)
-    engine.saw([row(5)], 1.0)
+        engine.end(task_id(number), 1, 1.0)
+        engine.leases.drop(task_id(number), 1)
+    engine.update([row(5)], 1.0)
     assert start(engine) == [], "their end opens no gate"
 
 
@@ -381,15 +383,15 @@ def test_a_run_that_was_found_running_leaves_the_limit_to_its_steps() -> None:
     found = row(1, capability=RUN, state="running", fence=1, lease_end=9.0)
     engine = make_engine([found, row(2)], limits=ONE_AT_A_TIME)
     assert numbers(start(engine)) == [2]
-    engine.gone([task_id(1)], 1.0)
-    engine.saw([row(3)], 1.0)
+    engine.remove([task_id(1)], 1.0)
+    engine.update([row(3)], 1.0)
     assert start(engine) == []
 
 
 def test_tasks_that_run_workflows_count_for_their_key() -> None:
     engine = make_engine([row(1, capability=RUN, key="k"), row(2, capability=RUN, key="k")])
     assert numbers(start(engine)) == [1]
-    engine.ended(task_id(1), 1, 1.0)
+    engine.end(task_id(1), 1, 1.0)
     assert numbers(start(engine)) == [2]
 
 
@@ -402,30 +404,32 @@ def test_tasks_that_run_workflows_leave_the_room_to_their_steps() -> None:
     engine = make_engine([row(n, capability=RUN) for n in range(8)])
     picked = engine.pick(1.0, 10, anything, free=1)
     assert len(picked) == 8
-    engine.saw([row(20)], 1.0)
+    engine.update([row(20)], 1.0)
     assert numbers(engine.pick(1.0, 1, anything, free=1)) == [20], "nothing is held yet"
-    engine.claimed(picked, [execution(entry.row) for entry in picked], 1.0)
-    engine.saw([row(21)], 1.0)
+    engine.finish_claim(picked, [execution(entry.row) for entry in picked], 1.0)
+    engine.update([row(21)], 1.0)
     assert numbers(engine.pick(1.0, 1, anything, free=1)) == [21], "nor now"
 
 
-def test_a_task_that_was_relayed_counts_like_any_other() -> None:
+def test_a_task_with_an_eager_lease_counts_like_any_other() -> None:
     engine = make_engine()
     child = row(7, rev=2, state="running", fence=1, lease_end=16.0)
-    engine.leased_eagerly(child, 1.0)
-    engine.saw([child._replace(rev=1, state="scheduled", fence=0, lease_end=None)], 1.0)
-    assert (engine.slots_held, pick(engine)) == (1, []), "an older row does not start it again"
-    assert engine.to_extend(1.0, 10) == []
-    assert [held.id for held in engine.to_extend(20.0, 10)] == [child.id]
-    engine.reported(child.id, 1)
-    engine.ended(child.id, 1, 2.0)
-    assert (engine.slots_held, list(engine.running_in(0))) == (0, [])
+    engine.add_eager_lease(child, 1.0)
+    engine.update([child._replace(rev=1, state="scheduled", fence=0, lease_end=None)], 1.0)
+    assert (engine.leases.slots, pick(engine)) == (1, []), "an older row does not start it again"
+    assert engine.leases.due_for_extension(1.0, 10) == []
+    assert [held.id for held in engine.leases.due_for_extension(20.0, 10)] == [child.id]
+    engine.leases.drop(child.id, 1)
+    engine.end(child.id, 1, 2.0)
+    assert (engine.leases.slots, list(engine.running.in_partition(0))) == (0, [])
 
 
 def test_a_task_of_a_partition_that_was_given_away_is_held_and_not_counted() -> None:
     engine = make_engine()
-    engine.leased_eagerly(row(7, partition=9, rev=2, state="running", fence=1, lease_end=16.0), 1.0)
-    assert (engine.slots_held, list(engine.running_in(9))) == (1, [])
+    engine.add_eager_lease(
+        row(7, partition=9, rev=2, state="running", fence=1, lease_end=16.0), 1.0
+    )
+    assert (engine.leases.slots, list(engine.running.in_partition(9))) == (1, [])
 
 
 def test_the_oldest_are_not_left_behind_while_more_comes_than_can_start() -> None:
@@ -436,19 +440,20 @@ def test_the_oldest_are_not_left_behind_while_more_comes_than_can_start() -> Non
     for number in range(20, 420):
         now = number / 10
         database[number] = row(number, due=now)
-        engine.saw([database[number]], now)
+        engine.update([database[number]], now)
         for entry in start(engine, now, slots=1):
             del database[entry.row.id.int]
-        for refill in engine.refills():
+        for refill in engine.window.refills():
             ordered = sorted(database.values(), key=lambda found: (found.due, found.id))
             wanted = [r for r in ordered if r.due >= refill.since and r.id not in refill.known]
-            engine.refilled(refill, wanted[: refill.limit], now)
+            engine.update(wanted[: refill.limit], now)
+            engine.window.refilled(refill, wanted[: refill.limit])
     assert min(found.due for found in database.values()) > 39.0
 
 
 def test_a_task_due_now_starts_now_whatever_else_is_planned() -> None:
     engine = make_engine([row(n, due=9.0) for n in range(100)], cap=8)
-    engine.saw([row(500, due=1.0)], 1.0)
+    engine.update([row(500, due=1.0)], 1.0)
     assert numbers(pick(engine, 1.0)) == [500]
 
 
@@ -462,7 +467,7 @@ def test_what_is_being_claimed_counts_though_limits_change() -> None:
     engine.own([0, 1], rows, 1.0)
     engine.set_limits({1: TenantLimits(max_running=4, spread=1)}, 1.0)
     assert len(pick(engine)) == 2
-    engine.claimed(claiming, [], 1.0)  # it changed nothing: its tenure was over
+    engine.finish_claim(claiming, [], 1.0)  # it changed nothing: its tenure was over
     assert len(pick(engine)) == 2
 
 
@@ -471,7 +476,7 @@ def test_what_ended_before_all_was_given_up_may_run_again() -> None:
     engine = make_engine([row(1)])
     (first,) = start(engine)
     with engine.reading():
-        engine.ended(first.row.id, 1, 2.0)
+        engine.end(first.row.id, 1, 2.0)
         engine.disown([0, 1], 2.0)
         engine.own([0, 1], [row(1)], 2.0)
     assert numbers(pick(engine, 2.0)) == [1]
@@ -482,9 +487,9 @@ def test_what_ended_while_rows_were_read_does_not_run_again() -> None:
     (first,) = start(engine)
     with engine.reading():
         # The database was asked before the outcome was written, and answers after it.
-        engine.ended(first.row.id, 1, 2.0)
-        engine.saw([row(1, rev=2, key="k", state="running", fence=1, lease_end=15.0)], 2.0)
-    assert engine.running == 0
+        engine.end(first.row.id, 1, 2.0)
+        engine.update([row(1, rev=2, key="k", state="running", fence=1, lease_end=15.0)], 2.0)
+    assert len(engine.running) == 0
     assert numbers(pick(engine, 2.0)) == [2]
 
 
@@ -492,9 +497,9 @@ def test_what_waits_again_while_rows_were_read_does_not_run() -> None:
     engine = make_engine([row(1, key="k"), row(2, due=0.5, key="k")])
     start(engine)
     with engine.reading():
-        engine.saw([row(1, rev=3, key="k", fence=1, due=500.0)], 2.0)  # to be tried again, later
-        engine.saw([row(1, rev=2, key="k", state="running", fence=1, lease_end=15.0)], 2.0)
-    assert engine.running == 0
+        engine.update([row(1, rev=3, key="k", fence=1, due=500.0)], 2.0)  # to be tried again, later
+        engine.update([row(1, rev=2, key="k", state="running", fence=1, lease_end=15.0)], 2.0)
+    assert len(engine.running) == 0
     assert numbers(pick(engine, 2.0)) == [2]
 
 
@@ -512,52 +517,52 @@ def test_a_later_try_that_was_read_meanwhile_counts() -> None:
     engine = make_engine([row(1)])
     (first,) = start(engine)
     with engine.reading():
-        engine.ended(first.row.id, 1, 2.0)
-        engine.saw([row(1, rev=4, state="running", fence=2, lease_end=15.0)], 2.0)
-    assert engine.running == 1
+        engine.end(first.row.id, 1, 2.0)
+        engine.update([row(1, rev=4, state="running", fence=2, lease_end=15.0)], 2.0)
+    assert len(engine.running) == 1
 
 
 def test_what_is_finished_while_rows_were_read_does_not_wait_again() -> None:
     engine = make_engine([row(1), row(2)])
     with engine.reading():
-        engine.gone([row(1).id], 1.0)  # cancelled, say: nobody else would ever take it out again
-        engine.saw([row(1), row(2)], 1.0)
-    assert engine.waiting == 1
+        engine.remove([row(1).id], 1.0)  # cancelled, say: nobody else would ever take it out again
+        engine.update([row(1), row(2)], 1.0)
+    assert len(engine.window) == 1
 
 
 def test_what_ran_to_its_end_while_rows_were_read_does_not_wait_again() -> None:
     engine = make_engine([row(1)])
     (first,) = start(engine)
     with engine.reading():
-        engine.ended(first.row.id, 1, 2.0)
-        engine.saw([row(1)], 2.0)
-    assert engine.waiting == 0
+        engine.end(first.row.id, 1, 2.0)
+        engine.update([row(1)], 2.0)
+    assert len(engine.window) == 0
 
 
 def test_what_is_to_be_tried_again_waits_though_a_try_ended_meanwhile() -> None:
     engine = make_engine([row(1)])
     (first,) = start(engine)
     with engine.reading():
-        engine.ended(first.row.id, 1, 2.0)
-        engine.saw([row(1, rev=3, fence=1)], 2.0)
-    assert engine.waiting == 1
+        engine.end(first.row.id, 1, 2.0)
+        engine.update([row(1, rev=3, fence=1)], 2.0)
+    assert len(engine.window) == 1
 
 
 def test_what_was_never_known_to_run_does_not_run_after_its_end() -> None:
     engine = make_engine([])
     with engine.reading():
-        engine.gone([row(1).id], 1.0)
-        engine.saw([row(1, rev=2, state="running", fence=1, lease_end=15.0)], 1.0)
-    assert engine.running == 0
+        engine.remove([row(1).id], 1.0)
+        engine.update([row(1, rev=2, state="running", fence=1, lease_end=15.0)], 1.0)
+    assert len(engine.running) == 0
 
 
 def test_a_read_that_is_over_takes_nothing_from_one_that_goes_on() -> None:
     engine = make_engine([row(1)])
     with engine.reading():
         with engine.reading():
-            engine.gone([row(1).id], 1.0)
-        engine.saw([row(1)], 1.0)
-    assert engine.waiting == 0
+            engine.remove([row(1).id], 1.0)
+        engine.update([row(1)], 1.0)
+    assert len(engine.window) == 0
 
 
 def test_an_old_row_of_a_partition_given_up_says_nothing_of_where_its_task_is_now() -> None:
@@ -568,10 +573,10 @@ def test_an_old_row_of_a_partition_given_up_says_nothing_of_where_its_task_is_no
         1.0,
     )
     engine.disown([0], 1.0)
-    engine.saw([row(1, rev=2, key="k")], 1.0)
-    assert engine.running == 1
-    engine.saw([row(1, rev=4, key="k")], 1.0)
-    assert engine.running == 0
+    engine.update([row(1, rev=2, key="k")], 1.0)
+    assert len(engine.running) == 1
+    engine.update([row(1, rev=4, key="k")], 1.0)
+    assert len(engine.running) == 0
 
 
 def test_the_ledger_survives_a_change_of_limits() -> None:
@@ -580,11 +585,11 @@ def test_the_ledger_survives_a_change_of_limits() -> None:
     (first,) = start(engine)
     pick(engine, 1.0)
     engine.set_limits({1: TenantLimits(max_running=2, spread=1)}, 4.0)
-    engine.ended(first.row.id, 1, 4.0)
+    engine.end(first.row.id, 1, 4.0)
     second, third = start(engine, 4.0)
     assert numbers([second, third]) == [2, 3]
     assert (second.lateness(4.0) or {})["tenant_limit"] == pytest.approx(3.0)
-    engine.ended(third.row.id, 1, 6.0)
+    engine.end(third.row.id, 1, 6.0)
     (fourth,) = start(engine, 6.0)
     assert (fourth.lateness(6.0) or {})["concurrency_key"] == pytest.approx(5.0)
 
@@ -605,7 +610,9 @@ def test_a_cancel_that_overtakes_the_answer_to_the_claim_is_remembered() -> None
     picked = pick(engine)
     asked = row(1, rev=3, state="running", fence=1, lease_end=16.0, cancel_requested=True)
     another = asked._replace(id=task_id(2), fence=9)
-    assert engine.saw([asked, another], 1.0) == []
-    engine.claimed(picked, [execution(entry.row) for entry in picked], 1.0)
-    assert [held.id for held in engine.cancelled_meanwhile(picked)] == [task_id(1)]
-    assert engine.cancelled_meanwhile(picked) == [], "once is enough"
+    assert engine.update([asked, another], 1.0) == []
+    engine.finish_claim(picked, [execution(entry.row) for entry in picked], 1.0)
+    claimed = [entry.row.id for entry in picked]
+    cancelled = engine.leases.cancelled_during_claim(claimed)
+    assert [held.id for held in cancelled] == [task_id(1)]
+    assert engine.leases.cancelled_during_claim(claimed) == [], "once is enough"

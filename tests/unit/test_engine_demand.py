@@ -29,7 +29,7 @@ ANYTHING = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_siz
 
 def make_engine(limits: TenantLimits | None = None, there_for: float = THERE_FOR) -> Engine:
     engine = Engine(EngineSettings(there_for=there_for), needs_worker)
-    engine.look_ahead_to(100.0)
+    engine.extend_horizon(100.0)
     engine.own([0], [], 0.0)
     engine.set_limits({1: limits or TenantLimits()}, 0.0)
     return engine
@@ -44,7 +44,7 @@ def numbers(picked: list[Entry]) -> list[int]:
 
 
 def start(engine: Engine, picked: list[Entry], now: float = 0.0) -> None:
-    engine.claimed(picked, [execution(entry.row) for entry in picked], now)
+    engine.finish_claim(picked, [execution(entry.row) for entry in picked], now)
 
 
 @given(st.lists(ANYTHING, max_size=4), st.integers(0, 10**6), st.floats(0, 1000))
@@ -71,11 +71,11 @@ def test_what_counts_as_begun_without_word_of_the_worker(
     tasks: int, how: dict[str, bool], presumed: list[bool]
 ) -> None:
     engine = make_engine()
-    engine.open(Poll(WorkerSession(1, "w", "1"), WORK, 10, **how), 0.0)
-    engine.saw([row(n) for n in range(1, tasks + 1)], 0.0)
+    engine.workers.open(Poll(WorkerSession(1, "w", "1"), WORK, 10, **how), 0.0)
+    engine.update([row(n) for n in range(1, tasks + 1)], 0.0)
     start(engine, engine.match(1.0, 10))
-    held = engine.held_by_former(WorkerSession(1, "w", "2"))
-    assert [task.presumed_begun for task in held] == presumed
+    held = engine.running.of_former_sessions(WorkerSession(1, "w", "2"))
+    assert [task.presumed_started for task in held] == presumed
 
 
 def test_what_runs_inside_the_node_needs_no_worker() -> None:
@@ -88,30 +88,30 @@ def test_what_runs_inside_the_node_needs_no_worker() -> None:
 
 def test_nothing_is_picked_without_a_worker_and_the_ledger_says_so() -> None:
     engine = make_engine()
-    engine.saw([row(1)], 0.0)
+    engine.update([row(1)], 0.0)
     assert engine.pick(1.0, 10, lambda _capability: True) == []
     assert engine.match(1.0, 10) == []
     assert engine.situation(row(1), 1.0).can_run is False
-    engine.open(poll(), 5.0)
+    engine.workers.open(poll(), 5.0)
     (entry,) = engine.match(5.0, 10)
     assert entry.lateness(5.0) == {"no_worker": 5.0}
 
 
 def test_a_busy_worker_is_a_worker() -> None:
     engine = make_engine()
-    engine.know(1, WORK, 0.0)
-    engine.saw([row(1)], 0.0)
+    engine.workers.touch(1, WORK, 0.0)
+    engine.update([row(1)], 0.0)
     assert engine.match(1.0, 10) == []
     assert engine.situation(row(1), 1.0).can_run is True
-    engine.open(poll(), 5.0)
+    engine.workers.open(poll(), 5.0)
     (entry,) = engine.match(5.0, 10)
     assert entry.lateness(5.0) == {"fair_share": 5.0}
 
 
 def test_a_kind_that_is_not_heard_of_for_long_is_forgotten() -> None:
     engine = make_engine()
-    engine.know(1, WORK, 0.0)
-    engine.saw([row(1)], 0.0)
+    engine.workers.touch(1, WORK, 0.0)
+    engine.update([row(1)], 0.0)
     engine.match(14.0, 10)
     assert engine.situation(row(1), 14.0).can_run is True
     engine.match(16.0, 10)
@@ -121,8 +121,8 @@ def test_a_kind_that_is_not_heard_of_for_long_is_forgotten() -> None:
 def test_a_busy_worker_with_long_leases_is_remembered_from_one_heartbeat_to_the_next() -> None:
     assert there_for(15.0) == there_for(1.0) == 15.0
     engine = make_engine(there_for=there_for(600.0))
-    engine.know(1, WORK, 0.0)
-    engine.saw([row(1)], 0.0)
+    engine.workers.touch(1, WORK, 0.0)
+    engine.update([row(1)], 0.0)
     engine.match(401.0, 10)  # a third of the 1,200 seconds that a heartbeat gives
     assert engine.situation(row(1), 401.0).can_run is True
     engine.match(410.0, 10)
@@ -131,44 +131,44 @@ def test_a_busy_worker_with_long_leases_is_remembered_from_one_heartbeat_to_the_
 
 def test_a_worker_that_holds_a_task_is_there() -> None:
     engine = make_engine()
-    engine.open(poll(slots=1), 0.0)
-    engine.saw([row(1), row(2)], 0.0)
+    engine.workers.open(poll(slots=1), 0.0)
+    engine.update([row(1), row(2)], 0.0)
     (entry,) = engine.match(0.0, 10)
     assert entry.poll is not None
-    engine.claimed([entry], [execution(entry.row, lease_end=500.0)], 0.0)
-    engine.close(entry.poll)
+    engine.finish_claim([entry], [execution(entry.row, lease_end=500.0)], 0.0)
+    engine.workers.close(entry.poll)
     engine.match(100.0, 10)
     assert engine.situation(row(2), 100.0).can_run is True
-    engine.ended(entry.row.id, 1, 100.0)
+    engine.end(entry.row.id, 1, 100.0)
     engine.match(102.0, 10)
     assert engine.situation(row(2), 102.0).can_run is False
 
 
 def test_a_busy_worker_that_asks_for_something_else_each_time_is_remembered_as_few_kinds() -> None:
     engine = make_engine()
-    engine.open(poll(slots=1), 0.0)
-    engine.saw([row(1)], 0.0)
+    engine.workers.open(poll(slots=1), 0.0)
+    engine.update([row(1)], 0.0)
     (entry,) = engine.match(0.0, 10)
     assert entry.poll is not None
-    engine.claimed([entry], [execution(entry.row, lease_end=5000.0)], 0.0)
-    engine.close(entry.poll)
+    engine.finish_claim([entry], [execution(entry.row, lease_end=5000.0)], 0.0)
+    engine.workers.close(entry.poll)
     for second in range(1, 200):
         asked = poll(offer=WORK._replace(memory_mb=second))
-        engine.open(asked, float(second))
-        engine.close(asked)
+        engine.workers.open(asked, float(second))
+        engine.workers.close(asked)
         engine.match(float(second), 10)
     engine.match(300.0, 10)
     assert engine.situation(row(2), 300.0).can_run is True
-    assert len(engine._queue._demand._stands[1]) == 16
+    assert len(engine.workers._pools[1]) == 16
 
 
 def test_who_waits_at_another_node_is_there() -> None:
     engine = make_engine()
     one = poll()
-    engine.open(one, 0.0)
-    engine.add_remote_node(UUID(int=7), 1, WORK, 0.0, 3.0)
-    engine.left(one)
-    engine.close(one)
+    engine.workers.open(one, 0.0)
+    engine.workers.add_remote_node(UUID(int=7), 1, WORK, 0.0, 3.0)
+    engine.workers.disconnect(one)
+    engine.workers.close(one)
     engine.match(2.0, 10)
     assert engine.situation(row(1), 2.0).can_run is True
     engine.match(4.0, 10)
@@ -178,19 +178,19 @@ def test_who_waits_at_another_node_is_there() -> None:
 def test_who_goes_away_is_not_waited_for() -> None:
     engine = make_engine()
     one, two = poll("one"), poll("two")
-    engine.open(one, 0.0)
-    engine.open(two, 0.0)
-    engine.left(one)
-    engine.close(one)
+    engine.workers.open(one, 0.0)
+    engine.workers.open(two, 0.0)
+    engine.workers.disconnect(one)
+    engine.workers.close(one)
     engine.match(2.0, 10)
     late = row(1, due=2.0)
-    engine.saw([late], 2.0)
+    engine.update([late], 2.0)
     assert engine.situation(late, 2.0).can_run is True
-    engine.left(two)
-    engine.close(two)
+    engine.workers.disconnect(two)
+    engine.workers.close(two)
     engine.match(4.0, 10)
     assert engine.situation(late, 4.0).can_run is False
-    engine.open(poll("three"), 10.0)
+    engine.workers.open(poll("three"), 10.0)
     (entry,) = engine.match(10.0, 10)
     assert entry.lateness(10.0) == {"fair_share": 2.0, "no_worker": 6.0}
 
@@ -200,8 +200,8 @@ def test_no_poll_gets_more_than_its_slots_and_none_goes_empty(slots: list[int], 
     engine = make_engine()
     polls = [poll(f"w{n}", count) for n, count in enumerate(slots)]
     for each in polls:
-        engine.open(each, 0.0)
-    engine.saw([row(n) for n in range(tasks)], 0.0)
+        engine.workers.open(each, 0.0)
+    engine.update([row(n) for n in range(tasks)], 0.0)
     picked = engine.match(0.0, 100)
     assert len(picked) == min(tasks, sum(slots))
     given_to = [sum(entry.poll is each for entry in picked) for each in polls]
@@ -213,33 +213,33 @@ def test_no_poll_gets_more_than_its_slots_and_none_goes_empty(slots: list[int], 
 def test_the_most_urgent_of_all_lines_goes_first() -> None:
     engine = make_engine()
     offer = Offer(frozenset({"default"}), frozenset({"a", "b"}))
-    engine.saw([row(1, capability="handler:a", priority=1)], 0.0)
-    engine.saw([row(2, capability="handler:b", priority=9)], 0.0)
-    engine.saw([row(3, capability="handler:a", priority=5)], 0.0)
-    engine.open(poll(offer=offer, slots=2), 0.0)
+    engine.update([row(1, capability="handler:a", priority=1)], 0.0)
+    engine.update([row(2, capability="handler:b", priority=9)], 0.0)
+    engine.update([row(3, capability="handler:a", priority=5)], 0.0)
+    engine.workers.open(poll(offer=offer, slots=2), 0.0)
     assert numbers(engine.match(0.0, 10)) == [2, 3]
 
 
 def test_a_limit_holds_and_lets_the_next_through() -> None:
     engine = make_engine(TenantLimits(max_running=1, spread=1))
-    engine.saw([row(1), row(2)], 0.0)
-    engine.open(poll(), 0.0)
+    engine.update([row(1), row(2)], 0.0)
+    engine.workers.open(poll(), 0.0)
     first = engine.match(0.0, 10)
     assert numbers(first) == [1]
     start(engine, first)
     assert engine.match(1.0, 10) == []
-    engine.ended(task_id(1), 1, 2.0)
+    engine.end(task_id(1), 1, 2.0)
     assert numbers(engine.match(2.0, 10)) == [2]
 
 
 def test_what_is_refused_frees_its_place() -> None:
     engine = make_engine(TenantLimits(max_running=1, spread=1))
-    engine.saw([row(1), row(2)], 0.0)
+    engine.update([row(1), row(2)], 0.0)
     asked = poll()
-    engine.open(asked, 0.0)
+    engine.workers.open(asked, 0.0)
     picked = engine.match(0.0, 10)
     assert asked.in_flight == 1
-    assert engine.claimed(picked, [], 0.0) == [(1, task_id(1))]
+    assert engine.finish_claim(picked, [], 0.0) == [(1, task_id(1))]
     assert asked.in_flight == 0
     assert numbers(engine.match(0.0, 10)) == [2]
 
@@ -247,14 +247,14 @@ def test_what_is_refused_frees_its_place() -> None:
 def test_what_expired_costs_a_worker_no_slot() -> None:
     engine = make_engine()
     keyed = row(2, key="k", expires=5.0, priority=8)
-    engine.saw([row(1, expires=5.0, priority=9), keyed, row(3, key="k"), row(4)], 0.0)
+    engine.update([row(1, expires=5.0, priority=9), keyed, row(3, key="k"), row(4)], 0.0)
     asked = poll(slots=1)
-    engine.open(asked, 6.0)
+    engine.workers.open(asked, 6.0)
     (entry,) = engine.match(6.0, 10)
     assert entry.row.id in (task_id(3), task_id(4))
     assert (asked.free, asked.in_flight) == (0, 1)
-    assert engine.waiting == 2, "the expired are in no window any more"
-    engine.open(poll("other"), 6.0)
+    assert len(engine.window) == 2, "the expired are in no window any more"
+    engine.workers.open(poll("other"), 6.0)
     rest = engine.match(6.0, 10)
     assert {entry.row.id, *(e.row.id for e in rest)} == {task_id(3), task_id(4)}
 
@@ -277,15 +277,15 @@ def test_of_all_lines_the_earliest_deadline_goes_first(
     running: list[UUID] = []
     for number, (what, which, due) in enumerate(moves):
         if what == "due":
-            engine.saw([row(number, queue=f"q{which}", due=due)], 10.0)
+            engine.update([row(number, queue=f"q{which}", due=due)], 10.0)
             if which < 4:  # nobody serves the others
                 waiting[number] = due
         elif what == "cancel":
-            engine.gone([task_id(which)], 10.0)
+            engine.remove([task_id(which)], 10.0)
             waiting.pop(which, None)
         else:
             asking = poll(slots=which, offer=offer)
-            engine.open(asking, 10.0)
+            engine.workers.open(asking, 10.0)
             picked = engine.match(10.0, 10)
             start(engine, picked, 10.0)
             room = which if most is None else min(which, most - len(running))
@@ -294,9 +294,9 @@ def test_of_all_lines_the_earliest_deadline_goes_first(
             for entry in picked:
                 del waiting[entry.row.id.int]
             running += [entry.row.id for entry in picked]
-            engine.close(asking)
+            engine.workers.close(asking)
             while len(running) > 2:
-                engine.ended(running.pop(0), 1, 10.0)
+                engine.end(running.pop(0), 1, 10.0)
 
 
 def test_queues_that_nothing_waits_in_are_forgotten() -> None:
@@ -304,65 +304,69 @@ def test_queues_that_nothing_waits_in_are_forgotten() -> None:
     engine = make_engine()
     names = [f"q{n}" for n in range(500)]
     everywhere = Offer(frozenset({"default", *names}), frozenset({"work"}))
-    engine.saw([row(9000, queue="q3", key="k"), row(9001, queue="q4", capability="handler:x")], 0.0)
-    engine.open(poll(slots=10_000, offer=everywhere), 0.0)
+    engine.update(
+        [row(9000, queue="q3", key="k"), row(9001, queue="q4", capability="handler:x")], 0.0
+    )
+    engine.workers.open(poll(slots=10_000, offer=everywhere), 0.0)
     share = engine._queue._tenants[1]
     most = 0
     for number, name in enumerate(names, 1):
         webhook = row(1000 + number, queue=name, capability="http")
-        engine.saw([row(number, queue=name), webhook], 0.0)
+        engine.update([row(number, queue=name), webhook], 0.0)
         start(engine, engine.match(0.0, 10))
-        engine.claimed(webhooks := engine.pick(0.0, 10, lambda _capability: True), [], 0.0)
+        engine.finish_claim(webhooks := engine.pick(0.0, 10, lambda _capability: True), [], 0.0)
         assert len(webhooks) == 1
-        most = max(most, len(share.lines) + len(share.groups))
+        most = max(most, len(share.worker_groups) + len(share.groups))
     assert most <= 64
-    stands = [stand for line in share.lines.values() for stand in line.stands]
-    assert all(set(stand.ready) <= set(share.lines.values()) for stand in stands)
-    assert engine.running == len(names) + 1
-    engine.open(poll("x", offer=Offer(frozenset({"q4"}), frozenset({"x"}))), 0.0)
+    pools = [pool for group in share.worker_groups.values() for pool in group.pools]
+    assert all(set(pool.ready) <= set(share.worker_groups.values()) for pool in pools)
+    assert len(engine.running) == len(names) + 1
+    engine.workers.open(poll("x", offer=Offer(frozenset({"q4"}), frozenset({"x"}))), 0.0)
     assert numbers(engine.match(0.0, 10)) == [9001], "who waits is not forgotten"
     assert len(engine.pick(0.0, 10, lambda _capability: True)) == 0
 
 
 def test_a_suspect_gets_a_worker_for_itself() -> None:
     engine = make_engine()
-    engine.saw([row(1, capability="handler:work;alone", priority=9), row(2)], 0.0)
+    engine.update([row(1, capability="handler:work;alone", priority=9), row(2)], 0.0)
     busy = poll("busy", idle=False)
-    engine.open(busy, 0.0)
+    engine.workers.open(busy, 0.0)
     assert numbers(engine.match(0.0, 10)) == [2]  # it holds something: not the suspect
     idle = poll("idle", slots=5)
-    engine.open(idle, 0.0)
+    engine.workers.open(idle, 0.0)
     picked = engine.match(0.0, 10)
     assert numbers(picked) == [1]
     start(engine, picked)
-    engine.saw([row(3)], 0.0)
-    engine.close(busy)
-    engine.open(poll("idle", slots=5), 0.0)
+    engine.update([row(3)], 0.0)
+    engine.workers.close(busy)
+    engine.workers.open(poll("idle", slots=5), 0.0)
     assert engine.match(0.0, 10) == []  # nothing beside it, from whatever poll
-    engine.ended(task_id(1), 1, 1.0)
+    engine.end(task_id(1), 1, 1.0)
     assert numbers(engine.match(1.0, 10)) == [3]
 
 
 def test_who_restarted_is_asked_for_by_name() -> None:
     engine = make_engine()
-    engine.saw([row(1), row(2)], 0.0)
-    engine.open(poll("w", slots=1), 0.0)
+    engine.update([row(1), row(2)], 0.0)
+    engine.workers.open(poll("w", slots=1), 0.0)
     start(engine, engine.match(0.0, 10))
-    engine.open(poll("other", slots=1), 0.0)
+    engine.workers.open(poll("other", slots=1), 0.0)
     start(engine, engine.match(0.0, 10))
-    assert [t.id for t in engine.held_by_former(WorkerSession(1, "w", "2"))] == [task_id(1)]
-    assert engine.held_by_former(WorkerSession(1, "w", "1")) == []
-    assert engine.held_by_workers() == {(1, "w"): 1, (1, "other"): 1}
+    assert [t.id for t in engine.running.of_former_sessions(WorkerSession(1, "w", "2"))] == [
+        task_id(1)
+    ]
+    assert engine.running.of_former_sessions(WorkerSession(1, "w", "1")) == []
+    assert engine.running.by_worker() == {(1, "w"): 1, (1, "other"): 1}
 
 
 def test_workers_use_none_of_the_nodes_slots() -> None:
     """However much a tenant's workers hold, its own turn inside the node comes as before."""
     engine = make_engine()
     engine.set_limits({2: TenantLimits()}, 0.0)
-    engine.open(poll(slots=500), 0.0)
-    engine.saw([row(n) for n in range(200)], 0.0)
+    engine.workers.open(poll(slots=500), 0.0)
+    engine.update([row(n) for n in range(200)], 0.0)
     start(engine, engine.match(0.0, 1000))
-    engine.saw([row(1001, capability="http"), row(1002, capability="http", tenant=2)], 0.0)
+    engine.update([row(1001, capability="http"), row(1002, capability="http", tenant=2)], 0.0)
     picked = engine.pick(0.0, 2, lambda capability: capability == "http", free=2)
     assert sorted(numbers(picked)) == [1001, 1002]
-    assert engine.held == 0
+    assert len(engine.leases) == 0

@@ -33,7 +33,7 @@ def told(task: TaskRow, around: Situation = FREE, attempts: int = 0) -> Explanat
 def engine_with(*rows: TaskRow, limits: TenantLimits | None = None, cap: int = 8) -> Engine:
     engine = Engine(EngineSettings(stream_cap=cap))
     engine.set_limits({TENANT: limits or TenantLimits()}, NOW)
-    engine.look_ahead_to(NOW + 10)
+    engine.extend_horizon(NOW + 10)
     engine.own({0}, rows, NOW)
     engine.pick(NOW, 0, lambda _capability: True)
     return engine
@@ -110,7 +110,7 @@ def test_an_owner_knows_a_tasks_place() -> None:
     engine = engine_with(*tasks)
     places = [engine.situation(task, NOW).place for task in tasks]
     assert places == [4, 3, 2, 1]
-    engine.gone([tasks[3].id], NOW)
+    engine.remove([tasks[3].id], NOW)
     assert engine.situation(tasks[0], NOW).place == 3
     assert engine.situation(row(9, partition=7), NOW) == Situation()
 
@@ -123,7 +123,7 @@ def test_an_owner_knows_who_is_in_the_way() -> None:
     assert (around.tenant_running, around.tenant_limit, around.key_running) == (1, 1, 1)
     assert [engine.situation(task, NOW).place for task in waiting] == [1, 2, 3]
     assert told(waiting[0], around).verdict == "tenant_limit"
-    engine.ended(running.id, 1, NOW)
+    engine.end(running.id, 1, NOW)
     assert [engine.situation(task, NOW).place for task in waiting] == [1, 2, 3]
     assert engine.situation(waiting[0], NOW).key_running == 0
 

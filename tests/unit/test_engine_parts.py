@@ -7,13 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainspring.domain.lateness import Cause, blame
-from mainspring.engine.leases import (
-    HeldLease,
-    HeldLeases,
-    RunningTask,
-    RunningTasks,
-)
+from mainspring.engine.leases import HeldLease, HeldLeases
 from mainspring.engine.ledger import Bucket
+from mainspring.engine.running import RunningTask, RunningTasks
 from mainspring.engine.timer import Timer
 from support.rows import task_id
 
@@ -93,30 +89,30 @@ def held(number: int, fence: int = 1) -> HeldLease:
 
 def test_a_lease_is_extended_at_a_third() -> None:
     leases = HeldLeases(15.0)
-    leases.take(held(1))
-    assert leases.to_extend(0.0, 10) == []
-    assert leases.next_turn() == 5.0
-    assert leases.to_extend(4.9, 10) == []
-    assert [lease.id for lease in leases.to_extend(5.0, 10)] == [task_id(1)]
-    assert leases.to_extend(5.0, 10) == []
-    assert leases.next_turn() == 10.0
+    leases.add(held(1))
+    assert leases.due_for_extension(0.0, 10) == []
+    assert leases.next_extension() == 5.0
+    assert leases.due_for_extension(4.9, 10) == []
+    assert [lease.id for lease in leases.due_for_extension(5.0, 10)] == [task_id(1)]
+    assert leases.due_for_extension(5.0, 10) == []
+    assert leases.next_extension() == 10.0
 
 
 def test_a_short_task_is_never_extended() -> None:
     leases = HeldLeases(15.0)
     for number in (1, 2):
-        leases.take(held(number))
-        leases.to_extend(0.0, 10)
+        leases.add(held(number))
+        leases.due_for_extension(0.0, 10)
         leases.drop(task_id(number), 1)
-    leases.take(held(3))
+    leases.add(held(3))
     leases.drop(task_id(3), 1)
-    assert leases.to_extend(5.0, 10) == []
-    assert (len(leases), leases.next_turn()) == (0, None)
+    assert leases.due_for_extension(5.0, 10) == []
+    assert (len(leases), leases.next_extension()) == (0, None)
 
 
 def test_a_stale_fence_drops_nothing() -> None:
     leases = HeldLeases(15.0)
-    leases.take(held(1, fence=2))
+    leases.add(held(1, fence=2))
     leases.drop(task_id(1), 1)
     assert leases.has(task_id(1), 2)
     assert not leases.has(task_id(1), 1)
@@ -126,11 +122,11 @@ def test_a_stale_fence_drops_nothing() -> None:
 def test_leases_are_extended_in_batches() -> None:
     leases = HeldLeases(15.0)
     for number in range(5):
-        leases.take(held(number))
-    assert leases.to_extend(0.0, 0) == []
-    assert leases.to_extend(6.0, 0) == []
-    assert len(leases.to_extend(6.0, 3)) == 3
-    assert len(leases.to_extend(6.0, 3)) == 2
+        leases.add(held(number))
+    assert leases.due_for_extension(0.0, 0) == []
+    assert leases.due_for_extension(6.0, 0) == []
+    assert len(leases.due_for_extension(6.0, 3)) == 3
+    assert len(leases.due_for_extension(6.0, 3)) == 2
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=40))
@@ -139,10 +135,10 @@ def test_every_held_lease_gets_its_turn_in_time(steps: list[tuple[int, bool]]) -
     leases, now, turns = HeldLeases(15.0), 0.0, dict[int, list[float]]()
     for number, (seconds, drop) in enumerate(steps):
         now += seconds
-        for lease in leases.to_extend(now, 100):
+        for lease in leases.due_for_extension(now, 100):
             turns[lease.id.int].append(now)
-        leases.take(held(number))
-        leases.to_extend(now, 0)
+        leases.add(held(number))
+        leases.due_for_extension(now, 0)
         turns[number] = [now]
         if drop:
             leases.drop(task_id(number), 1)
@@ -159,7 +155,7 @@ def test_our_own_leases_are_not_watched() -> None:
     tasks = RunningTasks()
     tasks.add(running(1, 5.0), ours=True)
     tasks.add(running(2, 5.0), ours=False)
-    assert [task.id for task in tasks.ended_leases(9.0)] == [task_id(2)]
+    assert [task.id for task in tasks.expired_leases(9.0)] == [task_id(2)]
 
 
 def test_a_task_that_is_over_is_watched_no_more() -> None:
@@ -167,7 +163,7 @@ def test_a_task_that_is_over_is_watched_no_more() -> None:
     tasks.add(running(1, 5.0), ours=False)
     assert tasks.remove(task_id(1)) is not None
     assert tasks.remove(task_id(1)) is None
-    assert tasks.ended_leases(9.0) == []
+    assert tasks.expired_leases(9.0) == []
 
 
 def test_tasks_leave_with_their_partition() -> None:

@@ -18,7 +18,7 @@ from mainspring.engine.settings import EngineSettings
 from mainspring.lifecycle import BackgroundTasks
 from mainspring.node.state import NodeState
 from mainspring.node.workers import remote_workers as forwarding
-from mainspring.node.workers.lease_service import LeaseService, _WaitingPoll
+from mainspring.node.workers.lease_service import LeaseService, _OpenPoll
 from mainspring.node.workers.mailbox import (
     ExecutionKey,
     GrantClaimed,
@@ -103,7 +103,7 @@ async def test_a_grant_is_settled_once() -> None:
     (number,) = office.grants()
     with capture_logs() as logs:
         office.hear(GrantClaimed(there, number, [(task_id(1), 1), (task_id(2), 1)]))
-        forward._give_up(number)
+        forward._close_grant(number, ())
         office.hear(GrantClaimed(there, number, [(task_id(1), 1), (task_id(2), 1)]))
         await background(forward)
     assert lease_service.settled == [(2, [(task_id(1), 1), (task_id(2), 1)])]
@@ -139,17 +139,17 @@ async def test_nodes_and_workers_that_are_gone_are_not_remembered(
         for node in (here, gone):
             office.hear(TasksWait(node, kind, 2))
     said = asyncio.Event()
-    monkeypatch.setattr(forwarding, "_SAY_AGAIN", 0.0)
+    monkeypatch.setattr(forwarding, "_ANNOUNCE_EVERY", 0.0)
 
     def polls() -> list[Poll]:
         said.set()
         return []
 
     monkeypatch.setattr(lease_service, "polls", polls)
-    loop = asyncio.create_task(forward._keep_saying())
+    loop = asyncio.create_task(forward._keep_announcing())
     await said.wait()
     loop.cancel()
-    assert forward._ready == {KIND: {here: 2}}
+    assert forward._remote_demand == {KIND: {here: 2}}
 
 
 class SlowStore:
@@ -175,11 +175,11 @@ async def test_a_poll_is_not_opened_anew_while_its_tasks_are_read() -> None:
     store, state = SlowStore(), make_state()
     lease_service._state, lease_service._store, lease_service._metrics = state, store, None
     lease_service._background_tasks, lease_service._waiting = BackgroundTasks(of="lease"), {}
-    lease_service._reporting = SimpleNamespace(remember=lambda *_: None)
+    lease_service._reports = SimpleNamespace(remember=lambda *_: None)
     poll = Poll(HOLDER, WORK, 0)
     poll.in_flight = 4
     answer = asyncio.get_running_loop().create_future()
-    waiting = lease_service._waiting[poll] = _WaitingPoll(poll, 4, answer)
+    waiting = lease_service._waiting[poll] = _OpenPoll(poll, 4, answer)
     reading = asyncio.create_task(lease_service.claimed_elsewhere(poll, 2, [(task_id(1), 1)]))
     await store.asked.wait()
     await lease_service.claimed_elsewhere(poll, 2, ())

@@ -45,13 +45,13 @@ class Noting(QuietNode):
 
     def __init__(self) -> None:
         self.doubts = 0
-        self.head_starts: list[object] = []
+        self.eager_leases: list[object] = []
 
     def mark_stale(self) -> None:
         self.doubts += 1
 
-    def end_eager_lease(self, start: EagerLeaseOffer, begun: object) -> None:
-        self.head_starts.append(begun)
+    def end_eager_lease(self, offer: EagerLeaseOffer, leased: object) -> None:
+        self.eager_leases.append(leased)
 
 
 def creation() -> Creation:
@@ -80,4 +80,4 @@ async def test_what_may_have_been_written_is_looked_for_and_then_doubted(
     ingest = Ingest(store, cast(Any, node), ManualClock(NOW), Metrics(), 30.0)
     with pytest.raises(type(problem)):
         await ingest.create(creation())
-    assert (store.looked > 0, node.doubts, node.head_starts) == (looked, doubts, [begun])
+    assert (store.looked > 0, node.doubts, node.eager_leases) == (looked, doubts, [begun])

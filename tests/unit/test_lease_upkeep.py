@@ -93,11 +93,12 @@ class World:
 
     def running_here(self, number: int) -> None:
         found = self.running(number)
-        begun = (found, execution(found._replace(fence=0), lease_end=NOW + LEASE))
-        self.dispatcher.end_step_leases(self.dispatcher.offer_step_leases(), [begun])
+        leased = (found, execution(found._replace(fence=0), lease_end=NOW + LEASE))
+        eager = self.dispatcher.eager_leases
+        eager.end_steps(eager.offer_steps(), [leased])
 
     def running_elsewhere(self, number: int) -> None:
-        self.engine.saw([self.running(number)], NOW)
+        self.engine.update([self.running(number)], NOW)
 
     def running(self, number: int, rev: int = 2) -> TaskRow:
         fields: dict[str, Any] = {"capability": "http", "due": NOW, "lease_end": NOW + LEASE}
@@ -118,7 +119,7 @@ class World:
                 await work
 
     async def is_watched(self) -> bool:
-        return self.engine.next_extension() is not None
+        return self.engine.leases.next_extension() is not None
 
     def was_extended(self, number: int, times: int) -> Callable[[], Awaitable[bool]]:
         async def enough() -> bool:
@@ -158,10 +159,10 @@ async def test_leases_are_extended_while_the_databases_clock_is_back() -> None:
 async def test_tasks_are_started_while_the_databases_clock_is_back() -> None:
     """Their leases are dated by it, and seem to be over by the time before the jump."""
     world = World()
-    world.engine.look_ahead_to(NOW + 10)
+    world.engine.extend_horizon(NOW + 10)
     world.clock.advance(3600.0)
     world.clock.jump_back(3600.0)
-    world.engine.saw([row(1, capability="http", due=NOW)], world.clock.now())
+    world.engine.update([row(1, capability="http", due=NOW)], world.clock.now())
     async with world.at_work():
         world.store.claimed.set()
         await asyncio.wait_for(world.executor.was_started.wait(), 5)
@@ -181,12 +182,12 @@ async def test_leases_of_others_are_ended_while_the_databases_clock_is_back() ->
 
 async def test_a_cancel_that_overtakes_the_answer_to_the_claim_is_heeded_at_once() -> None:
     world = World()
-    world.engine.look_ahead_to(NOW + 10)
-    world.engine.saw([row(1, capability="http", due=NOW)], NOW)
+    world.engine.extend_horizon(NOW + 10)
+    world.engine.update([row(1, capability="http", due=NOW)], NOW)
     async with world.at_work():
         await asyncio.wait_for(world.store.claiming.wait(), 5)
         asked = world.running(1, rev=3)._replace(cancel_requested=True)
-        world.dispatcher.cancel(world.engine.saw([asked], NOW))
+        world.dispatcher.cancel(world.engine.update([asked], NOW))
         assert world.executor.cancelled == []
         world.store.claimed.set()
         await asyncio.wait_for(world.executor.was_cancelled.wait(), 5)

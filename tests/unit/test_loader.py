@@ -163,7 +163,7 @@ class Bench:
 
 @pytest.fixture
 async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(chores, "_RETRY_PAUSE", 0.001)
+    monkeypatch.setattr(chores, "RETRY_PAUSE", 0.001)
     return Bench()
 
 
@@ -213,7 +213,7 @@ async def test_while_a_partition_is_read_all_else_goes_on(bench: Bench) -> None:
         bench.store.wakes = [Woken([task(2, partition=2)], [], [10])]
         bench.clock.advance(10)
         await bench.request_wakes(len(bench.store.asked_for("wakes")) + 2)
-        assert bench.state.engine.waiting == 2
+        assert len(bench.state.engine.window) == 2
         assert bench.state.engine.partitions == {1, 2}
 
 
@@ -228,7 +228,7 @@ async def test_a_slow_read_catches_up_with_the_horizon(bench: Bench) -> None:
         await bench.request_wakes(len(bench.store.asked_for("wakes")) + 2)
         bench.store.slow.set()
         await bench.store.until(lambda: 3 in bench.state.engine.partitions)
-    assert bench.state.engine.waiting == 1
+    assert len(bench.state.engine.window) == 1
 
 
 @pytest.mark.parametrize("how", ["given up and taken again", "doubted"])
@@ -251,7 +251,7 @@ async def test_a_read_that_began_too_early_does_not_count(bench: Bench, how: str
             bench.partition_loader.give_up([3])
             bench.partition_loader.load([3])
         bench.store.slow.set()
-        await bench.store.until(lambda: bench.state.engine.waiting == 1)
+        await bench.store.until(lambda: len(bench.state.engine.window) == 1)
 
 
 async def test_streams_are_filled_again_before_all_partitions_are_read(bench: Bench) -> None:
@@ -259,8 +259,8 @@ async def test_streams_are_filled_again_before_all_partitions_are_read(bench: Be
     engine = bench.state.engine
     async with bench.running(own=(0,)):
         await bench.store.until(lambda: [0] in bench.store.asked_for("stock"))
-        engine.saw(turned_away, NOW)
-        engine.gone([row.id for row in turned_away[:4]], NOW)
+        engine.update(turned_away, NOW)
+        engine.remove([row.id for row in turned_away[:4]], NOW)
         bench.partition_loader.load(range(1, 33))
         await bench.store.until(lambda: len(engine.partitions) == 33)
     chores = [chore for chore, _ in bench.store.asked]
@@ -272,9 +272,11 @@ async def test_a_refill_that_could_not_be_told_is_asked_for_again(bench: Bench) 
     engine = bench.state.engine
     async with bench.running():
         await bench.store.until(lambda: bool(bench.store.asked_for("stock")))
-        engine.saw(turned_away, NOW)
-        engine.gone([row.id for row in turned_away[:4]], NOW)
-        with mock.patch.object(engine, "refilled", side_effect=ValueError("a mistake of ours")):
+        engine.update(turned_away, NOW)
+        engine.remove([row.id for row in turned_away[:4]], NOW)
+        with mock.patch.object(
+            engine.window, "refilled", side_effect=ValueError("a mistake of ours")
+        ):
             bench.state.partitions_wanted.set()
             await bench.store.until(lambda: bool(bench.store.asked_for("more")))
         await bench.store.until(lambda: len(bench.store.asked_for("more")) > 1)
@@ -298,7 +300,7 @@ async def test_wakes_are_named_as_heard_once_the_engine_has_heard(bench: Bench) 
     bench.store.wakes = [Woken([task(1)], [], [10, 11])]
     async with bench.running():
         assert await bench.request_wakes(3) == [[], [10, 11], []]
-    assert bench.state.engine.waiting == 1
+    assert len(bench.state.engine.window) == 1
 
 
 async def test_wakes_heard_under_another_id_of_the_node_stay(bench: Bench) -> None:
@@ -306,7 +308,7 @@ async def test_wakes_heard_under_another_id_of_the_node_stay(bench: Bench) -> No
     bench.store.wakes = [Woken([task(1)], [], [10, 11])]
     async with bench.running():
         await bench.request_wakes(1)
-        await bench.store.until(lambda: bench.state.engine.waiting == 1)
+        await bench.store.until(lambda: len(bench.state.engine.window) == 1)
         bench.state.renew()
         assert await bench.request_wakes(2) == [[], []]
 
@@ -323,7 +325,7 @@ async def test_wakes_read_before_the_database_was_set_back_are_not_told(bench: B
     with mock.patch.object(bench.limits, "limits", meanwhile):
         async with bench.running():
             await bench.request_wakes(2)
-    assert state.engine.waiting == 0
+    assert len(state.engine.window) == 0
 
 
 async def test_no_partition_is_acted_for_by_limits_of_another_life(bench: Bench) -> None:
@@ -391,7 +393,7 @@ async def test_after_a_lost_answer_what_expired_is_looked_at(
     bench.store.partition_loader = [task(1, expires=NOW + 1), task(2, expires=NOW + 99)]
     bench.partition_loader.load([1])
     async with bench.running(own=()):
-        await bench.store.until(lambda: bench.state.engine.waiting == 2)
+        await bench.store.until(lambda: len(bench.state.engine.window) == 2)
         bench.clock.advance(1)
         await bench.store.until(lambda: bool(bench.store.asked_for("expire")))
         bench.store.partition_loader, bench.store.failing = [], set()
@@ -401,7 +403,7 @@ async def test_after_a_lost_answer_what_expired_is_looked_at(
         await bench.store.until(lambda: len(bench.store.asked_for("stock")) > read)
         await bench.request_wakes(len(bench.store.asked_for("wakes")) + 2)
     assert bench.store.asked_for("look") == looked_at
-    assert bench.state.engine.waiting == 2 - len(looked_at)
+    assert len(bench.state.engine.window) == 2 - len(looked_at)
 
 
 async def test_a_partition_is_read_once_for_all_tenants_who_want_more_of_it(bench: Bench) -> None:
@@ -410,14 +412,13 @@ async def test_a_partition_is_read_once_for_all_tenants_who_want_more_of_it(benc
     wanted = [Refill(key, NOW, (), 4) for key in keys]
     answered: list[StreamKey] = []
 
-    def refilled(refill: Refill, rows: Sequence[TaskRow], now: float) -> None:
+    def refilled(refill: Refill, rows: Sequence[TaskRow]) -> None:
         answered.append(refill.stream)
-        bench.state.engine.saw(rows, now)
 
     rounds = chain([wanted], repeat([]))
     with (
-        mock.patch.object(bench.state.engine, "refills", side_effect=rounds),
-        mock.patch.object(bench.state.engine, "refilled", refilled),
+        mock.patch.object(bench.state.engine.window, "refills", side_effect=rounds),
+        mock.patch.object(bench.state.engine.window, "refilled", refilled),
     ):
         bench.store.partition_loader = [task(1), task(2, tenant=6), task(3, tenant=7)]
         async with bench.running():
@@ -425,4 +426,4 @@ async def test_a_partition_is_read_once_for_all_tenants_who_want_more_of_it(benc
             await bench.store.until(lambda: len(answered) == len(keys))
     assert answered == keys
     assert bench.store.asked_for("stock").count([1]) == 1
-    assert bench.state.engine.waiting == 3
+    assert len(bench.state.engine.window) == 3

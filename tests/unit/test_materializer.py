@@ -14,8 +14,8 @@ from mainspring.domain.placement import Ownership
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
 from mainspring.errors import NothingSent, StoreUnavailable
+from mainspring.node.announcer import Announcer
 from mainspring.node.materializer import Materializer
-from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.schedules.occurrences import DecidedSchedules
@@ -56,7 +56,7 @@ async def test_after_a_lost_answer_the_partitions_are_looked_at_again(
     state = NodeState(Engine(EngineSettings()), ManualClock(1000.0))
     state.engine.own({3, 4}, [], 1000.0)
     schedules = Unanswered(problem)
-    materializer = Materializer(Config(), state, schedules, cast(Signals, None), Metrics())
+    materializer = Materializer(Config(), state, schedules, cast(Announcer, None), Metrics())
     running = asyncio.create_task(materializer.run())
     async with asyncio.timeout(5):
         await schedules.asked.wait()

@@ -22,7 +22,7 @@ async def test_a_letter_that_nobody_can_read_does_not_spoil_the_others() -> None
     state = SimpleNamespace(owners={}, node_id=uuid4())
     post = Mailbox(state, Messages(), look_every=3600)  # type: ignore[arg-type]
     post.deliver_to(delivered.put_nowait)
-    collecting = asyncio.create_task(post.loops()["post.collect"]())
+    collecting = asyncio.create_task(post.loops()["mailbox.collect"]())
     post.hint()
     async with asyncio.timeout(5):
         assert await delivered.get() == letter

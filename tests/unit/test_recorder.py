@@ -45,7 +45,7 @@ class Refuses:
 
 
 class Deaf:
-    def wake_owners(self, partitions: object) -> None:
+    def announce(self, changed: object) -> None:
         """Nobody is there."""
 
 

@@ -108,7 +108,7 @@ async def test_a_heartbeat_keeps_every_kind_known(
             return []
 
     known: list[tuple[int, Offer, float]] = []
-    monkeypatch.setattr(world.state.engine, "know", lambda *kind: known.append(kind))
+    monkeypatch.setattr(world.state.engine.workers, "touch", lambda *kind: known.append(kind))
     unused: Any = None
     reporting = WorkerReports(Config(), world.state, cast(Any, Leases()), unused, world.roster)
     await world.ask(THREADS, PROCESSES)

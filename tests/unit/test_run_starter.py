@@ -12,7 +12,7 @@ from mainspring.domain.execution import Execution, Report
 from mainspring.domain.placement import Ownership
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
-from mainspring.node.recorder import Recorder
+from mainspring.node.announcer import Announcer
 from mainspring.node.run_starter import RunStarter
 from mainspring.node.state import NodeState
 from mainspring.store.step_rows import Moved
@@ -53,9 +53,9 @@ class Runs:
 
 
 class Listener:
-    """In place of the recorder."""
+    """In place of the announcer."""
 
-    def moved(self, moved: Moved) -> None:
+    def announce_runs(self, moved: Moved) -> None:
         """There is no engine to tell."""
 
 
@@ -68,7 +68,7 @@ class World:
             ManualClock(),
             self.state,
             cast(TaskRuns, self.runs),
-            cast(Recorder, Listener()),
+            cast(Announcer, Listener()),
             self._report,
         )
 

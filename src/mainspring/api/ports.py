@@ -18,7 +18,7 @@ from mainspring.store.step_rows import Moved
 class LeasePort(Protocol):
     """The node as workers see it. Every method waits for the database, and raises its errors."""
 
-    async def lease(self, wish: LeaseRequest) -> list[LeasedTask]:
+    async def lease(self, request: LeaseRequest) -> list[LeasedTask]:
         """Wait for tasks; when it is cancelled, what was leased meanwhile is released."""
         ...
 
@@ -49,29 +49,22 @@ class NodePort(Protocol):
         ...
 
     def end_eager_lease(
-        self, start: EagerLeaseOffer, begun: Sequence[tuple[TaskRow, Execution]] | None
+        self, offer: EagerLeaseOffer, leased: Sequence[tuple[TaskRow, Execution]] | None
     ) -> None:
         """These of them were leased: start them. None: the answer was lost, look for them."""
         ...
 
-    def created(self, rows: Sequence[TaskRow]) -> None:
-        """These tasks were committed in partitions this node owns: no wake row tells of them."""
+    def announce(self, rows: Sequence[TaskRow] = (), changed: Collection[int] = ()) -> None:
+        """Announce a commit: tasks that were created in partitions of this node, of which no wake
+        row tells, and partitions that have wake rows to look at."""
         ...
 
-    def changed(self) -> None:
-        """A change was committed: look at the wake rows now rather than at the next poll."""
-        ...
-
-    def moved(self, moved: Moved) -> None:
-        """Runs of workflows moved on, and this was committed: tell whom it concerns."""
+    def announce_runs(self, moved: Moved) -> None:
+        """Announce what a commit did to runs of workflows."""
         ...
 
     def mark_stale(self) -> None:
         """An answer was lost, and something may have been committed: look at everything again."""
-        ...
-
-    def hint_others(self, partitions: Collection[int]) -> None:
-        """The owners of these partitions have wake rows to look at: a hint that may get lost."""
         ...
 
     async def conclude(self, report: Report) -> bool:

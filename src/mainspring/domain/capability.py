@@ -58,9 +58,9 @@ def capability_of(spec: TaskSpec) -> str:
 
 
 def there_for(lease: float) -> float:
-    """So many seconds a kind of worker counts as being there after the last was heard of. One with
-    free slots asks all the time; a busy one sends heartbeats at a third of its leases, which the
-    first of them makes twice as long."""
+    """Return the seconds for which a kind of worker counts as being there after the last was heard
+    of. One with free slots asks all the time; a busy one sends heartbeats at a third of its leases,
+    which the first of them makes twice as long."""
     return max(THERE_FOR, 2 * lease / 3 + 5.0)
 
 

@@ -10,7 +10,7 @@ from mainspring.domain.task import TaskSpec
 
 
 class Outcome(StrEnum):
-    """How a try ended. `lost`: nobody reported before the lease ran out."""
+    """The outcome of an execution. `lost`: nobody reported before the lease ran out."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -64,7 +64,7 @@ class Execution(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What an executor says about an assignment. Times are in the database's clock."""
+    """An executor's report about an execution. Times are in the database's clock."""
 
     execution: Execution
     outcome: Outcome

@@ -1,4 +1,4 @@
-"""What becomes of a task when a try of it is over: one pure decision for every executor."""
+"""The rules for a task whose execution is over: one pure decision for every executor."""
 
 from random import Random
 from typing import Literal, NamedTuple

@@ -1,4 +1,4 @@
-"""What a caller may do to a task, by the state it is in.
+"""Rules of what a caller may do to a task, by the state it is in.
 
 Each rule answers the move to make, None when there is nothing to do (calling twice is harmless), or
 raises Conflict when the state does not allow it. The engine's own moves (claim, outcome) are

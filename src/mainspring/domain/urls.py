@@ -13,7 +13,7 @@ _LABEL = re.compile(r"[A-Za-z0-9_~-]{1,63}")
 
 
 def url_problem(url: str) -> str | None:
-    """What is wrong with a URL; None when it can be called, as far as its form goes."""
+    """Return what is wrong with a URL; None when it can be called, as far as its form goes."""
     if len(url) > LONGEST_URL:
         return f"has more than {LONGEST_URL} characters"
     if any(char <= " " or char == "\x7f" for char in url) or "\\" in url:
@@ -37,7 +37,8 @@ def _parts_problem(parts: SplitResult) -> str | None:
 
 @lru_cache(maxsize=4096)
 def host_problem(host: str) -> str | None:
-    """What is wrong with the way a host is written; None when there is just one way to read it.
+    """Return what is wrong with the way a host is written; None when there is just one way to read
+    it.
 
     Libraries disagree about 0177.1, 0x7f000001 and 2130706433: some dial 127.0.0.1. Whoever writes
     an address so wants that disagreement, hence only the plain form is taken.

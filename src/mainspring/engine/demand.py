@@ -1,4 +1,4 @@
-"""What workers ask for: a task is claimed only when a worker waits that can run it.
+"""The demand of workers: a task is claimed only when a worker waits that can run it.
 
 Workers of a tenant that offer the same form a pool. A pool knows which groups of due tasks it can
 run and which of them have tasks, so matching looks at no task, group or worker in vain: a task that
@@ -9,7 +9,7 @@ can run, their nodes are told (`RemoteDemand`), and answer with a poll on their 
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple, Protocol
@@ -18,7 +18,7 @@ from uuid import UUID
 from mainspring.domain.capability import MOST_OFFERS, Offer, need_of
 from mainspring.domain.rows import TaskRow
 
-_CALL_AGAIN = 0.5
+_TELL_AGAIN = 0.5
 _NEVER = (inf, 0)
 _FEW = 64
 
@@ -32,14 +32,14 @@ class WorkerSession(NamedTuple):
 
 
 class LeaseHolder(NamedTuple):
-    """Who holds a running task, and whether the task must be its only one."""
+    """The worker that holds a running task, and whether the task must be its only one."""
 
-    holder: WorkerSession
+    session: WorkerSession
     alone: bool = False
 
 
 class RemoteDemand(NamedTuple):
-    """Tasks wait here for workers that wait at another node."""
+    """Tasks that wait here for workers of another node."""
 
     node: UUID
     tenant_id: int
@@ -48,13 +48,13 @@ class RemoteDemand(NamedTuple):
 
 
 class Poll:
-    """A worker's open slots, waiting to be filled. Known by identity."""
+    """A worker's free slots, waiting to be filled. Compared by identity."""
 
-    __slots__ = ("announces", "free", "here", "holder", "idle", "in_flight", "offer")
+    __slots__ = ("announces", "free", "here", "idle", "in_flight", "offer", "session")
 
     def __init__(
         self,
-        holder: WorkerSession,
+        session: WorkerSession,
         offer: Offer,
         slots: int,
         *,
@@ -62,7 +62,7 @@ class Poll:
         here: bool = True,
         announces: bool = False,
     ) -> None:
-        self.holder = holder
+        self.session = session
         self.offer = offer
         self.free = slots
         self.idle = idle
@@ -70,13 +70,13 @@ class Poll:
         self.here = here
         """Whether the worker waits at this node: then we know when it is answered."""
         self.announces = announces
-        """Whether the worker tells of what it begins."""
+        """Whether the worker announces what it starts."""
         self.in_flight = 0
         """Tasks that were picked for it and are being claimed."""
 
 
 class QueuedTask(Protocol):
-    """A task that waits in a line."""
+    """A task that waits in a group."""
 
     deadline: float
 
@@ -86,250 +86,266 @@ class TaskGroup(Protocol):
 
     queue: str
     capability: str
-    stands: "list[WorkerPool]"
+    pools: "list[WorkerPool]"
 
     def first(self) -> QueuedTask | None: ...
 
     def review(self, now: float) -> None:
-        """The stands of the line changed: what its tasks wait for may be another thing now."""
+        """Update what the group waits for, after its pools changed."""
         ...
 
 
 class WorkerPool:
-    """The workers of a tenant that offer the same, and the lines of tasks that they can run."""
+    """The workers of a tenant that offer the same, and the groups of tasks that they can run."""
 
     def __init__(self, tenant_id: int, offer: Offer) -> None:
         self.tenant_id = tenant_id
         self.offer = offer
         self.polls: deque[Poll] = deque()
         self.ready: dict[TaskGroup, tuple[float, int]] = {}
-        """The lines with tasks, and the turn that each has: by deadline, then as they came."""
+        """The groups with tasks, each with its turn: by deadline, then in order of arrival."""
         self._turns: list[tuple[float, int, TaskGroup]] = []
         self._sequence = 0
         self.remote_nodes: dict[UUID, float] = {}
         """Nodes at which such workers wait, and until when we believe it."""
-        self.called: dict[UUID, float] = {}
+        self.told: dict[UUID, float] = {}
+        """When each of these nodes may be told again that tasks wait."""
         self.seen = 0.0
 
     @property
     def free(self) -> int:
         return sum(poll.free for poll in self.polls)
 
-    def line_up(self, line: TaskGroup) -> None:
-        """There is a task in the line: its turn is by the deadline of its first."""
-        first = line.first()
-        if first is None or first.deadline >= self.ready.get(line, _NEVER)[0]:
+    def enqueue(self, group: TaskGroup) -> None:
+        """Give a group that has a task its turn, by the deadline of its first."""
+        first = group.first()
+        if first is None or first.deadline >= self.ready.get(group, _NEVER)[0]:
             return
         self._sequence += 1
-        turn = self.ready[line] = (first.deadline, self._sequence)
-        heappush(self._turns, (*turn, line))
+        turn = self.ready[group] = (first.deadline, self._sequence)
+        heappush(self._turns, (*turn, group))
         if len(self._turns) > 2 * len(self.ready) + _FEW:
-            self._turns = [(*turn, line) for line, turn in self.ready.items()]
+            self._turns = [(*turn, group) for group, turn in self.ready.items()]
             heapify(self._turns)
 
-    def next_line(self) -> TaskGroup | None:
-        """The line with the earliest deadline. Turns that are out of date are passed over, so that
-        it costs little however many lines there are."""
+    def next_group(self) -> TaskGroup | None:
+        """Return the group with the earliest deadline. Outdated turns are skipped, so that it
+        costs little however many groups there are."""
         while self._turns:
-            deadline, sequence, line = self._turns[0]
-            valid = self.ready.get(line) == (deadline, sequence)
-            first = line.first() if valid else None
+            deadline, sequence, group = self._turns[0]
+            valid = self.ready.get(group) == (deadline, sequence)
+            first = group.first() if valid else None
             if first is not None and first.deadline == deadline:
-                return line
+                return group
             heappop(self._turns)
             if valid:
-                del self.ready[line]
-                self.line_up(line)
+                del self.ready[group]
+                self.enqueue(group)
         return None
 
-    def leave_out(self, line: TaskGroup) -> None:
-        """Not this one, until it lines up again."""
-        del self.ready[line]
+    def leave_out(self, group: TaskGroup) -> None:
+        """Skip a group until it is enqueued again."""
+        del self.ready[group]
 
-    def forget_lines(self) -> None:
+    def forget_groups(self) -> None:
         self.ready.clear()
         self._turns.clear()
 
+    def was_seen(self, since: float, now: float) -> bool:
+        """Whether one of its workers waits, or was heard of since then."""
+        elsewhere = any(until > now for until in self.remote_nodes.values())
+        return bool(self.polls) or elsewhere or self.seen > since
 
-class Demand:
-    """All stands, and what each worker's incarnation holds."""
 
-    def __init__(self, there_for: float) -> None:
+class WorkerDemand:
+    """All pools, and how much each worker session holds. `groups_of` returns the groups of a
+    tenant's tasks that need a worker."""
+
+    def __init__(
+        self, there_for: float, groups_of: Callable[[int], Collection[TaskGroup]] = lambda _: ()
+    ) -> None:
         self._there_for = there_for
-        """How long a kind is remembered of which nobody is heard: see `capability.there_for`."""
-        self._stands: dict[int, dict[Offer, WorkerPool]] = {}
+        """How long a pool is kept of which nobody is heard: see `capability.there_for`."""
+        self._groups_of = groups_of
+        self._pools: dict[int, dict[Offer, WorkerPool]] = {}
         self._dirty: dict[WorkerPool, None] = {}
         self._holding: Counter[WorkerSession] = Counter()
         self._alone: set[WorkerSession] = set()
-        self._asked: dict[WorkerSession, dict[WorkerPool, None]] = {}
-        """As what each worker asked, the last one last: if it holds a task it is there as those."""
+        self._polled: dict[WorkerSession, dict[WorkerPool, None]] = {}
+        """The pools in which each worker polled, the last one last: while it holds a task it counts
+        as one of theirs."""
+        self._remote_demand: list[RemoteDemand] = []
         self._swept = 0.0
 
-    # Workers ---------------------------------------------------------------------------------
+    # For the drivers -------------------------------------------------------------------------
 
-    def open(self, poll: Poll, lines: Iterable[TaskGroup], now: float) -> None:
-        """A worker waits for tasks."""
-        stand = self.know(poll.holder.tenant_id, poll.offer, lines, now)
-        stand.polls.append(poll)
-        self._dirty[stand] = None
-        asked = self._asked.setdefault(poll.holder, {})
-        asked.pop(stand, None)
-        asked[stand] = None
-        if len(asked) > MOST_OFFERS:
-            del asked[next(iter(asked))]
+    def open(self, poll: Poll, now: float) -> None:
+        """Add a worker that waits for tasks."""
+        pool = self.touch(poll.session.tenant_id, poll.offer, now)
+        pool.polls.append(poll)
+        self._dirty[pool] = None
+        polled = self._polled.setdefault(poll.session, {})
+        polled.pop(pool, None)
+        polled[pool] = None
+        if len(polled) > MOST_OFFERS:
+            del polled[next(iter(polled))]
 
     def close(self, poll: Poll) -> None:
-        """It waits no longer; what is in flight for it still comes."""
+        """Give a poll nothing more; what is in flight for it still comes."""
         poll.free = 0
-        stand = self._stands.get(poll.holder.tenant_id, {}).get(poll.offer)
-        if stand is not None and poll in stand.polls:
-            stand.polls.remove(poll)
+        pool = self._pools.get(poll.session.tenant_id, {}).get(poll.offer)
+        if pool is not None and poll in pool.polls:
+            pool.polls.remove(poll)
 
-    def left(self, poll: Poll) -> None:
-        """Its worker went away. If it was the last that waited, only what they hold shows that
-        there are others."""
-        stand = self._stands.get(poll.holder.tenant_id, {}).get(poll.offer)
-        if stand is not None and all(other is poll for other in stand.polls):
-            stand.seen = -inf
+    def disconnect(self, poll: Poll) -> None:
+        """Note that the worker of a poll went away. If no other of its pool waits, only what they
+        hold shows that there are others."""
+        pool = self._pools.get(poll.session.tenant_id, {}).get(poll.offer)
+        if pool is not None and all(other is poll for other in pool.polls):
+            pool.seen = -inf
 
-    def know(
-        self, tenant_id: int, offer: Offer, lines: Iterable[TaskGroup], now: float
-    ) -> WorkerPool:
-        """There is a worker that offers this."""
-        stand = self._stands.setdefault(tenant_id, {}).get(offer)
-        if stand is None:
-            stand = self._stands[tenant_id][offer] = WorkerPool(tenant_id, offer)
-            for line in lines:
-                if offer.suits(line.queue, line.capability):
-                    line.stands.append(stand)
-                    line.review(now)
-                    stand.line_up(line)
-        stand.seen = now
-        return stand
+    def touch(self, tenant_id: int, offer: Offer, now: float) -> WorkerPool:
+        """Note that there is a worker that offers this, if only a busy one."""
+        pool = self._pools.setdefault(tenant_id, {}).get(offer)
+        if pool is None:
+            pool = self._pools[tenant_id][offer] = WorkerPool(tenant_id, offer)
+            for group in self._groups_of(tenant_id):
+                if offer.suits(group.queue, group.capability):
+                    group.pools.append(pool)
+                    group.review(now)
+                    pool.enqueue(group)
+        pool.seen = now
+        return pool
 
     def add_remote_node(
-        self,
-        node: UUID,
-        tenant_id: int,
-        offer: Offer,
-        lines: Iterable[TaskGroup],
-        now: float,
-        ttl: float,
+        self, node: UUID, tenant_id: int, offer: Offer, now: float, ttl: float
     ) -> None:
-        """Such a worker waits at another node."""
-        stand = self.know(tenant_id, offer, lines, now)
-        stand.remote_nodes[node] = now + ttl
-        stand.called.pop(node, None)
-        self._dirty[stand] = None
+        """Note that such a worker waits at another node."""
+        pool = self.touch(tenant_id, offer, now)
+        pool.remote_nodes[node] = now + ttl
+        pool.told.pop(node, None)
+        self._dirty[pool] = None
 
-    def sweep(self, now: float) -> list[WorkerPool]:
-        """Forget kinds of workers of which none is there any more; answers which."""
+    def has_tasks_for(self, tenant_id: int, offer: Offer, now: float) -> bool:
+        """Whether tasks wait here that such a worker could run, limits aside."""
+        return self.touch(tenant_id, offer, now).next_group() is not None
+
+    def take_remote_demand(self) -> list[RemoteDemand]:
+        """Return which nodes to tell that tasks wait here for their workers, each once."""
+        demand, self._remote_demand = self._remote_demand, []
+        return demand
+
+    # Pools and groups, for the fair queue ----------------------------------------------------
+
+    def pools_for(self, tenant_id: int, queue: str, capability: str) -> list[WorkerPool]:
+        """Return the pools that can run such tasks."""
+        pools = self._pools.get(tenant_id, {}).values()
+        return [pool for pool in pools if pool.offer.suits(queue, capability)]
+
+    def sweep(self, now: float) -> None:
+        """Forget the pools of which no worker is there any more."""
         if now - self._swept < 1.0:
-            return []
+            return
         self._swept = now
-        every = [stand for stands in self._stands.values() for stand in stands.values()]
-        asking = {poll.holder for stand in every for poll in stand.polls}
-        for holder in self._asked.keys() - self._holding.keys() - asking:
-            del self._asked[holder]
-        busy = {stand for h, asked in self._asked.items() if h in self._holding for stand in asked}
+        every = [pool for pools in self._pools.values() for pool in pools.values()]
+        polling = {poll.session for pool in every for poll in pool.polls}
+        for session in self._polled.keys() - self._holding.keys() - polling:
+            del self._polled[session]
+        busy = {pool for s, polled in self._polled.items() if s in self._holding for pool in polled}
         since = now - self._there_for
-        gone = [s for s in every if s not in busy and not _was_heard_of(s, since, now)]
-        for stand in gone:
-            del self._stands[stand.tenant_id][stand.offer]
-            if not self._stands[stand.tenant_id]:
-                del self._stands[stand.tenant_id]
-            self._dirty.pop(stand, None)
-        return gone
+        for pool in every:
+            if pool not in busy and not pool.was_seen(since, now):
+                self._drop(pool, now)
 
-    # Lines -----------------------------------------------------------------------------------
+    def _drop(self, pool: WorkerPool, now: float) -> None:
+        of_tenant = self._pools[pool.tenant_id]
+        del of_tenant[pool.offer]
+        if not of_tenant:
+            del self._pools[pool.tenant_id]
+        self._dirty.pop(pool, None)
+        for group in self._groups_of(pool.tenant_id):
+            if pool in group.pools:
+                group.pools.remove(pool)
+                group.review(now)
 
-    def suiting(self, tenant_id: int, queue: str, capability: str) -> list[WorkerPool]:
-        """The stands that can run tasks of a line."""
-        stands = self._stands.get(tenant_id, {}).values()
-        return [stand for stand in stands if stand.offer.suits(queue, capability)]
+    def task_added(self, group: TaskGroup) -> None:
+        """Look at a group again, which has another task."""
+        for pool in group.pools:
+            pool.enqueue(group)
+            if pool.polls or pool.remote_nodes:
+                self._dirty[pool] = None
 
-    def filled(self, line: TaskGroup) -> None:
-        """There is another task in the line."""
-        for stand in line.stands:
-            stand.line_up(line)
-            if stand.polls or stand.remote_nodes:
-                self._dirty[stand] = None
+    def limit_lifted(self, tenant_id: int) -> None:
+        """Look at a tenant's groups again, because something that held them back has ended."""
+        for pool in self._pools.get(tenant_id, {}).values():
+            if pool.ready and (pool.polls or pool.remote_nodes):
+                self._dirty[pool] = None
 
-    def reopened(self, tenant_id: int) -> None:
-        """A limit of the tenant has room again: its lines may move."""
-        for stand in self._stands.get(tenant_id, {}).values():
-            if stand.ready and (stand.polls or stand.remote_nodes):
-                self._dirty[stand] = None
-
-    def forget_lines(self, tenant_id: int) -> None:
-        for stand in self._stands.get(tenant_id, {}).values():
-            stand.forget_lines()
+    def forget_groups(self, tenant_id: int) -> None:
+        for pool in self._pools.get(tenant_id, {}).values():
+            pool.forget_groups()
 
     # Matching --------------------------------------------------------------------------------
 
     def dirty(self) -> Iterator[WorkerPool]:
-        """The stands where something may match; each is given once."""
+        """Take the pools where something may match, each once."""
         while self._dirty:
-            stand = next(iter(self._dirty))
-            del self._dirty[stand]
-            yield stand
+            pool = next(iter(self._dirty))
+            del self._dirty[pool]
+            yield pool
 
-    def again(self, stand: WorkerPool) -> None:
-        self._dirty[stand] = None
+    def mark_dirty(self, pool: WorkerPool) -> None:
+        self._dirty[pool] = None
 
-    def next_poll(self, stand: WorkerPool, *, alone: bool) -> Poll | None:
-        """Whose turn it is, each worker one task at a time; None when no slot is free."""
-        for _ in range(len(stand.polls)):
-            poll = stand.polls[0]
+    def next_poll(self, pool: WorkerPool, *, alone: bool) -> Poll | None:
+        """Return the poll whose turn it is, each worker one task at a time; None when no slot is
+        free."""
+        for _ in range(len(pool.polls)):
+            poll = pool.polls[0]
             if poll.free <= 0:
-                stand.polls.popleft()
+                pool.polls.popleft()
                 continue
-            stand.polls.rotate(-1)
+            pool.polls.rotate(-1)
             if self._may_take(poll, alone):
                 return poll
         return None
 
     def holds_one(self, poll: Poll) -> bool:
         """Whether its worker holds a single task, as far as we know."""
-        return poll.idle and self._holding[poll.holder] == 1
+        return poll.idle and self._holding[poll.session] == 1
 
-    def took(self, taker: LeaseHolder) -> None:
-        self._holding[taker.holder] += 1
-        if taker.alone:
-            self._alone.add(taker.holder)
+    def add_lease(self, holder: LeaseHolder) -> None:
+        self._holding[holder.session] += 1
+        if holder.alone:
+            self._alone.add(holder.session)
 
-    def gave_back(self, taker: LeaseHolder) -> None:
-        self._holding[taker.holder] -= 1
-        if not self._holding[taker.holder]:
-            del self._holding[taker.holder]
-        if taker.alone:
-            self._alone.discard(taker.holder)
-            self.reopened(taker.holder.tenant_id)
+    def remove_lease(self, holder: LeaseHolder) -> None:
+        self._holding[holder.session] -= 1
+        if not self._holding[holder.session]:
+            del self._holding[holder.session]
+        if holder.alone:
+            self._alone.discard(holder.session)
+            self.limit_lifted(holder.session.tenant_id)
 
-    def calls(self, stand: WorkerPool, waiting: int, now: float) -> Iterator[RemoteDemand]:
-        """Whom to tell that tasks wait, if there are any and nobody here takes them."""
-        for node, until in list(stand.remote_nodes.items()):
+    def demand_remotely(self, pool: WorkerPool, waiting: int, now: float) -> None:
+        """Tell the pool's remote nodes about tasks that wait, if there are any."""
+        for node, until in list(pool.remote_nodes.items()):
             if until <= now:
-                del stand.remote_nodes[node]
-                stand.called.pop(node, None)
-            elif waiting and stand.called.get(node, 0.0) <= now:
-                stand.called[node] = now + _CALL_AGAIN
-                yield RemoteDemand(node, stand.tenant_id, stand.offer, waiting)
+                del pool.remote_nodes[node]
+                pool.told.pop(node, None)
+            elif waiting and pool.told.get(node, 0.0) <= now:
+                pool.told[node] = now + _TELL_AGAIN
+                self._remote_demand.append(RemoteDemand(node, pool.tenant_id, pool.offer, waiting))
 
     def _may_take(self, poll: Poll, alone: bool) -> bool:
-        if poll.holder in self._alone:
+        if poll.session in self._alone:
             return False
-        return not alone or (poll.idle and not self._holding[poll.holder])
-
-
-def _was_heard_of(stand: WorkerPool, since: float, now: float) -> bool:
-    elsewhere = any(until > now for until in stand.remote_nodes.values())
-    return bool(stand.polls) or elsewhere or stand.seen > since
+        return not alone or (poll.idle and not self._holding[poll.session])
 
 
 def lease_holder_of(row: TaskRow) -> LeaseHolder | None:
-    """Which worker holds a running task; None when it runs inside a node."""
+    """Return the worker that holds a running task; None when it runs inside a node."""
     if row.worker is None or row.incarnation is None:
         return None
-    holder = WorkerSession(row.tenant_id, row.worker, row.incarnation)
-    return LeaseHolder(holder, need_of(row.capability).alone)
+    session = WorkerSession(row.tenant_id, row.worker, row.incarnation)
+    return LeaseHolder(session, need_of(row.capability).alone)

@@ -22,9 +22,9 @@ class Entry:
     """Metadata of one waiting task. Mutable, and known by identity: there are many of these."""
 
     __slots__ = (
-        "crowded",
         "deadline",
         "entered",
+        "holder",
         "line",
         "phase",
         "poll",
@@ -32,8 +32,8 @@ class Entry:
         "row",
         "slot",
         "stream",
-        "taker",
         "waited",
+        "was_turned_away",
     )
 
     def __init__(self, row: TaskRow, stream: StreamKey, deadline: float) -> None:
@@ -47,10 +47,10 @@ class Entry:
         self.entered: Stamp | None = None
         self.waited: dict[Cause, float] | None = None
         """What it waited for since we know it; what came before is in its row."""
-        self.crowded = False
+        self.was_turned_away = False
         """Whether there was no room for it in the window before."""
         self.poll: Poll | None = None
-        self.taker: LeaseHolder | None = None
+        self.holder: LeaseHolder | None = None
         """The worker it was picked for, if it was picked for one."""
 
     @property

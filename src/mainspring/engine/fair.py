@@ -5,7 +5,7 @@ receivers cannot hold every slot. Inside a tenant: the earliest virtual deadline
 minus priority times the aging step; a task that waits long enough beats any priority, so nothing
 starves.
 
-Tasks for workers wait in lines of their own and compete for their tenant's workers only; who waits
+Tasks for workers wait in groups of their own and compete for their tenant's workers only; who waits
 for them is `demand`'s to know.
 """
 
@@ -14,19 +14,12 @@ from dataclasses import replace
 from heapq import heapify, heappop, heapreplace
 from itertools import chain
 from typing import Protocol
-from uuid import UUID
 
-from mainspring.domain.capability import THERE_FOR, Offer, takes_slot
+from mainspring.domain.capability import THERE_FOR, takes_slot
 from mainspring.domain.lateness import Cause
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.demand import (
-    Demand,
-    LeaseHolder,
-    Poll,
-    RemoteDemand,
-    WorkerPool,
-)
+from mainspring.engine.demand import LeaseHolder, Poll, WorkerDemand, WorkerPool
 from mainspring.engine.entry import Entry, Phase
 from mainspring.engine.explain import Situation
 from mainspring.engine.gates import KeyGate, RunningGate, expired
@@ -53,7 +46,7 @@ class CountedTask(Protocol):
     @property
     def concurrency_key(self) -> str | None: ...
     @property
-    def taker(self) -> LeaseHolder | None: ...
+    def holder(self) -> LeaseHolder | None: ...
     @property
     def slot(self) -> bool: ...
 
@@ -69,8 +62,7 @@ class FairQueue:
         self._limits: dict[int, TenantLimits] = {}
         self.unknown: set[int] = set()
         self._served = 0
-        self._demand = Demand(there_for)
-        self._calls: list[RemoteDemand] = []
+        self.workers = WorkerDemand(there_for, self._worker_groups)
         self._dropped: list[Entry] = []
 
     def set_limits(self, tenant_id: int, limits: TenantLimits, now: float) -> bool:
@@ -87,15 +79,15 @@ class FairQueue:
         return True
 
     def _note_waits(self, tenant: TenantShare, now: float) -> None:
-        """What its tasks have waited for so far, before they are pushed anew."""
-        for group in chain(tenant.groups.values(), tenant.lines.values()):
+        """Note what a tenant's tasks have waited for so far, before they are pushed anew."""
+        for group in chain(tenant.groups.values(), tenant.worker_groups.values()):
             for entry in group:
                 self._leave_bucket(entry, group, now)
         for entry in chain.from_iterable(tenant.keys.values()):
             entry.add_wait(Cause.CONCURRENCY_KEY, now - entry.ready_at)
 
     def _note_wait(self, tenant: TenantShare, entry: Entry, now: float) -> None:
-        """What a task has waited for so far, wherever it waits."""
+        """Note what a task has waited for so far, wherever it waits."""
         group = tenant.group_of(entry)
         if tenant.limits is UNKNOWN:
             return
@@ -107,12 +99,12 @@ class FairQueue:
     def recount(self, tenant_id: int, running: Iterable[int]) -> None:
         """Forget who waits and count what is running: the partition of each running task."""
         tenant = self._tenants[tenant_id]
-        tenant.waiting = tenant.queued = 0
-        tenant.stuck = False
+        tenant.waiting = tenant.waiting_for_workers = 0
+        tenant.held_back = False
         tenant.gates.clear()
         tenant.groups.clear()
-        tenant.lines.clear()
-        self._demand.forget_lines(tenant_id)
+        tenant.worker_groups.clear()
+        self.workers.forget_groups(tenant_id)
         for key in tenant.keys.values():
             key.clear()
         for partition in running:
@@ -121,26 +113,27 @@ class FairQueue:
                 gate.running += 1
 
     def push(self, entry: Entry, now: float) -> None:
-        """A task is due."""
+        """Queue a task that is due."""
         entry.phase, entry.ready_at = Phase.READY, now
         tenant = self._tenant(entry.row.tenant_id)
         self._count_waiting(tenant, entry, 1)
         key = entry.row.concurrency_key
         if key is None:
-            self._line_up(tenant, entry, now)
+            self._add_ready(tenant, entry, now)
         else:
             self._key(tenant, key).join(entry, lambda e: self._offer(tenant, e, now))
-        if entry.crowded:
+        if entry.was_turned_away:
             self._explain_absence(tenant, entry, now)
 
     def _explain_absence(self, tenant: TenantShare, entry: Entry, now: float) -> None:
-        """There was no room for a task in the window: it waited for the same as those before it."""
-        entry.crowded = False
+        """Account for a task that had no room in the window: it waited for the same as those before
+        it."""
+        entry.was_turned_away = False
         group = tenant.group_of(entry) if entry.entered is not None else None
         cause = Cause.CONCURRENCY_KEY if group is None else group.bucket.cause
         entry.add_wait(cause, max(0.0, entry.unaccounted(now)))
 
-    def nobody_waits(self, tenant_id: int) -> bool:
+    def may_skip_queue(self, tenant_id: int) -> bool:
         """Whether one more task of a tenant could start before any other: it has no limit, and
         none of its tasks waits."""
         limits = self._limits.get(tenant_id, UNKNOWN)
@@ -148,7 +141,7 @@ class FairQueue:
         return limits.max_running is None and (tenant is None or not tenant.waiting)
 
     def forget(self, entry: Entry, now: float) -> None:
-        """A waiting task is no longer ours to start. Its heap entry is skipped when it surfaces."""
+        """Drop a waiting task. Its heap entry is skipped when it surfaces."""
         was_ready = entry.phase is Phase.READY
         entry.phase = Phase.FORGOTTEN
         tenant = self._tenants.get(entry.row.tenant_id)
@@ -159,24 +152,24 @@ class FairQueue:
         gate = tenant.keys.get(entry.row.concurrency_key or "")
         if gate is not None:
             gate.forget(entry, lambda e: self._offer(tenant, e, now))
-            self._tidy(tenant, entry.row.concurrency_key)
+            self._drop_idle_key(tenant, entry.row.concurrency_key)
 
     def pick(
         self, now: float, slots: int, accepts: Accepts, room: SlotQuota | None = None
     ) -> list[Entry]:
-        """The next tasks to start, at most `slots`; they count as running from here on."""
+        """Return the next tasks to start, at most `slots`; they count as running from here on."""
         order = [
             (tenant.share, tenant.served, tenant_id)
             for tenant_id, tenant in self._tenants.items()
-            if tenant.waiting and not tenant.stuck
+            if tenant.waiting and not tenant.held_back
         ]
         heapify(order)
         picked: list[Entry] = []
         while order and len(picked) < slots:
             tenant_id = order[0][2]
             tenant = self._tenants[tenant_id]
-            crowded = room is not None and not room.admits(tenant_id, tenant.limits.weight)
-            entry = None if crowded else self._take(tenant, now, accepts, room)
+            over_quota = room is not None and not room.admits(tenant_id, tenant.limits.weight)
+            entry = None if over_quota else self._take(tenant, now, accepts, room)
             if entry is None:
                 heappop(order)
                 continue
@@ -191,10 +184,10 @@ class FairQueue:
             heapreplace(order, (tenant.share, tenant.served, tenant_id))
         return picked
 
-    def presumes_begun(self, poll: Poll) -> bool:
-        """Whether what was claimed for a poll counts as begun without a word of its worker: it got
+    def presumes_started(self, poll: Poll) -> bool:
+        """Whether what was claimed for a poll counts as started without word of its worker: it got
         nothing else, and does not tell of what it begins."""
-        return not poll.announces and self._demand.holds_one(poll)
+        return not poll.announces and self.workers.holds_one(poll)
 
     def started(self, task: CountedTask) -> None:
         """Count a task that was found running (claimed before we became the owner)."""
@@ -207,188 +200,145 @@ class FairQueue:
             self._key(tenant, task.concurrency_key).running += 1
 
     def ended(self, task: CountedTask, now: float) -> None:
-        """A task that counted as running is over, or was not started after all."""
+        """Stop counting a task that is over, or was not started after all."""
         tenant_id, key = task.tenant_id, task.concurrency_key
         tenant = self._tenants[tenant_id]
-        if task.taker is None and task.slot:
+        if task.holder is None and task.slot:
             tenant.running -= 1
         else:
-            tenant.away -= 1
-        if task.taker is not None:
-            self._demand.gave_back(task.taker)
+            tenant.without_slot -= 1
+        if task.holder is not None:
+            self.workers.remove_lease(task.holder)
         gate = tenant.gates.get(task.partition) if task.slot else None
         if gate is not None:
             gate.running = max(0, gate.running - 1)
-            tenant.stuck = False
-            if tenant.queued and gate.running == gate.limit - 1:
+            tenant.held_back = False
+            if tenant.waiting_for_workers and gate.running == gate.limit - 1:
                 self._gate_turned(tenant_id, tenant, gate, now)
         if key is not None:
             tenant.keys[key].freed(lambda e: self._offer(tenant, e, now))
-            self._tidy(tenant, key)
+            self._drop_idle_key(tenant, key)
         if tenant.idle:
             del self._tenants[tenant_id]
-            self._demand.forget_lines(tenant_id)
+            self.workers.forget_groups(tenant_id)
 
     # Workers ---------------------------------------------------------------------------------
 
-    def open(self, poll: Poll, now: float) -> None:
-        """A worker waits for tasks."""
-        self._demand.open(poll, self._lines_of(poll.holder.tenant_id), now)
-
-    def close(self, poll: Poll) -> None:
-        """It waits no longer."""
-        self._demand.close(poll)
-
-    def left(self, poll: Poll) -> None:
-        """Its worker went away."""
-        self._demand.left(poll)
-
-    def know(self, tenant_id: int, offer: Offer, now: float) -> None:
-        """A worker that offers this is there, if only a busy one."""
-        self._demand.know(tenant_id, offer, self._lines_of(tenant_id), now)
-
-    def add_remote_node(
-        self, node: UUID, tenant_id: int, offer: Offer, now: float, ttl: float
-    ) -> None:
-        """A worker that offers this waits at another node."""
-        self._demand.add_remote_node(node, tenant_id, offer, self._lines_of(tenant_id), now, ttl)
-
-    def awaits(self, tenant_id: int, offer: Offer, now: float) -> bool:
-        """Whether tasks wait that such a worker could run, limits aside."""
-        stand = self._demand.know(tenant_id, offer, self._lines_of(tenant_id), now)
-        return stand.next_line() is not None
-
     def match(self, now: float, most: int) -> list[Entry]:
-        """Tasks that a waiting worker can run, each with the poll it was picked for; they count as
-        running from here on."""
-        for gone in self._demand.sweep(now):
-            for line in self._lines_of(gone.tenant_id):
-                if gone in line.stands:
-                    line.stands.remove(gone)
-                    line.review(now)
+        """Return tasks that a waiting worker can run, each with the poll it was picked for; they
+        count as running from here on."""
+        self.workers.sweep(now)
         picked: list[Entry] = []
-        for stand in self._demand.dirty():
-            self._serve(stand, now, most, picked)
+        for pool in self.workers.dirty():
+            self._serve(pool, now, most, picked)
             if len(picked) >= most:
-                self._demand.again(stand)
+                self.workers.mark_dirty(pool)
                 break
         return picked
 
-    def calls(self) -> list[RemoteDemand]:
-        """Whom to tell that tasks wait here for workers there."""
-        calls, self._calls = self._calls, []
-        return calls
-
     def dropped(self) -> list[Entry]:
-        """What expired in front of a worker since the last time: forgotten here already."""
+        """Return what expired in front of a worker since the last time: forgotten here already."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
-    def workers_for(self, row: TaskRow) -> tuple[bool, int]:
-        """Whether a worker is known that can run a task, and how many slots wait here for it."""
-        stands = self._demand.suiting(row.tenant_id, row.queue, row.capability)
-        return bool(stands), sum(stand.free for stand in stands)
-
-    def _serve(self, stand: WorkerPool, now: float, most: int, picked: list[Entry]) -> None:
-        tenant = self._tenants.get(stand.tenant_id)
+    def _serve(self, pool: WorkerPool, now: float, most: int, picked: list[Entry]) -> None:
+        tenant = self._tenants.get(pool.tenant_id)
         if tenant is None:
             return
         held_back: list[Group] = []
-        while len(picked) < most and stand.polls and (line := stand.next_line()) is not None:
-            assert isinstance(line, Group)
-            entry = self._hand_to_worker(tenant, stand, line, now)
+        while len(picked) < most and pool.polls and (group := pool.next_group()) is not None:
+            assert isinstance(group, Group)
+            entry = self._hand_to_worker(tenant, pool, group, now)
             if entry is not None:
                 picked.append(entry)
             else:
-                stand.leave_out(line)
-                held_back.append(line)
-        for line in held_back:
-            stand.line_up(line)
-        if stand.remote_nodes:
-            ready = (line for line in tenant.lines.values() if line in stand.ready)
-            waiting = sum(len(line) for line in ready if not line.closed())
-            self._calls.extend(self._demand.calls(stand, waiting, now))
+                pool.leave_out(group)
+                held_back.append(group)
+        for group in held_back:
+            pool.enqueue(group)
+        if pool.remote_nodes:
+            ready = (group for group in tenant.worker_groups.values() if group in pool.ready)
+            waiting = sum(len(group) for group in ready if not group.closed())
+            self.workers.demand_remotely(pool, waiting, now)
 
     def _hand_to_worker(
-        self, tenant: TenantShare, stand: WorkerPool, line: Group, now: float
+        self, tenant: TenantShare, pool: WorkerPool, group: Group, now: float
     ) -> Entry | None:
-        """The next task of a line for the next worker of a stand, if both are there."""
-        if line.closed():
+        """Return the next task of a group for the next worker of a pool, if both are there."""
+        if group.closed():
             return None
-        while (first := line.first()) is not None:
+        while (first := group.first()) is not None:
             if expired(first, now):
                 # Before a poll is touched: it would pay for it with a slot.
                 self.forget(first, now)
                 self._dropped.append(first)
                 continue
-            poll = self._demand.next_poll(stand, alone=line.alone)
+            poll = self.workers.next_poll(pool, alone=group.alone)
             if poll is None:
                 return None
-            entry = line.take()
-            key = entry.row.concurrency_key
-            self._leave_bucket(entry, line, now)
-            if key is not None and not tenant.keys[key].may_pass(entry):
-                tenant.keys[key].turned_back(entry)
+            entry = self._take_first(tenant, group, now)
+            if entry is None:
                 continue
             # Who must be alone gets the worker whole.
-            poll.free = 0 if line.alone else poll.free - 1
+            poll.free = 0 if group.alone else poll.free - 1
             poll.in_flight += 1
-            entry.poll, entry.taker = poll, LeaseHolder(poll.holder, line.alone)
-            self._let_pass(tenant, line, entry, now)
+            entry.poll, entry.holder = poll, LeaseHolder(poll.session, group.alone)
+            self._let_pass(tenant, group, entry, now)
             return entry
         return None
 
-    def _lines_of(self, tenant_id: int) -> Collection[Group]:
+    def _worker_groups(self, tenant_id: int) -> Collection[Group]:
         tenant = self._tenants.get(tenant_id)
-        return () if tenant is None else tenant.lines.values()
+        return () if tenant is None else tenant.worker_groups.values()
 
-    def _line_up(self, tenant: TenantShare, entry: Entry, now: float) -> None:
-        """A task competes from now on."""
+    def _add_ready(self, tenant: TenantShare, entry: Entry, now: float) -> None:
+        """Let a task compete from now on."""
         row = entry.row
         if not self._needs_worker(row.capability):
             tenant.group(entry, now).push(entry, now)
-            tenant.stuck = False
+            tenant.held_back = False
             return
         name = tenant.name_of(entry)
-        line = tenant.lines.get(name)
-        if line is None:
-            tenant.tidy()
-            line = Group(row.queue, row.capability, tenant.gate(row.partition), now)
-            line.stands = self._demand.suiting(row.tenant_id, row.queue, row.capability)
-            line.review(now)
-            tenant.lines[name] = line
-        line.push(entry, now)
-        self._demand.filled(line)
+        group = tenant.worker_groups.get(name)
+        if group is None:
+            tenant.drop_empty_groups()
+            group = Group(row.queue, row.capability, tenant.gate(row.partition), now)
+            group.pools = self.workers.pools_for(row.tenant_id, row.queue, row.capability)
+            group.review(now)
+            tenant.worker_groups[name] = group
+        group.push(entry, now)
+        self.workers.task_added(group)
 
     def _gate_turned(
         self, tenant_id: int, tenant: TenantShare, gate: RunningGate, now: float
     ) -> None:
-        """The gate opened or closed: lines behind it wait for something else now."""
-        for line in tenant.lines.values():
-            if line.gate is gate:
-                line.review(now)
-        self._demand.reopened(tenant_id)
+        """Review the groups behind a gate that opened or closed: they wait for something else
+        now."""
+        for group in tenant.worker_groups.values():
+            if group.gate is gate:
+                group.review(now)
+        self.workers.limit_lifted(tenant_id)
 
     def _count_waiting(self, tenant: TenantShare, entry: Entry, change: int) -> None:
         if self._needs_worker(entry.row.capability):
-            tenant.queued += change
+            tenant.waiting_for_workers += change
         else:
             tenant.waiting += change
 
     def _take_slot(self, tenant: TenantShare, task: CountedTask) -> None:
-        if task.taker is None and task.slot:
+        if task.holder is None and task.slot:
             tenant.running += 1
         else:
-            tenant.away += 1
-        if task.taker is not None:
-            self._demand.took(task.taker)
+            tenant.without_slot += 1
+        if task.holder is not None:
+            self.workers.add_lease(task.holder)
 
     # Details ---------------------------------------------------------------------------------
 
     def situation(
         self, row: TaskRow, entry: Entry | None, known: Situation | None = None
     ) -> Situation:
-        """What surrounds a task: for people who ask, not for the way of a task."""
+        """Return what surrounds a task: for people who ask, not for the way of a task."""
         tenant = self._tenants.get(row.tenant_id)
         limits = self._limits.get(row.tenant_id, UNKNOWN)
         known = known or Situation()
@@ -421,14 +371,20 @@ class FairQueue:
             best = self._best_group(tenant, now, accepts, slotless)
             if best is None:
                 return None
-            entry = best.take()
-            key = entry.row.concurrency_key
-            self._leave_bucket(entry, best, now)
-            if key is not None and not tenant.keys[key].may_pass(entry):
-                tenant.keys[key].turned_back(entry)
-                continue
-            self._let_pass(tenant, best, entry, now)
-            return entry
+            entry = self._take_first(tenant, best, now)
+            if entry is not None:
+                self._let_pass(tenant, best, entry, now)
+                return entry
+
+    def _take_first(self, tenant: TenantShare, group: Group, now: float) -> Entry | None:
+        """Take the first task of a group; None if its key has filled up, so that it waits again."""
+        entry = group.take()
+        key = entry.row.concurrency_key
+        self._leave_bucket(entry, group, now)
+        if key is not None and not tenant.keys[key].may_pass(entry):
+            tenant.keys[key].turned_back(entry)
+            return None
+        return entry
 
     def _let_pass(self, tenant: TenantShare, group: Group, entry: Entry, now: float) -> None:
         self._count_waiting(tenant, entry, -1)
@@ -437,7 +393,7 @@ class FairQueue:
         key = entry.row.concurrency_key
         if group.gate is not None and entry.slot:
             group.gate.running += 1
-            if tenant.queued and group.gate.running == group.gate.limit:
+            if tenant.waiting_for_workers and group.gate.running == group.gate.limit:
                 self._gate_turned(entry.row.tenant_id, tenant, group.gate, now)
         if key is not None:
             tenant.keys[key].passed(entry, lambda e: self._offer(tenant, e, now))
@@ -447,7 +403,7 @@ class FairQueue:
     ) -> Group | None:
         best: Group | None = None
         earliest = float("inf")
-        tenant.stuck = True
+        tenant.held_back = True
         for group in tenant.groups.values():
             first = group.first()
             if first is None:
@@ -455,7 +411,7 @@ class FairQueue:
             closed = group.closed()
             if closed is None:
                 # Whether somebody can run it may change without a word to us; a gate never does.
-                tenant.stuck = False
+                tenant.held_back = False
                 if not accepts(group.capability):
                     closed = Cause.NO_WORKER
             group.bucket.switch(closed or Cause.FAIR_SHARE, now)
@@ -471,10 +427,10 @@ class FairQueue:
         entry.entered, entry.ready_at = None, now
 
     def _offer(self, tenant: TenantShare, entry: Entry, now: float) -> None:
-        """A task passed its key and competes now: what it waited so far was for the key."""
+        """Let a task compete that passed its key: what it waited so far was for the key."""
         if now > entry.ready_at:
             entry.add_wait(Cause.CONCURRENCY_KEY, now - entry.ready_at)
-        self._line_up(tenant, entry, now)
+        self._add_ready(tenant, entry, now)
 
     def _tenant(self, tenant_id: int) -> TenantShare:
         tenant = self._tenants.get(tenant_id)
@@ -491,7 +447,7 @@ class FairQueue:
             gate = tenant.keys[key] = KeyGate()
         return gate
 
-    def _tidy(self, tenant: TenantShare, key: str | None) -> None:
+    def _drop_idle_key(self, tenant: TenantShare, key: str | None) -> None:
         if key is not None and key in tenant.keys and tenant.keys[key].idle:
             del tenant.keys[key]
 
@@ -500,6 +456,6 @@ def _place(tenant: TenantShare, key: KeyGate | None, entry: Entry) -> int | None
     behind_key = key.place_of(entry) if key is not None else None
     if behind_key is not None:
         return behind_key
-    everywhere = chain(tenant.groups.values(), tenant.lines.values())
+    everywhere = chain(tenant.groups.values(), tenant.worker_groups.values())
     places = (group.place_of(entry) for group in everywhere)
     return next((place for place in places if place is not None), None)

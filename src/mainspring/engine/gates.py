@@ -43,7 +43,7 @@ class Turns:
         return heappop(self._heap)[2]
 
     def place_of(self, entry: Entry) -> int | None:
-        """Which turn a waiting task has, counted from 1; None when it is not in there."""
+        """Return the turn of a waiting task, counted from 1; None when it is not in there."""
         ready = [(deadline, turn, e) for deadline, turn, e in self._heap if e.phase is Phase.READY]
         mine = next(((deadline, turn) for deadline, turn, e in ready if e is entry), None)
         if mine is None:
@@ -82,7 +82,7 @@ class KeyGate:
         return self.running == 0 and not self._lines
 
     def join(self, entry: Entry, compete: Compete) -> None:
-        """A task is due: it waits in its line, and competes if it is the first there."""
+        """Let a due task wait in its line, or compete if it is the first there."""
         line = self._lines.get(entry.line)
         if line is None:
             line = self._lines[entry.line] = _KeyLine()
@@ -94,13 +94,13 @@ class KeyGate:
         return limit is None or self.running < limit
 
     def turned_back(self, entry: Entry) -> None:
-        """The competing task of a line was about to be picked, but the key had filled up."""
+        """Take back the competing task of a line: the key had filled up."""
         line = self._lines[entry.line]
         line.competing = None
         line.wait(entry)
 
     def forget(self, entry: Entry, compete: Compete) -> None:
-        """A waiting task is gone: if it was competing, the next of its line may."""
+        """Drop a waiting task: if it was competing, the next of its line may."""
         line = self._lines.get(entry.line)
         if line is not None:
             if line.competing is entry:
@@ -108,7 +108,7 @@ class KeyGate:
             self._advance(entry.line, line, compete)
 
     def place_of(self, entry: Entry) -> int | None:
-        """Which turn a task has in its line; None when it competes already, or is not here."""
+        """Return the turn of a task in its line; None when it competes already, or is not here."""
         line = self._lines.get(entry.line)
         place = line.place_of(entry) if line is not None else None
         if line is None or place is None:
@@ -116,14 +116,14 @@ class KeyGate:
         return place + (line.competing is not None)
 
     def passed(self, entry: Entry, compete: Compete) -> None:
-        """The competing task of a line was picked."""
+        """Count the competing task of a line, which was picked."""
         self.running += 1
         line = self._lines[entry.line]
         line.competing = None
         self._advance(entry.line, line, compete)
 
     def __iter__(self) -> Iterator[Entry]:
-        """Who waits for the key, and does not compete."""
+        """Iterate over what waits for the key, and does not compete."""
         return (entry for line in self._lines.values() for entry in line)
 
     def clear(self) -> None:
@@ -131,7 +131,7 @@ class KeyGate:
         self._lines.clear()
 
     def freed(self, compete: Compete) -> None:
-        """A running task under this key is over."""
+        """Stop counting a running task under this key."""
         self.running -= 1
         for name, line in list(self._lines.items()):
             self._advance(name, line, compete)

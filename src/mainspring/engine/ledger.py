@@ -37,7 +37,7 @@ class Bucket:
         return self._cause
 
     def switch(self, cause: Cause, now: float) -> None:
-        """From now on the tasks here wait for something else."""
+        """Change what the tasks here wait for."""
         if cause is not self._cause:
             self._totals = self._up_to(now)
             self._cause, self._since = cause, now
@@ -46,7 +46,7 @@ class Bucket:
         return Stamp(self._totals, self._cause, now - self._since, now)
 
     def leave(self, stamp: Stamp, now: float) -> dict[Cause, float]:
-        """What a task that entered with this stamp has waited for."""
+        """Return what a task that entered with this stamp has waited for."""
         if self._totals is stamp.totals:
             return {self._cause: now - stamp.at} if now > stamp.at else {}
         waited = dict(self._up_to(now))

@@ -14,7 +14,7 @@ _FEW = 64
 class Group(Turns):
     """The due tasks of one line behind the same running gate: a ledger bucket."""
 
-    __slots__ = ("alone", "bucket", "capability", "gate", "queue", "stands")
+    __slots__ = ("alone", "bucket", "capability", "gate", "pools", "queue")
 
     def __init__(self, queue: str, capability: str, gate: RunningGate | None, now: float) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Group(Turns):
         self.capability = capability
         self.gate = gate
         self.bucket = Bucket(Cause.FAIR_SHARE, now)
-        self.stands: list[WorkerPool] = []
+        self.pools: list[WorkerPool] = []
         """For tasks of workers: the kinds of workers that can run them."""
         self.alone = need_of(capability).alone
 
@@ -33,7 +33,7 @@ class Group(Turns):
     def review(self, now: float) -> None:
         """Of tasks for workers: what do they wait for now?"""
         self.bucket.switch(
-            self.closed() or (Cause.FAIR_SHARE if self.stands else Cause.NO_WORKER), now
+            self.closed() or (Cause.FAIR_SHARE if self.pools else Cause.NO_WORKER), now
         )
 
     def push(self, entry: Entry, now: float) -> None:
@@ -45,8 +45,18 @@ class TenantShare:
     """One tenant's share and its due tasks."""
 
     __slots__ = (
-        "_tidied", "away", "gates", "groups", "keys", "limits", "lines", "queued", "running",
-        "served", "stuck", "waiting",
+        "_groups_kept",
+        "gates",
+        "groups",
+        "held_back",
+        "keys",
+        "limits",
+        "running",
+        "served",
+        "waiting",
+        "waiting_for_workers",
+        "without_slot",
+        "worker_groups",
     )  # fmt: skip
 
     def __init__(self, limits: TenantLimits) -> None:
@@ -54,18 +64,18 @@ class TenantShare:
         self.running = 0
         self.served = 0
         self.waiting = 0
-        self.away = 0
+        self.without_slot = 0
         """What runs at workers, or takes no slot: it does not count for the node's slots."""
-        self.queued = 0
+        self.waiting_for_workers = 0
         """What waits for workers."""
         self.groups: dict[tuple[int, str, str], Group] = {}
-        self.lines: dict[tuple[int, str, str], Group] = {}
+        self.worker_groups: dict[tuple[int, str, str], Group] = {}
         self.gates: dict[int, RunningGate] = {}
         self.keys: dict[str, KeyGate] = {}
-        self.stuck = False
+        self.held_back = False
         """Whether the gates held all back when last looked, and nothing has changed since."""
-        self._tidied = 0
-        """How many groups and lines there were when the empty ones were last dropped."""
+        self._groups_kept = 0
+        """How many groups there were when the empty ones were last dropped."""
 
     @property
     def share(self) -> float:
@@ -82,7 +92,7 @@ class TenantShare:
 
     @property
     def idle(self) -> bool:
-        return not (self.running or self.waiting or self.away or self.queued)
+        return not (self.running or self.waiting or self.without_slot or self.waiting_for_workers)
 
     def name_of(self, entry: Entry) -> tuple[int, str, str]:
         # Only a limited tenant needs its partitions apart: each has a gate of its own.
@@ -93,28 +103,27 @@ class TenantShare:
         """The group or line of a task, if there is one."""
         name = self.name_of(entry)
         group = self.groups.get(name)
-        return self.lines.get(name) if group is None else group
+        return self.worker_groups.get(name) if group is None else group
 
     def group(self, entry: Entry, now: float) -> Group:
         name = self.name_of(entry)
         group = self.groups.get(name)
         if group is None:
-            self.tidy()
+            self.drop_empty_groups()
             gate = self.gate(entry.row.partition)
             if gate is not None and not entry.slot:
                 gate = RunningGate(gate.limit)  # nobody counts there: it tells a limit of 0
             group = self.groups[name] = Group(entry.row.queue, entry.row.capability, gate, now)
         return group
 
-    def tidy(self) -> None:
-        """Another group or line is about to be made. The names of queues are free: once there are
-        twice as many as were in use, the empty ones go. Those in steady use are not made anew
-        with each task."""
-        if len(self.groups) + len(self.lines) < max(_FEW, 2 * self._tidied):
+    def drop_empty_groups(self) -> None:
+        """Make room for another group. The names of queues are free: once there are twice as many
+        as were in use, the empty ones go. Those in steady use are not made anew with each task."""
+        if len(self.groups) + len(self.worker_groups) < max(_FEW, 2 * self._groups_kept):
             return
-        for kept in (self.groups, self.lines):
+        for kept in (self.groups, self.worker_groups):
             for name in [name for name, group in kept.items() if group.first() is None]:
                 empty = kept.pop(name)
-                for stand in empty.stands:
-                    stand.ready.pop(empty, None)
-        self._tidied = len(self.groups) + len(self.lines)
+                for pool in empty.pools:
+                    pool.ready.pop(empty, None)
+        self._groups_kept = len(self.groups) + len(self.worker_groups)

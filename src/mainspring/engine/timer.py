@@ -21,16 +21,16 @@ class Timer(Generic[T]):
         heappush(self._heap, (at, self._sequence, value))
 
     def pop_due(self, now: float) -> list[T]:
-        """Everything whose time has come, earliest first."""
+        """Take everything whose time has come, earliest first."""
         due = []
         while self._heap and self._heap[0][0] <= now:
             due.append(heappop(self._heap)[2])
         return due
 
     def pop_one(self, now: float) -> T | None:
-        """The earliest whose time has come, if there is one."""
+        """Take the earliest whose time has come, if there is one."""
         return heappop(self._heap)[2] if self._heap and self._heap[0][0] <= now else None
 
     def next_at(self) -> float | None:
-        """When to look again."""
+        """Return when to look again."""
         return self._heap[0][0] if self._heap else None

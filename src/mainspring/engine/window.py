@@ -1,5 +1,5 @@
-"""What an owner holds in memory: metadata of near tasks, capped, so that memory does not grow with
-the backlog.
+"""The window: metadata of near tasks that an owner holds in memory, capped, so that memory does not
+grow with the backlog.
 
 Tasks that differ only in their due time form a stream. The window holds the front of each: what is
 due before everything that was turned away. A stream has room for `stream_cap` tasks; a tenant with
@@ -15,6 +15,7 @@ from uuid import UUID
 
 from mainspring.domain.rows import StreamKey, TaskRow, stream_of
 from mainspring.engine.entry import Entry, Phase
+from mainspring.engine.gates import expired
 
 _FEWEST = 4
 """However many streams there are: asking for each task apart would take a round trip per task."""
@@ -38,8 +39,8 @@ _Key = tuple[int, int, str | None, str | None, str | None, int | None]
 """A StreamKey, or what equals one: making one for every look-up would cost more than looking."""
 
 
-class _Shelf:
-    """A place for so many, and whether there is more that it had to turn away."""
+class _Limited:
+    """A limited number of things, and whether more had to be turned away."""
 
     __slots__ = ("key", "loading", "turned_away")
     held: Collection[object]
@@ -69,7 +70,7 @@ class _Shelf:
         self.turned_away = due if self.turned_away is None else min(due, self.turned_away)
 
 
-class _TenantWindow(_Shelf):
+class _TenantWindow(_Limited):
     """The streams of one tenant in one partition."""
 
     __slots__ = ("_cap", "held", "share")
@@ -97,7 +98,7 @@ class _TenantWindow(_Shelf):
         self.share = max(_FEWEST, self._cap // max(1, len(self.held)))
 
 
-class _Stream(_Shelf):
+class _Stream(_Limited):
     """The tasks of one stream."""
 
     __slots__ = ("_most", "held", "tenant")
@@ -117,7 +118,8 @@ class _Stream(_Shelf):
         return self.turned_away is not None and due >= self.turned_away
 
     def last(self) -> Entry | None:
-        """Who would have to make room for an earlier one: the last that is not on its way."""
+        """Return the one that would have to make room for an earlier one: the last that is not on
+        its way."""
         waiting = (entry for entry in self.held.values() if entry.phase is not Phase.CLAIMING)
         return max(waiting, key=lambda entry: entry.row.due, default=None)
 
@@ -131,7 +133,7 @@ class Window:
         self._entries: dict[UUID, Entry] = {}
         self._streams: dict[_Key, _Stream] = {}
         self._tenants: dict[tuple[int, int], _TenantWindow] = {}
-        self._hungry: dict[_Shelf, None] = {}  # a set that keeps its order
+        self._low: dict[_Limited, None] = {}  # a set that keeps its order
         self._displaced: list[Entry] = []
 
     def __len__(self) -> int:
@@ -142,6 +144,17 @@ class Window:
 
     def get(self, task_id: UUID) -> Entry | None:
         return self._entries.get(task_id)
+
+    def is_claiming(self, task_id: UUID) -> bool:
+        """Whether a claim of the task is on its way to the database, or back."""
+        entry = self._entries.get(task_id)
+        return entry is not None and entry.phase is Phase.CLAIMING
+
+    def expired_in(self, partitions: Collection[int], now: float) -> list[tuple[int, UUID]]:
+        """Return what waits in partitions though its time is over, for comparing with the
+        database."""
+        rows = (e.row for e in self if e.row.partition in partitions and expired(e, now))
+        return [(row.tenant_id, row.id) for row in rows]
 
     def admit(self, row: TaskRow, deadline: float) -> Entry | None:
         """Take a task in, or turn it away when there is no room: then it will be loaded later."""
@@ -156,12 +169,12 @@ class Window:
             stream.turn_away(row.due)
             return None
         entry = Entry(row, stream.key, deadline)
-        entry.crowded = stream.loading or stream.tenant.loading
+        entry.was_turned_away = stream.loading or stream.tenant.loading
         self._entries[row.id] = stream.held[row.id] = entry
         return entry
 
     def displaced(self) -> list[Entry]:
-        """What had to make room since the last time: removed here already."""
+        """Return what had to make room since the last time: it is removed here already."""
         displaced, self._displaced = self._displaced, []
         return displaced
 
@@ -176,73 +189,72 @@ class Window:
         self._displaced.append(last)
         return True
 
-    def crowded(self, row: TaskRow) -> bool:
+    def turned_away(self, row: TaskRow) -> bool:
         """Whether tasks like this one had to be turned away."""
-        shelves = (
+        both = (
             self._streams.get(stream_of(row)),
             self._tenants.get((row.partition, row.tenant_id)),
         )
         return any(
-            shelf is not None and (shelf.loading or shelf.turned_away is not None)
-            for shelf in shelves
+            found is not None and (found.loading or found.turned_away is not None) for found in both
         )
 
     def remove(self, entry: Entry) -> None:
-        """Let a task go; that may make its stream, or its tenant, hungry."""
+        """Let a task go; its stream, or its tenant, may run low by that."""
         del self._entries[entry.row.id]
         stream = self._streams[entry.stream]
         del stream.held[entry.row.id]
         self._review(stream)
 
     def remove_partitions(self, partitions: Collection[int]) -> list[Entry]:
-        """Let everything of some partitions go; answers what was there."""
+        """Remove everything of some partitions, and return it."""
         gone = [entry for entry in self if entry.row.partition in partitions]
         for entry in gone:
             del self._entries[entry.row.id]
         for stream in [s for s in self._streams.values() if s.key.partition in partitions]:
             del self._streams[stream.key]
-            self._hungry.pop(stream, None)
+            self._low.pop(stream, None)
         for tenant in [t for t in self._tenants.values() if t.key.partition in partitions]:
             del self._tenants[tenant.key.partition, tenant.key.tenant_id]
-            self._hungry.pop(tenant, None)
+            self._low.pop(tenant, None)
         return gone
 
     @property
     def wants_more(self) -> bool:
-        return bool(self._hungry)
+        return bool(self._low)
 
     def refills(self) -> list[Refill]:
-        """What to load now. Each must be answered by `refilled` or `not_refilled`."""
+        """Return what to load now. Each must be ended by `refilled` or `not_refilled`."""
         wanted = []
-        for shelf in self._hungry:
-            if not shelf.wants_more:
+        for found in self._low:
+            if not found.wants_more:
                 continue  # it was filled by other ways meanwhile; what it turned away is remembered
-            assert shelf.turned_away is not None
-            known = set(shelf.held) if isinstance(shelf, _Stream) else set[UUID]()
-            room = shelf.cap - len(shelf.held)
-            wanted.append(Refill(shelf.key, shelf.turned_away, known, room))
-            shelf.turned_away, shelf.loading = None, True
-        self._hungry.clear()
+            assert found.turned_away is not None
+            known = set(found.held) if isinstance(found, _Stream) else set[UUID]()
+            room = found.cap - len(found.held)
+            wanted.append(Refill(found.key, found.turned_away, known, room))
+            found.turned_away, found.loading = None, True
+        self._low.clear()
         return wanted
 
     def refilled(self, refill: Refill, rows: Sequence[TaskRow]) -> None:
         """A refill was loaded, and its rows were offered to `admit` already."""
-        shelf = self._shelf(refill.stream)
-        if shelf is None:
+        found = self._find(refill.stream)
+        if found is None:
             return
-        shelf.loading = False
-        if len(rows) == refill.limit and isinstance(shelf, _Stream):
-            shelf.turn_away(rows[-1].due)
-        self._review(shelf)
+        found.loading = False
+        if len(rows) == refill.limit and isinstance(found, _Stream):
+            found.turn_away(rows[-1].due)
+        self._review(found)
 
     def not_refilled(self, refill: Refill) -> None:
         """A refill failed: ask again."""
-        shelf = self._shelf(refill.stream)
-        if shelf is None:
+        found = self._find(refill.stream)
+        if found is None:
             return
-        shelf.loading = False
-        shelf.turn_away(refill.since)
-        self._review(shelf)
+        found.loading = False
+        found.turn_away(refill.since)
+        self._review(found)
 
     def _open(self, row: TaskRow) -> _Stream | None:
         """Make room for a stream, unless its tenant has too many."""
@@ -259,22 +271,22 @@ class Window:
         stream = self._streams[key] = _Stream(key, self._stream_cap, tenant)
         return stream
 
-    def _shelf(self, key: StreamKey) -> _Shelf | None:
+    def _find(self, key: StreamKey) -> _Limited | None:
         if key.queue is None:
             return self._tenants.get((key.partition, key.tenant_id))
         return self._streams.get(key)
 
-    def _review(self, shelf: _Shelf) -> None:
-        if shelf.wants_more:
-            self._hungry[shelf] = None
-        elif shelf.unused:
-            self._close(shelf)
+    def _review(self, found: _Limited) -> None:
+        if found.wants_more:
+            self._low[found] = None
+        elif found.unused:
+            self._close(found)
 
-    def _close(self, shelf: _Shelf) -> None:
-        key = shelf.key
-        if isinstance(shelf, _Stream):
+    def _close(self, found: _Limited) -> None:
+        key = found.key
+        if isinstance(found, _Stream):
             del self._streams[key]
-            shelf.tenant.closed(key)
-            self._review(shelf.tenant)
+            found.tenant.closed(key)
+            self._review(found.tenant)
         else:
             del self._tenants[key.partition, key.tenant_id]

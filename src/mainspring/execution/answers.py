@@ -15,7 +15,7 @@ from mainspring.domain.execution import Outcome, TaskError
 from mainspring.execution.transfers import TransferReply
 
 LONGEST_WAIT = 30 * 86400.0
-"""No receiver is believed that asks for more patience than this."""
+"""The longest delay that a receiver may ask for."""
 
 _RETRIED = frozenset({408, 425, 429})
 _OF_INTEREST = {
@@ -31,7 +31,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class ResponseVerdict(NamedTuple):
-    """What a reply makes of a try."""
+    """Return the outcome that a reply means."""
 
     outcome: Outcome
     error: TaskError | None

@@ -11,12 +11,7 @@ from uuid import UUID
 import msgspec
 
 from mainspring.clock import Clock, StartTime
-from mainspring.domain.execution import (
-    Execution,
-    Outcome,
-    Report,
-    TaskError,
-)
+from mainspring.domain.execution import Execution, Outcome, Report, TaskError
 from mainspring.domain.task import BUILT_IN_HANDLERS, RUN_WORKFLOW
 from mainspring.execution.port import ReportSink
 

@@ -48,7 +48,7 @@ def build(
 
 
 def _theirs(theirs: Mapping[str, str], user_agent: str) -> list[bytes]:
-    """What the user gave, and what it lacks."""
+    """Return what the user gave, and what it lacks."""
     given = {name.lower() for name in theirs}
     lines = [_line(name, value) for name, value in theirs.items()]
     if "content-type" not in given:

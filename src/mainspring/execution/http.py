@@ -14,13 +14,7 @@ from uuid import UUID
 import structlog
 
 from mainspring.clock import Clock, StartTime, monotonic
-from mainspring.domain.execution import (
-    Execution,
-    Outcome,
-    Report,
-    TaskError,
-    not_started,
-)
+from mainspring.domain.execution import Execution, Outcome, Report, TaskError, not_started
 from mainspring.domain.urls import host_problem
 from mainspring.domain.webhook import WebhookProfile
 from mainspring.errors import MainspringError
@@ -29,12 +23,7 @@ from mainspring.execution.guard import CallOrigin, EgressRules, origin_of
 from mainspring.execution.port import ReportSink
 from mainspring.execution.send_queues import Caps, Lanes
 from mainspring.execution.sender import LoopSender, Sender, ThreadSender
-from mainspring.execution.transfers import (
-    Key,
-    SenderSettings,
-    TransferReply,
-    TransferRequest,
-)
+from mainspring.execution.transfers import Key, SenderSettings, TransferReply, TransferRequest
 from mainspring.observe.metrics import Metrics
 
 log = structlog.get_logger()
@@ -263,7 +252,7 @@ class HttpExecutor:
             task.add_done_callback(self._reading.discard)
 
     async def _read_profile(self, tenant_id: int) -> None:
-        """Until it is read: sending unsigned, or past a tenant's own rules, is no way out."""
+        """Wait until it is read: sending unsigned, or past a tenant's own rules, is no way out."""
         while True:
             asked_at = monotonic()
             try:
@@ -301,7 +290,7 @@ class HttpExecutor:
             self._hand_in(broken)
 
     def _send(self, sender: Sender, tries: Sequence[_HttpExecution]) -> list[Report]:
-        """Answers what cannot be sent by a mistake of ours; the others may be anybody's, and go."""
+        """Answer requests that cannot be sent by a mistake of ours; the others go."""
         now, requests, broken = self._clock.now(), list[TransferRequest](), list[Report]()
         for each in tries:
             try:

@@ -22,8 +22,8 @@ class Executor(Protocol):
         ...
 
     def room(self) -> int | None:
-        """How many more tasks that need no slot it takes in; None: that is not for it to say. What
-        it is given beyond that it runs all the same."""
+        """Return how many more tasks that need no slot it takes in; None: that is not for it to
+        say. What it is given beyond that it runs all the same."""
         ...
 
     def start(self, executions: Sequence[Execution]) -> None: ...
@@ -37,7 +37,8 @@ class Executor(Protocol):
         ...
 
     def holds_back(self, task_id: UUID, fence: int) -> str | None:
-        """What a try waits for that was started and is not under way yet; None: it waits not."""
+        """Return what a try waits for that was started and is not under way yet; None: it waits
+        not."""
         ...
 
     async def stop(self, grace: float) -> None:

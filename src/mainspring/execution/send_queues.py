@@ -57,8 +57,8 @@ class Lanes(Generic[T]):
         return self._in_flight
 
     def place(self, tenant_id: int, origin: CallOrigin, item: T) -> tuple[int, int] | None:
-        """How many of its lane go before something that waits, and how many are in flight there;
-        None when it does not wait."""
+        """Return how many of its lane go before something that waits, and how many are in flight
+        there; None when it does not wait."""
         tenant = self._tenants.get(tenant_id)
         lane = tenant.lanes.get(origin) if tenant else None
         if lane is None or item not in lane.waiting:

@@ -1,4 +1,4 @@
-"""Who drives libcurl: a thread for HTTPS, the event loop itself for plain HTTP.
+"""The driver of libcurl: a thread for HTTPS, the event loop itself for plain HTTP.
 
 The work of TLS needs no interpreter, so it goes on beside the engine in a thread of its own:
 requests come in through a deque, replies go out to the event loop together, one wake-up each way.

@@ -53,14 +53,15 @@ def format_secret(key: SigningKey) -> str:
 
 
 def public_key(key: SigningKey) -> str | None:
-    """What a receiver needs to verify an ed25519 signature; an HMAC secret has no public half."""
+    """Return what a receiver needs to verify an ed25519 signature; an HMAC secret has no public
+    half."""
     if key.kind == "hmac":
         return None
     return _PUBLIC + b64encode(_private(key.secret).public_key().public_bytes_raw()).decode()
 
 
 def secret_size(kind: KeyKind) -> int:
-    """How many random bytes a new secret of this kind has."""
+    """Return how many random bytes a new secret of this kind has."""
     return 32 if kind == "hmac" else _SEED_SIZE
 
 

@@ -48,7 +48,7 @@ class TransferRequest(NamedTuple):
 
 
 class TransferReply(NamedTuple):
-    """What came of a request: a status and an answer, or a trouble and a sentence about it."""
+    """The result of a request: a status and an answer, or a trouble and a sentence about it."""
 
     key: Key
     status: int
@@ -102,7 +102,7 @@ class Transfers:
         self._work(self._poll.wait(0, most), self.rest())
 
     def rest(self) -> float | None:
-        """So many seconds until libcurl has something to do even if nothing arrives."""
+        """Return the seconds until libcurl has something to do even if nothing arrives."""
         # Asked for, not told: each callback would have to wait for the interpreter.
         milliseconds = self._multi.timeout()
         return None if milliseconds < 0 else milliseconds / 1000
@@ -144,7 +144,7 @@ class Transfers:
             self._ended.append(TransferReply(key, 0, [], b"", False, "cancelled"))
 
     def collect(self) -> list[TransferReply]:
-        """What has ended since the last call."""
+        """Return what has ended since the last call."""
         queued = 1
         while queued:
             queued, succeeded, failed = self._multi.info_read()

@@ -74,8 +74,8 @@ def _end_of(output: IO[bytes]) -> str:
 
 @cache
 def _dies_with_us() -> tuple[str, ...]:
-    """What to put before a command so that the system kills it with this process; nothing where the
-    system cannot."""
+    """Return what to put before a command so that the system kills it with this process; nothing
+    where the system cannot."""
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         return ()

@@ -8,7 +8,8 @@ import structlog
 
 from mainspring.domain.placement import Ownership
 from mainspring.errors import StoreUnavailable
-from mainspring.node.recorder import Recorder
+from mainspring.node.announcer import Announcer
+from mainspring.node.retrying import repeat, write_in_parts
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import REFUSED
@@ -24,55 +25,57 @@ class Deadlines:
     """Looks every second; an index says what is due, so that looking costs next to nothing."""
 
     def __init__(
-        self, state: NodeState, steps: StepOutcomes, recorder: Recorder, metrics: Metrics
+        self, state: NodeState, steps: StepOutcomes, announcer: Announcer, metrics: Metrics
     ) -> None:
         self._state = state
         self._steps = steps
-        self._recorder = recorder
+        self._announcer = announcer
         self._metrics = metrics
 
     async def run(self) -> None:
-        while True:
-            try:
-                await self._turn()
-            except StoreUnavailable as problem:
-                self._metrics.database_errors.inc()
-                # It may have been written all the same, and released something.
-                self._state.mark_stale(self._state.engine.partitions)
-                log.warning("deadlines wait", action="deadline.failed", problem=str(problem))
-            await asyncio.sleep(_EVERY)
+        await repeat(
+            self._turn, self._metrics, "deadlines wait", action="deadline.failed", pause=_EVERY
+        )
 
     async def _turn(self) -> None:
         ownership = self._state.ownership()
-        if not ownership.partitions:
-            return
+        if ownership.partitions:
+            try:
+                await self._end_overdue(ownership)
+            except StoreUnavailable:
+                # It may have been written all the same, and released something.
+                self._state.mark_stale(self._state.engine.partitions)
+                raise
+        await asyncio.sleep(_EVERY)
+
+    async def _end_overdue(self, ownership: Ownership) -> None:
         await self._expire(ownership, await self._steps.expiring(ownership))
         for tenant_id, run_id in await self._steps.overdue(ownership):
             now = self._state.clock.now()
             try:
                 moved = await self._steps.stop(ownership, tenant_id, run_id, "deadline", now)
             except REFUSED:
-                _tell(run_id)
+                _log_refused(run_id)
             else:
-                self._recorder.moved(moved)
+                self._announcer.announce_runs(moved)
 
     async def _expire(self, ownership: Ownership, leaving: Sequence[Ended]) -> None:
-        """All at once; if that is refused, run by run: one bad run must not hold up the others."""
-        try:
-            moved = await self._steps.expire(ownership, leaving, self._state.clock.now())
-        except REFUSED:
-            runs: dict[UUID, list[Ended]] = {}
-            for end in leaving:
-                runs.setdefault(end.run_id, []).append(end)
-            if len(runs) == 1:
-                _tell(leaving[0].run_id)
-                return
-            for of_run in runs.values():
-                await self._expire(ownership, of_run)
-        else:
-            self._recorder.moved(moved)
+        """Expire steps; all those of a run together."""
+        runs: dict[UUID, list[Ended]] = {}
+        for end in leaving:
+            runs.setdefault(end.run_id, []).append(end)
+
+        async def write(part: Sequence[list[Ended]]) -> None:
+            ends = [end for of_run in part for end in of_run]
+            moved = await self._steps.expire(ownership, ends, self._state.clock.now())
+            self._announcer.announce_runs(moved)
+
+        async def refused(of_run: list[Ended], _error: Exception) -> None:
+            _log_refused(of_run[0].run_id)
+
+        await write_in_parts(list(runs.values()), write, refused)
 
 
-def _tell(run_id: UUID) -> None:
+def _log_refused(run_id: UUID) -> None:
     """Within an except: this run stays as it is."""
     log.exception("a run cannot be ended", action="deadline.refused", run=str(run_id))

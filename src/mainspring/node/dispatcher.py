@@ -1,17 +1,8 @@
 """The dispatcher: claims what the engine picks and hands it to executors; keeps leases alive."""
 
 import asyncio
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from heapq import nsmallest
 from typing import Protocol
 from uuid import UUID
 
@@ -20,32 +11,22 @@ import structlog
 from mainspring import crash
 from mainspring.config import Config
 from mainspring.domain.capability import takes_slot
-from mainspring.domain.execution import (
-    Execution,
-    cannot_be_read,
-    not_started,
-    released,
-)
+from mainspring.domain.execution import Execution, cannot_be_read, not_started, released
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.demand import WorkerSession, lease_holder_of
 from mainspring.engine.entry import Entry
-from mainspring.engine.leases import HeldLease, RunningTask
-from mainspring.errors import StoreUnavailable
+from mainspring.engine.leases import HeldLease
+from mainspring.engine.running import RunningTask
+from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import BackgroundTasks
+from mainspring.node.eager_leases import EagerLeases
 from mainspring.node.lease_maintenance import LeaseMaintenance
 from mainspring.node.recorder import Recorder
-from mainspring.node.retrying import until_answered, until_sent
+from mainspring.node.retrying import until_answered, wait_at_most
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import EngineStore, TaskRef
-from mainspring.store.creation import (
-    NO_EAGER_LEASE,
-    EagerLeaseOffer,
-    NewTask,
-    started_task,
-)
-from mainspring.store.step_rows import NO_STEP_LEASES, StepLeaseOffer
 
 log = structlog.get_logger()
 
@@ -53,13 +34,6 @@ _LONGEST_SLEEP = 1.0
 _CLAIMS_IN_FLIGHT = 2
 # How long a task rests that the database refused to start: it is not due there yet, or changed.
 _REST = 0.01
-_CLOCK_ERROR = 0.01
-# Of one transaction; enough for a fan-out that is not shared among the nodes.
-_MOST_RELAYED = 64
-
-
-Begun = tuple[TaskRow, Execution]
-"""A task that was leased in the statement that created or released it."""
 
 
 class WorkerLeases(Protocol):
@@ -69,7 +43,7 @@ class WorkerLeases(Protocol):
 
     def hand_out(self, picked: Sequence[Entry], executions: Sequence[Execution]) -> None: ...
 
-    def call_others(self) -> None:
+    def tell_remote_nodes(self) -> None:
         """Tell nodes whose workers could run what waits here."""
         ...
 
@@ -93,8 +67,9 @@ class _ClaimQueue:
 
 
 class Dispatcher:
-    """Wakes up when something is due or somebody pokes, and never waits for the database itself:
-    every statement runs in a task of its own, few at a time, so that batches form by themselves."""
+    """Claims whenever something is due or a dispatch is requested, and never waits for the
+    database: every statement runs in a task of its own, few at a time, so that batches form by
+    themselves."""
 
     def __init__(
         self,
@@ -113,29 +88,31 @@ class Dispatcher:
         self._own = _ClaimQueue(self._lease, self._hand_out)
         self._for_workers: _ClaimQueue | None = None
         self._lease_service: WorkerLeases | None = None
-        self._doubted: dict[str, dict[UUID, NewTask]] = {}
-        """New tasks of which nobody knows yet whether they were leased, by the worker they would
-        be leased to; their slots are kept."""
-        self._looking: asyncio.Task[None] | None = None
         self._background_tasks = BackgroundTasks(of="dispatch")
         self._upkeep = LeaseMaintenance(config, state, store, recorder, metrics, self)
-        self._closed = False
-        recorder.relay_to(self)
+        self.closed = False
+        self.eager_leases = EagerLeases(config, state, store, metrics, self)
+        recorder.eager_leases = self.eager_leases
 
     def add_executor(self, executor: Executor) -> None:
         self._executors.append(executor)
 
     def serve_workers(self, lease_service: WorkerLeases) -> None:
-        """Claim for workers too, and give to this desk what came of it."""
+        """Claim for workers too, and let this service hand out what was claimed."""
         self._lease_service = lease_service
         self._for_workers = _ClaimQueue(lease_service.claim, lease_service.hand_out)
 
     @property
     def free_slots(self) -> int:
-        return self._config.slots - self._state.engine.slots_held - self._own.tasks
+        return (
+            self._config.slots
+            - self._state.engine.leases.slots
+            - self._own.tasks
+            - self.eager_leases.reserved
+        )
 
     def room_for(self, row: TaskRow) -> int:
-        """How many tasks that need the same could be started here now."""
+        """Return how many tasks that need the same could be started here now."""
         runs = None if takes_slot(row.capability) else self._free_runs
         return self.free_slots if runs is None else min(runs, self.free_slots)
 
@@ -148,114 +125,11 @@ class Dispatcher:
 
     def can_run(self, row: TaskRow) -> bool:
         """Whether something here can run a task."""
-        return self._accepts(row.capability)
-
-    def offer_step_leases(self) -> StepLeaseOffer:
-        """How many steps may be leased as they are released, without queueing: only of the slots
-        beyond the half that nobody uses, so that nobody has to wait for one because of it."""
-        most = min(_MOST_RELAYED, self._spare_slots)
-        if most <= 0:
-            return NO_STEP_LEASES
-        self._own.tasks += most
-        return StepLeaseOffer(most, self._state.worker, self._config.lease)
-
-    def end_step_leases(self, relay: StepLeaseOffer, begun: Sequence[Begun]) -> None:
-        """What came of the offer is started; what cannot be any more goes back."""
-        self._own.tasks -= relay.most
-        self._begin(begun)
-
-    def offer_eager_lease(self, tasks: Iterable[NewTask]) -> EagerLeaseOffer:
-        """Which new tasks may be leased as they are written, by the same rule. They go before
-        nobody: none of their tenant waits, and where slots are short the most urgent get them."""
-        # What is due is for the database to say; our clock may be a little slow.
-        spare, soon = self._spare_slots, self._state.clock.now() + _CLOCK_ERROR
-        free: dict[tuple[int, str], bool] = {}
-        chosen: list[NewTask] = []
-        for task in tasks if spare > 0 else ():
-            if task.due > soon or task.expires is not None or task.concurrency_key is not None:
-                continue
-            kind = (task.tenant_id, task.capability)
-            if kind not in free:
-                free[kind] = self._may_go_ahead(*kind)
-            if free[kind]:
-                chosen.append(task)
-        if not chosen:
-            return NO_EAGER_LEASE
-        engine = self._state.engine
-        if len(chosen) > spare:
-            chosen = nsmallest(spare, chosen, key=lambda t: engine.deadline(t.due, t.priority))
-        self._own.tasks += len(chosen)
-        engine.reserve(task.tenant_id for task in chosen)
-        return EagerLeaseOffer({t.id: t for t in chosen}, self._state.worker, self._config.lease)
-
-    def end_eager_lease(self, start: EagerLeaseOffer, begun: Sequence[Begun] | None) -> None:
-        """What came of it is started. None: nobody knows, for the answer was lost."""
-        if not start.tasks:
-            return
-        if begun is None:
-            self._doubted.setdefault(start.worker, {}).update(start.tasks)
-            if self._looking is None or self._looking.done():
-                self._looking = self._background_tasks.start(self._look_for_begun())
-            return
-        self._give_back(start.tasks)
-        self._begin(begun)
-
-    async def _look_for_begun(self) -> None:
-        """Start what was leased after all, and tell the engine of what was not. One question for
-        all of it, however many answers get lost while the database is away."""
-        while self._doubted:
-            worker, doubted = next(iter(self._doubted.items()))
-            tasks = dict(doubted)
-            names = [(new.tenant_id, new.id) for new in tasks.values()]
-            ask = partial(self._store.leased_to, names, worker=worker)
-            leased = await until_answered(ask, self._metrics)
-            seen = await until_answered(partial(self._store.look_at, names), self._metrics)
-            engine = self._state.engine
-            begun = [
-                started_task(tasks[a.id], a.partition, a.picked, a.lease_end)
-                for a in leased
-                # Else it was not leased then: it was found, and claimed like any other.
-                if a.fence == 1 and a.id in doubted and not engine.is_claiming(a.id)
-            ]
-            self._no_more_doubt(worker, tasks)
-            self._begin(begun)
-            engine.saw(seen.rows, self._state.clock.now())
-
-    def _no_more_doubt(self, worker: str, tasks: Iterable[UUID]) -> None:
-        doubted = self._doubted.get(worker, {})
-        known = {i: task for i in tasks if (task := doubted.pop(i, None)) is not None}
-        if not doubted:
-            self._doubted.pop(worker, None)
-        self._give_back(known)
-
-    def _give_back(self, tasks: Mapping[UUID, NewTask]) -> None:
-        """Slots that were reserved for these are free; those who wait may take them."""
-        self._own.tasks -= len(tasks)
-        self._state.engine.unreserve(task.tenant_id for task in tasks.values())
-        self._state.request_dispatch()
-
-    @property
-    def _spare_slots(self) -> int:
-        """Slots beyond the half that is kept for whoever queues."""
-        return 0 if self._closed else self.free_slots - self._config.slots // 2
-
-    def _may_go_ahead(self, tenant_id: int, capability: str) -> bool:
-        engine = self._state.engine
-        return (
-            takes_slot(capability) and self._accepts(capability) and engine.nobody_waits(tenant_id)
-        )
-
-    def _begin(self, begun: Sequence[Begun]) -> None:
-        """Start what was leased without queueing."""
-        now = self._state.clock.now()
-        for row, _ in begun:
-            self._state.engine.leased_eagerly(row, now)
-        self._give_out((row.capability, execution) for row, execution in begun)
-        self._metrics.tasks_claimed.inc(len(begun))
+        return self.accepts(row.capability)
 
     def close(self) -> None:
         """Start nothing any more; leases that are held are kept alive all the same."""
-        self._closed = True
+        self.closed = True
 
     async def run(self) -> None:
         engine, clock = self._state.engine, self._state.clock
@@ -264,46 +138,39 @@ class Dispatcher:
             now = clock.now()
             self._start_claims(now)
             self._upkeep.turn()
-            if engine.limits_wanted:
+            if engine.wants_limits:
                 self._state.load_wanted.set()
-            if engine.wants_more:
+            if engine.window.wants_more:
                 self._state.partitions_wanted.set()
             # What is due and could not be dealt with waits for a statement that is in flight: its
-            # end pokes. Looking again at once would only keep the event loop busy.
+            # end asks for a dispatch. Looking again at once would only keep the event loop busy.
             rest = _LONGEST_SLEEP
             if (next_wake := engine.next_wake()) is not None and next_wake > now:
                 rest = min(rest, next_wake - clock.now())
             if (turn := self._upkeep.next_turn()) is not None:
                 rest = min(rest, turn - clock.steady())
-            await self._rest(rest)
-
-    async def _rest(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(max(0.0, seconds)):
-                await self._state.dispatch_wanted.wait()
-        except TimeoutError:
-            pass
+            await wait_at_most(self._state.dispatch_wanted, rest)
 
     # Claiming --------------------------------------------------------------------------------
 
     def _start_claims(self, now: float) -> None:
         engine = self._state.engine
-        while self._own.free and not self._closed:
+        while self._own.free and not self.closed:
             free = self.free_slots
             batch = min(free, self._config.claim_batch)
-            picked = engine.pick(now, batch, self._accepts, free=free, slotless=self._free_runs)
+            picked = engine.pick(now, batch, self.accepts, free=free, slotless=self._free_runs)
             if not picked:
                 break
             self._start_claim(self._own, picked)
         lane, lease_service = self._for_workers, self._lease_service
         if lane is None or lease_service is None:
             return
-        while lane.free and not self._closed:
+        while lane.free and not self.closed:
             picked = engine.match(now, self._config.claim_batch)
             if not picked:
                 break
             self._start_claim(lane, picked)
-        lease_service.call_others()
+        lease_service.tell_remote_nodes()
 
     def _start_claim(self, lane: _ClaimQueue, picked: Sequence[Entry]) -> None:
         lane.in_flight += 1
@@ -315,32 +182,29 @@ class Dispatcher:
             executions = await lane.lease(picked)
         except BaseException:
             # Nothing is being claimed any more; the rotating reload finds these tasks again.
-            self._state.engine.claimed(picked, (), self._state.clock.now())
-            self._state.engine.cancelled_meanwhile(picked)
+            self._state.engine.finish_claim(picked, (), self._state.clock.now())
+            self._state.engine.leases.cancelled_during_claim(e.row.id for e in picked)
             lane.hand_out(picked, ())
             raise
         finally:
             lane.in_flight -= 1
             lane.tasks -= len(picked)
             self._state.request_dispatch()
-        refused = self._state.engine.claimed(picked, executions, self._state.clock.now())
+        refused = self._state.engine.finish_claim(picked, executions, self._state.clock.now())
         lane.hand_out(picked, executions)
-        self.cancel(self._state.engine.cancelled_meanwhile(picked))
+        claimed = (entry.row.id for entry in picked)
+        self.cancel(self._state.engine.leases.cancelled_during_claim(claimed))
         if refused:
             await self._look_again(refused)
 
     async def _look_again(self, refused: Sequence[tuple[int, UUID]]) -> None:
-        """What the database refused to start has changed, or is not due yet by its clock, which may
-        have jumped back behind ours."""
+        """Read again what the database refused to start: it has changed, or is not due yet by the
+        database's clock, which may have jumped back behind ours."""
         ahead = self._state.clock.now() - self._state.clock.measured()
         await asyncio.sleep(min(_REST + ahead, _LONGEST_SLEEP))
-        engine = self._state.engine
-        with engine.reading():
+        with self._state.engine.reading():
             seen = await until_answered(lambda: self._store.look_at(refused), self._metrics)
-            now = self._state.clock.now()
-            self.cancel(engine.saw(seen.rows, now))
-            self.cancel(engine.gone(seen.gone, now))
-        self._state.request_dispatch()
+            self.cancel(self._state.apply(seen.rows, seen.gone))
 
     async def _lease(self, picked: Sequence[Entry]) -> list[Execution]:
         refs = [TaskRef(e.tenant_id, e.row.id, e.row.rev, e.lateness(e.ready_at)) for e in picked]
@@ -350,9 +214,10 @@ class Dispatcher:
         lease = self._config.lease
         try:
             # Who was picked keeps its place meanwhile: to look at it would take a connection, too.
-            executions = await until_sent(
+            executions = await until_answered(
                 lambda: self._store.claim(ownership, refs, worker=worker, lease=lease),
                 self._metrics,
+                retry_on=NothingSent,
             )
         except StoreUnavailable:
             # The claim may have been written all the same: read it again, never assume.
@@ -365,20 +230,19 @@ class Dispatcher:
         return executions
 
     def _hand_out(self, picked: Sequence[Entry], executions: Sequence[Execution]) -> None:
-        for worker in list(self._doubted):
-            self._no_more_doubt(worker, [execution.id for execution in executions])
+        self.eager_leases.forget([execution.id for execution in executions])
         entries = {entry.row.id: entry for entry in picked}
-        self._give_out((entries[a.id].row.capability, a) for a in executions)
+        self.give_out((entries[a.id].row.capability, a) for a in executions)
         crash.reach("claim.handed_out")
 
-    def _give_out(self, leased: Iterable[tuple[str, Execution]]) -> None:
+    def give_out(self, leased: Iterable[tuple[str, Execution]]) -> None:
         """Give leased tasks to executors. What may not begin any more goes back."""
         now = self._state.clock.now()
         back: list[Execution] = []
         unreadable: list[Execution] = []
         by_capability: dict[str, list[Execution]] = {}
         for capability, execution in leased:
-            if self._closed or execution.lease_end <= self._state.clock.measured():
+            if self.closed or execution.lease_end <= self._state.clock.measured():
                 back.append(execution)
             elif execution.unreadable is not None:
                 unreadable.append(execution)
@@ -408,11 +272,11 @@ class Dispatcher:
             nobodys = [
                 not_started(a, now)
                 for a in batch
-                if engine.holds(a.id, a.fence) and not executor.has(a.id, a.fence)
+                if engine.leases.has(a.id, a.fence) and not executor.has(a.id, a.fence)
             ]
             self._recorder.report(nobodys)
 
-    def _accepts(self, capability: str) -> bool:
+    def accepts(self, capability: str) -> bool:
         return self._executor_for(capability) is not None
 
     def _executor_for(self, capability: str) -> Executor | None:
@@ -420,9 +284,9 @@ class Dispatcher:
 
     # Leases ----------------------------------------------------------------------------------
 
-    def cancel(self, tries: Sequence[HeldLease]) -> None:
-        """Tell executors to stop tries that were asked to cancel or are no longer ours."""
-        for held in tries:
+    def cancel(self, executions: Sequence[HeldLease]) -> None:
+        """Tell executors to stop executions that were asked to cancel or are no longer ours."""
+        for held in executions:
             for executor in self._executors:
                 executor.cancel(held.id, held.fence)
 
@@ -430,7 +294,9 @@ class Dispatcher:
         """Of these tasks some may run at workers and were asked to cancel: let those hear of it
         before their next heartbeat."""
         asked = {
-            taker.holder for row in rows if row.cancel_requested and (taker := lease_holder_of(row))
+            holder.session
+            for row in rows
+            if row.cancel_requested and (holder := lease_holder_of(row))
         }
         self.interrupt_polls(asked)
 

@@ -24,7 +24,7 @@ _LEASE = 150.0
 _RETIRING, _TIDYING, _INDEXING = "housekeeping", "tidying", "indexing"
 _OLD_TRANSACTION = 60.0
 
-Chore = Callable[[], Awaitable[object]]
+Job = Callable[[], Awaitable[object]]
 
 
 class Housekeeper:
@@ -59,11 +59,11 @@ class Housekeeper:
             log.info("the duty will pass on by itself", action="house.kept_duty")
 
     async def tidy(self) -> None:
-        """A round of chores, if they are ours; one that fails keeps no other from being done."""
+        """Run a round of jobs, if they are ours; one that fails keeps no other from being run."""
         if not await self._holds(_TIDYING):
             return
         days, ledger = self._config.retention_days, self._house.ledger
-        chores: dict[str, Chore] = {
+        jobs: dict[str, Job] = {
             "make_partitions": self._make_partitions,
             "clear_defaults": partial(self._house.clear_defaults, days),
             "make_ledger_partitions": self._make_ledger_partitions,
@@ -76,8 +76,8 @@ class Housekeeper:
             "clear_departed": self._clear_departed,
             "look_for_old_transactions": self._look_for_old_transactions,
         }
-        for name, chore in chores.items():
-            await _attempt(name, chore)
+        for name, job in jobs.items():
+            await _attempt(name, job)
 
     async def retire(self) -> None:
         """Take old history out, if that is ours to do: two nodes must not archive the same."""
@@ -99,16 +99,16 @@ class Housekeeper:
 
     async def _retire(self) -> None:
         days, ledger_days = self._config.retention_days, self._config.ledger_retention_days
-        _tell("retired old history", await self._house.retire_partitions(days, self._archive))
+        _log_round("retired old history", await self._house.retire_partitions(days, self._archive))
         retired = await self._house.ledger.retire_partitions(ledger_days, self._archive)
-        _tell("retired old decisions", retired)
+        _log_round("retired old decisions", retired)
 
     async def build_indexes(self) -> None:
         """Build indexes that an upgrade declared, if that is ours to do."""
         await self._while_held(_INDEXING, self._build_indexes)
 
     async def _build_indexes(self) -> None:
-        _tell("built indexes of history", await self._house.build_indexes())
+        _log_round("built indexes of history", await self._house.build_indexes())
 
     async def _holds(self, duty: str) -> bool:
         return await self._house.hold_duty(self._state.node_id, _LEASE, duty)
@@ -128,11 +128,11 @@ class Housekeeper:
 
     async def _make_partitions(self) -> None:
         made = await self._house.make_partitions(self._config.partitions_ahead)
-        _tell("made partitions for history", made)
+        _log_round("made partitions for history", made)
 
     async def _make_ledger_partitions(self) -> None:
         made = await self._house.ledger.make_partitions(self._config.partitions_ahead)
-        _tell("made partitions for the ledger", made)
+        _log_round("made partitions for the ledger", made)
 
     async def _clear_departed(self) -> None:
         cleared = await self._house.clear_departed()
@@ -151,23 +151,23 @@ class Housekeeper:
             )
 
 
-async def _repeat(name: str, chore: Chore, pause: float) -> None:
+async def _repeat(name: str, job: Job, pause: float) -> None:
     while True:
-        await _attempt(name, chore)
+        await _attempt(name, job)
         await asyncio.sleep(pause)
 
 
-async def _attempt(name: str, chore: Chore) -> None:
-    """Whatever goes wrong is told, and tried again in the next round."""
+async def _attempt(name: str, job: Job) -> None:
+    """Run a job; a failure is logged, and the next round retries it."""
     try:
-        await chore()
+        await job()
     except StoreUnavailable as problem:
-        log.warning("a chore failed", action="house.failed", chore=name, problem=str(problem))
+        log.warning("a job failed", action="house.failed", job=name, problem=str(problem))
     except Exception:
-        log.exception("a chore failed", action="house.failed", chore=name)
+        log.exception("a job failed", action="house.failed", job=name)
 
 
-def _tell(what: str, tables: Round) -> None:
+def _log_round(what: str, tables: Round) -> None:
     if tables.done:
         log.info(what, action="house.tidied", tables=len(tables.done))
     for table, reason in tables.postponed.items():

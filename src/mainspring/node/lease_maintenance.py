@@ -1,4 +1,4 @@
-"""Leases: ours are extended while their tries last; those that nobody extends are ended."""
+"""Leases: ours are extended while their executions last; those that nobody extends are ended."""
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
@@ -8,7 +8,8 @@ from uuid import UUID
 from mainspring import crash
 from mainspring.config import Config
 from mainspring.engine.demand import WorkerSession
-from mainspring.engine.leases import HeldLease, RunningTask
+from mainspring.engine.leases import HeldLease
+from mainspring.engine.running import RunningTask
 from mainspring.lifecycle import BackgroundTasks
 from mainspring.node.recorder import Recorder
 from mainspring.node.retrying import until_answered
@@ -21,19 +22,19 @@ _EXTEND_BATCH = 500
 
 
 class LeaseListener(Protocol):
-    """Who hears what became of tries."""
+    """The listener for executions that are cancelled or lost."""
 
-    def cancel(self, tries: Sequence[HeldLease]) -> None:
-        """These were asked to cancel, or are no longer ours."""
+    def cancel(self, executions: Sequence[HeldLease]) -> None:
+        """Stop executions that were asked to cancel, or are no longer ours."""
         ...
 
     def interrupt_polls(self, holders: Collection[WorkerSession]) -> None:
-        """These workers shall ask again."""
+        """Let these workers ask again."""
         ...
 
 
 class LeaseMaintenance:
-    """Two errands that do not wait for each other: to end a lease of a step takes a look at its
+    """Two duties that do not wait for each other: to end a lease of a step takes a look at its
     run, which another may hold for long, and meanwhile our own leases would run out."""
 
     def __init__(
@@ -43,32 +44,32 @@ class LeaseMaintenance:
         store: EngineStore,
         recorder: Recorder,
         metrics: Metrics,
-        told: LeaseListener,
+        listener: LeaseListener,
     ) -> None:
         self._config = config
         self._state = state
         self._store = store
         self._recorder = recorder
         self._metrics = metrics
-        self._told = told
+        self._listener = listener
         self._background_tasks = BackgroundTasks(of="lease")
         self._extending: asyncio.Task[None] | None = None
-        self._losing: asyncio.Task[None] | None = None
+        self._expiring: asyncio.Task[None] | None = None
 
     def next_turn(self) -> float | None:
         """When there is something to extend, by the steady clock; not while that is under way."""
-        return self._state.engine.next_extension() if _is_over(self._extending) else None
+        return self._state.engine.leases.next_extension() if _is_over(self._extending) else None
 
     def turn(self) -> None:
         """Begin what is to be done now."""
         engine = self._state.engine
         batch = _EXTEND_BATCH if _is_over(self._extending) else 0
-        if due := engine.to_extend(self._state.clock.steady(), batch):
+        if due := engine.leases.due_for_extension(self._state.clock.steady(), batch):
             self._extending = self._background_tasks.start(self._extend(due))
         # Leases are dated by the database, whose clock may have jumped back behind ours.
         ended_by = self._state.clock.measured()
-        if _is_over(self._losing) and (ended := engine.ended_leases(ended_by)):
-            self._losing = self._background_tasks.start(self.expire_leases(ended))
+        if _is_over(self._expiring) and (ended := engine.running.expired_leases(ended_by)):
+            self._expiring = self._background_tasks.start(self.expire_leases(ended))
 
     async def _extend(self, due: Sequence[HeldLease]) -> None:
         refs = [TaskRef(held.tenant_id, held.id, held.fence) for held in due]
@@ -80,17 +81,17 @@ class LeaseMaintenance:
         for held in due:
             item = kept.get(held.id)
             if item is not None:
-                self._state.engine.extended(held.id, held.fence, item.lease_end)
-        # A try that is not ours any more would be refused at its end: spare the effort.
-        self._told.cancel([h for h in due if h.id not in kept or kept[h.id].cancel_requested])
+                self._state.engine.running.extend(held.id, held.fence, item.lease_end)
+        # An execution that is not ours any more would be refused at its end: spare the effort.
+        self._listener.cancel([h for h in due if h.id not in kept or kept[h.id].cancel_requested])
         self._state.request_dispatch()
 
     async def expire_leases(self, ended: Sequence[RunningTask]) -> None:
         """End leases that seem to have ended; the database decides."""
         refs = [TaskRef(task.tenant_id, task.id, task.fence) for task in ended]
         # If a node died between the claim and the worker, that is not the worker's doing.
-        count_crash = [task.id for task in ended if task.taker is not None and task.confirmed]
-        presumed = [task.id for task in ended if task.presumed_begun]
+        count_crash = [task.id for task in ended if task.holder is not None and task.confirmed]
+        presumed = [task.id for task in ended if task.presumed_started]
         lost = await until_answered(
             lambda: self._store.expire_leases(refs, count_crash=count_crash, presumed=presumed),
             self._metrics,
@@ -99,14 +100,14 @@ class LeaseMaintenance:
         found = {row.id for row in lost.rows} | set(lost.gone)
         self._count_losses(ended, found, set(lost.gone))
         self._end_polls(task for task in ended if task.id in found)
-        self._hear(lost)
+        self._apply(lost)
         others = [(task.tenant_id, task.id) for task in ended if task.id not in found]
         if others:
-            await self._lose_steps(others, count_crash, presumed)
+            await self._expire_steps(others, count_crash, presumed)
             with self._state.engine.reading():
-                self._hear(await self._look_at(others))
+                self._apply(await self._look_at(others))
 
-    async def _lose_steps(
+    async def _expire_steps(
         self,
         tasks: Sequence[tuple[int, UUID]],
         count_crash: Sequence[UUID],
@@ -127,27 +128,26 @@ class LeaseMaintenance:
     async def _look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
         return await until_answered(lambda: self._store.look_at(tasks), self._metrics)
 
-    def _hear(self, seen: Seen) -> None:
-        engine, now = self._state.engine, self._state.clock.now()
-        self._told.cancel(engine.saw(seen.rows, now))
-        self._told.cancel(engine.gone(seen.gone, now))
-        self._state.request_dispatch()
+    def _apply(self, seen: Seen) -> None:
+        self._listener.cancel(self._state.apply(seen.rows, seen.gone))
 
     def _end_polls(self, lost: Iterable[RunningTask]) -> None:
-        """Who was silent until its lease ended may be frozen, with a poll that is still open: what
-        it lost must not come back to it unless it asks again. To be called before the engine hears
-        that the tasks wait."""
-        self._told.interrupt_polls({task.taker.holder for task in lost if task.taker is not None})
+        """End the polls of workers that lost tasks: one that was silent until its lease ended may
+        be frozen, with a poll that is still open: what it lost must not come back to it unless it
+        asks again. To be called before the engine hears that the tasks wait."""
+        self._listener.interrupt_polls(
+            {task.holder.session for task in lost if task.holder is not None}
+        )
 
     def _count_losses(
         self, ended: Sequence[RunningTask], lost: Collection[UUID], gone: Collection[UUID]
     ) -> None:
         for task in ended:
-            if task.taker is not None and task.id in lost:
+            if task.holder is not None and task.id in lost:
                 self._metrics.worker_losses.inc()
-                if task.taker.alone and task.confirmed and task.id in gone:
+                if task.holder.alone and task.confirmed and task.id in gone:
                     self._metrics.poisoned.inc()
 
 
-def _is_over(errand: asyncio.Task[None] | None) -> bool:
-    return errand is None or errand.done()
+def _is_over(task: asyncio.Task[None] | None) -> bool:
+    return task is None or task.done()

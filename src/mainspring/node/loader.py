@@ -1,16 +1,15 @@
-"""The loader: keeps the engine's window true to the database, as that changes and as time goes on.
+"""The loader: keeps the engine's window equal to the database, as that changes and as time goes on.
 
 One loop, one thing at a time: the next stretch of time, changes by others (wake rows), limits, and
 what expired. Reading whole partitions can take long: the partition loader does that.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from uuid import UUID
 
 from mainspring import crash
 from mainspring.config import Config
 from mainspring.domain.placement import Ownership
-from mainspring.domain.rows import TaskRow
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.partition_loader import PartitionLoader
@@ -44,43 +43,43 @@ class Loader:
         self._store = store
         self._keys = keys
         self._dispatcher = dispatcher
-        self._stock = partition_loader
+        self._partition_loader = partition_loader
         self._metrics = metrics
-        self._chores = PeriodicJobs(state, metrics, state.load_wanted)
+        self._jobs = PeriodicJobs(state, metrics, state.load_wanted)
         self._heard: tuple[UUID, list[int]] = (state.node_id, [])
         """Wake rows of which the engine has heard: they may go. Not under another id of the node:
         in a database that was set back, these numbers are given to others."""
         self._read_until = 0.0
 
     async def run(self) -> None:
-        chores, every = self._chores, self._chores.is_time
+        jobs, every = self._jobs, self._jobs.is_time
         while True:
-            await chores.attempt(self._advance)
+            await jobs.run(self._advance_horizon)
             if every("wakes", self._config.wake_poll) or self._state.wakes_wanted:
                 self._state.wakes_wanted = False
-                await chores.attempt(self._poll_wakes)
-            wanted = self._state.engine.limits_wanted or self._limits_are_old
+                await jobs.run(self._poll_wakes)
+            wanted = self._state.engine.wants_limits or self._limits_outdated
             if every("limits", _LIMITS_EVERY) or wanted:
-                await chores.attempt(self._refresh_limits)
+                await jobs.run(self._refresh_limits)
             if every("expire", _EXPIRE_EVERY):
-                await chores.attempt(self._expire)
-            if self._state.engine.set_aside.untold:
-                await chores.attempt(self._explain_ends)
-            await chores.rest()
+                await jobs.run(self._expire)
+            if self._state.engine.waits.unrecorded:
+                await jobs.run(self._record_waits)
+            await jobs.wait()
 
-    async def _advance(self) -> None:
+    async def _advance_horizon(self) -> None:
         """Look further ahead. The engine wants the new stretch before it is read: what is written
         meanwhile reaches it one way or the other."""
         wanted = self._state.clock.now() + self._config.look_ahead
         if wanted - self._read_until < self._config.look_ahead / 4:
             return
-        self._state.engine.look_ahead_to(wanted)
+        self._state.engine.extend_horizon(wanted)
         partitions = self._state.engine.partitions
         if partitions:
             rows = await self._store.load_window(
                 partitions, after=self._read_until, until=wanted, cap=self._config.read_cap
             )
-            self._saw(rows)
+            self._dispatcher.cancel(self._state.apply(rows))
         self._read_until = wanted
 
     async def _poll_wakes(self) -> None:
@@ -93,50 +92,43 @@ class Loader:
         woken = await self._store.poll_wakes(ownership, heard, limit=_WAKES_AT_ONCE)
         if woken.wakes:
             crash.reach("wake.read")
-            await self._hear(ownership, woken)
+            await self._apply_wakes(ownership, woken)
         # Not before: what the engine has not heard of must be there to be read again.
         self._heard = (ownership.node_id, woken.wakes)
         if len(woken.wakes) == _WAKES_AT_ONCE:
-            self._chores.soon_again("wakes")
+            self._jobs.run_soon("wakes")
 
-    async def _hear(self, ownership: Ownership, woken: Woken) -> None:
+    async def _apply_wakes(self, ownership: Ownership, woken: Woken) -> None:
         if woken.rows:
             # A task may have been moved here because its tenant got a limit: know it first.
-            await self._learn_limits({row.tenant_id for row in woken.rows})
+            await self._load_limits({row.tenant_id for row in woken.rows})
             if self._state.node_id != ownership.node_id:
                 return  # meanwhile the database may have been set back, and they with it
-        self._saw(woken.rows)
-        self._dispatcher.cancel(self._state.engine.gone(woken.gone, self._state.clock.now()))
+        self._dispatcher.cancel(self._state.apply(woken.rows, woken.gone))
         self._dispatcher.interrupt_workers(woken.rows)
-        self._state.request_dispatch()
-
-    def _saw(self, rows: Sequence[TaskRow]) -> None:
-        self._dispatcher.cancel(self._state.engine.saw(rows, self._state.clock.now()))
-        if rows:
-            self._state.request_dispatch()
 
     @property
-    def _limits_are_old(self) -> bool:
+    def _limits_outdated(self) -> bool:
         return self._state.limits_read_by != self._state.node_id
 
     async def _refresh_limits(self) -> None:
         node = self._state.node_id
-        await self._learn_limits(None)
+        await self._load_limits(None)
         self._state.limits_read_by = node
-        if self._stock.loading:
+        if self._partition_loader.loading:
             self._state.partitions_wanted.set()
 
-    async def _learn_limits(self, tenants: Collection[int] | None) -> None:
+    async def _load_limits(self, tenants: Collection[int] | None) -> None:
         limits = await self._keys.limits(tenants)
         self._state.engine.set_limits(limits, self._state.clock.now())
         self._state.request_dispatch()
 
-    async def _explain_ends(self) -> None:
-        """Whoever ended tasks that waited may not have known for what they did."""
-        accounts = self._state.engine.set_aside
-        ended = accounts.to_tell(_EXPIRED_AT_ONCE)
+    async def _record_waits(self) -> None:
+        """Record what ended tasks had waited for: whoever ended them may not have known it."""
+        waits = self._state.engine.waits
+        ended = waits.peek_ended(_EXPIRED_AT_ONCE)
         await self._store.explain_ends(ended)
-        accounts.told(len(ended))
+        waits.discard_ended(len(ended))
 
     async def _expire(self) -> None:
         ownership = self._state.ownership()
@@ -148,9 +140,9 @@ class Loader:
             raise
         except StoreUnavailable:
             until = self._state.clock.now() + self._config.near
-            self._stock.mark_maybe_changed(ownership.partitions, until)
+            self._partition_loader.mark_maybe_changed(ownership.partitions, until)
             raise
-        self._state.engine.gone(ended, self._state.clock.now())
+        self._state.engine.remove(ended, self._state.clock.now())
         self._metrics.tasks_finished.labels("expired").inc(len(ended))
         if len(ended) == _EXPIRED_AT_ONCE:
-            self._chores.soon_again("expire")
+            self._jobs.run_soon("expire")

@@ -14,10 +14,10 @@ import structlog
 from mainspring import crash, timezones
 from mainspring.config import Config
 from mainspring.errors import NothingSent, StoreUnavailable
-from mainspring.node.signals import Signals
+from mainspring.node.announcer import Announcer
+from mainspring.node.retrying import repeat, wait_at_most, write_in_parts
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.schedules.occurrences import DecidedSchedules
 from mainspring.schedules.service import DueSchedule, ScheduleService
 from mainspring.store.creation import window_row
 
@@ -25,7 +25,6 @@ log = structlog.get_logger()
 
 _AHEAD = 1.0
 _BATCHES = 10
-_RETRY_PAUSE = 0.25
 _WATCH_EVERY = 5.0
 # How long a schedule rests that could not be decided on: somebody is changing it at the moment, or
 # it is not due yet by the database's clock.
@@ -45,13 +44,13 @@ class Materializer:
         config: Config,
         state: NodeState,
         schedules: ScheduleService,
-        signals: Signals,
+        announcer: Announcer,
         metrics: Metrics,
     ) -> None:
         self._config = config
         self._state = state
         self._schedules = schedules
-        self._signals = signals
+        self._announcer = announcer
         self._metrics = metrics
         self._hinted = asyncio.Event()
         self._watch_at = 0.0
@@ -63,16 +62,10 @@ class Materializer:
         self._hinted.set()
 
     async def run(self) -> None:
-        while True:
-            self._hinted.clear()
-            try:
-                await self._turn()
-            except StoreUnavailable as problem:
-                self._metrics.database_errors.inc()
-                log.warning("deciding failed", action="schedule.failed", problem=str(problem))
-                await asyncio.sleep(_RETRY_PAUSE)
+        await repeat(self._turn, self._metrics, "deciding failed", action="schedule.failed")
 
     async def _turn(self) -> None:
+        self._hinted.clear()
         partitions = self._state.engine.partitions
         await self._look_after(partitions)
         now = self._state.clock.now()
@@ -80,45 +73,37 @@ class Materializer:
         due = await self._schedules.due(partitions, until=now + _AHEAD, limit=_BATCHES * batch)
         if not due:
             # Nothing for a while, unless somebody hints: no need to look so often.
-            await self._rest(max(self._config.wake_poll, _AHEAD / 2))
+            await wait_at_most(self._hinted, max(self._config.wake_poll, _AHEAD / 2))
         elif due[0].wake > now:
             # What comes in between is found by looking again, at the latest when the first is due.
-            await self._rest(min(due[0].wake - self._state.clock.now(), self._config.wake_poll))
+            await wait_at_most(
+                self._hinted, min(due[0].wake - self._state.clock.now(), self._config.wake_poll)
+            )
         else:
             ready = [s for s in due if s.wake <= now and self._set_aside.get(s.id, 0.0) <= now]
             for start in range(0, len(ready), batch):
-                await self._settle(ready[start : start + batch])
+                part = ready[start : start + batch]
+                await write_in_parts(part, self._decide, self._set_aside_undecidable, (Exception,))
             if not ready:
-                await self._rest(self._config.wake_poll)
+                await wait_at_most(self._hinted, self._config.wake_poll)
 
-    async def _settle(self, due: Sequence[DueSchedule]) -> None:
-        """Decide on some. One that cannot be decided on, by a mistake of ours, holds up no other:
-        it is found by halves and set aside, and the watchdog tells of it."""
-        try:
-            await self._decide(due)
-        except StoreUnavailable:
-            raise
-        except Exception as problem:
-            if len(due) > 1:
-                middle = len(due) // 2
-                await self._settle(due[:middle])
-                await self._settle(due[middle:])
-                return
-            log.error(
-                "a schedule cannot be decided on",
-                action="schedule.undecidable",
-                schedule=str(due[0].id),
-                exc_info=problem,
-            )
-            now = self._state.clock.now()
-            self._set_aside = {s: until for s, until in self._set_aside.items() if until > now}
-            self._set_aside[due[0].id] = now + _ASIDE
+    async def _set_aside_undecidable(self, schedule: DueSchedule, problem: Exception) -> None:
+        """Skip a schedule that cannot be decided on, by a mistake of ours; the watch reports it."""
+        log.error(
+            "a schedule cannot be decided on",
+            action="schedule.undecidable",
+            schedule=str(schedule.id),
+            exc_info=problem,
+        )
+        now = self._state.clock.now()
+        self._set_aside = {s: until for s, until in self._set_aside.items() if until > now}
+        self._set_aside[schedule.id] = now + _ASIDE
 
     async def _decide(self, due: Sequence[DueSchedule]) -> None:
         crash.reach("schedule.before_commit")
         ownership = self._state.ownership()
         try:
-            settled = await self._schedules.fire(ownership, due)
+            decisions = await self._schedules.fire(ownership, due)
         except NothingSent:
             raise
         except StoreUnavailable:
@@ -127,30 +112,15 @@ class Materializer:
             raise
         crash.reach("schedule.committed")
         now = self._state.clock.now()
-        self._tell(settled, now)
-        for decision, count in settled.counts.items():
-            self._metrics.occurrences.labels(decision).inc(count)
-        self._metrics.tasks_created.inc(len(settled.made))
-        self._metrics.decision_delay.observe(max(0.0, now - due[0].wake))
-        if not settled.decided:
-            await asyncio.sleep(_REST)
-
-    def _tell(self, settled: DecidedSchedules, now: float) -> None:
-        """The engine hears of its own tasks; for others there are wake rows, and a hint."""
         near = now + self._config.near
-        ours = self._state.engine.partitions
-        mine = [
-            window_row(made.task, made.partition)
-            for made in settled.made
-            if made.partition in ours and made.task.due <= near
-        ]
-        self._state.engine.saw(mine, now)
-        self._state.request_dispatch()
-        elsewhere = {made.partition for made in settled.made} | settled.cancelled_in
-        if settled.cancelled_in & ours:
-            self._state.request_wakes()
-        if elsewhere - ours:
-            self._signals.wake_owners(elsewhere - ours)
+        made = [window_row(m.task, m.partition) for m in decisions.made if m.task.due <= near]
+        self._announcer.announce(made, decisions.cancelled_in)
+        for decision, count in decisions.counts.items():
+            self._metrics.occurrences.labels(decision).inc(count)
+        self._metrics.tasks_created.inc(len(decisions.made))
+        self._metrics.decision_delay.observe(max(0.0, now - due[0].wake))
+        if not decisions.decided:
+            await asyncio.sleep(_REST)
 
     async def _look_after(self, partitions: frozenset[int]) -> None:
         now = self._state.clock.now()
@@ -182,10 +152,3 @@ class Materializer:
                 schedules=count,
                 tzdata=timezones.version(),
             )
-
-    async def _rest(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(max(0.0, seconds)):
-                await self._hinted.wait()
-        except TimeoutError:
-            pass

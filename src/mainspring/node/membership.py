@@ -5,7 +5,8 @@ that of moving partitions. Every beat also measures the database's clock.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
@@ -18,6 +19,7 @@ from mainspring.config import Config
 from mainspring.domain.placement import PARTITIONS, preferred_owner
 from mainspring.errors import StoreUnavailable
 from mainspring.node.partition_loader import PartitionLoader
+from mainspring.node.retrying import repeat, wait_at_most
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
@@ -25,8 +27,6 @@ from mainspring.postgres.database import CONNECTION_LOST
 from mainspring.store.cluster import ClusterStore, Member
 
 log = structlog.get_logger()
-
-_RETRY_PAUSE = 0.25
 
 Connect = Callable[[], Awaitable[asyncpg.Connection]]
 
@@ -47,10 +47,10 @@ class Membership:
     ) -> None:
         self._config = config
         self._state = state
-        self._heart = _Line(connect)
-        self._mover = _Line(connect)
+        self._heartbeat_connection = _Connection(connect)
+        self._balance_connection = _Connection(connect)
         self._clock = database_clock
-        self._stock = partition_loader
+        self._partition_loader = partition_loader
         self._signals = signals
         self._metrics = metrics
         self._version = version
@@ -68,7 +68,7 @@ class Membership:
     async def join(self, url: str | None) -> None:
         """Anchor the clock and enter the cluster as a new incarnation."""
         self._url = url
-        connection = await self._heart.connection()
+        connection = await self._heartbeat_connection.connection()
         for _ in range(3):
             sent = clock.monotonic()
             now = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
@@ -85,11 +85,11 @@ class Membership:
         """Hand everything over at once and stop being a member. The loops have been stopped."""
         try:
             async with asyncio.timeout(self._config.node_ttl), self._moving:
-                cluster = await self._mover.cluster()
-                heirs = [m.id for m in await self._alive(cluster) if m.id != self._state.node_id]
+                cluster = ClusterStore(await self._balance_connection.connection())
+                others = [m.id for m in await self._alive(cluster) if m.id != self._state.node_id]
                 mine = (await cluster.ownership()).get(self._state.node_id, [])
-                gifts = {p: preferred_owner(p, heirs) if heirs else None for p in mine}
-                if await self._hand_over(cluster, gifts, leaving=True):
+                new_owners = {p: preferred_owner(p, others) if others else None for p in mine}
+                if await self._hand_over(cluster, new_owners, leaving=True):
                     await self._signals.cluster_changed()
         except (StoreUnavailable, TimeoutError, *CONNECTION_LOST) as problem:
             # The others will notice our silence instead.
@@ -97,22 +97,24 @@ class Membership:
         log.info("left the cluster", action="node.left", node=str(self._state.node_id))
 
     async def close(self) -> None:
-        self._heart.drop()
-        self._mover.drop()
+        self._heartbeat_connection.drop()
+        self._balance_connection.drop()
 
     # Being alive -----------------------------------------------------------------------------
 
     async def _keep_beating(self) -> None:
-        while True:
-            try:
-                await self._beat(await self._heart.cluster())
-            except (StoreUnavailable, *CONNECTION_LOST) as problem:
-                self._metrics.database_errors.inc()
-                log.warning("a heartbeat failed", action="node.beat_failed", problem=repr(problem))
-                self._heart.drop()
-                await asyncio.sleep(_RETRY_PAUSE)
-            else:
-                await asyncio.sleep(self._config.heartbeat)
+        await self._repeat(self._beat_once, "a heartbeat failed", action="node.beat_failed")
+
+    async def _repeat(
+        self, turn: Callable[[], Awaitable[None]], message: str, *, action: str
+    ) -> None:
+        errors = (StoreUnavailable, *CONNECTION_LOST)
+        await repeat(turn, self._metrics, message, action=action, errors=errors)
+
+    async def _beat_once(self) -> None:
+        async with self._heartbeat_connection.cluster() as cluster:
+            await self._beat(cluster)
+        await asyncio.sleep(self._config.heartbeat)
 
     async def _beat(self, cluster: ClusterStore) -> None:
         epoch, sent = self._state.epoch, clock.monotonic()
@@ -136,7 +138,7 @@ class Membership:
         former = self._state.node_id
         log.warning("no longer a member", action="node.fenced", node=str(former))
         self._metrics.node_fenced.inc()
-        self._stock.give_up(range(PARTITIONS))
+        self._partition_loader.give_up(range(PARTITIONS))
         self._state.renew()
         self._beats = 0
         self._state.epoch = await cluster.join(
@@ -151,32 +153,20 @@ class Membership:
     # Owning partitions -----------------------------------------------------------------------
 
     async def _keep_balance(self) -> None:
-        while True:
-            self._moved.clear()
-            try:
-                async with self._moving:
-                    handed_over = await self._balance(await self._mover.cluster())
-            except (StoreUnavailable, *CONNECTION_LOST) as problem:
-                self._metrics.database_errors.inc()
-                log.warning(
-                    "moving partitions failed", action="node.move_failed", problem=repr(problem)
-                )
-                self._mover.drop()
-                await asyncio.sleep(_RETRY_PAUSE)
-                continue
-            if handed_over:
-                await self._signals.cluster_changed()
-            await self._rest()
+        await self._repeat(
+            self._balance_once, "moving partitions failed", action="node.move_failed"
+        )
 
-    async def _rest(self) -> None:
-        try:
-            async with asyncio.timeout(self._config.heartbeat):
-                await self._moved.wait()
-        except TimeoutError:
-            pass
+    async def _balance_once(self) -> None:
+        self._moved.clear()
+        async with self._moving, self._balance_connection.cluster() as cluster:
+            handed_over = await self._balance(cluster)
+        if handed_over:
+            await self._signals.cluster_changed()
+        await wait_at_most(self._moved, self._config.heartbeat)
 
     async def _balance(self, cluster: ClusterStore) -> bool:
-        """One look at who lives and who owns what; answers whether something was given away."""
+        """Look once at who lives and who owns what. Return whether something was given away."""
         me = self._state.node_id
         alive = await self._alive(cluster)
         ids = tuple(member.id for member in alive)
@@ -199,10 +189,10 @@ class Membership:
         handed_over = False
         if excess:
             shares = _shares(ids)
-            heir = {p: node for node, share in shares.items() for p in share & excess}
-            handed_over = await self._hand_over(cluster, heir)
-        self._stock.give_up(self._state.engine.partitions - mine)
-        self._stock.load(mine - excess - self._state.engine.partitions)
+            new_owners = {p: node for node, share in shares.items() for p in share & excess}
+            handed_over = await self._hand_over(cluster, new_owners)
+        self._partition_loader.give_up(self._state.engine.partitions - mine)
+        self._partition_loader.load(mine - excess - self._state.engine.partitions)
         return handed_over
 
     async def _alive(self, cluster: ClusterStore) -> list[Member]:
@@ -229,23 +219,23 @@ class Membership:
     async def _hand_over(
         self,
         cluster: ClusterStore,
-        gifts: dict[int, UUID | None] | dict[int, UUID],
+        new_owners: dict[int, UUID | None] | dict[int, UUID],
         *,
         leaving: bool = False,
     ) -> bool:
         ownership = self._state.ownership()
-        self._stock.give_up(gifts.keys())
-        epoch = await cluster.hand_over(ownership, gifts, leaving=leaving)
+        self._partition_loader.give_up(new_owners.keys())
+        epoch = await cluster.hand_over(ownership, new_owners, leaving=leaving)
         crash.reach("handover.committed")
         if epoch is None:
             return False
         self._state.epoch = epoch
-        self._state.owners = {**self._state.owners, **gifts}
-        log.info("handed partitions over", action="node.handed_over", partitions=len(gifts))
+        self._state.owners = {**self._state.owners, **new_owners}
+        log.info("handed partitions over", action="node.handed_over", partitions=len(new_owners))
         return True
 
 
-class _Line:
+class _Connection:
     """A connection that is made when it is needed, and anew after it was lost."""
 
     def __init__(self, connect: Connect) -> None:
@@ -257,8 +247,14 @@ class _Line:
             self._connection = await self._connect()
         return self._connection
 
-    async def cluster(self) -> ClusterStore:
-        return ClusterStore(await self.connection())
+    @asynccontextmanager
+    async def cluster(self) -> AsyncIterator[ClusterStore]:
+        """Use the connection, and drop it when something goes wrong."""
+        try:
+            yield ClusterStore(await self.connection())
+        except (StoreUnavailable, *CONNECTION_LOST):
+            self.drop()
+            raise
 
     def drop(self) -> None:
         if self._connection is not None:
@@ -268,7 +264,7 @@ class _Line:
 
 @lru_cache(maxsize=8)
 def _shares(nodes: tuple[UUID, ...]) -> dict[UUID, frozenset[int]]:
-    """Which partitions belong to which of these nodes."""
+    """Return which partitions belong to which of these nodes."""
     shares: dict[UUID, set[int]] = {node: set() for node in nodes}
     for partition in range(PARTITIONS):
         shares[preferred_owner(partition, nodes)].add(partition)

@@ -16,8 +16,10 @@ from mainspring.engine.leases import HeldLease
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import Supervisor
+from mainspring.node.announcer import Announcer
 from mainspring.node.deadlines import Deadlines
-from mainspring.node.dispatcher import Begun, Dispatcher
+from mainspring.node.dispatcher import Dispatcher
+from mainspring.node.eager_leases import EagerLease
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.loader import Loader
 from mainspring.node.materializer import Materializer
@@ -48,6 +50,7 @@ class Node:
         dispatcher: Dispatcher,
         recorder: Recorder,
         signals: Signals,
+        announcer: Announcer,
         housekeeper: Housekeeper,
         materializer: Materializer,
         deadlines: Deadlines,
@@ -58,10 +61,11 @@ class Node:
         self._state = state
         self._membership = membership
         self._loader = loader
-        self._stock = partition_loader
+        self._partition_loader = partition_loader
         self._dispatcher = dispatcher
         self._recorder = recorder
         self._signals = signals
+        self._announcer = announcer
         self._housekeeper = housekeeper
         self._materializer = materializer
         self._deadlines = deadlines
@@ -69,7 +73,7 @@ class Node:
         self._lease_service = lease_service
         self._supervisor = Supervisor()
         self._joined = False
-        signals.when(woken=self.changed, cluster_changed=membership.hint)
+        signals.when(woken=self.woken, cluster_changed=membership.hint)
         for executor in executors:
             dispatcher.add_executor(executor)
 
@@ -81,7 +85,7 @@ class Node:
             "signals.listen": self._signals.listen,
             "signals.send": self._signals.send,
             "loader": self._loader.run,
-            "stock": self._stock.run,
+            "partition_loader": self._partition_loader.run,
             "dispatcher": self._dispatcher.run,
             "recorder": self._recorder.run,
             "housekeeper": self._housekeeper.run,
@@ -103,7 +107,7 @@ class Node:
         await self._supervisor.stop(
             *self._membership.loops(),
             "loader",
-            "stock",
+            "partition_loader",
             "housekeeper",
             "materializer",
             "deadlines",
@@ -123,35 +127,34 @@ class Node:
         except TimeoutError:
             log.warning("some outcomes were not written", action="node.unwritten")
 
+    def woken(self) -> None:
+        """Look at the wake rows, and for due schedules: somebody else changed something."""
+        self._state.request_wakes()
+        self._materializer.hint()
+
     # The API's way in ------------------------------------------------------------------------
 
     def ownership(self) -> Ownership:
         return self._state.ownership()
 
     def offer_eager_lease(self, tasks: Iterable[NewTask]) -> EagerLeaseOffer:
-        return self._dispatcher.offer_eager_lease(tasks)
+        return self._dispatcher.eager_leases.offer_tasks(tasks)
 
-    def end_eager_lease(self, start: EagerLeaseOffer, begun: Sequence[Begun] | None) -> None:
-        self._dispatcher.end_eager_lease(start, begun)
+    def end_eager_lease(self, offer: EagerLeaseOffer, leased: Sequence[EagerLease] | None) -> None:
+        self._dispatcher.eager_leases.end_tasks(offer, leased)
 
-    def created(self, rows: Sequence[TaskRow]) -> None:
-        self._state.engine.saw(rows, self._state.clock.now())
-        self._state.request_dispatch()
+    def announce(self, rows: Sequence[TaskRow] = (), changed: Collection[int] = ()) -> None:
+        self._announcer.announce(rows, changed)
+        if not self._state.engine.partitions.isdisjoint(changed):
+            self._materializer.hint()
 
-    def changed(self) -> None:
-        self._state.request_wakes()
-        self._materializer.hint()
-
-    def moved(self, moved: Moved) -> None:
-        self._recorder.moved(moved)
+    def announce_runs(self, moved: Moved) -> None:
+        self._announcer.announce_runs(moved)
         if moved.told:
-            self.changed()
+            self._materializer.hint()
 
     def mark_stale(self) -> None:
         self._state.mark_stale(self._state.engine.partitions)
-
-    def hint_others(self, partitions: Collection[int]) -> None:
-        self._signals.wake_owners(partitions)
 
     async def conclude(self, report: Report) -> bool:
         try:
@@ -161,7 +164,7 @@ class Node:
             # It is written as soon as that can be done; nobody shall hang until then.
             raise StoreUnavailable("the outcome was not written in time") from None
         if accepted:
-            # If the try is ours, its executor waits for nothing any more; if not, its node finds
+            # If the execution is ours, its executor has nothing to wait for; if not, its node finds
             # out when it extends the lease.
             execution = report.execution
             held = HeldLease(execution.tenant_id, execution.id, execution.fence)
@@ -183,4 +186,4 @@ class Node:
 
     def ready(self) -> bool:
         """Joined, and everything that is ours is loaded."""
-        return self._joined and bool(self._state.owners) and not self._stock.loading
+        return self._joined and bool(self._state.owners) and not self._partition_loader.loading

@@ -1,4 +1,4 @@
-"""The stocktaker: reads partitions as a whole, or as much of them as the engine has room for.
+"""The partition loader: reads partitions as a whole, or as much of them as the engine has room for.
 
 Partitions that became ours, streams that ran low, and, as a net under all that tells the engine of
 changes, a slow rotating reload of every partition. With a large backlog one of these reads takes
@@ -6,7 +6,7 @@ seconds: they have a loop of their own, and the loader's goes on meanwhile.
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from itertools import islice
 from uuid import UUID
 
@@ -43,22 +43,22 @@ class PartitionLoader:
         self._store = store
         self._dispatcher = dispatcher
         self._metrics = metrics
-        self._chores = PeriodicJobs(state, metrics, state.partitions_wanted)
+        self._jobs = PeriodicJobs(state, metrics, state.partitions_wanted)
         self._to_load: dict[int, object] = {}
         """In order; each with a token of its own, so that a read that began before it was wanted
         anew does not count."""
         self._chunk = _CHUNK
-        self._unsure: dict[int, float] = {}
+        self._maybe_changed: dict[int, float] = {}
         self._reload_next: list[int] = []
 
     def load(self, partitions: Collection[int]) -> None:
-        """These partitions are ours: find out what is in them, then act for them."""
+        """Load partitions that are ours now, then act for them."""
         for partition in sorted(partitions):
             self._to_load.setdefault(partition, object())
         self._state.partitions_wanted.set()
 
     def give_up(self, partitions: Collection[int]) -> None:
-        """These partitions are no longer ours."""
+        """Stop acting for partitions that are no longer ours."""
         for partition in partitions:
             self._to_load.pop(partition, None)
         self._state.engine.disown(partitions, self._state.clock.now())
@@ -68,25 +68,25 @@ class PartitionLoader:
         return bool(self._to_load)
 
     def mark_maybe_changed(self, partitions: Collection[int], until: float) -> None:
-        """Until then tasks in these may expire without a word to the engine: a statement whose
-        answer was lost may come late."""
-        self._unsure.update(dict.fromkeys(partitions, until))
+        """Note that until then tasks in these may expire without the engine being told: a statement
+        whose answer was lost may come late."""
+        self._maybe_changed.update(dict.fromkeys(partitions, until))
 
     async def run(self) -> None:
-        chores = self._chores
+        jobs = self._jobs
         while True:
-            await chores.attempt(self._load_windows)
-            if chores.is_time("reload", self._reload_pace):
+            await jobs.run(self._load_windows)
+            if jobs.is_time("reload", self._reload_pace):
                 began = self._state.clock.steady()
-                await chores.attempt(self._reload_some)
-                self._rest_from_reloading(self._state.clock.steady() - began)
-            await chores.attempt(self._refill_streams)
-            await chores.rest()
+                await jobs.run(self._reload_some)
+                self._delay_reload(self._state.clock.steady() - began)
+            await jobs.run(self._refill_streams)
+            await jobs.wait()
 
     # Whole partitions ------------------------------------------------------------------------
 
     async def _read(self, partitions: Collection[int]) -> list[TaskRow]:
-        """What is in partitions, up to the horizon, which may move on while we read."""
+        """Return what is in partitions, up to the horizon, which may move on while we read."""
         rows: list[TaskRow] = []
         after = _BEGINNING_OF_TIME
         cap = self._config.read_cap
@@ -98,26 +98,26 @@ class PartitionLoader:
     async def _load_windows(self) -> None:
         """Begin to act for some partitions. The rest has its turn after all else: the first can
         start tasks, and streams are filled again, meanwhile."""
-        self._look_into_doubts()
+        self._queue_stale()
         if not self._to_load:
             self._chunk = _CHUNK
             self._metrics.partitions_owned.set(len(self._state.engine.partitions))
-        elif self._loader_was_here:
+        elif self._loader_is_ready:
             self._state.partitions_wanted.set()
-            await self._take_stock_of(dict(islice(self._to_load.items(), self._chunk)))
+            await self._load_chunk(dict(islice(self._to_load.items(), self._chunk)))
 
     @property
-    def _loader_was_here(self) -> bool:
+    def _loader_is_ready(self) -> bool:
         """Whether it is known how far to look, and how much each tenant may run."""
         state = self._state
         return bool(state.engine.horizon) and state.limits_read_by == state.node_id
 
-    def _look_into_doubts(self) -> None:
+    def _queue_stale(self) -> None:
         for partition in self._state.stale_partitions & self._state.engine.partitions:
             self._to_load[partition] = object()
         self._state.stale_partitions.clear()
 
-    async def _take_stock_of(self, chunk: Mapping[int, object]) -> None:
+    async def _load_chunk(self, chunk: Mapping[int, object]) -> None:
         try:
             rows = await self._read(chunk.keys())
         except StoreUnavailable:
@@ -134,7 +134,7 @@ class PartitionLoader:
         self._state.engine.own(still_ours, found, self._state.clock.now())
         self._state.request_dispatch()
 
-    # The net ---------------------------------------------------------------------------------
+    # Rotating reload -------------------------------------------------------------------------
 
     @property
     def _reload_pace(self) -> float:
@@ -149,54 +149,55 @@ class PartitionLoader:
         if not partitions:
             return
         rows = await self._read(partitions)
-        self._saw(rows)
+        self._dispatcher.cancel(self._state.apply(rows))
         now = self._state.clock.now()
-        stale_partitions = self._doubtful_in(partitions, {row.id for row in rows}, now)
-        if stale_partitions:
-            seen = await self._store.look_at(stale_partitions)
-            self._saw(seen.rows)
-            self._state.engine.gone(seen.gone, self._state.clock.now())
-        self._unsure = {
+        maybe_gone = self._maybe_gone(partitions, {row.id for row in rows}, now)
+        if maybe_gone:
+            seen = await self._store.look_at(maybe_gone)
+            self._dispatcher.cancel(self._state.apply(seen.rows, seen.gone))
+        self._maybe_changed = {
             partition: until
-            for partition, until in self._unsure.items()
+            for partition, until in self._maybe_changed.items()
             if partition not in partitions or until > now
         }
 
-    def _doubtful_in(
+    def _maybe_gone(
         self, partitions: Collection[int], found: Collection[UUID], now: float
     ) -> list[tuple[int, UUID]]:
         """Tasks that the engine knows and that may be gone."""
         engine = self._state.engine
-        running = (task for partition in partitions for task in engine.running_in(partition))
+        running = (
+            task for partition in partitions for task in engine.running.in_partition(partition)
+        )
         stale_partitions = [task for task in running if task[1] not in found]
-        mark_maybe_changed = self._unsure.keys() & partitions
+        mark_maybe_changed = self._maybe_changed.keys() & partitions
         return (
-            stale_partitions + engine.overdue_in(mark_maybe_changed, now)
+            stale_partitions + engine.window.expired_in(mark_maybe_changed, now)
             if mark_maybe_changed
             else stale_partitions
         )
 
-    def _rest_from_reloading(self, spent: float) -> None:
+    def _delay_reload(self, spent: float) -> None:
         """A large backlog makes a reload dear: the net shall take a hundredth of the time at most,
         so that it does not slow what it is there to catch."""
-        self._chores.not_before("reload", min(100 * spent, _SLOWEST_RELOAD * self._reload_pace))
+        self._jobs.delay("reload", min(100 * spent, _SLOWEST_RELOAD * self._reload_pace))
 
     # Streams that ran low --------------------------------------------------------------------
 
     async def _refill_streams(self) -> None:
         engine = self._state.engine
-        wanted = deque(engine.refills())
+        wanted = deque(engine.window.refills())
         read = set[int]()
         try:
             while wanted:
                 rows = await self._rows_for(wanted[0], read)
-                engine.refilled(wanted[0], rows, self._state.clock.now())
+                self._state.apply(rows)
+                engine.window.refilled(wanted[0], rows)
                 wanted.popleft()
-                self._state.request_dispatch()
         finally:
             # One that failed must not make the others wait for an answer for ever.
             for refill in wanted:
-                engine.not_refilled(refill)
+                engine.window.not_refilled(refill)
 
     async def _rows_for(self, refill: Refill, read: set[int]) -> list[TaskRow]:
         """`read` has the partitions that were read as a whole since the refills were asked for."""
@@ -214,8 +215,3 @@ class PartitionLoader:
             known=refill.known,
             limit=refill.limit,
         )
-
-    def _saw(self, rows: Sequence[TaskRow]) -> None:
-        self._dispatcher.cancel(self._state.engine.saw(rows, self._state.clock.now()))
-        if rows:
-            self._state.request_dispatch()

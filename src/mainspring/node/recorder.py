@@ -2,68 +2,46 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
 from uuid import UUID
 
 import structlog
 
 from mainspring import crash
 from mainspring.config import Config
-from mainspring.domain.execution import (
-    Execution,
-    Outcome,
-    Report,
-    TaskError,
-)
-from mainspring.domain.outcome_rules import (
-    Finish,
-    RetryLater,
-    decide_outcome,
-    finish,
-)
+from mainspring.domain.execution import Outcome, Report, TaskError
+from mainspring.domain.outcome_rules import Finish, RetryLater, decide_outcome, finish
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.errors import StoreUnavailable
-from mainspring.node.signals import Signals
+from mainspring.node.announcer import Announcer
+from mainspring.node.eager_leases import EagerLeases
+from mainspring.node.retrying import RETRY_PAUSE, until_answered, write_in_parts
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import REFUSED
 from mainspring.store.claims import EngineStore, TaskRef
-from mainspring.store.step_rows import NO_STEP_LEASES, Moved, StepLeaseOffer
+from mainspring.store.step_rows import NO_STEP_LEASES, Moved
 from mainspring.workflows.outcomes import StepOutcomes
 
 log = structlog.get_logger()
 
 _WRITES_IN_FLIGHT = 2
-_RETRY_PAUSE = 0.25
 _WAITING = (TaskState.SCHEDULED, TaskState.PAUSED)
 _UNSTORABLE = "unstorable-result"
 
 
 @dataclass(slots=True)
 class _Asked:
-    """Somebody waits until so many tries are written."""
+    """Somebody waits until so many executions are written."""
 
     theirs: Collection[int]
-    """Which reports are, by identity: others may say something else about the same tries."""
+    """Which reports are, by identity: others may say something else about the same executions."""
     open: int
     answered: asyncio.Future[None]
     accepted: set[tuple[UUID, int]] = field(default_factory=set)
-
-
-class Starter(Protocol):
-    """Starts steps that were leased as they were released."""
-
-    def offer_step_leases(self) -> StepLeaseOffer:
-        """How many may be; to be ended in any case."""
-        ...
-
-    def end_step_leases(
-        self, relay: StepLeaseOffer, begun: Sequence[tuple[TaskRow, Execution]]
-    ) -> None: ...
 
 
 class Recorder:
@@ -76,7 +54,7 @@ class Recorder:
         state: NodeState,
         store: EngineStore,
         steps: StepOutcomes,
-        signals: Signals,
+        announcer: Announcer,
         metrics: Metrics,
         rng: Random,
     ) -> None:
@@ -84,30 +62,27 @@ class Recorder:
         self._state = state
         self._store = store
         self._steps = steps
-        self._signals = signals
+        self._announcer = announcer
         self._metrics = metrics
         self._rng = rng
         self._queue: deque[Report] = deque()
         self._asked: dict[tuple[UUID, int], list[_Asked]] = {}
         self._filled = asyncio.Event()
         self._writing = 0
-        self._starter: Starter | None = None
-
-    def relay_to(self, starter: Starter) -> None:
-        """Let it start what is released and may run at once."""
-        self._starter = starter
+        self.eager_leases: EagerLeases | None = None
+        """Runs released steps at once, where there is room."""
 
     def report(self, reports: Sequence[Report]) -> None:
         """Take reports from an executor: the sink of all executors."""
         crash.reach("report.received")
         for report in reports:
-            self._state.engine.reported(report.execution.id, report.execution.fence)
+            self._state.engine.leases.drop(report.execution.id, report.execution.fence)
         self._queue.extend(reports)
         self._filled.set()
 
     async def record(self, reports: Sequence[Report]) -> list[bool]:
         """Take reports from outside the node and wait until they are written, together with
-        whatever else is; whether each was accepted. Of one try the first report is."""
+        whatever else is; whether each was accepted. Of one execution the first report is."""
         if not reports:
             return []
         names = [(report.execution.id, report.execution.fence) for report in reports]
@@ -128,7 +103,7 @@ class Recorder:
         done = await self._steps.expire_leases(
             ownership, held, now, count_crash=count_crash, presumed=presumed
         )
-        self.moved(done.moved)
+        self._announcer.announce_runs(done.moved)
         self._metrics.executions.labels("lost").inc(len(done.accepted))
 
     async def run(self) -> None:
@@ -180,11 +155,8 @@ class Recorder:
             accepted |= await self._record_finishes(finishes)
         if self._asked:
             self._answer(batch, accepted)
-        ours = self._state.engine.partitions
-        foreign = {r.execution.partition for r in batch if r.execution.partition not in ours}
-        if foreign:
-            self._signals.wake_owners(foreign)
-        self._state.request_dispatch()
+        foreign = {report.execution.partition for report in batch} - self._state.engine.partitions
+        self._announcer.announce(changed=foreign)
 
     def _answer(self, batch: Sequence[Report], accepted: set[UUID]) -> None:
         for report in batch:
@@ -206,12 +178,12 @@ class Recorder:
         return accepted | self._end(steps, await self._finish_steps(steps))
 
     def _end(self, finishes: Sequence[Finish], accepted: set[UUID]) -> set[UUID]:
-        """Outcomes were written: the engine and the metrics hear of it."""
+        """Pass on outcomes that were written to the engine and the metrics."""
         crash.reach("record.committed")
         now = self._state.clock.now()
         for end in finishes:
             execution = end.report.execution
-            self._state.engine.ended(execution.id, execution.fence, now)
+            self._state.engine.end(execution.id, execution.fence, now)
         done = [end for end in finishes if end.report.execution.id in accepted]
         self._count(end.report for end in done)
         for state, count in Counter(end.state.value for end in done).items():
@@ -222,18 +194,18 @@ class Recorder:
     async def _record_retries(
         self, retries: Sequence[RetryLater]
     ) -> tuple[set[UUID], list[Finish]]:
-        """Schedule tasks again; answers which, and the ends of those that somebody asked to cancel:
+        """Schedule tasks again. Return which, and the ends of those that somebody asked to cancel:
         these are yet to be written, and until then they count as running."""
         rows, unwritten = await self._retry(retries)
         crash.reach("retry.committed")
         now = self._state.clock.now()
-        self._state.engine.saw(rows, now)
+        self._state.engine.update(rows, now)
         again = {row.id for row in rows}
         cancelled: list[Finish] = []
         for retry in retries:
             execution = retry.report.execution
             if execution.id in again or execution.id in unwritten:
-                self._state.engine.ended(execution.id, execution.fence, now)
+                self._state.engine.end(execution.id, execution.fence, now)
             else:
                 cancelled.append(finish(retry.report, TaskState.CANCELLED))
         self._count(retry.report for retry in retries if retry.report.execution.id in again)
@@ -242,18 +214,28 @@ class Recorder:
     async def _finish(self, finishes: Sequence[Finish]) -> set[UUID]:
         """Write until it is written. Writing again what may have been written already is harmless:
         the fence lets it through once."""
-        while True:
-            try:
-                return await self._store.finish(self._state.ownership(), finishes)
-            except StoreUnavailable:
-                await self._pause()
-            except REFUSED as error:
-                if len(finishes) > 1:
-                    # One bad result must not hold up the others: each alone.
-                    return {i for f in finishes for i in await self._finish([f])}
-                if _given_up(finishes[0].report, error):
-                    return set()
-                finishes = [_unrecordable(finishes[0], error)]
+
+        async def write(part: Sequence[Finish]) -> set[UUID]:
+            return await self._store.finish(self._state.ownership(), part)
+
+        return await self._write_finishes(finishes, write)
+
+    async def _write_finishes(
+        self,
+        finishes: Sequence[Finish],
+        write: Callable[[Sequence[Finish]], Awaitable[set[UUID]]],
+    ) -> set[UUID]:
+        accepted: set[UUID] = set()
+
+        async def write_part(part: Sequence[Finish]) -> None:
+            accepted.update(await until_answered(lambda: write(part), self._metrics))
+
+        async def refused(end: Finish, error: Exception) -> None:
+            if not _given_up(end.report, error):
+                await write_in_parts([_unrecordable(end, error)], write_part, refused)
+
+        await write_in_parts(finishes, write_part, refused)
+        return accepted
 
     async def _finish_steps(self, finishes: Sequence[Finish]) -> set[UUID]:
         """The same for steps, whose runs move on with it: the short way where that will do."""
@@ -261,88 +243,80 @@ class Recorder:
             accepted = await self._finish_fast(finishes)
         except StoreUnavailable:
             # What was written without a word to us is not accepted again, and looked at.
-            await self._pause()
-            return await self._finish_with_care(finishes, mark_maybe_changed=True)
+            self._metrics.database_errors.inc()
+            await asyncio.sleep(RETRY_PAUSE)
+            return await self._finish_with_care(finishes, maybe_changed=True)
         except REFUSED:
             accepted = set()
         rest = [f for f in finishes if f.report.execution.id not in accepted]
         return accepted | await self._finish_with_care(rest) if rest else accepted
 
     async def _finish_fast(self, finishes: Sequence[Finish]) -> set[UUID]:
-        relay = self._starter.offer_step_leases() if self._starter else NO_STEP_LEASES
+        eager = self.eager_leases
+        offer = eager.offer_steps() if eager else NO_STEP_LEASES
         moved = Moved()
         try:
             crash.reach("step.before_commit")
-            done = await self._steps.finish_fast(self._state.ownership(), finishes, relay)
+            done = await self._steps.finish_fast(self._state.ownership(), finishes, offer)
             moved = done.moved
             crash.reach("step.committed")
         finally:
-            if self._starter:
-                self._starter.end_step_leases(relay, moved.begun)
-        self.moved(moved)
+            if eager:
+                eager.end_steps(offer, moved.leased)
+        self._announcer.announce_runs(moved)
         return done.accepted
 
     async def _finish_with_care(
-        self, finishes: Sequence[Finish], *, mark_maybe_changed: bool = False
+        self, finishes: Sequence[Finish], *, maybe_changed: bool = False
     ) -> set[UUID]:
         """An answer that was lost may have released others, of which nobody told the engine: then
         all is looked at again."""
-        while True:
+
+        async def write(part: Sequence[Finish]) -> set[UUID]:
+            nonlocal maybe_changed
             try:
                 now = self._state.clock.now()
                 crash.reach("step.before_commit")
-                done = await self._steps.finish(self._state.ownership(), finishes, now)
-                crash.reach("step.committed")
-                self.moved(done.moved)
-                if mark_maybe_changed:
-                    self._state.mark_stale(self._state.engine.partitions)
-                return done.accepted
+                done = await self._steps.finish(self._state.ownership(), part, now)
             except StoreUnavailable:
-                mark_maybe_changed = True
-                await self._pause()
-            except REFUSED as error:
-                if len(finishes) > 1:
-                    return {i for f in finishes for i in await self._finish_with_care([f])}
-                if _given_up(finishes[0].report, error):
-                    return set()
-                finishes = [_unrecordable(finishes[0], error)]
+                maybe_changed = True
+                raise
+            crash.reach("step.committed")
+            self._announcer.announce_runs(done.moved)
+            if maybe_changed:
+                self._state.mark_stale(self._state.engine.partitions)
+            return done.accepted
 
-    def moved(self, moved: Moved) -> None:
-        """Runs moved on: the engine hears of its own tasks; for others there are wake rows."""
-        ours = self._state.engine.partitions
-        mine = [row for row in moved.rows if row.partition in ours and row.state != "running"]
-        self._state.engine.saw(mine, self._state.clock.now())
-        self._state.request_dispatch()
-        for state, count in moved.ended.items():
-            self._metrics.workflow_runs_finished.labels(state).inc(count)
-        self._metrics.steps_released.inc(len(moved.rows))
-        if moved.told & ours:
-            self._state.request_wakes()
-        if elsewhere := ({row.partition for row in moved.rows} | moved.told) - ours:
-            self._signals.wake_owners(elsewhere)
+        return await self._write_finishes(finishes, write)
 
     async def _retry(self, retries: Sequence[RetryLater]) -> tuple[list[TaskRow], set[UUID]]:
-        """Write until it is written; answers the rows, also those of a write whose answer was
-        lost: nobody else tells the engine of them. And what cannot be written."""
-        mark_maybe_changed = False
-        while True:
+        """Write until it is written. Return the rows, also those of a write whose answer was lost:
+        nobody else tells the engine of them. And what cannot be written."""
+        rows: list[TaskRow] = []
+        unwritten: set[UUID] = set()
+        maybe_changed = False
+
+        async def write(part: Sequence[RetryLater]) -> list[TaskRow]:
+            nonlocal maybe_changed
             try:
-                rows = await self._store.retry(self._state.ownership(), retries)
-                return rows + (
-                    await self._rescheduled(retries) if mark_maybe_changed else []
-                ), set()
+                written = await self._store.retry(self._state.ownership(), part)
+                return written + (await self._rescheduled(part) if maybe_changed else [])
             except StoreUnavailable:
-                mark_maybe_changed = True
-                await self._pause()
-            except REFUSED as error:
-                if len(retries) > 1:
-                    alone = [await self._retry([retry]) for retry in retries]
-                    rows = [row for written, _ in alone for row in written]
-                    return rows, {one for _, unwritten in alone for one in unwritten}
-                report = retries[0].report
-                if _given_up(report, error):
-                    return [], {report.execution.id}
-                retries = [retries[0]._replace(report=_storable(report, error))]
+                maybe_changed = True
+                raise
+
+        async def write_part(part: Sequence[RetryLater]) -> None:
+            rows.extend(await until_answered(lambda: write(part), self._metrics))
+
+        async def refused(retry: RetryLater, error: Exception) -> None:
+            if _given_up(retry.report, error):
+                unwritten.add(retry.report.execution.id)
+                return
+            storable = retry._replace(report=_storable(retry.report, error))
+            await write_in_parts([storable], write_part, refused)
+
+        await write_in_parts(retries, write_part, refused)
+        return rows, unwritten
 
     async def _rescheduled(self, retries: Sequence[RetryLater]) -> list[TaskRow]:
         tasks = [(r.report.execution.tenant_id, r.report.execution.id) for r in retries]
@@ -353,14 +327,10 @@ class Recorder:
         for outcome, count in Counter(report.outcome.value for report in reports).items():
             self._metrics.executions.labels(outcome).inc(count)
 
-    async def _pause(self) -> None:
-        self._metrics.database_errors.inc()
-        await asyncio.sleep(_RETRY_PAUSE)
-
 
 def _apart(reports: Sequence[Report]) -> Iterator[Sequence[Report]]:
     """The same reports such that no statement sees a task twice: it would let both through. Of one
-    try the first report counts; that of another try of the task has to wait for it."""
+    execution the first report counts; that of another execution of the task has to wait for it."""
     while reports:
         first: dict[UUID, Report] = {}
         later = []
@@ -373,7 +343,7 @@ def _apart(reports: Sequence[Report]) -> Iterator[Sequence[Report]]:
 
 
 def _unrecordable(end: Finish, error: Exception) -> Finish:
-    """What an executor said cannot be stored: the task failed, and says so."""
+    """Return a failure in place of a result that cannot be stored."""
     told = _storable(end.report, error)._replace(
         outcome=Outcome.FAILED, result=None, retryable=False
     )

@@ -1,32 +1,84 @@
-"""Asking the database until it answers."""
+"""Waiting, repeating and retrying: the loops of the drivers, and their batches."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from mainspring.errors import NothingSent, StoreUnavailable
+import structlog
+
+from mainspring.errors import StoreUnavailable
 from mainspring.observe.metrics import Metrics
+from mainspring.postgres.database import REFUSED
 
 T = TypeVar("T")
+_Errors = tuple[type[Exception], ...]
 
-_RETRY_PAUSE = 0.25
+RETRY_PAUSE = 0.25
+
+log = structlog.get_logger()
 
 
-async def until_answered(ask: Callable[[], Awaitable[T]], metrics: Metrics) -> T:
-    """For questions that may be asked again."""
+async def until_answered(
+    ask: Callable[[], Awaitable[T]],
+    metrics: Metrics,
+    retry_on: type[StoreUnavailable] = StoreUnavailable,
+) -> T:
+    """Ask the database until it answers. What may be asked only once is asked again after
+    `NothingSent` alone."""
     while True:
         try:
             return await ask()
-        except StoreUnavailable:
+        except retry_on:
             metrics.database_errors.inc()
-            await asyncio.sleep(_RETRY_PAUSE)
+            await asyncio.sleep(RETRY_PAUSE)
 
 
-async def until_sent(ask: Callable[[], Awaitable[T]], metrics: Metrics) -> T:
-    """For what may only be asked once, but as late as need be."""
+async def repeat(
+    turn: Callable[[], Awaitable[None]],
+    metrics: Metrics,
+    message: str,
+    *,
+    action: str,
+    errors: _Errors = (StoreUnavailable,),
+    pause: float = RETRY_PAUSE,
+) -> None:
+    """Run a turn for ever. One that fails is logged and counted, and a pause follows."""
     while True:
         try:
-            return await ask()
-        except NothingSent:
+            await turn()
+        except errors as problem:
             metrics.database_errors.inc()
-            await asyncio.sleep(_RETRY_PAUSE)
+            log.warning(message, action=action, problem=str(problem) or repr(problem))
+            await asyncio.sleep(pause)
+
+
+async def wait_at_most(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event; whether it came in time."""
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def write_in_parts(
+    items: Sequence[T],
+    write: Callable[[Sequence[T]], Awaitable[None]],
+    refused: Callable[[T, Exception], Awaitable[None]],
+    errors: _Errors = REFUSED,
+) -> None:
+    """Write a batch; if it is refused, its halves, so that a bad member holds up no other. One that
+    is refused alone is for `refused`."""
+    try:
+        await write(items)
+    except StoreUnavailable:
+        raise
+    except errors as error:
+        if len(items) < 2:
+            for item in items:
+                await refused(item, error)
+            return
+        middle = len(items) // 2
+        for part in (items[:middle], items[middle:]):
+            await write_in_parts(part, write, refused, errors)

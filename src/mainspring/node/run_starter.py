@@ -18,15 +18,10 @@ import structlog
 
 from mainspring.clock import Clock, StartTime
 from mainspring.domain.capability import takes_slot
-from mainspring.domain.execution import (
-    Execution,
-    Outcome,
-    Report,
-    TaskError,
-)
+from mainspring.domain.execution import Execution, Outcome, Report, TaskError
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import ReportSink
-from mainspring.node.recorder import Recorder
+from mainspring.node.announcer import Announcer
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import REFUSED
 from mainspring.workflows.task_runs import TaskRuns
@@ -35,7 +30,7 @@ log = structlog.get_logger()
 
 _EVERY = 0.25
 # Who waits here has left the fair queue: only so many that there is always one to begin.
-_MOST_TO_BEGIN = 256
+_MOST_TO_START = 256
 _AT_ONCE = 4
 _MOST_ASKED = 1000
 _OUTCOMES = {"completed": Outcome.SUCCEEDED, "cancelled": Outcome.CANCELLED}
@@ -54,8 +49,8 @@ class _RunExecution:
 
     execution: Execution
     start: StartTime
-    begun_by: UUID | None = None
-    """The node's id when its run was begun: under another one there may be no such run."""
+    started_by: UUID | None = None
+    """The node's id when its run was started: under another one there may be no such run."""
     cancelling: bool = False
 
 
@@ -86,24 +81,24 @@ class _Turns:
 
 
 class RunStarter:
-    """An executor: begins runs, and reports their ends."""
+    """An executor that starts runs, and reports their ends."""
 
     def __init__(
         self,
         clock: Clock,
         state: NodeState,
         runs: TaskRuns,
-        recorder: Recorder,
+        announcer: Announcer,
         report: ReportSink,
     ) -> None:
         self._clock = clock
         self._state = state
         self._runs = runs
-        self._recorder = recorder
+        self._announcer = announcer
         self._report = report
-        self._tries: dict[tuple[UUID, int], _RunExecution] = {}
-        self._to_begin = _Turns()
-        self._begun = _Turns()
+        self._executions: dict[tuple[UUID, int], _RunExecution] = {}
+        self._to_start = _Turns()
+        self._started = _Turns()
         self._to_cancel: deque[_RunExecution] = deque()
         self._look_at = 0.0
         self._wanted = asyncio.Event()
@@ -113,47 +108,47 @@ class RunStarter:
         return not takes_slot(capability)
 
     def room(self) -> int:
-        return max(0, _MOST_TO_BEGIN - len(self._to_begin))
+        return max(0, _MOST_TO_START - len(self._to_start))
 
     def start(self, executions: Sequence[Execution]) -> None:
         now = self._clock.now()
         for execution in executions:
             found = _RunExecution(execution, StartTime.now(self._clock, max(now, execution.picked)))
-            self._tries[execution.id, execution.fence] = found
-            self._to_begin.add(found)
+            self._executions[execution.id, execution.fence] = found
+            self._to_start.add(found)
         self._wanted.set()
         if self._loop is None:
-            self._loop = asyncio.create_task(self._keep_looking())
+            self._loop = asyncio.create_task(self._keep_running())
 
     def has(self, task_id: UUID, fence: int) -> bool:
-        return (task_id, fence) in self._tries
+        return (task_id, fence) in self._executions
 
     def cancel(self, task_id: UUID, fence: int) -> None:
-        found = self._tries.get((task_id, fence))
+        found = self._executions.get((task_id, fence))
         if found is not None and not found.cancelling:
             found.cancelling = True
-            if found.begun_by is not None:
+            if found.started_by is not None:
                 self._to_cancel.append(found)
                 self._wanted.set()
 
     def holds_back(self, task_id: UUID, fence: int) -> str | None:
-        found = self._tries.get((task_id, fence))
-        if found is None or found.begun_by is not None:
+        found = self._executions.get((task_id, fence))
+        if found is None or found.started_by is not None:
             return None  # what it runs waits for steps, and the run tells for which
-        return f"{len(self._to_begin)} runs are about to begin"
+        return f"{len(self._to_start)} runs are about to begin"
 
     async def stop(self, grace: float) -> None:
         """The runs go on without us: whoever claims the tasks next waits for their ends."""
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.gather(self._loop, return_exceptions=True)
-        for found in list(self._tries.values()):
-            self._conclude(found, Outcome.RELEASED)
+        for found in list(self._executions.values()):
+            self._report_end(found, Outcome.RELEASED)
 
-    async def _keep_looking(self) -> None:
+    async def _keep_running(self) -> None:
         while True:
             self._wanted.clear()
-            more = await self._guarded(self._begin_some)
+            more = await self._guarded(self._start_some)
             await self._guarded(self._cancel_some)
             await self._guarded(self._look_for_ends)
             if not more:
@@ -172,25 +167,25 @@ class RunStarter:
 
     async def _rest(self) -> None:
         try:
-            async with asyncio.timeout_at(self._look_at if self._tries else None):
+            async with asyncio.timeout_at(self._look_at if self._executions else None):
                 await self._wanted.wait()
         except TimeoutError:
             pass
 
-    async def _begin_some(self) -> bool:
+    async def _start_some(self) -> bool:
         """Begin a few side by side; whether more wait. Only a few, so that the ends of other runs
         are noticed in between."""
-        taken = self._to_begin.take(_AT_ONCE)
+        taken = self._to_start.take(_AT_ONCE)
         came = await asyncio.gather(*map(self._begin, taken), return_exceptions=True)
         if taken:
             self._state.request_dispatch()  # there is room for others
         problems = [problem for problem in came if problem is not None]
         for found, problem in zip(taken, came, strict=True):
             if problem is not None:
-                self._to_begin.add(found)
+                self._to_start.add(found)
         if problems:
             raise problems[0]
-        return bool(self._to_begin)
+        return bool(self._to_start)
 
     async def _cancel_some(self) -> bool:
         for _ in range(len(self._to_cancel)):
@@ -208,7 +203,7 @@ class RunStarter:
         if now < self._look_at:
             return False
         self._look_at = now + _EVERY
-        asked = list(filter(self._is_open, self._begun.take(_MOST_ASKED)))
+        asked = list(filter(self._is_open, self._started.take(_MOST_ASKED)))
         waiting = {found.execution.id: found for found in asked}
         try:
             if asked:
@@ -217,8 +212,8 @@ class RunStarter:
         finally:
             node = self._state.node_id
             for found in filter(self._is_open, asked):
-                # To begin again what is begun does nothing.
-                (self._begun if found.begun_by == node else self._to_begin).add(found)
+                # To start again what has started does nothing.
+                (self._started if found.started_by == node else self._to_start).add(found)
         return False
 
     def _is_open(self, found: _RunExecution) -> bool:
@@ -229,7 +224,7 @@ class RunStarter:
         try:
             wanted = msgspec.json.decode(execution.payload, type=RunRequest)
         except (msgspec.MsgspecError, RecursionError) as problem:
-            self._conclude(found, Outcome.FAILED, TaskError("bad-payload", str(problem)[:300]))
+            self._report_end(found, Outcome.FAILED, TaskError("bad-payload", str(problem)[:300]))
             return
         try:
             moved = await self._runs.begin(
@@ -237,17 +232,17 @@ class RunStarter:
             )
         except REFUSED as problem:
             # Asking again is of no use, and the others wait.
-            self._conclude(found, Outcome.FAILED, TaskError("bad-payload", str(problem)[:300]))
+            self._report_end(found, Outcome.FAILED, TaskError("bad-payload", str(problem)[:300]))
             return
         if moved is None:
             text = f"there is no workflow {wanted.workflow[:100]!r}"
-            self._conclude(found, Outcome.FAILED, TaskError("no-workflow", text))
+            self._report_end(found, Outcome.FAILED, TaskError("no-workflow", text))
             return
-        found.begun_by = node
-        self._begun.add(found)
+        found.started_by = node
+        self._started.add(found)
         if found.cancelling:
             self._to_cancel.append(found)
-        self._recorder.moved(moved)
+        self._announcer.announce_runs(moved)
 
     async def _cancel(self, found: _RunExecution) -> None:
         if not self._is_open(found):
@@ -264,9 +259,9 @@ class RunStarter:
             return
         found.cancelling = False
         if moved is None:
-            self._conclude(found, Outcome.RELEASED)
+            self._report_end(found, Outcome.RELEASED)
         else:
-            self._recorder.moved(moved)
+            self._announcer.announce_runs(moved)
 
     def _end(self, found: _RunExecution, state: str) -> None:
         outcome = _OUTCOMES.get(state, Outcome.FAILED)
@@ -274,9 +269,9 @@ class RunStarter:
         if outcome is Outcome.FAILED:
             error = TaskError("run-failed", f"the run {found.execution.id} has failed")
         result = msgspec.json.encode({"workflow_run_id": str(found.execution.id), "state": state})
-        self._conclude(found, outcome, error, result)
+        self._report_end(found, outcome, error, result)
 
-    def _conclude(
+    def _report_end(
         self,
         found: _RunExecution,
         outcome: Outcome,
@@ -284,7 +279,7 @@ class RunStarter:
         result: bytes | None = None,
     ) -> None:
         execution = found.execution
-        del self._tries[execution.id, execution.fence]
+        del self._executions[execution.id, execution.fence]
         fields: dict[str, Any] = {"result": result, "error": error, "retryable": False}
         started, finished = found.start.at, found.start.end(self._clock)
         self._report([Report(execution, outcome, started, finished, **fields)])

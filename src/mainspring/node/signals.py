@@ -43,15 +43,15 @@ class Signals:
         self._on_mail: Callable[[], None] = lambda: None
 
     def when(self, *, woken: Callable[[], None], cluster_changed: Callable[[], None]) -> None:
-        """Whom to tell of what is heard."""
+        """Set the callbacks for hints that are heard."""
         self._on_wake, self._on_cluster = woken, cluster_changed
 
     def when_mailed(self, mailed: Callable[[], None]) -> None:
-        """Whom to tell that another node has left a letter."""
+        """Set the callback for messages of other nodes."""
         self._on_mail = mailed
 
     def wake_owners(self, partitions: Collection[int]) -> None:
-        """There are wake rows for the owners of these partitions."""
+        """Hint to the owners of these partitions that they have wake rows."""
         owners = {self._state.owners.get(partition) for partition in partitions}
         self._pending.update(str(o) for o in owners if o is not None and o != self._state.node_id)
         if self._pending:

@@ -1,13 +1,15 @@
 """What the drivers of one node share: the engine, the clock, and the node's right to act."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
 from mainspring.clock import Clock
 from mainspring.domain.placement import Ownership
+from mainspring.domain.rows import TaskRow
 from mainspring.engine.core import Engine
+from mainspring.engine.leases import HeldLease
 
 
 @dataclass(slots=True)
@@ -27,11 +29,11 @@ class NodeState:
     wakes_wanted: bool = False
     """Whether that is the wake rows."""
     partitions_wanted: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the stocktaker has."""
+    """Set when the partition loader has something to look at."""
     stale_partitions: set[int] = field(default_factory=set)
     """Partitions in which something may have been written that the engine was not told of."""
     limits_read_by: UUID | None = None
-    """The node's id when all tenants' limits were read last: nothing is begun by older ones."""
+    """The node's id when all tenants' limits were read last: nothing starts by older ones."""
     _forgetting: list[Callable[[], None]] = field(default_factory=list)
 
     @property
@@ -56,13 +58,20 @@ class NodeState:
         for forget in self._forgetting:
             forget()
 
+    def apply(self, rows: Sequence[TaskRow], gone: Sequence[UUID] = ()) -> list[HeldLease]:
+        """Pass on to the engine what was read: tasks, and which of them are finished. Return the
+        executions of ours that have to be cancelled."""
+        now = self.clock.now()
+        self.request_dispatch()
+        return self.engine.update(rows, now) + self.engine.remove(gone, now)
+
     def request_wakes(self) -> None:
         """Somebody changed something: let the loader look at the wake rows now."""
         self.wakes_wanted = True
         self.load_wanted.set()
 
     def mark_stale(self, partitions: Collection[int]) -> None:
-        """An answer was lost: let the stocktaker look at everything in these partitions."""
+        """An answer was lost: let the partition loader read everything in these partitions."""
         self.stale_partitions.update(partitions)
         self.partitions_wanted.set()
 

@@ -1,1 +1,1 @@
-"""How a node is watched: log lines and metrics."""
+"""Observation of a node: log lines and metrics."""

@@ -1,4 +1,4 @@
-"""What a node counts about itself, in Prometheus' terms. Built once and passed to who counts."""
+"""Metrics of a node, in Prometheus' terms. Built once and passed to whoever counts."""
 
 from bisect import bisect_left
 from collections.abc import Iterable

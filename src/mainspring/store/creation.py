@@ -69,7 +69,7 @@ class Made(NamedTuple):
     """What was inserted: id → partition; and what of it was leased."""
 
     partitions: dict[UUID, int]
-    begun: list[tuple[TaskRow, Execution]]
+    leased: list[tuple[TaskRow, Execution]]
 
 
 def window_row(task: NewTask, partition: int) -> TaskRow:
@@ -112,7 +112,7 @@ def creation_arguments(
     creations: Sequence[Creation],
     ownership: Ownership,
     near: float,
-    start: EagerLeaseOffer = NO_EAGER_LEASE,
+    offer: EagerLeaseOffer = NO_EAGER_LEASE,
 ) -> tuple[object, ...]:
     """What the statement `create_tasks` wants, rows in lock order."""
     rows = sorted(
@@ -142,9 +142,9 @@ def creation_arguments(
         sparse([task.replay_of for task, _key in rows]),
         sparse([task.schedule_id for task, _key in rows]),
         sparse([task.nominal for task, _key in rows]),
-        [task.id in start.tasks for task, _key in rows] if start.tasks else [],
-        start.worker,
-        start.lease,
+        [task.id in offer.tasks for task, _key in rows] if offer.tasks else [],
+        offer.worker,
+        offer.lease,
     )
 
 

@@ -159,7 +159,7 @@ class Moved:
 
     rows: list[TaskRow] = field(default_factory=list)
     """Tasks that were released."""
-    begun: list[tuple[TaskRow, Execution]] = field(default_factory=list)
+    leased: list[tuple[TaskRow, Execution]] = field(default_factory=list)
     """Of those, the ones that are leased to this node already: to be started."""
     told: set[int] = field(default_factory=set)
     """Partitions whose owners have wake rows to look at, whoever they are."""

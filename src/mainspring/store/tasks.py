@@ -188,21 +188,21 @@ class TaskStore:
         self,
         creations: Sequence[Creation],
         ownership: Ownership,
-        start: EagerLeaseOffer = NO_EAGER_LEASE,
+        offer: EagerLeaseOffer = NO_EAGER_LEASE,
     ) -> Made:
         """Insert in one transaction, and lease what may start at once.
 
         A creation whose idempotency key was taken already inserts nothing and is not in the answer.
         """
         rows = await self._database.fetch(
-            SQL["create_tasks"], *creation_arguments(creations, ownership, self._near, start)
+            SQL["create_tasks"], *creation_arguments(creations, ownership, self._near, offer)
         )
         if len(rows) >= BULK_ROWS:
             await self._analyze_if_grown(len(rows))
         made = Made({task_id: partition for task_id, partition, _, _ in rows}, [])
-        if start.tasks:
-            made.begun.extend(
-                started_task(start.tasks[task_id], partition, picked, lease_end)
+        if offer.tasks:
+            made.leased.extend(
+                started_task(offer.tasks[task_id], partition, picked, lease_end)
                 for task_id, partition, picked, lease_end in rows
                 if picked is not None
             )

@@ -16,7 +16,7 @@ from mainspring.testing.memory import MemoryApi
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of a try, as the server would hear it."""
+    """The outcome of an execution, as the server would hear it."""
 
     status: str
     result: Any = None

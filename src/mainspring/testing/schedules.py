@@ -62,7 +62,7 @@ class VirtualSchedule:
         return {**self.body, **shown}
 
     def decide(self, now: float, unfinished: int) -> BacklogDecision:
-        """What becomes of what is due, by the rules of `domain/schedule/misfire.py`."""
+        """Return what becomes of what is due, by the rules of `domain/schedule/misfire.py`."""
         assert self.next is not None
         definition, moment = self.definition, now - self.offset
         cut = moment - definition.misfire.window

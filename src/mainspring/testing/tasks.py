@@ -152,7 +152,7 @@ class VirtualTask:
             self.due = self.due if outcome.delay is None else now + outcome.delay
 
     def details(self) -> dict[str, Any]:
-        """What a worker tells the handler beside."""
+        """Return what a worker tells the handler beside."""
         if self.nominal is None:
             return {}
         return {"schedule_id": str(self.schedule_id), "nominal_at": _instant(self.nominal)}

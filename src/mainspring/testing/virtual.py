@@ -22,12 +22,7 @@ from uuid import UUID
 
 import msgspec
 
-from mainspring.domain.execution import (
-    Execution,
-    Outcome,
-    Report,
-    TaskError,
-)
+from mainspring.domain.execution import Execution, Outcome, Report, TaskError
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.outcome_rules import Finish, decide_outcome
 from mainspring.domain.tenant import TenantLimits
@@ -89,8 +84,8 @@ class VirtualTime:
         self._loop = VirtualLoop(self.start.timestamp())
         self._engine = Engine(EngineSettings(lease=_FOR_EVER, stream_cap=_MANY, tenant_cap=_MANY))
         self._schedules = VirtualSchedules(self._loop.clock, self._new_id)
-        self._schedules.changed = self._poke
-        self._poked = False
+        self._schedules.changed = self._request_step
+        self._step_requested = False
         self._alarm: asyncio.TimerHandle | None = None
         self._running: dict[UUID, asyncio.Task[Any]] = {}
         self.api = MemoryApi()
@@ -103,7 +98,7 @@ class VirtualTime:
         return datetime.fromtimestamp(self._loop.clock(), UTC)
 
     def advance(self, **duration: float) -> list[Run]:
-        """Let time pass: `days=`, `hours=`, `minutes=`, `seconds=`. Answers what ran meanwhile."""
+        """Let time pass: `days=`, `hours=`, `minutes=`, `seconds=`. Return what ran meanwhile."""
         return self.advance_to(self.now + timedelta(**duration))
 
     def advance_to(self, moment: datetime) -> list[Run]:
@@ -120,7 +115,7 @@ class VirtualTime:
         own = self.app.__dict__
         self._before: dict[str, Any] = {name: own[name] for name in _CLIENTS if name in own}
         self.app.use(self.api.client, self.api.async_client)
-        self._engine.look_ahead_to(_FOR_EVER)
+        self._engine.extend_horizon(_FOR_EVER)
         self._engine.own(range(256), [], now)
         self._engine.set_limits({TENANT: TenantLimits()}, now)
         if self._periodic:
@@ -142,17 +137,17 @@ class VirtualTime:
         self._loop.close()
 
     async def _until(self, target: float) -> None:
-        self._poke()
+        self._request_step()
         while (left := target - self._loop.clock()) > 0:  # noqa: ASYNC110 - time moves meanwhile
             await asyncio.sleep(left)
         quiet = 0
         while (
             quiet < _QUIET
         ):  # what is due at this very moment still runs, and what follows from it
-            before = (self._poked, len(self.runs), len(self._running))
+            before = (self._step_requested, len(self.runs), len(self._running))
             await asyncio.sleep(0)
-            still = before == (self._poked, len(self.runs), len(self._running))
-            quiet = quiet + 1 if still and not self._poked else 0
+            still = before == (self._step_requested, len(self.runs), len(self._running))
+            quiet = quiet + 1 if still and not self._step_requested else 0
 
     def _next_wake(self) -> float | None:
         known = (self._engine.next_wake(), self._schedules.next_at())
@@ -160,25 +155,25 @@ class VirtualTime:
 
     # The way of a task -----------------------------------------------------------------------
 
-    def _poke(self) -> None:
-        if not self._poked:
-            self._poked = True
+    def _request_step(self) -> None:
+        if not self._step_requested:
+            self._step_requested = True
             self._loop.call_soon(self._step)
 
     def _step(self) -> None:
-        """What a node's drivers do, at one moment: decide, pick, claim, start."""
-        self._poked = False
+        """Return what a node's drivers do, at one moment: decide, pick, claim, start."""
+        self._step_requested = False
         now = self._loop.clock()
         self._fire(now)
-        free = self._slots - self._engine.slots_held
+        free = self._slots - self._engine.leases.slots
         picked = self._engine.pick(now, free, lambda _capability: True)
         claimed = [self.tasks[entry.row.id].claim(now) for entry in picked]
-        self._engine.claimed(picked, claimed, now)
+        self._engine.finish_claim(picked, claimed, now)
         for execution in claimed:
             self._begin(execution)
         for task in [task for task in self.tasks.values() if task.expired_at(now)]:
             task.state = "expired"
-            self._engine.gone([task.id], now)
+            self._engine.remove([task.id], now)
         self._set_alarm(now)
 
     def _set_alarm(self, now: float) -> None:
@@ -186,7 +181,7 @@ class VirtualTime:
             self._alarm.cancel()
         wake = self._next_wake()
         if wake is not None and wake - now < _FOR_EVER / 10:
-            self._alarm = self._loop.call_later(max(_INSTANT, wake - now), self._poke)
+            self._alarm = self._loop.call_later(max(_INSTANT, wake - now), self._request_step)
 
     def _fire(self, now: float) -> None:
         for schedule in self._schedules.due(now):
@@ -210,8 +205,8 @@ class VirtualTime:
             self._new_id(), in_seconds(body), self._loop.clock(), due, schedule, nominal
         )
         self.tasks[task.id] = task
-        self._engine.saw([task.row()], self._loop.clock())
-        self._poke()
+        self._engine.update([task.row()], self._loop.clock())
+        self._request_step()
         return task
 
     def _begin(self, execution: Execution) -> None:
@@ -266,13 +261,13 @@ class VirtualTime:
                 tuple(line.message for line in said),
             )
         )
-        self._engine.reported(task.id, execution.fence)
+        self._engine.leases.drop(task.id, execution.fence)
         task.settle(outcome, verdict, now)
         if isinstance(outcome, Finish):
-            self._engine.ended(task.id, execution.fence, now)
+            self._engine.end(task.id, execution.fence, now)
         else:
-            self._engine.saw([task.row()], now)
-        self._poke()
+            self._engine.update([task.row()], now)
+        self._request_step()
 
     # Routes ----------------------------------------------------------------------------------
 
@@ -322,8 +317,8 @@ class VirtualTime:
             self._running[task.id].cancel()
         elif not task.final:
             task.state = "cancelled"
-            self._engine.gone([task.id], self._loop.clock())
-            self._poke()
+            self._engine.remove([task.id], self._loop.clock())
+            self._request_step()
 
     def _task(self, task_id: str) -> VirtualTask:
         found = self.tasks.get(UUID(task_id))

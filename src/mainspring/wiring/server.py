@@ -28,6 +28,7 @@ from mainspring.execution.builtin import BuiltInExecutor
 from mainspring.execution.http import HttpExecutor
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import Supervisor
+from mainspring.node.announcer import Announcer
 from mainspring.node.deadlines import Deadlines
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
@@ -186,7 +187,8 @@ class Server:
         state.on_new_incarnation(definitions.forget)
         steps = new_steps(rng, config.max_payload, definitions)
         outcomes = StepOutcomes(self._engine_database, steps)
-        recorder = Recorder(config, state, store, outcomes, signals, metrics, rng)
+        announcer = Announcer(state, signals, metrics)
+        recorder = Recorder(config, state, store, outcomes, announcer, metrics, rng)
         dispatcher = Dispatcher(config, state, store, recorder, metrics)
         lease_service = self._lease_service(state, recorder, dispatcher, signals)
         partition_loader = PartitionLoader(config, state, store, dispatcher, metrics)
@@ -205,7 +207,7 @@ class Server:
             metrics,
         )
         executors: list[Executor] = [
-            self._run_starter(state, recorder, steps, definitions),
+            self._run_starter(state, recorder, announcer, steps, definitions),
             BuiltInExecutor(self._clock, recorder.report),
             webhooks,
         ]
@@ -218,9 +220,10 @@ class Server:
             dispatcher,
             recorder,
             signals,
+            announcer,
             housekeeper,
-            self._materializer(state, signals, rng),
-            Deadlines(state, outcomes, recorder, metrics),
+            self._materializer(state, announcer, rng),
+            Deadlines(state, outcomes, announcer, metrics),
             executors,
             lease_service,
         )
@@ -301,26 +304,31 @@ class Server:
             there_for=there_for(config.worker_lease),
         )
         engine = Engine(settings, needs_worker)
-        self.metrics.window_entries.set_function(lambda: engine.waiting)
-        self.metrics.running.set_function(lambda: engine.running)
+        self.metrics.window_entries.set_function(lambda: len(engine.window))
+        self.metrics.running.set_function(lambda: len(engine.running))
         return engine
 
     def _run_starter(
-        self, state: NodeState, recorder: Recorder, steps: Steps, definitions: Definitions
+        self,
+        state: NodeState,
+        recorder: Recorder,
+        announcer: Announcer,
+        steps: Steps,
+        definitions: Definitions,
     ) -> RunStarter:
         database = self._engine_database
         ids = new_ids(Random(SystemRandom().getrandbits(64)))
         runs = WorkflowRunService(database, steps, definitions, ids)
         task_runs = TaskRuns(database, steps, runs)
-        return RunStarter(self._clock, state, task_runs, recorder, recorder.report)
+        return RunStarter(self._clock, state, task_runs, announcer, recorder.report)
 
-    def _materializer(self, state: NodeState, signals: Signals, rng: Random) -> Materializer:
+    def _materializer(self, state: NodeState, announcer: Announcer, rng: Random) -> Materializer:
         ids = new_ids(Random(rng.getrandbits(64)))
         occurrence_writer = OccurrenceWriter(
             ids, Random(rng.getrandbits(64)), near=self.config.near
         )
         schedules = ScheduleService(self._engine_database, occurrence_writer)
-        return Materializer(self.config, state, schedules, signals, self.metrics)
+        return Materializer(self.config, state, schedules, announcer, self.metrics)
 
     def _own_connection(self) -> Callable[[], Awaitable[asyncpg.Connection]]:
         options = replace(

@@ -63,7 +63,7 @@ class StepOutcomes:
         self,
         ownership: Ownership,
         finished: Sequence[Finish],
-        relay: StepLeaseOffer = NO_STEP_LEASES,
+        offer: StepLeaseOffer = NO_STEP_LEASES,
     ) -> StepsFinished:
         """The short way, for ends that leave nothing to decide. What it does not accept is for
         `finish`."""
@@ -75,9 +75,9 @@ class StepOutcomes:
             *finish_arguments(ownership, plain),
             [f.report.execution.workflow_run_id for f in plain],
             [f.report.execution.step for f in plain],
-            relay.lease,
-            relay.worker,
-            relay.most,
+            offer.lease,
+            offer.worker,
+            offer.most,
         )
         done = StepsFinished(set(), Moved())
         for row in rows:
@@ -211,7 +211,7 @@ def _note_released(row: asyncpg.Record, moved: Moved) -> None:
                 row["payload"], task.due, row["workflow_run_id"], row["step"], None, None,
             )
         )  # fmt: skip
-        moved.begun.append((task, execution))
+        moved.leased.append((task, execution))
 
 
 def _is_plain(finish: Finish) -> bool:

@@ -111,9 +111,7 @@ class Replayer:
         )
         partitions = {r.partition for r in replays.values() if r.partition is not None}
         if partitions:
-            self._node.changed()
-            if elsewhere := partitions - self._node.ownership().partitions:
-                self._node.hint_others(elsewhere)
+            self._node.announce(changed=partitions)
         return replays
 
     def _task_of(self, tenant_id: int, letter: StoredLetter) -> NewTask:

@@ -295,15 +295,11 @@ class ScheduleChangeResource:
     def _announce(self, settled: DecidedSchedules, partition: int | None = None) -> None:
         """Tell the owners of new tasks, of cancelled ones and of the schedule itself."""
         ours = self._node.ownership().partitions
-        self._node.created(
-            [window_row(m.task, m.partition) for m in settled.made if m.partition in ours]
-        )
+        rows = [window_row(m.task, m.partition) for m in settled.made if m.partition in ours]
         concerned = {made.partition for made in settled.made} | settled.cancelled_in
         if partition is not None:
             concerned.add(partition)
-        self._node.changed()
-        if elsewhere := concerned - ours:
-            self._node.hint_others(elsewhere)
+        self._node.announce(rows, concerned)
 
 
 def _payloads(body: ScheduleIn | SchedulePatch) -> list[msgspec.Raw]:

@@ -30,11 +30,6 @@ class TaskBulk:
             total = CancelCounts()
             async for done in self._bulk.cancel(call.tenant_id, where, call.actor):
                 total += done
-                self._tell(done)
+                if done.partitions:
+                    self._node.announce(changed=done.partitions)
         return json_response(CancelledOut(total.ended, total.asked))
-
-    def _tell(self, done: CancelCounts) -> None:
-        if done.partitions:
-            self._node.changed()
-        if elsewhere := done.partitions - self._node.ownership().partitions:
-            self._node.hint_others(elsewhere)

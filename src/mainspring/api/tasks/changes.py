@@ -92,7 +92,7 @@ class TaskChangeResource:
             call.tenant_id, task_id, call.actor, lambda rev: check_rev(revs, rev)
         ):
             raise no_such_task(task_id)
-        self._node.changed()
+        self._node.announce(changed=self._node.ownership().partitions)
         return Response(status_code=204)
 
     async def _refuse(
@@ -140,9 +140,7 @@ class TaskChangeResource:
 
         decided: bool | _Preview | None = await self._tasks.change(call.tenant_id, task_id, note)
         if decided is True:
-            self._node.changed()
-            if elsewhere := partitions - self._node.ownership().partitions:
-                self._node.hint_others(elsewhere)
+            self._node.announce(changed=partitions)
         task = await existing_task(self._tasks, call.tenant_id, task_id)
         if decided is None:
             check_rev(revs, task.rev)

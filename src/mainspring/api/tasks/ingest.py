@@ -20,8 +20,8 @@ from mainspring.domain.execution import Execution
 from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.errors import InvalidRequest, NothingSent, StoreUnavailable
+from mainspring.node.retrying import write_in_parts
 from mainspring.observe.metrics import Metrics
-from mainspring.postgres.database import REFUSED
 from mainspring.store.creation import Creation, EagerLeaseOffer, window_row
 from mainspring.store.tasks import TaskStore
 
@@ -69,42 +69,43 @@ class Ingest:
         return lane.add(creation)
 
     async def _flush(self, group: Sequence[_PendingCreation]) -> None:
+        await write_in_parts(group, self._write, self._refuse)
+
+    async def _write(self, group: Sequence[_PendingCreation]) -> None:
         creations = [waiting.creation for waiting in group]
-        start = self._node.offer_eager_lease(task for c in creations for task in c.tasks)
+        offer = self._node.offer_eager_lease(task for c in creations for task in c.tasks)
         try:
-            made = await self._insert(creations, start)
+            made = await self._insert(creations, offer)
         except NothingSent as error:
             for waiting in group:
                 _fail(waiting, error)
         except StoreUnavailable as error:
-            await self._read_again(group, start, error)
-        except REFUSED as error:
-            await self._try_alone(group, error)
+            await self._read_again(group, offer, error)
         else:
             for waiting in group:
                 _resolve(waiting, waiting.creation.tasks[0].id in made)
 
     async def _insert(
-        self, creations: Sequence[Creation], start: EagerLeaseOffer
+        self, creations: Sequence[Creation], offer: EagerLeaseOffer
     ) -> dict[UUID, int]:
         ownership = self._node.ownership()
-        begun: Sequence[tuple[TaskRow, Execution]] | None = ()
+        leased: Sequence[tuple[TaskRow, Execution]] | None = ()
         try:
             crash.reach("create.before_commit")
-            made = await self._tasks.create(creations, ownership, start)
+            made = await self._tasks.create(creations, ownership, offer)
             crash.reach("create.committed")
-            begun = made.begun
+            leased = made.leased
         except NothingSent:
             raise
         except StoreUnavailable:
-            begun = None
+            leased = None
             raise
         finally:
-            self._node.end_eager_lease(start, begun)
+            self._node.end_eager_lease(offer, leased)
         self._metrics.tasks_created.inc(len(made.partitions))
-        leased = {row.id for row, _ in made.begun}
-        if len(leased) < len(made.partitions):
-            self._announce(creations, dict(made.partitions), ownership, leased)
+        ids = {row.id for row, _ in made.leased}
+        if len(ids) < len(made.partitions):
+            self._announce(creations, dict(made.partitions), ownership, ids)
         crash.reach("create.told_engine")
         return made.partitions
 
@@ -129,25 +130,17 @@ class Ingest:
                     others.add(partition)
                 elif task.id not in known:
                     ours.append(window_row(task, partition))
-        if ours:
-            self._node.created(ours)
-        if others:
-            self._node.hint_others(others)
+        if ours or others:
+            self._node.announce(ours, others)
 
-    async def _try_alone(self, group: Sequence[_PendingCreation], error: Exception) -> None:
-        """One bad row failed the whole statement: find it without failing the others."""
-        if len(group) > 1:
-            for waiting in group:
-                await self._flush([waiting])
-            return
+    async def _refuse(self, waiting: _PendingCreation, error: Exception) -> None:
         _log.error("the database refused a task", action="create.refused", exc_info=error)
         if isinstance(error, _OF_THE_VALUES):
-            _fail(group[0], InvalidRequest("the database refused the values of this task"))
-        else:
-            _fail(group[0], error)
+            error = InvalidRequest("the database refused the values of this task")
+        _fail(waiting, error)
 
     async def _read_again(
-        self, group: Sequence[_PendingCreation], start: EagerLeaseOffer, error: StoreUnavailable
+        self, group: Sequence[_PendingCreation], offer: EagerLeaseOffer, error: StoreUnavailable
     ) -> None:
         """The answer to an insert was lost: look, rather than guess, whether it took effect."""
         deadline = monotonic() + _REREAD_FOR
@@ -158,7 +151,7 @@ class Ingest:
             creations = [waiting.creation for waiting in members]
             found = await self._find(tenant_id, creations, deadline)
             self._metrics.tasks_created.inc(len(found))
-            self._announce(creations, found, self._node.ownership(), start.tasks)
+            self._announce(creations, found, self._node.ownership(), offer.tasks)
             for waiting in members:
                 if waiting.creation.tasks[0].id in found:  # one speaks for all: none or all exist
                     _resolve(waiting, True)
@@ -168,7 +161,7 @@ class Ingest:
     async def _find(
         self, tenant_id: int, creations: Sequence[Creation], deadline: float
     ) -> Mapping[UUID, int | None]:
-        """Which tasks exist, each with its partition while it is unfinished."""
+        """Return which tasks exist, each with its partition while it is unfinished."""
         ids = [task.id for creation in creations for task in creation.tasks]
         while monotonic() < deadline:
             try:

@@ -163,7 +163,7 @@ class RunResource:
         if moved is None:
             raise tenant_gone()
         self._metrics.workflow_runs_started.inc()
-        self._node.moved(moved)
+        self._node.announce_runs(moved)
         return moved
 
     async def _retry(self, call: TenantCall, step: str | None) -> Response:
@@ -185,7 +185,7 @@ class RunResource:
             raise
         if moved is None:
             raise no_such_run(str(run_id))
-        self._node.moved(moved)
+        self._node.announce_runs(moved)
         return await self._shown(call, run_id)
 
     async def _shown(self, call: TenantCall, run_id: UUID) -> Response:

@@ -100,7 +100,7 @@ class Cron:
         return None
 
     def count(self, after: datetime, until: datetime) -> int:
-        """How many matches lie in (after, until]."""
+        """Return how many matches lie in (after, until]."""
         first, last = after.date(), until.date()
         total = sum(self._count_dates(first, last)) * self.per_day
         if self._matches(first):
@@ -127,7 +127,7 @@ class Cron:
         return time(self.hours[hour], self.minutes[minute], self.seconds[second])
 
     def _upto(self, at: time) -> int:
-        """How many of the times of a day are not after this one."""
+        """Return how many of the times of a day are not after this one."""
         hour = bisect_left(self.hours, at.hour)
         total = hour * len(self.minutes) * len(self.seconds)
         if hour == len(self.hours) or self.hours[hour] != at.hour:

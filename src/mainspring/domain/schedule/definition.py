@@ -74,7 +74,7 @@ class Span(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """What became due since the last decision, in order: the older ones in bulk."""
+    """Occurrences that became due since the last decision, in order: the older ones in bulk."""
 
     excluded: Sequence[Span]
     older: Sequence[Span]
@@ -146,9 +146,9 @@ class Timetable:
         return bool(self._excluded) and self._has(self._zone.day(nominal))
 
     def backlog(self, after: float, until: float, *, most: int, cut: float) -> Backlog:
-        """What is due in (after, until]: the last ones one by one, those before in spans, none of
-        which lies on both sides of `cut`. An excluded day is looked at a little ahead; and what
-        has to be walked through is looked at in stretches, `until` says how far."""
+        """Return what is due in (after, until]: the last ones one by one, those before in spans,
+        none of which lies on both sides of `cut`. An excluded day is looked at a little ahead; and
+        what has to be walked through is looked at in stretches, `until` says how far."""
         until = min(until, self._series.reach(max(after, self._first - INSTANT)))
         if self.excludes(until):
             end = self._zone.start_of(self._zone.day(until) + timedelta(1)) - INSTANT

@@ -6,12 +6,7 @@ from mainspring.domain.schedule import cron as crons
 from mainspring.domain.schedule.cron import Cron
 from mainspring.domain.schedule.definition import ScheduleDefinition, Timetable, recurrence_of
 from mainspring.domain.schedule.recurrence import ZonedRecurrence
-from mainspring.domain.schedule.zones import (
-    BY_ELAPSED_TIME,
-    SECOND,
-    wall_at,
-    zone,
-)
+from mainspring.domain.schedule.zones import BY_ELAPSED_TIME, SECOND, wall_at, zone
 
 _MONTHS = (
     *("January", "February", "March", "April", "May", "June", "July"),
@@ -37,7 +32,7 @@ def describe(definition: ScheduleDefinition) -> str:
 
 
 def warnings(definition: ScheduleDefinition, table: Timetable, now: float) -> list[str]:
-    """What a person should know before saving this."""
+    """Return what a person should know before saving this."""
     return [
         *_about_times(definition, table, now),
         *_about_policies(definition, table, now),
@@ -185,7 +180,7 @@ def _about_policies(definition: ScheduleDefinition, table: Timetable, now: float
 
 
 def _about_dst(definition: ScheduleDefinition, now: float) -> Iterator[str]:
-    """Which of the coming year's changes of the clock touch it, and what happens then."""
+    """Return which of the coming year's changes of the clock touch it, and what happens then."""
     if definition.interval is not None:
         return
     series = recurrence_of(definition)

@@ -1,4 +1,4 @@
-"""What is decided about occurrences: fired or not, and why. Pure functions, no clock, no store.
+"""Decisions about occurrences: fired or not, and why. Pure functions, no clock, no store.
 
 An occurrence that is decided on time is simply fired, if the overlap policy lets it. Of those that
 came too late (an outage, a long pause of the database) the misfire policy chooses; what it chooses
@@ -51,7 +51,7 @@ class BacklogDecision:
 
 
 def tolerance(gap: float | None) -> float:
-    """How late a decision may be and still count as on time: a tenth of the time to the next
+    """Return how late a decision may be and still count as on time: a tenth of the time to the next
     occurrence, within bounds. A failover must not cost a daily run, and after an outage of a
     per-second schedule nobody wants a burst that calls itself punctual."""
     if gap is None:
@@ -60,7 +60,7 @@ def tolerance(gap: float | None) -> float:
 
 
 def wanted(definition: ScheduleDefinition) -> int:
-    """How many of a backlog have to be known one by one."""
+    """Return how many of a backlog have to be known one by one."""
     return definition.misfire.cap + MOST_ON_TIME
 
 
@@ -125,7 +125,8 @@ def _after_misfire(
 def _after_overlap(
     definition: ScheduleDefinition, candidates: Sequence[float], unfinished: int
 ) -> tuple[Sequence[float], list[Ruling], int]:
-    """Which candidates run, rulings on the others, and how many unfinished ones are cancelled."""
+    """Return which candidates run, rulings on the others, and how many unfinished ones are
+    cancelled."""
     limit = definition.max_running
     if definition.overlap == "allow":
         return candidates, [], 0

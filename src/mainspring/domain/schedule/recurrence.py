@@ -9,14 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from mainspring.domain.schedule.zones import (
-    BY_ELAPSED_TIME,
-    DstPolicy,
-    Gap,
-    Stretch,
-    Zone,
-    wall_at,
-)
+from mainspring.domain.schedule.zones import BY_ELAPSED_TIME, DstPolicy, Gap, Stretch, Zone, wall_at
 
 _YEAR = 366 * 86400.0
 SEARCH_YEARS = 41
@@ -32,7 +25,7 @@ class Recurrence(Protocol):
         ...
 
     def count(self, after: float, until: float) -> int:
-        """How many lie in (after, until]."""
+        """Return how many lie in (after, until]."""
         ...
 
     def recent(self, after: float, until: float, most: int) -> list[float]:
@@ -40,7 +33,7 @@ class Recurrence(Protocol):
         ...
 
     def reach(self, after: float) -> float:
-        """How far `count` and `recent` can be asked about at once."""
+        """Return how far `count` and `recent` can be asked about at once."""
         ...
 
 
@@ -84,7 +77,7 @@ class Interval:
         return float("inf")
 
     def _number(self, instant: float) -> int:
-        """Which of the series is the last one not after that instant."""
+        """Return which of the series is the last one not after that instant."""
         return (round(instant * 1_000_000) - self.anchor) // self.step
 
     def _at(self, number: int) -> float:

@@ -180,7 +180,7 @@ class Rule:
         return None if self._until is not None and wall > self._until else wall
 
     def count(self, after: datetime, until: datetime) -> int:
-        """How many lie in (after, until]."""
+        """Return how many lie in (after, until]."""
         return sum(seconds.bit_count() for _, seconds in self._between(after, until))
 
     def recent(self, after: datetime, until: datetime, most: int) -> list[datetime]:
@@ -343,7 +343,7 @@ def _parts(given: dict[str, str], begin: datetime) -> _Parts:
 
 
 def _day_parts(given: dict[str, str], freq: Freq, begin: datetime) -> DayParts:
-    """What no month, week or year has so many of never matches, which is not refused."""
+    """Return what no month, week or year has so many of never matches, which is not refused."""
     anywhere = range(-(10**7), 10**7)
     months = _numbers("BYMONTH", given, anywhere)
     month_days = _numbers("BYMONTHDAY", given, anywhere)

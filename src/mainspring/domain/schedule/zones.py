@@ -67,7 +67,7 @@ class Gap(NamedTuple):
 
 
 def wall_at(instant: float, offset: int) -> datetime:
-    """What a clock with that offset shows."""
+    """Return what a clock with that offset shows."""
     return EPOCH + timedelta(seconds=instant + offset)
 
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a graph of steps: found in linear time, and all of it together.
+"""Checks of a graph of steps: found in linear time, and all of it together.
 
 The steps are in the order in which they were written; problems point to them by their index.
 """
@@ -143,7 +143,7 @@ def _bad_uses(
     *,
     acyclic: bool,
 ) -> Iterator[Problem]:
-    """What speaks of a step that is not there, or that need not have ended by then."""
+    """Return what speaks of a step that is not there, or that need not have ended by then."""
     distant: list[Use] = []
     needs: dict[int, frozenset[str]] = {}
     for use in uses:

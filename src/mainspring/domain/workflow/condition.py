@@ -174,7 +174,7 @@ def _is_root(tokens: Sequence[_Token], at: int) -> bool:
 
 
 def _paths(tokens: Sequence[_Token]) -> Iterator[tuple[str, ...]]:
-    """What is looked at: from `input` or `steps` down, as far as fixed names lead."""
+    """Return what is looked at: from `input` or `steps` down, as far as fixed names lead."""
     for at, token in enumerate(tokens):
         if not _is_root(tokens, at):
             continue
@@ -230,7 +230,7 @@ def _within(value: object, reach: Reach) -> object:
 
 
 def _sentence(error: str) -> str:
-    """What the library complains of, in one line."""
+    """Return what the library complains of, in one line."""
     match = _PLACE.search(error)
     if match is None:
         return error.partition("\n")[0][:_LONGEST_DETAIL]

@@ -118,8 +118,8 @@ def _dot_lines(definition: WorkflowDefinition, states: States | None) -> Iterato
 
 
 def _label(step: Step, states: States | None, line_break: str) -> str:
-    """What stands in a box. Ids hold letters, digits, hyphens and underscores: nothing to escape;
-    a condition may hold anything, so it only shows that it is there."""
+    """Return what stands in a box. Ids hold letters, digits, hyphens and underscores: nothing to
+    escape; a condition may hold anything, so it only shows that it is there."""
     text = step.id
     if step.foreach is not None:
         text += f"{line_break}for each"

@@ -39,7 +39,7 @@ class Reference:
 
 @lru_cache(8192)
 def parse(text: str) -> Reference:
-    """What stands between two pairs of braces."""
+    """Return what stands between two pairs of braces."""
     text = text.strip()
     root = _ROOT.match(text)
     if root is None or root[0] not in ROOTS:

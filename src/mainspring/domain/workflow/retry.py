@@ -35,7 +35,7 @@ class EndedBefore(NamedTuple):
 
 
 def downstream(definition: WorkflowDefinition, names: Collection[str]) -> set[str]:
-    """These steps and all that come after them."""
+    """Return these steps and all that come after them."""
     found, queue = set(names), list(names)
     while queue:
         for child in definition.children[queue.pop()]:
@@ -62,7 +62,8 @@ def counted(
     states: Mapping[str, StepProgress],
     again: Collection[str],
 ) -> EndedBefore:
-    """How many of those before a step have ended, succeeded and failed, the repeated ones apart."""
+    """Return how many of those before a step have ended, succeeded and failed, the repeated ones
+    apart."""
     before = [states[need] for need in definition.by_id[step].needs if need not in again]
     over = [s for s in before if s.over]
     good = sum(s.state == "completed" or s.waived for s in over)

@@ -1,4 +1,5 @@
-"""What a run does next: pure functions of the definition and of how the steps before ended.
+"""The rules of what a run does next: pure functions of the definition and of how the steps before
+ended.
 
 `decide` says whether a step starts, `holds` asks its condition, `items` and `render` make its
 tasks, `fanned` joins the tasks of a foreach, and `run_state` is the run as a whole.
@@ -19,12 +20,7 @@ from mainspring.domain.task import UNFINISHED, TaskState
 from mainspring.domain.urls import url_problem
 from mainspring.domain.workflow import condition as conditions
 from mainspring.domain.workflow.definition import MOST_ITEMS, Step, TaskTemplate
-from mainspring.domain.workflow.reference import (
-    BadReference,
-    Reference,
-    parts,
-    whole,
-)
+from mainspring.domain.workflow.reference import BadReference, Reference, parts, whole
 
 MOST_BYTES = 2**20
 """So long may a rendered payload be, if nobody says otherwise."""
@@ -83,7 +79,7 @@ _LOST = (TaskState.FAILED, TaskState.CANCELLED, TaskState.EXPIRED)
 def decide(
     step: Step, finished: int, succeeded: int, failed: int, skipped: int, needed: int
 ) -> StepDecision:
-    """What becomes of a step, given how many of the `needed` steps before it ended, and how.
+    """Return what becomes of a step, given how many of the `needed` steps before it ended, and how.
 
     A step starts as soon as its `when` is met, and is skipped when all before it have ended and it
     was not. So the answer never changes once it is not WAIT, in whichever order the steps end.
@@ -170,7 +166,7 @@ def _seen(step: StepResult) -> dict[str, object]:
 
 
 def items(step: Step, scope: Scope) -> list[object] | None:
-    """What a foreach step is done for; None for a step without one."""
+    """Return what a foreach step is done for; None for a step without one."""
     if step.foreach is None:
         return None
     found = json.loads(_Filling(scope, MOST_FAN_BYTES).document(step.foreach))
@@ -216,7 +212,7 @@ def render_each(
 
 
 def look_up(reference: Reference, scope: Scope) -> object:
-    """What a reference speaks of. What lies below a step that has no result is null."""
+    """Return what a reference speaks of. What lies below a step that has no result is null."""
     keys = list(reference.keys)
     value: object
     match reference.root:
@@ -364,5 +360,5 @@ def _nested_beyond(levels: int, value: object) -> bool:
 
 
 def _kind(value: object) -> str:
-    """What a value is, in a word or two."""
+    """Return what a value is, in a word or two."""
     return next((word for kind, word in _KINDS.items() if isinstance(value, kind)), "nothing")

@@ -1,4 +1,4 @@
-"""Letters between nodes about workers: who waits where, and who may claim for whom.
+"""Messages between nodes about workers: who waits where, and who may claim for whom.
 
 All of them may get lost; then a task waits for the next one, or a lease runs out. They travel by
 way of the database, which every node can reach, and are looked for now and then where no hint to
@@ -17,6 +17,7 @@ from msgspec import Struct
 from mainspring.domain.capability import Offer
 from mainspring.engine.demand import WorkerSession
 from mainspring.errors import StoreUnavailable
+from mainspring.node.retrying import RETRY_PAUSE, wait_at_most
 from mainspring.node.state import NodeState
 from mainspring.store.messages import MessageStore
 
@@ -26,8 +27,6 @@ Kind = tuple[int, Offer]
 """Workers of a tenant that offer the same."""
 ExecutionKey = tuple[UUID, int]
 """A task and its fence."""
-
-_RETRY_PAUSE = 0.25
 
 
 class WorkersWait(Struct, tag=True):
@@ -44,7 +43,7 @@ class WorkersKnown(Struct, tag=True):
 
 
 class TasksWait(Struct, tag=True):
-    """So many tasks wait at a node for workers of this kind."""
+    """Tasks that wait at a node for workers of a kind."""
 
     node: UUID
     kind: Kind
@@ -64,7 +63,7 @@ class SlotGrant(Struct, tag=True):
 
 
 class GrantClaimed(Struct, tag=True):
-    """These were claimed."""
+    """What was claimed for a grant."""
 
     node: UUID
     number: int
@@ -106,7 +105,7 @@ _decode = msgspec.json.Decoder(NodeMessage).decode
 
 
 class Mailbox:
-    """Sends letters, several at a time, and brings those that came."""
+    """Sends messages, several at a time, and brings those that came."""
 
     def __init__(self, state: NodeState, messages: MessageStore, look_every: float) -> None:
         self._state = state
@@ -115,7 +114,7 @@ class Mailbox:
         self._out: list[tuple[UUID, bytes]] = []
         self._filled = asyncio.Event()
         self._arrived = asyncio.Event()
-        self._deliver: Callable[[NodeMessage], None] = lambda _letter: None
+        self._deliver: Callable[[NodeMessage], None] = lambda _message: None
 
     def deliver_to(self, deliver: Callable[[NodeMessage], None]) -> None:
         self._deliver = deliver
@@ -126,54 +125,56 @@ class Mailbox:
         owners = {owner for owner in self._state.owners.values() if owner is not None}
         return owners - {self._state.node_id}
 
-    def send(self, node: UUID, letter: NodeMessage) -> None:
-        self._out.append((node, _encode(letter)))
+    def send(self, node: UUID, message: NodeMessage) -> None:
+        self._out.append((node, _encode(message)))
         self._filled.set()
 
-    def tell_all(self, letter: NodeMessage) -> None:
+    def tell_all(self, message: NodeMessage) -> None:
         for node in self.others:
-            self.send(node, letter)
+            self.send(node, message)
 
     def hint(self) -> None:
         """Something has come."""
         self._arrived.set()
 
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
-        return {"post.send": self._keep_sending, "post.collect": self._keep_collecting}
+        return {"mailbox.send": self._keep_sending, "mailbox.collect": self._keep_collecting}
 
     async def _keep_sending(self) -> None:
         while True:
             await self._filled.wait()
             self._filled.clear()
-            letters, self._out = self._out, []
+            messages, self._out = self._out, []
             try:
-                await self._messages.post(letters)
+                await self._messages.post(messages)
             except StoreUnavailable as problem:
-                log.warning("letters were not sent", action="post.unsent", problem=str(problem))
+                log.warning("messages were not sent", action="mailbox.unsent", problem=str(problem))
 
     async def _keep_collecting(self) -> None:
         while True:
-            try:
-                async with asyncio.timeout(self._look_every):
-                    await self._arrived.wait()
-            except TimeoutError:
-                if not self.others:
-                    continue  # alone: nobody writes
+            if not await wait_at_most(self._arrived, self._look_every) and not self.others:
+                continue  # alone: nobody writes
             self._arrived.clear()
             try:
                 bodies = await self._messages.collect(self._state.node_id)
             except StoreUnavailable as problem:
-                log.warning("no letters", action="post.uncollected", problem=str(problem))
-                await asyncio.sleep(_RETRY_PAUSE)
+                log.warning(
+                    "messages were not collected",
+                    action="mailbox.uncollected",
+                    problem=str(problem),
+                )
+                await asyncio.sleep(RETRY_PAUSE)
                 continue
             for body in bodies:
                 self._open(body)
 
     def _open(self, body: bytes) -> None:
         try:
-            letter = _decode(body)
+            message = _decode(body)
         except msgspec.MsgspecError as problem:
             # A newer version writes what we cannot read; what lies beside it we can.
-            log.warning("a letter is odd", action="post.unreadable", problem=str(problem))
+            log.warning(
+                "a message cannot be read", action="mailbox.unreadable", problem=str(problem)
+            )
             return
-        self._deliver(letter)
+        self._deliver(message)

@@ -1,4 +1,4 @@
-"""The roster: which process stands behind a worker's name, and what is known about it.
+"""The registry of workers: the process behind each name, and what is known about it.
 
 The database decides: the last process to come under a name is the worker, all before it are gone
 for good. A node asks once per process; what it hears of them later it notes now and then.
@@ -46,7 +46,7 @@ class _WorkerEntry:
             del self.offers[next(iter(self.offers))]
 
     def touch(self) -> Touch:
-        """What is new about it; from here on it is not."""
+        """Return what is new about it, once."""
         count = self.outcomes.get
         failed = count(Outcome.FAILED, 0) + count(Outcome.TIMED_OUT, 0)
         made = Touch(
@@ -79,53 +79,50 @@ class WorkerRegistry:
     async def admit(
         self, holder: WorkerSession, offer: Offer, about: Mapping[str, object] | None
     ) -> None:
-        """A worker asks for tasks. Conflict when another process has taken its name."""
-        known = self._known.get(holder[:2])
-        if known is None or known.holder != holder:
+        """Admit a worker that asks for tasks. Raise Conflict when another process has taken its
+        name."""
+        known = self._entry_of(holder)
+        if known is None:
             if not await self._workers.register(*holder, offer, about):
                 raise superseded(holder)
-            known = self._known.get(holder[:2])  # another of its lanes may have come meanwhile
-        if known is None or known.holder != holder:
+            known = self._entry_of(holder)  # another of its lanes may have come meanwhile
+        if known is None:
             known = self._known[holder[:2]] = _WorkerEntry(holder, self._state.clock.now())
             self._began(holder)
         known.ask(offer)
         self._hear(known, about)
 
     def heard(self, holder: WorkerSession, about: Mapping[str, object] | None) -> Sequence[Offer]:
-        """A worker says that it is alive; answers what its lanes offer, if they asked here."""
-        known = self._known.get(holder[:2])
-        if known is None or known.holder != holder:
+        """Note that a worker is alive. Return what its lanes offer, if they asked here."""
+        known = self._entry_of(holder)
+        if known is None:
             return ()
         self._hear(known, about)
         return tuple(known.offers)
 
     def left(self, holder: WorkerSession) -> None:
-        """It hung up."""
-        known = self._known.get(holder[:2])
-        if known is not None and known.holder == holder:
+        """Note that a worker hung up."""
+        if (known := self._entry_of(holder)) is not None:
             known.left = True
 
     def leased(self, holder: WorkerSession, tasks: int) -> None:
-        known = self._known.get(holder[:2])
-        if known is not None and known.holder == holder:
+        if (known := self._entry_of(holder)) is not None:
             known.leased += tasks
             known.heard = True
 
     def reported(self, holder: WorkerSession, outcome: Outcome) -> None:
-        known = self._known.get(holder[:2])
-        if known is not None and known.holder == holder:
+        if (known := self._entry_of(holder)) is not None:
             known.outcomes[outcome] = known.outcomes.get(outcome, 0) + 1
             known.heard = True
 
     def replaced(self, current: WorkerSession) -> None:
-        """Another process has come under the name, at another node."""
+        """Forget a worker whose name another process has taken, at another node."""
         known = self._known.get(current[:2])
         if known is not None and known.holder != current:
             del self._known[current[:2]]
 
     def knows(self, holder: WorkerSession) -> bool:
-        known = self._known.get(holder[:2])
-        return known is not None and known.holder == holder
+        return self._entry_of(holder) is not None
 
     def kinds(self) -> Iterable[tuple[int, Offer]]:
         """The kinds of workers that were heard of lately."""
@@ -137,7 +134,7 @@ class WorkerRegistry:
         return await self._workers.is_current(*holder)
 
     async def write(self) -> None:
-        """Note what was heard since the last time, and what is held in our partitions."""
+        """Write what was heard since the last time, and what is held in our partitions."""
         now = self._state.clock.now()
         heard = [known for known in self._known.values() if known.heard]
         if heard:
@@ -153,7 +150,7 @@ class WorkerRegistry:
         since = now - max(_FORGET_AFTER, self._there_for)
         for known in [k for k in self._known.values() if k.seen < since]:
             self.forget(known.holder)
-        held = self._state.engine.held_by_workers()
+        held = self._state.engine.running.by_worker()
         changed = {
             name: held.get(name, 0)
             for name in held.keys() | self._held.keys()
@@ -165,9 +162,12 @@ class WorkerRegistry:
             self._held.update(held)
 
     def forget(self, holder: WorkerSession) -> None:
-        known = self._known.get(holder[:2])
-        if known is not None and known.holder == holder:
+        if self._entry_of(holder) is not None:
             del self._known[holder[:2]]
+
+    def _entry_of(self, holder: WorkerSession) -> _WorkerEntry | None:
+        known = self._known.get(holder[:2])
+        return known if known is not None and known.holder == holder else None
 
     def _hear(self, known: _WorkerEntry, about: Mapping[str, object] | None) -> None:
         known.heard, known.left, known.seen = True, False, self._state.clock.now()

@@ -36,23 +36,23 @@ from mainspring.node.workers.mailbox import (
 
 log = structlog.get_logger()
 
-_SAY_AGAIN = 1.0
-_BELIEVED_FOR = 3.0
+_ANNOUNCE_EVERY = 1.0
+_REMOTE_TTL = 3.0
 _KNOWN_EVERY = 10
 _OURS_FIRST = 0.005
-_PATIENCE = 1.0
-"""So long slots are kept for a node that was granted them."""
+_GRANT_TTL = 1.0
+"""Seconds for which slots are kept for a node that was granted them."""
 
 
 class LocalWorkers(Protocol):
-    """What this asks of the desk where workers wait."""
+    """What this asks of the lease service."""
 
     def polls(self) -> Iterable[Poll]:
-        """Who waits here, of our own workers."""
+        """Return the polls of our own workers."""
         ...
 
     def kinds(self) -> Iterable[Kind]:
-        """Which workers are here."""
+        """Return the kinds of workers that are here."""
         ...
 
     async def claim_for(self, grant: SlotGrant) -> list[ExecutionKey]:
@@ -67,7 +67,7 @@ class LocalWorkers(Protocol):
 
     def replaced(self, current: WorkerSession) -> None: ...
 
-    def polls_interrupted(self, holders: Collection[WorkerSession]) -> None: ...
+    def interrupt_local_polls(self, holders: Collection[WorkerSession]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,13 @@ class RemoteWorkers:
         self._state = state
         self._post = post
         self._lease_service = lease_service
-        self._said: dict[Kind, float] = {}
-        self._ready: dict[Kind, dict[UUID, int]] = {}
+        self._announced: dict[Kind, float] = {}
+        self._remote_demand: dict[Kind, dict[UUID, int]] = {}
         self._reserved: dict[int, _Reserved] = {}
         self._numbers = count(1)
         self._turn = 0
         self._background_tasks = BackgroundTasks(of="forward")
-        post.deliver_to(self._hear)
+        post.deliver_to(self._receive)
 
     # Where the worker waits ------------------------------------------------------------------
 
@@ -100,12 +100,12 @@ class RemoteWorkers:
         if not self._post.others:
             return
         kind = _kind(poll)
-        callers = self._ready.get(kind)
-        if callers:
-            self._share(poll, kind, callers)
+        demand = self._remote_demand.get(kind)
+        if demand:
+            self._share(poll, kind, demand)
         now = self._state.clock.now()
-        if self._said.get(kind, 0.0) + _SAY_AGAIN <= now:
-            self._said[kind] = now
+        if self._announced.get(kind, 0.0) + _ANNOUNCE_EVERY <= now:
+            self._announced[kind] = now
             self._post.tell_all(WorkersWait(self._state.node_id, [kind]))
 
     def call(self, calls: Iterable[RemoteDemand]) -> None:
@@ -122,26 +122,26 @@ class RemoteWorkers:
             self._post.tell_all(InterruptPolls(list(holders)))
 
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
-        return {"forwarding": self._keep_saying, **self._post.loops()}
+        return {"forwarding": self._keep_announcing, **self._post.loops()}
 
-    def _share(self, poll: Poll, kind: Kind, callers: dict[UUID, int]) -> None:
+    def _share(self, poll: Poll, kind: Kind, demand: dict[UUID, int]) -> None:
         """Each caller gets its part of the slots, and so do our own partitions; where there are
         fewer slots than that, they take turns."""
-        part = poll.free // (len(callers) + 1)
+        part = poll.free // (len(demand) + 1)
         if part:
-            for node, tasks in callers.items():
+            for node, tasks in demand.items():
                 self._grant(poll, kind, node, min(part, tasks))
             return
-        self._turn = (self._turn + 1) % (len(callers) + 1)
+        self._turn = (self._turn + 1) % (len(demand) + 1)
         if self._turn:
-            node = list(callers)[self._turn - 1]
-            self._grant(poll, kind, node, min(poll.free, callers[node]))
+            node = list(demand)[self._turn - 1]
+            self._grant(poll, kind, node, min(poll.free, demand[node]))
         else:
             # Ours go first, if there are any.
             asyncio.get_running_loop().call_later(_OURS_FIRST, self._offer_rest, poll, kind)
 
     def _offer_rest(self, poll: Poll, kind: Kind) -> None:
-        for node, tasks in list(self._ready.get(kind, {}).items()):
+        for node, tasks in list(self._remote_demand.get(kind, {}).items()):
             if poll.free > 0:
                 self._grant(poll, kind, node, min(poll.free, tasks))
 
@@ -155,89 +155,86 @@ class RemoteWorkers:
             SlotGrant(
                 self._state.node_id,
                 number,
-                poll.holder,
+                poll.session,
                 poll.offer,
                 slots,
                 poll.idle,
                 poll.announces,
             ),
         )
-        asyncio.get_running_loop().call_later(_PATIENCE, self._give_up, number)
+        asyncio.get_running_loop().call_later(_GRANT_TTL, self._close_grant, number, ())
 
-    def _give_up(self, number: int) -> None:
-        self._settle(number, ())
-
-    def _settle(self, number: int, tasks: Sequence[ExecutionKey]) -> bool:
-        """What came of a grant: the first to say so is heard, whether another node or the clock."""
+    def _close_grant(self, number: int, tasks: Sequence[ExecutionKey]) -> bool:
+        """Close a grant, once: another node says what it claimed, or its time is over."""
         reserved = self._reserved.pop(number, None)
         if reserved is None:
             return False
         if len(tasks) < reserved.slots:
-            callers = self._ready.get(reserved.kind, {})
-            callers.pop(reserved.node, None)
-            if not callers:
-                self._ready.pop(reserved.kind, None)
+            demand = self._remote_demand.get(reserved.kind, {})
+            demand.pop(reserved.node, None)
+            if not demand:
+                self._remote_demand.pop(reserved.kind, None)
         self._background_tasks.start(
             self._lease_service.claimed_elsewhere(reserved.poll, reserved.slots, tasks)
         )
         return True
 
-    async def _keep_saying(self) -> None:
+    async def _keep_announcing(self) -> None:
         for turn in count():
-            await asyncio.sleep(_SAY_AGAIN)
-            self._forget_callers()
+            await asyncio.sleep(_ANNOUNCE_EVERY)
+            self._forget_demand()
             if not self._post.others:
                 continue
             kinds = {_kind(poll) for poll in self._lease_service.polls() if poll.free > 0}
             now = self._state.clock.now()
-            self._said = dict.fromkeys(kinds, now)
+            self._announced = dict.fromkeys(kinds, now)
             if kinds:
                 self._post.tell_all(WorkersWait(self._state.node_id, list(kinds)))
             if turn % _KNOWN_EVERY == 0 and (known := list(self._lease_service.kinds())):
                 self._post.tell_all(WorkersKnown(known))
 
-    def _forget_callers(self) -> None:
+    def _forget_demand(self) -> None:
         """Nodes that are gone get no slots, and neither does anybody of workers that are."""
         others, kinds = (
             self._post.others,
-            set(self._lease_service.kinds()) if self._ready else set(),
+            set(self._lease_service.kinds()) if self._remote_demand else set(),
         )
-        for kind, callers in list(self._ready.items()):
-            for node in callers.keys() - others:
-                del callers[node]
-            if not callers or kind not in kinds:
-                del self._ready[kind]
+        for kind, demand in list(self._remote_demand.items()):
+            for node in demand.keys() - others:
+                del demand[node]
+            if not demand or kind not in kinds:
+                del self._remote_demand[kind]
 
-    # Letters ---------------------------------------------------------------------------------
+    # Messages ---------------------------------------------------------------------------------
 
-    def _hear(self, letter: NodeMessage) -> None:
+    def _receive(self, message: NodeMessage) -> None:
         engine, now = self._state.engine, self._state.clock.now()
-        match letter:
+        match message:
             case WorkersWait(node=node, kinds=kinds):
                 for tenant_id, offer in kinds:
-                    engine.add_remote_node(node, tenant_id, offer, now, _BELIEVED_FOR)
+                    engine.workers.add_remote_node(node, tenant_id, offer, now, _REMOTE_TTL)
                 self._state.request_dispatch()
             case WorkersKnown(kinds=kinds):
                 for tenant_id, offer in kinds:
-                    engine.know(tenant_id, offer, now)
+                    engine.workers.touch(tenant_id, offer, now)
             case TasksWait(node=node, kind=kind, tasks=tasks):
-                self._called(node, kind, tasks)
+                self._offer_slots(node, kind, tasks)
             case SlotGrant():
-                self._background_tasks.start(self._claim(letter))
+                self._background_tasks.start(self._claim(message))
             case GrantClaimed(node=node, number=number, tasks=tasks):
-                if self._settle(number, tasks):
+                if self._close_grant(number, tasks):
                     self._post.send(node, GrantConfirmed(tasks))
                 # Else it comes too late: nobody waits, and the leases run out unblamed.
             case GrantConfirmed(tasks=tasks):
                 for task_id, fence in tasks:
-                    engine.confirm(task_id, fence)
+                    engine.running.confirm(task_id, fence)
             case WorkerRestarted(holder=holder):
                 self._lease_service.replaced(holder)
             case InterruptPolls(holders=holders):
-                self._lease_service.polls_interrupted(holders)
+                self._lease_service.interrupt_local_polls(holders)
 
-    def _called(self, node: UUID, kind: Kind, tasks: int) -> None:
-        self._ready.setdefault(kind, {})[node] = tasks
+    def _offer_slots(self, node: UUID, kind: Kind, tasks: int) -> None:
+        self._remote_demand.setdefault(kind, {})[node] = tasks
         for poll in self._lease_service.polls():
             if tasks <= 0:
                 break
@@ -250,12 +247,13 @@ class RemoteWorkers:
         """Where the tasks wait: claim for a worker of another node."""
         tasks = await self._lease_service.claim_for(grant)
         crash.reach("forward.claimed")
-        engine, now, kind = self._state.engine, self._state.clock.now(), _kind(grant)
-        if len(tasks) < grant.slots and not engine.awaits(*kind, now):
+        engine, now = self._state.engine, self._state.clock.now()
+        kind = (grant.holder.tenant_id, grant.offer)
+        if len(tasks) < grant.slots and not engine.workers.has_tasks_for(*kind, now):
             # Its worker waits on: the next task is a reason to call, however soon it comes.
-            engine.add_remote_node(grant.node, *kind, now, _BELIEVED_FOR)
+            engine.workers.add_remote_node(grant.node, *kind, now, _REMOTE_TTL)
         self._post.send(grant.node, GrantClaimed(self._state.node_id, grant.number, tasks))
 
 
-def _kind(asking: Poll | SlotGrant) -> Kind:
-    return asking.holder.tenant_id, asking.offer
+def _kind(poll: Poll) -> Kind:
+    return poll.session.tenant_id, poll.offer

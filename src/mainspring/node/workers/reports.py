@@ -1,4 +1,4 @@
-"""What workers say about the tries they run: heartbeats and reports, recorded by any node.
+"""Reports of workers about the executions they run: heartbeats and reports, recorded by any node.
 
 What a report needs to know of its task is remembered for tasks that were leased here, and read from
 the database for others.
@@ -12,13 +12,7 @@ from uuid import UUID
 
 from mainspring import crash
 from mainspring.config import Config
-from mainspring.domain.execution import (
-    Execution,
-    Outcome,
-    Report,
-    TaskError,
-    believed,
-)
+from mainspring.domain.execution import Execution, Outcome, Report, TaskError, believed
 from mainspring.engine.demand import WorkerSession
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
@@ -32,13 +26,13 @@ _MOST_REMEMBERED = 50_000
 _LARGE = 512
 """A payload beyond this is not remembered: nobody reads it again."""
 _TIMEOUT_GRACE = 2.0
-"""A worker ends its tries by itself when their time is over; so long after it, we do."""
+"""Seconds after their timeout at which we end executions that their worker has not ended."""
 _LONGER = 2
-"""A try that heartbeats is a long one: its lease is longer from then on, its beats are fewer."""
+"""Factor for the leases of executions that heartbeat: these are long, and need fewer beats."""
 
 
 class WorkerReport(NamedTuple):
-    """What a worker says about a try."""
+    """A worker's report about an execution."""
 
     id: UUID
     fence: int
@@ -53,7 +47,7 @@ class WorkerReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
-    """The answer to a heartbeat about one try."""
+    """The answer to a heartbeat about one execution."""
 
     id: UUID
     lease_end: float | None
@@ -78,17 +72,17 @@ class WorkerReports:
         state: NodeState,
         store: LeaseStore,
         recorder: Recorder,
-        roster: WorkerRegistry,
+        registry: WorkerRegistry,
     ) -> None:
         self._config = config
         self._state = state
         self._store = store
         self._recorder = recorder
-        self._registry = roster
+        self._registry = registry
         self._remembered: OrderedDict[tuple[UUID, int], _KnownLease] = OrderedDict()
 
     def remember(self, execution: Execution, holder: WorkerSession) -> None:
-        """A task was leased here."""
+        """Remember a task that was leased here."""
         name = (execution.id, execution.fence)
         self._registry.leased(holder, 1)
         if len(execution.payload) > _LARGE:
@@ -97,9 +91,9 @@ class WorkerReports:
         if len(self._remembered) > _MOST_REMEMBERED:
             self._remembered.popitem(last=False)
 
-    def open_tries(self, tries: Sequence[tuple[UUID, int]]) -> list[tuple[UUID, int]]:
-        """Those of these that were leased here and not reported here."""
-        return [name for name in tries if name in self._remembered]
+    def unreported(self, executions: Sequence[tuple[UUID, int]]) -> list[tuple[UUID, int]]:
+        """Return those of them that were leased here and not reported here."""
+        return [name for name in executions if name in self._remembered]
 
     # Heartbeats ------------------------------------------------------------------------------
 
@@ -109,9 +103,9 @@ class WorkerReports:
         beats: Sequence[HeldHeartbeat],
         about: Mapping[str, object] | None = None,
     ) -> list[HeartbeatAnswer]:
-        """A worker is alive and runs these: extend its leases, and say what to do about each."""
+        """Extend the leases of a worker that is alive. Return what to do about each."""
         for offer in self._registry.heard(holder, about):
-            self._state.engine.know(holder.tenant_id, offer, self._state.clock.now())
+            self._state.engine.workers.touch(holder.tenant_id, offer, self._state.clock.now())
         kept = await self._store.extend_for(
             *holder, beats, lease=_LONGER * self._config.worker_lease, grace=_TIMEOUT_GRACE
         )
@@ -124,15 +118,15 @@ class WorkerReports:
         for item in kept:
             if item.overdue:
                 continue
-            self._state.engine.extended(item.id, fences[item.id], item.lease_end)
+            self._state.engine.running.extend(item.id, fences[item.id], item.lease_end)
             action: Action = "cancel" if item.cancel_requested else "continue"
             pulses[item.id] = HeartbeatAnswer(item.id, item.lease_end, action)
         return [pulses.get(beat.id) or HeartbeatAnswer(beat.id, None, "lost") for beat in beats]
 
-    async def _time_out(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> None:
+    async def _time_out(self, tenant_id: int, executions: Sequence[tuple[UUID, int]]) -> None:
         """The hard timeout: saying "busy" for ever does not keep a task for ever."""
         now = self._state.clock.now()
-        held = await self._store.held(tenant_id, tries)
+        held = await self._store.held(tenant_id, executions)
         reports = []
         for execution, cancelled in held:
             seconds = execution.spec.timeout
@@ -145,7 +139,7 @@ class WorkerReports:
     # Reports ---------------------------------------------------------------------------------
 
     async def report(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
-        """Record what workers say; answers "accepted", "fenced" or "unknown" for each."""
+        """Record what workers say. Return "accepted", "fenced" or "unknown" for each."""
         crash.reach("report.received")
         ours: list[tuple[int, WorkerReport, _KnownLease]] = []
         others: dict[int, WorkerReport] = {}
@@ -165,7 +159,7 @@ class WorkerReports:
         for index, one, known in ours:
             self._forget(known.execution, one.outcome)
             reports[index] = self._report_of(one, known.execution, False, known, now)
-        told = sorted(reports)  # of two reports of a try the first counts
+        told = sorted(reports)  # of two reports of an execution the first counts
         first: dict[tuple[UUID, int], Outcome] = {}
         for index in told:
             first.setdefault((said[index].id, said[index].fence), said[index].outcome)
@@ -183,11 +177,11 @@ class WorkerReports:
     async def _read(
         self, tenant_id: int, said: Mapping[int, WorkerReport], now: float
     ) -> dict[int, Report]:
-        """Reports of tries as the database has them; those that are not there are left out."""
-        tries = [(one.id, one.fence) for one in said.values()]
+        """Reports of executions as the database has them; those that are not there are left out."""
+        executions = [(one.id, one.fence) for one in said.values()]
         held = {
             (task.id, task.fence): (task, cancelled)
-            for task, cancelled in await self._store.held(tenant_id, tries)
+            for task, cancelled in await self._store.held(tenant_id, executions)
         }
         reports = {}
         for index, one in said.items():
@@ -228,11 +222,11 @@ class WorkerReports:
     async def _judge(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
         if not said:
             return []
-        tries = [(one.id, one.fence, one.outcome) for one in said]
+        executions = [(one.id, one.fence, one.outcome) for one in said]
         verdicts: dict[tuple[UUID, int, str], Verdict] = {}
-        for judged in await self._store.judge(tenant_id, tries):
-            # A try that is recorded was reported before: only the answer was lost.
+        for judged in await self._store.judge(tenant_id, executions):
+            # An execution that is recorded was reported before: only the answer was lost.
             refused: Verdict = "fenced" if judged.known else "unknown"
             name = (judged.id, judged.fence, judged.outcome)
             verdicts[name] = "accepted" if judged.recorded else refused
-        return [verdicts[task_id, fence, outcome.value] for task_id, fence, outcome in tries]
+        return [verdicts[task_id, fence, outcome.value] for task_id, fence, outcome in executions]

@@ -68,7 +68,7 @@ class Reports(Recorder):
     def report(self, reports: Sequence[Report]) -> None:
         self.reports += reports
         for report in reports:
-            self._state.engine.reported(report.execution.id, report.execution.fence)
+            self._state.engine.leases.drop(report.execution.id, report.execution.fence)
 
 
 class Leases:
@@ -102,7 +102,7 @@ class World:
         self.dispatcher = Dispatcher(config, state, cast(Any, self.store), self.recorder, metrics)
         self.dispatcher.add_executor(cast(Any, self.executor))
 
-    def begun(self, number: int, **fields: Any) -> tuple[TaskRow, Execution]:
+    def leased(self, number: int, **fields: Any) -> tuple[TaskRow, Execution]:
         fields = {"capability": "http", "due": NOW, "lease_end": NOW + 15, **fields}
         found = row(number, rev=2, state="running", fence=1, **fields)
         assert found.lease_end is not None
@@ -111,44 +111,44 @@ class World:
 
 def test_only_slots_beyond_half_of_all_are_offered_and_while_offered_not_twice() -> None:
     world = World(slots=10)
-    relay = world.dispatcher.offer_step_leases()
-    assert (relay.most, world.dispatcher.free_slots) == (5, 5)
-    assert world.dispatcher.offer_step_leases() == NO_STEP_LEASES
-    world.dispatcher.end_step_leases(relay, [])
+    offer = world.dispatcher.eager_leases.offer_steps()
+    assert (offer.most, world.dispatcher.free_slots) == (5, 5)
+    assert world.dispatcher.eager_leases.offer_steps() == NO_STEP_LEASES
+    world.dispatcher.eager_leases.end_steps(offer, [])
     assert world.dispatcher.free_slots == 10
 
 
 def test_what_was_leased_is_started_and_takes_its_slot() -> None:
     world = World(slots=10)
-    relay = world.dispatcher.offer_step_leases()
-    found, given = world.begun(7)
-    world.dispatcher.end_step_leases(relay, [(found, given)])
+    offer = world.dispatcher.eager_leases.offer_steps()
+    found, given = world.leased(7)
+    world.dispatcher.eager_leases.end_steps(offer, [(found, given)])
     assert world.executor.started == [given]
-    assert (world.dispatcher.free_slots, world.engine.slots_held) == (9, 1)
+    assert (world.dispatcher.free_slots, world.engine.leases.slots) == (9, 1)
 
 
 def test_a_node_without_slots_offers_none() -> None:
-    assert World(slots=0).dispatcher.offer_step_leases() == NO_STEP_LEASES
+    assert World(slots=0).dispatcher.eager_leases.offer_steps() == NO_STEP_LEASES
 
 
 def test_a_node_that_is_closing_offers_none_and_gives_back_what_comes_late() -> None:
     world = World()
-    relay = world.dispatcher.offer_step_leases()
+    offer = world.dispatcher.eager_leases.offer_steps()
     world.dispatcher.close()
-    assert world.dispatcher.offer_step_leases() == NO_STEP_LEASES
-    world.dispatcher.end_step_leases(relay, [world.begun(7)])
+    assert world.dispatcher.eager_leases.offer_steps() == NO_STEP_LEASES
+    world.dispatcher.eager_leases.end_steps(offer, [world.leased(7)])
     assert world.executor.started == []
     assert [report.outcome for report in world.recorder.reports] == [Outcome.RELEASED]
-    assert world.engine.slots_held == 0
+    assert world.engine.leases.slots == 0
 
 
 def test_what_nobody_here_can_run_and_what_came_too_late_goes_back_alone() -> None:
     world = World()
-    relay = world.dispatcher.offer_step_leases()
-    odd = world.begun(7, capability="handler:send_mail")
-    late = world.begun(8, lease_end=NOW - 1)
-    good = world.begun(9)
-    world.dispatcher.end_step_leases(relay, [odd, late, good])
+    offer = world.dispatcher.eager_leases.offer_steps()
+    odd = world.leased(7, capability="handler:send_mail")
+    late = world.leased(8, lease_end=NOW - 1)
+    good = world.leased(9)
+    world.dispatcher.eager_leases.end_steps(offer, [odd, late, good])
     assert world.executor.started == [good[1]]
     assert {r.execution.id for r in world.recorder.reports} == {odd[0].id, late[0].id}
 
@@ -173,13 +173,13 @@ def leased(task: NewTask, lease_end: float = NOW + 15) -> tuple[TaskRow, Executi
 def test_new_tasks_are_offered_slots_beyond_half_and_start_in_them() -> None:
     world = World(slots=4)
     tasks = [new(number) for number in range(1, 6)]
-    start = world.dispatcher.offer_eager_lease(tasks)
-    assert (list(start.tasks), world.dispatcher.free_slots) == ([t.id for t in tasks[:2]], 2)
-    assert world.dispatcher.offer_eager_lease(tasks[2:]) == NO_EAGER_LEASE
+    offer = world.dispatcher.eager_leases.offer_tasks(tasks)
+    assert (list(offer.tasks), world.dispatcher.free_slots) == ([t.id for t in tasks[:2]], 2)
+    assert world.dispatcher.eager_leases.offer_tasks(tasks[2:]) == NO_EAGER_LEASE
     row, given = leased(tasks[0])
-    world.dispatcher.end_eager_lease(start, [(row, given)])
+    world.dispatcher.eager_leases.end_tasks(offer, [(row, given)])
     assert world.executor.started == [given]
-    assert (world.dispatcher.free_slots, world.engine.slots_held) == (3, 1)
+    assert (world.dispatcher.free_slots, world.engine.leases.slots) == (3, 1)
 
 
 @pytest.mark.parametrize(
@@ -195,33 +195,33 @@ def test_new_tasks_are_offered_slots_beyond_half_and_start_in_them() -> None:
     ids=["not due", "expires", "has a key", "for workers", "takes no slot", "limits unknown"],
 )
 def test_what_has_to_pass_a_gate_goes_through_the_queue(fields: dict[str, Any]) -> None:
-    assert World().dispatcher.offer_eager_lease([new(1, **fields)]) == NO_EAGER_LEASE
+    assert World().dispatcher.eager_leases.offer_tasks([new(1, **fields)]) == NO_EAGER_LEASE
 
 
-def test_a_limited_tenant_gets_no_head_start() -> None:
+def test_a_limited_tenant_gets_no_eager_lease() -> None:
     world = World()
     world.engine.set_limits({1: TenantLimits(max_running=256)}, NOW)
-    assert world.dispatcher.offer_eager_lease([new(1)]) == NO_EAGER_LEASE
+    assert world.dispatcher.eager_leases.offer_tasks([new(1)]) == NO_EAGER_LEASE
 
 
 def test_nobody_goes_before_a_task_of_its_tenant_that_waits() -> None:
     world = World()
-    world.engine.look_ahead_to(NOW + 30)
-    world.engine.saw([row(7, capability="http", due=NOW)], NOW)
-    assert world.dispatcher.offer_eager_lease([new(1)]) == NO_EAGER_LEASE
+    world.engine.extend_horizon(NOW + 30)
+    world.engine.update([row(7, capability="http", due=NOW)], NOW)
+    assert world.dispatcher.eager_leases.offer_tasks([new(1)]) == NO_EAGER_LEASE
 
 
 async def test_after_a_lost_answer_what_was_leased_is_looked_for_and_started_once() -> None:
     world = World()
-    world.engine.look_ahead_to(NOW + 30)
+    world.engine.extend_horizon(NOW + 30)
     tasks = [new(1), new(2), new(3)]
-    start = world.dispatcher.offer_eager_lease(tasks)
+    offer = world.dispatcher.eager_leases.offer_tasks(tasks)
     (found, one), (begun, two) = leased(tasks[0]), leased(tasks[1])
     waiting = row(3, capability="http", due=NOW)
     world.store.leased, world.store.rows = [one, two], [found, begun, waiting]
-    world.dispatcher.end_eager_lease(start, None)
+    world.dispatcher.eager_leases.end_tasks(offer, None)
     assert world.dispatcher.free_slots == 10 - 3
-    world.engine.saw([found], NOW)  # the reload found it, which starts nothing
+    world.engine.update([found], NOW)  # the reload found it, which starts nothing
     # The other one was not leased with the insert: it was found as well, claimed, run and reported.
     entry = Entry(row(2, capability="http", due=NOW), StreamKey(0, 1), NOW)
     world.dispatcher._hand_out([entry], [two])
@@ -239,13 +239,13 @@ async def test_after_a_lost_answer_what_was_leased_is_looked_for_and_started_onc
 async def test_what_is_being_claimed_is_left_to_its_claim() -> None:
     world = World()
     world.store.failures = 0
-    world.engine.look_ahead_to(NOW + 30)
-    start = world.dispatcher.offer_eager_lease([new(1)])
-    world.engine.saw([row(1, capability="http", due=NOW)], NOW)
+    world.engine.extend_horizon(NOW + 30)
+    offer = world.dispatcher.eager_leases.offer_tasks([new(1)])
+    world.engine.update([row(1, capability="http", due=NOW)], NOW)
     assert world.engine.pick(NOW, 5, lambda _capability: True)
     found, given = leased(new(1))
     world.store.leased, world.store.rows = [given], [found]
-    world.dispatcher.end_eager_lease(start, None)
+    world.dispatcher.eager_leases.end_tasks(offer, None)
     async with asyncio.timeout(5):
         while world.dispatcher.free_slots < 10:  # noqa: ASYNC110 - a task of its own looks
             await asyncio.sleep(0.01)
@@ -255,22 +255,22 @@ async def test_what_is_being_claimed_is_left_to_its_claim() -> None:
 def test_where_slots_are_short_the_most_urgent_get_them() -> None:
     world = World(slots=4)
     tasks = [new(number, priority=number) for number in range(1, 6)]
-    start = world.dispatcher.offer_eager_lease(tasks)
-    assert set(start.tasks) == {tasks[3].id, tasks[4].id}
+    offer = world.dispatcher.eager_leases.offer_tasks(tasks)
+    assert set(offer.tasks) == {tasks[3].id, tasks[4].id}
 
 
 def test_what_is_reserved_counts_for_its_tenant_and_wakes_whoever_waits_when_it_is_not_used() -> (
     None
 ):
     world = World(slots=10)
-    start = world.dispatcher.offer_eager_lease([new(number) for number in range(1, 6)])
-    world.engine.look_ahead_to(NOW + 30)
-    world.engine.saw([row(n, capability="http", due=NOW) for n in range(11, 21)], NOW)
+    offer = world.dispatcher.eager_leases.offer_tasks([new(number) for number in range(1, 6)])
+    world.engine.extend_horizon(NOW + 30)
+    world.engine.update([row(n, capability="http", due=NOW) for n in range(11, 21)], NOW)
     free = world.dispatcher.free_slots
     picked = world.engine.pick(NOW, free, lambda _capability: True, free=free)
     assert len(picked) == 3, "a tenant alone gets four fifths of ten"
     world.state.dispatch_wanted.clear()
-    world.dispatcher.end_eager_lease(start, [])
+    world.dispatcher.eager_leases.end_tasks(offer, [])
     assert world.state.dispatch_wanted.is_set()
     assert world.dispatcher.free_slots == 10
 
@@ -279,8 +279,8 @@ def test_what_cannot_be_started_failed_and_its_creator_hears_nothing_of_it() -> 
     world = World()
     world.executor.breaks_at = new(2).id
     tasks = [new(1), new(2), new(3)]
-    start = world.dispatcher.offer_eager_lease(tasks)
-    world.dispatcher.end_eager_lease(start, [leased(task) for task in tasks])
+    offer = world.dispatcher.eager_leases.offer_tasks(tasks)
+    world.dispatcher.eager_leases.end_tasks(offer, [leased(task) for task in tasks])
     assert_only_the_first_was_started(world)
 
 
@@ -288,7 +288,7 @@ def test_what_an_executor_does_not_take_stays_with_nobody_after_a_claim() -> Non
     world, (picked, given) = World(), claimed(3)
     world.executor.breaks_at = given[1].id
     for each in picked:
-        world.engine.leased_eagerly(each.row._replace(fence=1), NOW)
+        world.engine.add_eager_lease(each.row._replace(fence=1), NOW)
     world.dispatcher._hand_out(picked, given)
     assert_only_the_first_was_started(world)
 
@@ -298,7 +298,7 @@ def assert_only_the_first_was_started(world: World) -> None:
     assert [a.id for a in world.executor.started] == [task_id(1)]
     failed = [(r.execution.id, r.outcome, r.error and r.error.code) for r in world.recorder.reports]
     assert failed == [(task_id(n), Outcome.FAILED, "not-started") for n in (2, 3)]
-    assert world.engine.slots_held == 1
+    assert world.engine.leases.slots == 1
 
 
 def test_a_claim_that_comes_back_to_a_node_that_is_closing_goes_back() -> None:
@@ -326,11 +326,11 @@ def test_there_is_room_for_runs_only_as_long_as_they_are_begun() -> None:
 
 async def test_no_more_runs_are_claimed_than_there_is_room_for() -> None:
     world = World()
-    world.engine.look_ahead_to(NOW + 30)
+    world.engine.extend_horizon(NOW + 30)
     world.executor.runs = True
     world.executor.runs_left = 3
     run = "handler:mainspring.workflow"
-    world.engine.saw([row(n, capability=run, due=NOW) for n in range(1, 9)], NOW)
+    world.engine.update([row(n, capability=run, due=NOW) for n in range(1, 9)], NOW)
     claims = asyncio.Queue[int]()
 
     async def claim(_tenure: object, refs: Sequence[object], **_how: object) -> list[Execution]:

@@ -17,7 +17,7 @@ async def made(lab: Lab, ownership: Ownership, tenant: int, **fields: Any) -> Ma
 
 async def test_what_may_start_is_running_when_it_is_there(lab: Lab) -> None:
     ownership, tenant = await lab.join(), await lab.tenant()
-    [(row, execution)] = (await made(lab, ownership, tenant)).begun
+    [(row, execution)] = (await made(lab, ownership, tenant)).leased
     found = await lab.row(tenant, row.id)
     assert (found.state, found.rev, found.fence, found.lease_end) == (
         "running", 2, 1, execution.lease_end,
@@ -31,7 +31,7 @@ async def test_what_may_start_is_running_when_it_is_there(lab: Lab) -> None:
 
 async def test_it_is_told_as_a_claim_would_have_told_it(lab: Lab) -> None:
     ownership, tenant = await lab.join(), await lab.tenant()
-    [(row, given)] = (await made(lab, ownership, tenant)).begun
+    [(row, given)] = (await made(lab, ownership, tenant)).leased
     claimed = await lab.claim(ownership, await lab.create(tenant))
     assert claimed is not None
     assert given == claimed._replace(
@@ -42,7 +42,7 @@ async def test_it_is_told_as_a_claim_would_have_told_it(lab: Lab) -> None:
 
 async def test_its_outcome_is_recorded(lab: Lab) -> None:
     ownership, tenant = await lab.join(), await lab.tenant()
-    [(row, execution)] = (await made(lab, ownership, tenant)).begun
+    [(row, execution)] = (await made(lab, ownership, tenant)).leased
     assert await lab.engine.finish(ownership, [finish(execution)]) == {row.id}
 
 
@@ -51,27 +51,27 @@ async def test_only_what_was_named_starts(lab: Lab) -> None:
     one, other = lab.new(tenant), lab.new(tenant)
     start = EagerLeaseOffer({one.id: one}, lab.worker, 60.0)
     done = await lab.tasks.create([Creation(tenant, [one, other])], ownership, start)
-    assert [row.id for row, _ in done.begun] == [one.id]
+    assert [row.id for row, _ in done.leased] == [one.id]
     assert (await lab.row(tenant, other.id)).state == "scheduled"
 
 
 async def test_what_is_not_due_waits(lab: Lab) -> None:
     ownership, tenant = await lab.join(), await lab.tenant()
     done = await made(lab, ownership, tenant, due=30.0)
-    assert done.begun == []
+    assert done.leased == []
     [task_id] = done.partitions
     assert (await lab.row(tenant, task_id)).state == "scheduled"
 
 
 async def test_what_has_a_key_or_an_expiry_waits(lab: Lab) -> None:
     ownership, tenant = await lab.join(), await lab.tenant()
-    assert (await made(lab, ownership, tenant, key="red")).begun == []
-    assert (await made(lab, ownership, tenant, expires=60.0)).begun == []
+    assert (await made(lab, ownership, tenant, key="red")).leased == []
+    assert (await made(lab, ownership, tenant, expires=60.0)).leased == []
 
 
 async def test_the_task_of_a_limited_tenant_waits(lab: Lab) -> None:
     ownership, tenant = await lab.join(), await lab.tenant(max_running=256, spread=256)
-    assert (await made(lab, ownership, tenant)).begun == []
+    assert (await made(lab, ownership, tenant)).leased == []
 
 
 async def test_a_node_leases_only_in_its_own_partitions(lab: Lab) -> None:
@@ -79,9 +79,9 @@ async def test_a_node_leases_only_in_its_own_partitions(lab: Lab) -> None:
     here = partition_of(tenant, uuid4(), None, 1)
     ownership = await lab.join(frozenset({(here + 1) % 256}))
     done = await made(lab, ownership, tenant)
-    assert (len(done.partitions), done.begun) == (1, [])
+    assert (len(done.partitions), done.leased) == (1, [])
     assert len(await lab.inspect.wakes()) == 1
-    assert len((await made(lab, await lab.join(frozenset({here})), tenant)).begun) == 1
+    assert len((await made(lab, await lab.join(frozenset({here})), tenant)).leased) == 1
 
 
 async def test_a_node_with_an_old_epoch_creates_and_does_not_lease(lab: Lab) -> None:
@@ -89,24 +89,24 @@ async def test_a_node_with_an_old_epoch_creates_and_does_not_lease(lab: Lab) -> 
     assert await lab.cluster.hand_over(ownership, {}) == ownership.epoch + 1
     for stale in (ownership, NO_OWNERSHIP):
         done = await made(lab, stale, tenant)
-        assert (len(done.partitions), done.begun) == (1, [])
+        assert (len(done.partitions), done.leased) == (1, [])
 
 
 async def test_a_taken_key_leases_nothing(lab: Lab) -> None:
     ownership, tenant = await lab.join(), await lab.tenant()
-    begun = []
+    leased = []
     for _ in range(2):
         new = lab.new(tenant)
         keyed = Keyed("k", b"hash", b"{}", 60.0)
         start = EagerLeaseOffer({new.id: new}, lab.worker, 60.0)
         done = await lab.tasks.create([Creation(tenant, [new], keyed)], ownership, start)
-        begun.append(len(done.begun))
-    assert begun == [1, 0]
+        leased.append(len(done.leased))
+    assert leased == [1, 0]
 
 
 async def test_what_a_lost_answer_leased_is_found(lab: Lab) -> None:
     ownership, tenant = await lab.join(), await lab.tenant()
-    [(row, execution)] = (await made(lab, ownership, tenant)).begun
+    [(row, execution)] = (await made(lab, ownership, tenant)).leased
     waiting = await lab.create(tenant)
     names = [(tenant, row.id), (tenant, waiting.id)]
     [found] = await lab.engine.leased_to(names, worker=lab.worker)

@@ -32,8 +32,8 @@ async def end(
     most: int = 9,
     state: TaskState = TaskState.COMPLETED,
 ) -> StepsFinished:
-    relay = StepLeaseOffer(most, "node:one", 15.0)
-    return await world.record([finish(a, state) for a in executions], relay, ownership)
+    offer = StepLeaseOffer(most, "node:one", 15.0)
+    return await world.record([finish(a, state) for a in executions], offer, ownership)
 
 
 async def _somebody_waits(world: RunWorld) -> bool:
@@ -61,7 +61,7 @@ async def change(world: RunWorld, name: str, **fields: Any) -> None:
 async def test_the_next_step_is_leased_as_it_is_released(world: RunWorld) -> None:
     run = await world.begin(workflow(inside("a"), inside("b", "a"), inside("c", "b")))
     done = await end(world, await world.claim(run))
-    [(row, execution)] = done.moved.begun
+    [(row, execution)] = done.moved.leased
     stored = await task(world, "b")
     assert (stored["state"], stored["worker"], stored["attempts"]) == ("running", "node:one", 1)
     assert (row.state, row.fence, row.rev) == ("running", stored["fence"], stored["rev"])
@@ -70,7 +70,7 @@ async def test_the_next_step_is_leased_as_it_is_released(world: RunWorld) -> Non
     assert execution.due <= execution.picked
 
     await end(world, [execution])
-    last = [a for _, a in (await end(world, [execution])).moved.begun]
+    last = [a for _, a in (await end(world, [execution])).moved.leased]
     assert last == [], "an outcome that is written twice starts nothing twice"
     assert (await task(world, "c"))["state"] == "running"
 
@@ -81,7 +81,7 @@ async def test_a_step_that_was_there_before_a_restore_is_leased_above(world: Run
         "UPDATE fence_floor SET floor = 1000, before = clock_timestamp() + interval '1 minute'"
     )
     [first] = await world.claim(run)
-    [(row, execution)] = (await end(world, [first])).moved.begun
+    [(row, execution)] = (await end(world, [first])).moved.leased
     assert (first.fence, row.fence, execution.fence) == (1000, 1000, 1000)
     await end(world, [execution], most=0)
     assert (await task(world, "c"))["fence"] == 0, "it is not leased yet"
@@ -92,7 +92,7 @@ async def test_who_joined_another_server_leases_no_step(world: RunWorld) -> None
     [first] = await world.claim(run)
     await world.database.fetch("UPDATE nodes SET server_started = '2001-01-01'")
     done = await end(world, [first])
-    assert (done.accepted, done.moved.begun) == ({first.id}, [])
+    assert (done.accepted, done.moved.leased) == ({first.id}, [])
     released = await task(world, "b")
     assert (released["state"], released["fence"]) == ("scheduled", 0)
     [wake] = await world.database.fetch("SELECT task_id FROM wakes WHERE task_id <> $1", first.id)
@@ -101,7 +101,7 @@ async def test_who_joined_another_server_leases_no_step(world: RunWorld) -> None
 
 async def test_a_lease_that_came_that_way_ends_a_run(world: RunWorld) -> None:
     run = await world.begin(workflow(inside("a"), inside("b", "a")))
-    [(_, execution)] = (await end(world, await world.claim(run))).moved.begun
+    [(_, execution)] = (await end(world, await world.claim(run))).moved.leased
     done = await end(world, [execution])
     assert done.moved.ended == {"completed": 1}
     assert await world.state(run) == "completed"
@@ -110,7 +110,7 @@ async def test_a_lease_that_came_that_way_ends_a_run(world: RunWorld) -> None:
 async def test_no_more_are_leased_than_there_is_room_for(world: RunWorld) -> None:
     run = await world.begin(workflow(inside("a"), *(inside(f"b{n}", "a") for n in range(5))))
     done = await end(world, await world.claim(run), most=2)
-    assert len(done.moved.begun) == 2
+    assert len(done.moved.leased) == 2
     assert sorted(row.state for row in done.moved.rows) == ["running"] * 2 + ["scheduled"] * 3
 
 
@@ -122,7 +122,7 @@ async def test_steps_of_a_tenant_with_a_limit_queue(world: RunWorld) -> None:
         "UPDATE tenants SET max_running = 256 WHERE id = $1", world.tenant_id
     )
     done = await end(world, claimed)
-    assert (done.moved.begun, [row.state for row in done.moved.rows]) == ([], ["scheduled"])
+    assert (done.moved.leased, [row.state for row in done.moved.rows]) == ([], ["scheduled"])
 
 
 async def test_a_step_that_was_changed_by_hand_queues(world: RunWorld) -> None:
@@ -130,7 +130,7 @@ async def test_a_step_that_was_changed_by_hand_queues(world: RunWorld) -> None:
     run = await world.begin(workflow(inside("a"), inside("b", "a")))
     await change(world, "b", capability="handler:send_mail")
     done = await end(world, await world.claim(run))
-    assert (done.moved.begun, (await task(world, "b"))["state"]) == ([], "scheduled")
+    assert (done.moved.leased, (await task(world, "b"))["state"]) == ([], "scheduled")
 
 
 async def test_what_changed_while_the_run_was_waited_for_is_seen(
@@ -180,7 +180,7 @@ async def test_what_changed_while_the_run_was_waited_for_is_seen(
 async def test_what_has_to_wait_or_to_be_asked_queues(world: RunWorld, next_step: Step) -> None:
     run = await world.begin(workflow(inside("a"), next_step))
     done = await end(world, await world.claim(run))
-    assert done.moved.begun == []
+    assert done.moved.leased == []
     assert (await task(world, "b"))["state"] == "scheduled"
 
 
@@ -188,7 +188,7 @@ async def test_a_node_that_was_replaced_starts_nothing(world: RunWorld) -> None:
     run = await world.begin(workflow(inside("a"), inside("b", "a")))
     stale = replace(world.ownership, epoch=world.ownership.epoch + 1)
     done = await end(world, await world.claim(run), stale)
-    assert (done.moved.begun, (await task(world, "b"))["state"]) == ([], "scheduled")
+    assert (done.moved.leased, (await task(world, "b"))["state"]) == ([], "scheduled")
     assert (
         len(
             await world.database.fetch(
@@ -204,7 +204,7 @@ async def test_a_node_starts_nothing_in_partitions_of_others(world: RunWorld) ->
     [execution] = await world.claim(run)
     others = frozenset(range(PARTITIONS)) - {execution.partition}
     done = await end(world, [execution], replace(world.ownership, partitions=others))
-    assert (done.moved.begun, (await task(world, "b"))["state"]) == ([], "scheduled")
+    assert (done.moved.leased, (await task(world, "b"))["state"]) == ([], "scheduled")
 
 
 async def test_a_join_with_a_parent_that_was_left_out_is_decided_on(world: RunWorld) -> None:
@@ -227,7 +227,7 @@ async def test_a_failure_beside_a_success_is_decided_on_together(world: RunWorld
     by_name = {a.step: a for a in await world.claim(run)}
     finishes = [finish(by_name["a"]), finish(by_name["b"], TaskState.FAILED)]
     done = await world.record(finishes, StepLeaseOffer(9, "node:one", 15.0))
-    assert done.moved.begun == []
+    assert done.moved.leased == []
     assert (await world.states(run))["c"] == "skipped"
 
 
@@ -258,4 +258,4 @@ async def test_a_step_that_is_not_due_by_the_clock_of_the_database_queues(world:
     ended = finish(execution)
     ahead = ended._replace(report=ended.report._replace(finished=await world.now() + 60))
     done = await world.record([ahead], StepLeaseOffer(9, "node:one", 15.0))
-    assert (done.moved.begun, [row.state for row in done.moved.rows]) == ([], ["scheduled"])
+    assert (done.moved.leased, [row.state for row in done.moved.rows]) == ([], ["scheduled"])

@@ -1,4 +1,4 @@
-"""What tasks had waited for when they left the window, for when they come back, or end."""
+"""The history of waits: what tasks had waited for when they left the window."""
 
 from collections import OrderedDict, deque
 from collections.abc import Collection
@@ -12,7 +12,7 @@ _MOST = 10_000
 
 
 class _Account(NamedTuple):
-    """What a task that was due since then had waited for, before its next try."""
+    """What a task that was due since then had waited for, before its next execution."""
 
     partition: int
     due: float
@@ -21,7 +21,7 @@ class _Account(NamedTuple):
     waited: dict[Cause, float]
 
 
-class SetAside:
+class WaitHistory:
     """A task leaves the window and comes back when it is edited or paused, when it makes room for
     others, and when its claim is refused."""
 
@@ -29,8 +29,25 @@ class SetAside:
         self._accounts: OrderedDict[UUID, _Account] = OrderedDict()
         self._ended: deque[EndedWaiting] = deque(maxlen=_MOST)
 
-    def note(self, entry: Entry) -> None:
-        """A task left the window."""
+    # For the drivers -------------------------------------------------------------------------
+
+    @property
+    def unrecorded(self) -> int:
+        """How many tasks ended while they waited, without a record of what they waited for."""
+        return len(self._ended)
+
+    def peek_ended(self, most: int) -> list[EndedWaiting]:
+        """Return some of them; call `discard_ended` once they are written."""
+        return [self._ended[n] for n in range(min(most, len(self._ended)))]
+
+    def discard_ended(self, count: int) -> None:
+        for _ in range(min(count, len(self._ended))):
+            self._ended.popleft()
+
+    # For the engine --------------------------------------------------------------------------
+
+    def save(self, entry: Entry) -> None:
+        """Keep what a task that left the window has waited for."""
         row = entry.row
         if not entry.waited:
             return
@@ -40,9 +57,9 @@ class SetAside:
         if len(self._accounts) > _MOST:
             self._accounts.popitem(last=False)
 
-    def take_up(self, entry: Entry, owned_since: float) -> None:
-        """A task that is late already came into the window: let it go on with its account. What it
-        waited before its partition was ours, nobody knows."""
+    def restore(self, entry: Entry, owned_since: float) -> None:
+        """Let a task that came into the window late go on with its account. What it waited for
+        before its partition was ours is unknown."""
         row = entry.row
         known = self._accounts.pop(row.id, None)
         if known is not None and known[1:3] == (row.due, row.fence):
@@ -52,27 +69,14 @@ class SetAside:
         if before_us > 0:
             entry.add_wait(Cause.UNATTRIBUTED, before_us)
 
-    def ended(self, task_id: UUID) -> None:
-        """A task is finished: if it was waiting, whoever ended it did not know for what."""
+    def end(self, task_id: UUID) -> None:
+        """Queue the account of a finished task: whoever ended it while it waited had none."""
         known = self._accounts.pop(task_id, None)
         if known is not None:
             waited = {cause.value: round(seconds, 6) for cause, seconds in known.waited.items()}
             self._ended.append(EndedWaiting(known.tenant_id, task_id, waited))
 
-    @property
-    def untold(self) -> int:
-        """How many tasks ended while they waited, of which nobody was told why."""
-        return len(self._ended)
-
-    def to_tell(self, most: int) -> list[EndedWaiting]:
-        """Return some of them; `told` when they are written."""
-        return [self._ended[n] for n in range(min(most, len(self._ended)))]
-
-    def told(self, count: int) -> None:
-        for _ in range(min(count, len(self._ended))):
-            self._ended.popleft()
-
     def forget(self, partitions: Collection[int]) -> None:
-        """Others act for these partitions from now on."""
+        """Drop the accounts of partitions that others own from now on."""
         for task_id in [i for i, a in self._accounts.items() if a.partition in partitions]:
             del self._accounts[task_id]
