@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from mainspring import __version__, crash, timezones, tls
-from mainspring.api.app import ApiDependencies, build_app
 from mainspring.api.http.key_activity import KeyActivity
 from mainspring.api.http.server import (
     ConnectionLimits,
@@ -61,6 +60,7 @@ from mainspring.store.secrets import SecretStore
 from mainspring.store.tasks import TaskStore
 from mainspring.store.vault import Vault
 from mainspring.store.workers import WorkerStore
+from mainspring.wiring.api import ApiDependencies, build_app
 from mainspring.wiring.settings import (
     archive_of,
     crash_point,

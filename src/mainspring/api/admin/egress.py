@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from starlette.responses import Response
 
-from mainspring.api.admin.secret_docs import EgressIn, EgressOut
+from mainspring.api.admin.schema import EgressIn, EgressOut
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.endpoint import OperatorCall, json_response
 from mainspring.errors import InvalidRequest, Problem

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import msgspec
 from starlette.responses import Response
 
-from mainspring.api.admin.secret_docs import (
+from mainspring.api.admin.schema import (
     NewSecretOut,
     RotatedOut,
     RotateIn,

@@ -212,3 +212,5 @@ NUMBER_CURSOR = Param(
     Annotated[str, Meta(pattern=r"^A{10}[AB][A-Za-z0-9_-]{10}[AQgw]$")],
     "Where to go on: `next_cursor` of the page before.",
 )
+PAGED = (LIMIT, CURSOR)
+NUMBERED = (LIMIT, NUMBER_CURSOR)

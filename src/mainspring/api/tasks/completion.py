@@ -1,9 +1,11 @@
 """POST /v1/tasks/{id}/complete: a receiver reports the end of work it had accepted."""
 
+from typing import Annotated, Literal
+
 import msgspec
+from msgspec import Meta, Raw, Struct, field
 from starlette.responses import Response
 
-from mainspring.api.admin.secret_docs import CompleteIn
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.endpoint import TenantCall, no_such_task
 from mainspring.api.ports import NodePort
@@ -12,6 +14,17 @@ from mainspring.clock import Clock
 from mainspring.domain.execution import Outcome, Report, TaskError
 from mainspring.errors import Conflict
 from mainspring.store.tasks import TaskStore
+
+
+class CompleteIn(Struct, forbid_unknown_fields=True):
+    """How the work ended that a receiver had accepted with `Mainspring-Complete: later`."""
+
+    fence: int
+    status: Literal["succeeded", "failed"]
+    result: Raw = field(default_factory=Raw)
+    error: Annotated[str, Meta(max_length=10_000)] | None = None
+    retryable: bool = True
+
 
 _COMPLETE = msgspec.json.Decoder(CompleteIn)
 

@@ -40,7 +40,9 @@ Prepared = tuple[Sequence[NewTask], bytes]
 """Tasks that may be inserted, and the answer to give once they are."""
 
 
-class _CreatedIds(msgspec.Struct):
+class Ids(msgspec.Struct):
+    """The new tasks' ids, in the order of the batch."""
+
     ids: list[UUID]
 
 
@@ -96,7 +98,7 @@ class TaskCreation:
                 rest = readable_tasks(body, most=most, as_lines=as_lines)
                 await self._validator.refuse(error, rest)
             tasks = await self._validator.many(call.tenant_id, wanted)
-            return tasks, _encode(_CreatedIds([task.id for task in tasks]))
+            return tasks, _encode(Ids([task.id for task in tasks]))
 
         return _answer(await self._create(call, body, prepare), {})
 
