@@ -8,7 +8,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from mainspring.api.http.endpoint import OpenOperation, TenantOperation
+from mainspring.api.http.operations import OpenOperation, TenantOperation
 from mainspring.api.openapi.document import describe
 from mainspring.config import Config
 from mainspring.errors import StoreUnavailable

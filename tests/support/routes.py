@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
-from mainspring.api.http.endpoint import Operation
+from mainspring.api.http.operations import Operation
 from mainspring.api.openapi.document import describe
 from mainspring.clock import ManualClock
 from mainspring.config import Config

@@ -22,7 +22,7 @@ def serve(
     rng: Random,
     max_body: int,
 ) -> RequestMiddleware:
-    """The application. It has no lifespan of its own: who built the parts also ends them."""
+    """Build the application. It has no lifespan: the parts are started and ended by the server."""
     endpoints = {
         path: Endpoint(path, known, authenticator, limits, idempotency)
         for path, known in paths.items()

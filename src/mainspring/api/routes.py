@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
-from mainspring.api.http.endpoint import (
+from mainspring.api.http.operations import (
     Operation,
     OperatorHandler,
     OperatorOperation,

@@ -24,11 +24,10 @@ from mainspring.api.dead_letters.replaying import Replayer
 from mainspring.api.dead_letters.resource import DeadLetterResource
 from mainspring.api.dead_letters.routes import dead_letter_routes
 from mainspring.api.http.auth import Authenticator
-from mainspring.api.http.endpoint import Operation
 from mainspring.api.http.idempotency import Idempotency
 from mainspring.api.http.key_activity import KeyActivity
-from mainspring.api.http.key_watch import KeyWatch
 from mainspring.api.http.middleware import RequestMiddleware
+from mainspring.api.http.operations import Operation
 from mainspring.api.http.rate_limits import RateLimits
 from mainspring.api.openapi.endpoints import described
 from mainspring.api.ports import LeasePort, NodePort
@@ -50,6 +49,7 @@ from mainspring.api.tasks.patching import TaskPatcher
 from mainspring.api.tasks.reading import TaskReading
 from mainspring.api.tasks.routes import effect_routes, task_routes
 from mainspring.api.tasks.validation import TaskValidator
+from mainspring.api.workers.key_watch import KeyWatch
 from mainspring.api.workers.leases import LeaseResource
 from mainspring.api.workers.registry import LogResource, WorkerResource
 from mainspring.api.workers.routes import lease_routes, log_routes, worker_routes

@@ -1,6 +1,6 @@
-"""/v1/tenants/{id}/egress: what a tenant's webhooks may call, and who they are; for operators.
+"""/v1/tenants/{id}/egress: what a tenant's webhooks may call, and their TLS identity.
 
-What is kept here is used much later, by a sender that can only fail: so it is tried on arrival.
+The settings are used much later, by a sender that can only fail: so they are tried on arrival.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from starlette.responses import Response
 
 from mainspring.api.admin.schema import EgressIn, EgressOut
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import OperatorCall, json_response
+from mainspring.api.http.operations import OperatorCall
 from mainspring.errors import InvalidRequest, Problem
 from mainspring.store.secrets import EgressSettings, SecretStore
 

@@ -1,4 +1,4 @@
-"""The cluster, for operators, and the audit log, also for a tenant's admins: both only to read."""
+"""The cluster, for operators, and the audit log, also for admins of a tenant."""
 
 from collections.abc import Sequence
 from uuid import UUID
@@ -7,7 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring import timezones
-from mainspring.api.http.endpoint import OperatorCall, TenantCall, json_response
+from mainspring.api.http.bodies import json_response
+from mainspring.api.http.operations import OperatorCall, TenantCall
 from mainspring.api.http.parameters import encode_cursor, page_query
 from mainspring.domain.placement import PARTITIONS
 from mainspring.store.audit import (
@@ -61,7 +62,7 @@ class AuditResource:
         return await self._page(call.request, call.tenant_id)
 
     async def whole(self, call: OperatorCall) -> Response:
-        """Of every tenant, those that are gone too, and of the installation itself."""
+        """The audit log of all tenants, deleted ones too, and of the installation itself."""
         return await self._page(call.request, None)
 
     async def _page(self, request: Request, tenant_id: int | None) -> Response:
@@ -100,6 +101,6 @@ def _node_out(node: NodeRecord) -> NodeOut:
 
 
 def _skew(nodes: Sequence[NodeRecord]) -> float:
-    """The largest share over a fair one, among the living."""
+    """The largest share of partitions over an equal share, among active nodes."""
     shares = [node.owned for node in nodes if node.state == "active"]
     return round(max(shares) * len(shares) / PARTITIONS, 3) if shares else 0.0

@@ -1,4 +1,4 @@
-"""A tenant's keys: an admin makes, lists, replaces and revokes them. A secret is shown once."""
+"""API keys of a tenant. A secret is shown once."""
 
 import re
 from datetime import datetime
@@ -8,14 +8,16 @@ import msgspec
 from starlette.responses import Response
 
 from mainspring.api.http.auth import tenant_gone
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import TenantCall, json_response
 from mainspring.api.http.key_activity import KeyActivity
+from mainspring.api.http.operations import TenantCall, missing
 from mainspring.api.http.parameters import number_cursor, page_query
+from mainspring.api.items import existing
 from mainspring.clock import Clock
 from mainspring.domain import apikey
 from mainspring.domain.duration import parse_duration
-from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem
+from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.store.key_ring import Expiry, KeyRing, StoredKey
 from mainspring.wire.admin import (
     KeyIn,
@@ -29,6 +31,7 @@ _KEY = msgspec.json.Decoder(KeyIn)
 _ROTATION = msgspec.json.Decoder(RotationIn)
 _SHAPE_OF_IDS = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _SECRET_HEADERS = {"Cache-Control": "no-store"}
+_no_such_key = missing("key")
 
 LONGEST_LIFE = 100 * 366 * 86400.0
 LONGEST_GRACE = 30 * 86400.0
@@ -108,10 +111,7 @@ class KeyResource:
         return _shown_once(made, text)
 
     async def _existing(self, tenant_id: int, key_id: str) -> StoredKey:
-        key = await self._ring.get(tenant_id, key_id)
-        if key is None:
-            raise _no_such_key(key_id)
-        return key
+        return existing(await self._ring.get(tenant_id, key_id), _no_such_key, key_id)
 
     def _expiry(
         self,
@@ -119,7 +119,7 @@ class KeyResource:
         after: float | str | None,
         problems: list[Problem] | None = None,
     ) -> Expiry | None:
-        """When a key shall end; None when nothing was said. Raises all problems found so far."""
+        """When a key shall end; None when the request does not say. Raise all problems so far."""
         problems = [] if problems is None else problems
         seconds = None
         if at is not None and after is not None:
@@ -162,12 +162,8 @@ def _check_span(seconds: float, pointer: str, most: float, problems: list[Proble
 
 
 def _id_in(call: TenantCall) -> str:
-    """The id in the path. What cannot be one cannot be found: the same answer as for others'."""
+    """The id in the path; what is not an id cannot be found."""
     text: str = call.request.path_params["id"]
     if _SHAPE_OF_IDS.fullmatch(text) is None:
         raise _no_such_key(text)
     return text
-
-
-def _no_such_key(key_id: str) -> NotFound:
-    return NotFound(f"there is no key {key_id[:64]!r}")

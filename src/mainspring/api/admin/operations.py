@@ -1,4 +1,4 @@
-"""For the people who run a node: is it alive, is it ready, what does it count."""
+"""Health, readiness and metrics of a node."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -9,8 +9,9 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mainspring.api.http.endpoint import OperatorCall, raw_json
+from mainspring.api.http.bodies import raw_json
 from mainspring.api.http.negotiation import preferred
+from mainspring.api.http.operations import OperatorCall
 from mainspring.api.ports import NodePort
 from mainspring.errors import NotReady
 from mainspring.observe.metrics import Metrics
@@ -42,7 +43,7 @@ class Operations:
         self._complaint = complaint
 
     async def healthz(self, _request: Request) -> Response:
-        """The process answers, and did so until now: that is all this says."""
+        """Return 200 while the process answers and its loop did not stall lately."""
         if (complaint := self._complaint()) is not None:
             raise NotReady(complaint)
         return raw_json(b'{"status":"alive"}')

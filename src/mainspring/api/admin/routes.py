@@ -4,7 +4,7 @@ from mainspring.api.admin.installation import AuditResource, ClusterResource
 from mainspring.api.admin.keys import LONGEST_GRACE, LONGEST_LIFE, KeyResource
 from mainspring.api.admin.operations import OPEN_METRICS, PLAIN, Alive, Operations, Ready
 from mainspring.api.admin.tenants import TenantResource
-from mainspring.api.http.endpoint import OpenOperation, OperatorOperation, TenantOperation
+from mainspring.api.http.operations import OpenOperation, OperatorOperation, TenantOperation
 from mainspring.api.openapi.operation import (
     GONE,
     NUMBERED,

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable
 from datetime import datetime
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import msgspec
 from starlette.responses import Response
@@ -16,10 +16,11 @@ from mainspring.api.admin.schema import (
     SecretList,
     SecretOut,
 )
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import TenantCall, json_response
+from mainspring.api.http.operations import TenantCall, missing
 from mainspring.domain.webhook import KeyKind, SigningKey
-from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem
+from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.execution import signing
 from mainspring.store.secrets import (
     NewSecret,
@@ -31,6 +32,7 @@ from mainspring.store.secrets import (
 _SECRET = msgspec.json.Decoder(SecretIn)
 _ROTATION = msgspec.json.Decoder(RotateIn)
 _SECRET_HEADERS = {"Cache-Control": "no-store"}
+_no_such_secret = missing("secret")
 
 
 class SecretResource:
@@ -127,7 +129,3 @@ def _shown_once(secret: StoredSecret, key: SigningKey) -> NewSecretOut:
         secret.id, secret.name, secret.kind, secret.public_key, secret.created_at, ends,
         signing.format_secret(key),
     )  # fmt: skip
-
-
-def _no_such_secret(secret_id: UUID | str) -> NotFound:
-    return NotFound(f"there is no secret {str(secret_id)[:64]!r}")

@@ -1,5 +1,4 @@
-"""Tenants, for operators: made with a first key, listed, limited, let go. And a tenant's own view
-of its limits."""
+"""Tenants, for operators, and a tenant's own view of its limits."""
 
 from random import Random
 
@@ -8,9 +7,10 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from mainspring.api.http.auth import tenant_gone
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import OperatorCall, TenantCall, json_response
 from mainspring.api.http.key_activity import KeyActivity
+from mainspring.api.http.operations import OperatorCall, TenantCall
 from mainspring.api.http.parameters import number_cursor, page_query
 from mainspring.config import Config
 from mainspring.domain import apikey
@@ -105,8 +105,8 @@ class TenantResource:
 
 
 def _merged(old: TenantLimits, patch: TenantPatch) -> TenantLimits:
-    """The limits as they shall be. Who does not speak of the spread gets the usual one whenever a
-    limit comes or goes."""
+    """The limits after a patch. Without a spread in it, the usual spread applies whenever a limit
+    comes or goes."""
     weight = old.weight if patch.weight is UNSET else patch.weight
     max_running = old.max_running if patch.max_running is UNSET else patch.max_running
     if patch.spread is not UNSET:

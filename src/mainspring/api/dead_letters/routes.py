@@ -1,7 +1,7 @@
 """The routes of dead letters."""
 
 from mainspring.api.dead_letters.resource import DeadLetterResource
-from mainspring.api.http.endpoint import TenantOperation
+from mainspring.api.http.operations import TenantOperation
 from mainspring.api.openapi.operation import (
     CURSOR,
     DRY_RUN,

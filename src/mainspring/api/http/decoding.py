@@ -28,7 +28,7 @@ T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 MOST_PROBLEMS = 100
-"""So many problems are listed in one answer: beyond that nobody reads on."""
+"""Maximum problems in one answer."""
 
 # msgspec repeats unknown names and values, which may be as long as the body.
 _LONGEST_DETAIL = 300

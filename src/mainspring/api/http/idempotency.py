@@ -55,7 +55,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class RequestKey:
-    """Whose request this is, under which key, and what it asks."""
+    """The tenant and the key of a request, and the hash of what it asks."""
 
     tenant_id: int
     key: str
@@ -74,8 +74,8 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class KeyOwner:
-    """Who sent a POST. `secret`, the caller's own, seals an answer that shows a secret; `waits` is
-    how long the operation may wait before it is served, or two polls would have the same turn."""
+    """The caller of a POST. `secret`, the caller's own, seals an answer that shows a secret.
+    `waits`: how long the operation may wait before it is served; two polls must not share a turn."""
 
     tenant_id: int
     secret: str | None = None
@@ -83,7 +83,7 @@ class KeyOwner:
 
 
 class ResponseRecorder:
-    """Keeps the answer to one request, sealed where it shows a secret."""
+    """Stores the answer to one request, sealed where it shows a secret."""
 
     def __init__(self, turn: Turn, body_hash: bytes, ttl: float, secret: str | None) -> None:
         self.turn = turn
@@ -92,7 +92,7 @@ class ResponseRecorder:
         self._secret = secret
 
     async def keep(self, connection: asyncpg.Connection, response: Response) -> None:
-        """In the transaction of what was asked for: either both last or neither does."""
+        """Store the answer in the transaction of what was asked for: both last or neither."""
         answer = self.sealed(_answer_of(response))
         if not await keep_answer(connection, self.turn, answer, self.ttl):
             raise Busy("this took so long that another request with its key may be served by now")
@@ -107,13 +107,14 @@ class ResponseRecorder:
 Handler = Callable[[Request, ResponseRecorder | None], Awaitable[Response]]
 
 
-def recording(keeper: ResponseRecorder | None, answer: Callable[[T], Response]) -> BeforeCommit[T]:
-    """What a store does last in the transaction that makes something: `answer` says how the
-    caller will hear of it."""
+def recording(
+    recorder: ResponseRecorder | None, answer: Callable[[T], Response]
+) -> BeforeCommit[T]:
+    """Return the last step of a transaction that makes something: it stores the answer."""
 
     async def conclude(connection: asyncpg.Connection, made: T) -> None:
-        if keeper is not None:
-            await keeper.keep(connection, answer(made))
+        if recorder is not None:
+            await recorder.keep(connection, answer(made))
 
     return conclude
 
@@ -138,8 +139,8 @@ def key_in(request: Request) -> str | None:
 
 
 def hash_of(request: Request, body: bytes, secret: str | None = None) -> bytes:
-    """What makes two requests the same: method, path, query and the body's bytes; where the answer
-    is a secret, also who asks."""
+    """Hash what makes two requests the same: method, path, query and the body's bytes; where the
+    answer is a secret, also the key of the caller."""
     query = request.scope["query_string"].decode("latin-1")
     target = f"{request.method} {request.url.path}{'?' if query else ''}{query}\n"
     asked_by = b"" if secret is None else sha256(secret.encode("utf-8", "surrogatepass")).digest()
@@ -174,7 +175,7 @@ class Idempotency:
         asked = RequestKey(caller.tenant_id, key, hash_of(request, body, caller.secret))
         again = with_body(request, body)
         answered = await self._once(
-            asked, lambda: self._serve(asked, caller, lambda keeper: handler(again, keeper))
+            asked, lambda: self._serve(asked, caller, lambda recorder: handler(again, recorder))
         )
         headers = dict(answered.headers)
         if answered.replayed:
@@ -184,7 +185,7 @@ class Idempotency:
     async def _once(
         self, request: RequestKey, attempt: Callable[[], Awaitable[Answered]]
     ) -> Answered:
-        """When the first of several fails, the next one in line tries."""
+        """Run one attempt at a time for a key: when the first fails, the next one tries."""
         deadline = monotonic() + _WAIT
         while True:
             first = self._running.get((request.tenant_id, request.key))
@@ -247,24 +248,24 @@ class Idempotency:
             if monotonic() > deadline:
                 raise _busy()
             await asyncio.sleep(_LOOK_AGAIN)
-        keeper = ResponseRecorder(turn, asked.body_hash, self._ttl, caller.secret)
+        recorder = ResponseRecorder(turn, asked.body_hash, self._ttl, caller.secret)
         kept = False
         try:
-            response = await run(keeper)
+            response = await run(recorder)
             crash.reach("post.served")
             answered = _answer_of(response)
             if response.status_code < 400:
-                kept = await self._keep(keeper, answered)
+                kept = await self._keep(recorder, answered)
             return answered
         finally:
             if not kept:
                 await self._give_up(turn)
 
-    async def _keep(self, keeper: ResponseRecorder, answered: Answered) -> bool:
-        """Store an answer, unless the transaction of its effect has done so. The effect is there,
-        whether this works or not: the caller hears of it."""
+    async def _keep(self, recorder: ResponseRecorder, answered: Answered) -> bool:
+        """Store an answer, unless the transaction of its effect has done so. The effect is
+        committed, so the caller is answered even if this fails."""
         try:
-            await self._answers.keep(keeper.turn, keeper.sealed(answered), keeper.ttl)
+            await self._answers.keep(recorder.turn, recorder.sealed(answered), recorder.ttl)
         except StoreUnavailable as problem:
             log.warning("an answer was not kept", action="answer.unkept", problem=str(problem))
         return True

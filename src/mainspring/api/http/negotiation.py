@@ -48,8 +48,8 @@ class RequestRules:
 
     def _check_form(self, headers: Headers) -> None:
         kind = headers.get(b"content-type", _CURLS_DEFAULT)
-        # Who does not say sends JSON, and so does who leaves curl's own word for `-d` as it is:
-        # nothing else is likely, and the body is checked anyway.
+        # Without a Content-Type, or with the one that curl sends for `-d`, the body is JSON:
+        # nothing else is likely, and it is checked anyway.
         if kind != _CURLS_DEFAULT and not _is_one_of(kind, self._consumes):
             raise UnsupportedMediaType(
                 f"send the body as {' or '.join(sorted(self._consumes))}, in UTF-8"

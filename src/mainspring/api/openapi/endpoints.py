@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring import __version__
-from mainspring.api.http.endpoint import OpenOperation, Operation
+from mainspring.api.http.operations import OpenOperation, Operation
 from mainspring.api.openapi.document import Paths, describe
 from mainspring.api.openapi.operation import (
     ETAG,

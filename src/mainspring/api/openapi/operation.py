@@ -4,14 +4,16 @@ A route carries a `Doc`. It names only what is particular to the operation; what
 route (the key and scope it needs, the id in its path, Idempotency-Key on a POST, the problems every
 body or key can cause) is added by `openapi`. To document an operation:
 
-    ForTenants("write", letters.replay, Doc(
+    TenantOperation("write", dead_letters.replay, Doc(
         id="replayDeadLetter",
         tag="Dead letters",
         summary="Run a dead letter again",
         description="Makes a new task … Calling twice gives the same new task.",
-        replies=[Reply(201, "the new task", TaskOut, headers=[ETAG, LOCATION])],
+        replies=[ResponseDoc(201, "The new task.", TaskOut, headers=[ETAG, LOCATION])],
         problems=[Conflict],
     ))
+
+`routes.py` of `mainspring.api` has shorter forms.
 """
 
 from collections.abc import Mapping, Sequence

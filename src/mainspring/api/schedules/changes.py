@@ -13,15 +13,16 @@ import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as, readable_as
-from mainspring.api.http.endpoint import TenantCall, json_response
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import flag
-from mainspring.api.ports import NodePort
+from mainspring.api.items import check_rev, existing, if_match, item_response
+from mainspring.api.ports import NodePort, announce_changes
 from mainspring.api.schedules.reading import (
     ScheduleReading,
     existing_schedule,
     no_such_schedule,
-    schedule_id_in,
 )
 from mainspring.api.schedules.validation import (
     Checked,
@@ -35,7 +36,6 @@ from mainspring.api.schedules.validation import (
     wanted_task,
 )
 from mainspring.api.schedules.views import asked_run, compared, schedule_out
-from mainspring.api.tasks.changes import check_rev, if_match
 from mainspring.api.tasks.views import new_task_out
 from mainspring.clock import Clock, monotonic
 from mainspring.config import Config
@@ -60,7 +60,7 @@ _PATCH = msgspec.json.Decoder(SchedulePatch)
 _BACKFILL = msgspec.json.Decoder(BackfillIn)
 _encode = msgspec.json.Encoder().encode
 MOST_BACKFILLED = 10_000
-_PATIENCE = 5.0
+_BACKFILL_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +162,12 @@ class ScheduleChangeResource:
         return await self._become(call, old, _Wanted(name, checked, template))
 
     async def delete(self, call: TenantCall) -> Response:
-        schedule_id = schedule_id_in(call)
+        schedule_id = call.id_or(no_such_schedule)
         revs = if_match(call.request)
         if not await self._schedules.delete(
             call.tenant_id, schedule_id, call.actor, lambda s: check_rev(revs, s.edition)
         ):
-            raise no_such_schedule(str(schedule_id))
+            raise no_such_schedule(schedule_id)
         return Response(status_code=204)
 
     async def pause(self, call: TenantCall) -> Response:
@@ -177,14 +177,13 @@ class ScheduleChangeResource:
         return await self._change(call, _resumed)
 
     async def run(self, call: TenantCall) -> Response:
-        schedule_id = schedule_id_in(call)
-        settled = await self._schedules.run_now(
+        schedule_id = call.id_or(no_such_schedule)
+        done = await self._schedules.run_now(
             call.tenant_id, schedule_id, NO_OWNERSHIP, call.remember(_first_task)
         )
-        if settled is None:
-            raise no_such_schedule(str(schedule_id))
-        self._announce(settled)
-        return _first_task(settled)
+        decided = existing(done, no_such_schedule, schedule_id)
+        self._announce(decided)
+        return _first_task(decided)
 
     async def backfill(self, call: TenantCall) -> Response:
         schedule_id = (await existing_schedule(self._schedules, call)).id
@@ -196,7 +195,7 @@ class ScheduleChangeResource:
         def choose(schedule: StoredSchedule) -> list[float]:
             return _between(schedule.timetable, first, min(last, schedule.now - schedule.offset))
 
-        settled = await self._schedules.backfill(
+        done = await self._schedules.backfill(
             call.tenant_id,
             schedule_id,
             NO_OWNERSHIP,
@@ -204,10 +203,9 @@ class ScheduleChangeResource:
             wanted.max_running,
             call.remember(_all_tasks),
         )
-        if settled is None:
-            raise no_such_schedule(str(schedule_id))
-        self._announce(settled)
-        return _all_tasks(settled)
+        decided = existing(done, no_such_schedule, schedule_id)
+        self._announce(decided)
+        return _all_tasks(decided)
 
     # Details ----------------------------------------------------------------------------------
 
@@ -279,31 +277,28 @@ class ScheduleChangeResource:
     async def _change(
         self, call: TenantCall, decide: Callable[[StoredSchedule], ScheduleChange | None]
     ) -> Response:
-        schedule_id = schedule_id_in(call)
+        schedule_id = call.id_or(no_such_schedule)
         revs = if_match(call.request)
 
         def checked(locked: StoredSchedule) -> ScheduleChange | None:
             check_rev(revs, locked.edition)
             return decide(locked)
 
-        changed = await self._schedules.change(call.tenant_id, schedule_id, NO_OWNERSHIP, checked)
-        if changed is None:
-            raise no_such_schedule(str(schedule_id))
+        done = await self._schedules.change(call.tenant_id, schedule_id, NO_OWNERSHIP, checked)
+        changed = existing(done, no_such_schedule, schedule_id)
         self._announce(changed.settled, changed.schedule.partition)
         return self._reading.response(changed.schedule)
 
-    def _announce(self, settled: DecidedSchedules, partition: int | None = None) -> None:
+    def _announce(self, decided: DecidedSchedules, partition: int | None = None) -> None:
         """Tell the owners of new tasks, of cancelled ones and of the schedule itself."""
         ours = self._node.ownership().partitions
         self._node.created(
-            [window_row(m.task, m.partition) for m in settled.made if m.partition in ours]
+            [window_row(m.task, m.partition) for m in decided.made if m.partition in ours]
         )
-        concerned = {made.partition for made in settled.made} | settled.cancelled_in
+        concerned = {made.partition for made in decided.made} | decided.cancelled_in
         if partition is not None:
             concerned.add(partition)
-        self._node.changed()
-        if elsewhere := concerned - ours:
-            self._node.hint_others(elsewhere)
+        announce_changes(self._node, concerned)
 
 
 def _payloads(body: ScheduleIn | SchedulePatch) -> list[msgspec.Raw]:
@@ -330,14 +325,13 @@ def _patched_task(
     return wanted_task(task, workflow, given, problems)
 
 
-def _first_task(settled: DecidedSchedules) -> Response:
-    task = settled.made[0].task
-    headers = {"Location": f"/v1/tasks/{task.id}", "ETag": '"1"'}
-    return json_response(new_task_out(task), 201, headers)
+def _first_task(decided: DecidedSchedules) -> Response:
+    task = decided.made[0].task
+    return item_response(new_task_out(task), 1, 201, f"/v1/tasks/{task.id}")
 
 
-def _all_tasks(settled: DecidedSchedules) -> Response:
-    ids = [made.task.id for made in settled.made]
+def _all_tasks(decided: DecidedSchedules) -> Response:
+    ids = [made.task.id for made in decided.made]
     return json_response(BackfilledOut(len(ids), ids), 201)
 
 
@@ -377,12 +371,12 @@ def _taken(name: str) -> Conflict:
 
 def _between(table: Timetable, first: float, last: float) -> list[float]:
     """The times to backfill. Some rules take long to work out, so there is a bound on that too."""
-    patience = monotonic() + _PATIENCE
+    deadline = monotonic() + _BACKFILL_TIMEOUT
     chosen: list[float] = []
     at = table.next_run(first - 1e-6)
     while at is not None and at <= last:
         chosen.append(at)
-        if len(chosen) > MOST_BACKFILLED or monotonic() > patience:
+        if len(chosen) > MOST_BACKFILLED or monotonic() > deadline:
             detail = f"more than {MOST_BACKFILLED} occurrences, or too much to work out at once"
             raise InvalidRequest("the range is too long", [Problem("/to", detail)])
         at = table.next_run(at)

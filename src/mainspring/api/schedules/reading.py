@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from typing import TypeVar, get_args
-from uuid import UUID
 
 import msgspec
 from starlette.datastructures import QueryParams
@@ -11,15 +10,18 @@ from starlette.responses import Response
 
 from mainspring import timezones
 from mainspring.api.http import parameters
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import TenantCall, json_response
+from mainspring.api.http.operations import TenantCall, missing
 from mainspring.api.http.parameters import (
+    Parameters,
+    bad_parameter,
     encode_cursor,
-    flag,
+    number,
     number_cursor,
     page_query,
-    schedule_query,
 )
+from mainspring.api.items import existing, item_response
 from mainspring.api.schedules.validation import ScheduleValidator, raise_if
 from mainspring.api.schedules.views import (
     instant,
@@ -31,7 +33,7 @@ from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.schedule import description as describe
 from mainspring.domain.schedule.misfire import Decision
-from mainspring.errors import InvalidRequest, NotFound, Problem
+from mainspring.errors import Problem
 from mainspring.schedules.service import ScheduleService
 from mainspring.store.schedule_rows import StoredOccurrence, StoredSchedule
 from mainspring.wire.schedules import (
@@ -50,6 +52,8 @@ _WORKED_OUT = asyncio.Semaphore(2)
 
 T = TypeVar("T")
 
+no_such_schedule = missing("schedule")
+
 
 class ScheduleReading:
     """GET under /v1/schedules, and the preview."""
@@ -64,18 +68,16 @@ class ScheduleReading:
 
     async def page(self, call: TenantCall) -> Response:
         params = call.request.query_params
-        query = schedule_query(params, {"state": get_args(StateName)})
-        overdue = self._config.overdue_after if flag(params, "overdue") else None
+        given = Parameters(params)
+        name, state = given.text("name"), given.choice("state", get_args(StateName))
+        before, limit = given.cursor(), given.limit()
+        overdue = self._config.overdue_after if given.flag("overdue") else None
+        given.check()
         found = await self._schedules.page(
-            call.tenant_id,
-            before=query.before,
-            limit=query.limit,
-            state=query.where["state"],
-            name=query.where["name"],
-            overdue=overdue,
+            call.tenant_id, before=before, limit=limit, state=state, name=name, overdue=overdue
         )
         items = [schedule_out(schedule, self._config.overdue_after) for schedule in found]
-        full = len(found) == query.limit
+        full = len(found) == limit
         return json_response(SchedulePage(items, encode_cursor(found[-1].id) if full else None))
 
     async def one(self, call: TenantCall) -> Response:
@@ -83,10 +85,10 @@ class ScheduleReading:
 
     def response(self, schedule: StoredSchedule) -> Response:
         shown = schedule_out(schedule, self._config.overdue_after)
-        return json_response(shown, headers={"ETag": f'"{schedule.edition}"'})
+        return item_response(shown, schedule.edition)
 
     async def upcoming(self, call: TenantCall) -> Response:
-        most = _number(call.request.query_params)
+        most = number(call.request.query_params, "n", _MOST_TIMES) or _DEFAULT_TIMES
         schedule = await existing_schedule(self._schedules, call)
         times: list[float] = []
         if schedule.state == "active":
@@ -116,7 +118,7 @@ class ScheduleReading:
         wanted = decode_as(
             _PREVIEW, await call.body(), lambda w: [w.task.payload] if w.task else []
         )
-        most = _number(call.request.query_params)
+        most = number(call.request.query_params, "n", _MOST_TIMES) or _DEFAULT_TIMES
         now = self._clock.now()
         problems: list[Problem] = []
         checked = await self._validator.timing(call.tenant_id, wanted, now, problems)
@@ -155,33 +157,16 @@ async def _off_the_loop(work: Callable[[], T]) -> T:
 
 
 async def existing_schedule(schedules: ScheduleService, call: TenantCall) -> StoredSchedule:
-    """The schedule, or the one answer for all that are not there or not yours."""
-    schedule_id = schedule_id_in(call)
-    schedule = await schedules.get(call.tenant_id, schedule_id)
-    if schedule is None:
-        raise no_such_schedule(str(schedule_id))
-    return schedule
-
-
-def schedule_id_in(call: TenantCall) -> UUID:
-    return call.id_or(no_such_schedule)
-
-
-def no_such_schedule(text: str) -> NotFound:
-    return NotFound(f"there is no schedule {text[:64]!r}")
-
-
-def _number(params: QueryParams) -> int:
-    text = params.get("n", str(_DEFAULT_TIMES))
-    if text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= _MOST_TIMES:
-        return int(text)
-    raise _refused("n", f"is not a number between 1 and {_MOST_TIMES}")
+    """Return the schedule in the path; raise when there is none."""
+    schedule_id = call.id_or(no_such_schedule)
+    found = await schedules.get(call.tenant_id, schedule_id)
+    return existing(found, no_such_schedule, schedule_id)
 
 
 def _after(params: QueryParams) -> float | None:
     found = parameters.instant(params, "after")
     if found is not None and not 1970 <= found.year < 9000:
-        raise _refused("after", "is out of range: the year is one of 1970 to 8999")
+        raise bad_parameter("after", "is out of range: the year is one of 1970 to 8999")
     return None if found is None else found.timestamp()
 
 
@@ -192,8 +177,3 @@ def _number_of(line: StoredOccurrence) -> int:
 
 def _place_of(number: int) -> tuple[float, int]:
     return number // 2 / 1e6, number % 2
-
-
-def _refused(name: str, detail: str) -> InvalidRequest:
-    problem = Problem(f"/query/{name}", detail)
-    return InvalidRequest("some query parameters do not make sense", [problem])

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from mainspring.api.http.endpoint import TenantOperation
+from mainspring.api.http.operations import TenantOperation
 from mainspring.api.openapi.operation import (
     CURSOR,
     DRY_RUN,

@@ -87,7 +87,7 @@ class ScheduleValidator:
         *,
         anchor: float | None = None,
     ) -> Checked | None:
-        """What the fields mean together; None when that cannot be said."""
+        """Return what the fields mean together; None when they are wrong."""
         found = await self._calendars.dates(tenant_id, wanted.calendars)
         problems += [
             Problem(f"/calendars/{index}", f"there is no calendar {name!r}")

@@ -3,11 +3,12 @@
 import msgspec
 from starlette.responses import Response
 
-from mainspring.api.dead_letters.filters import task_filter
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import TenantCall, json_response
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import flag
-from mainspring.api.ports import NodePort
+from mainspring.api.ports import NodePort, announce_changes
+from mainspring.api.tasks.filters import task_filter
 from mainspring.wire.dead_letters import CancelIn, CancelledOut
 from mainspring.workflows.bulk_cancel import BulkChanges, CancelCounts
 
@@ -30,11 +31,6 @@ class TaskBulk:
             total = CancelCounts()
             async for done in self._bulk.cancel(call.tenant_id, where, call.actor):
                 total += done
-                self._tell(done)
+                if done.partitions:
+                    announce_changes(self._node, done.partitions)
         return json_response(CancelledOut(total.ended, total.asked))
-
-    def _tell(self, done: CancelCounts) -> None:
-        if done.partitions:
-            self._node.changed()
-        if elsewhere := done.partitions - self._node.ownership().partitions:
-            self._node.hint_others(elsewhere)

@@ -9,20 +9,20 @@ from datetime import UTC, datetime
 from typing import NoReturn
 
 from msgspec import UNSET
-from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring.api.http.decoding import decode_patch, readable_as
-from mainspring.api.http.endpoint import TenantCall, no_such_task
+from mainspring.api.http.operations import TenantCall, no_such_task
 from mainspring.api.http.parameters import flag
-from mainspring.api.ports import NodePort
+from mainspring.api.items import check_rev, if_match
+from mainspring.api.ports import NodePort, announce_changes
 from mainspring.api.tasks.patching import TaskPatcher
 from mainspring.api.tasks.reading import existing_task, task_response
 from mainspring.clock import Clock
 from mainspring.domain import transitions
 from mainspring.domain.task import TaskState
 from mainspring.domain.transitions import Move, TaskStanding
-from mainspring.errors import PreconditionFailed, Problem, RequestError, StoreUnavailable
+from mainspring.errors import Problem, RequestError, StoreUnavailable
 from mainspring.store.tasks import (
     LockedTask,
     StoredTask,
@@ -140,9 +140,7 @@ class TaskChangeResource:
 
         decided: bool | _Preview | None = await self._tasks.change(call.tenant_id, task_id, note)
         if decided is True:
-            self._node.changed()
-            if elsewhere := partitions - self._node.ownership().partitions:
-                self._node.hint_others(elsewhere)
+            announce_changes(self._node, partitions)
         task = await existing_task(self._tasks, call.tenant_id, task_id)
         if decided is None:
             check_rev(revs, task.rev)
@@ -167,20 +165,6 @@ def _moved(locked: LockedTask, move: Move) -> TaskChange:
         cancel_requested=move.cancel_requested,
         due=change.due if move.due is None else move.due,
     )
-
-
-def if_match(request: Request) -> frozenset[str] | None:
-    """The revisions the caller is content with; None when any will do."""
-    header = request.headers.get("if-match")
-    if header is None or header.strip() == "*":
-        return None
-    return frozenset(tag.strip() for tag in header.split(","))
-
-
-def check_rev(wanted: frozenset[str] | None, rev: int) -> None:
-    """PreconditionFailed when the caller saw another revision."""
-    if wanted is not None and f'"{rev}"' not in wanted:
-        raise PreconditionFailed(f'it is at revision "{rev}" now')
 
 
 def _as_changed(task: StoredTask, change: TaskChange) -> StoredTask:

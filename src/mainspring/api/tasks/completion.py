@@ -7,7 +7,7 @@ from msgspec import Meta, Raw, Struct, field
 from starlette.responses import Response
 
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import TenantCall, no_such_task
+from mainspring.api.http.operations import TenantCall, no_such_task
 from mainspring.api.ports import NodePort
 from mainspring.api.tasks.reading import existing_task, task_response
 from mainspring.clock import Clock

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring.api.http.auth import tenant_gone
+from mainspring.api.http.bodies import raw_json
 from mainspring.api.http.decoding import (
     decode_batch,
     decode_lines,
@@ -15,7 +16,6 @@ from mainspring.api.http.decoding import (
     readable_task,
     readable_tasks,
 )
-from mainspring.api.http.endpoint import TenantCall, raw_json
 from mainspring.api.http.fast_path import PendingResponse
 from mainspring.api.http.idempotency import (
     Answered,
@@ -24,6 +24,7 @@ from mainspring.api.http.idempotency import (
     hash_of,
     key_in,
 )
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import flag
 from mainspring.api.tasks.ingest import Ingest
 from mainspring.api.tasks.validation import TaskValidator

@@ -1,12 +1,13 @@
-"""The effect log: of all who are about to do something once, the first one hears that it is."""
+"""The effect log: of all callers with one key, exactly one hears that it is the first."""
 
 from collections.abc import Iterable
 
 import msgspec
 from starlette.responses import Response
 
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import TenantCall, json_response
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.tasks.validation import seconds_of
 from mainspring.errors import Problem, refusal
@@ -26,7 +27,7 @@ class EffectLog:
         self._max_answer = max_answer
 
     async def note(self, call: TenantCall) -> Response:
-        """201 for the first, 200 and the first one's answer for all others."""
+        """Return 201 to the first, 200 and the first one's answer to all others."""
         effect = decode_as(_EFFECT, await call.body(), lambda given: [given.answer])
         problems = list(self._problems(effect))
         if problems:

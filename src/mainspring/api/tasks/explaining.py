@@ -8,7 +8,8 @@ from uuid import UUID
 from msgspec import Struct
 from starlette.responses import Response
 
-from mainspring.api.http.endpoint import TenantCall, json_response
+from mainspring.api.http.bodies import json_response
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.ports import NodePort
 from mainspring.api.tasks.reading import existing_task
 from mainspring.clock import Clock
@@ -69,12 +70,12 @@ class TaskExplanation:
         around = replace(self._node.explain(waiting.row), waits_for=_waits_for(waiting.dependency))
         if around.owned:
             return around
-        crowd = await self._store.crowd(waiting.row)
+        counts = await self._store.crowd(waiting.row)
         return replace(
             around,
-            tenant_running=crowd.running,
+            tenant_running=counts.running,
             tenant_limit=waiting.tenant_limit,
-            key_running=crowd.under_key,
+            key_running=counts.under_key,
         )
 
 

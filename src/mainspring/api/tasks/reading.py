@@ -4,8 +4,11 @@ from uuid import UUID
 
 from starlette.responses import Response
 
-from mainspring.api.http.endpoint import TenantCall, json_response, no_such_task
-from mainspring.api.http.parameters import encode_cursor, outcome_query, task_query
+from mainspring.api.http.bodies import json_response
+from mainspring.api.http.operations import TenantCall, no_such_task
+from mainspring.api.http.parameters import encode_cursor
+from mainspring.api.items import existing, item_response, names_revision
+from mainspring.api.tasks.filters import outcome_query, task_query
 from mainspring.api.tasks.views import executions_out, task_out
 from mainspring.store.tasks import StoredTask, TaskStore
 from mainspring.wire.tasks import TaskPage
@@ -46,18 +49,9 @@ class TaskReading:
 
 
 async def existing_task(tasks: TaskStore, tenant_id: int, task_id: UUID) -> StoredTask:
-    """The task, or the one answer for all that are not there or not yours."""
-    task = await tasks.get(tenant_id, task_id)
-    if task is None:
-        raise no_such_task(task_id)
-    return task
-
-
-def names_revision(header: str, rev: int) -> bool:
-    """Whether a list of entity tags has this revision; for reading, weak ones are good enough."""
-    tags = {tag.strip().removeprefix("W/") for tag in header.split(",")}
-    return "*" in tags or f'"{rev}"' in tags
+    """Return the task; raise when there is none, or it is another tenant's."""
+    return existing(await tasks.get(tenant_id, task_id), no_such_task, task_id)
 
 
 def task_response(task: StoredTask) -> Response:
-    return json_response(task_out(task), headers={"ETag": f'"{task.rev}"'})
+    return item_response(task_out(task), task.rev)

@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from mainspring.api.http.endpoint import TenantOperation
+from mainspring.api.http.operations import TenantOperation
 from mainspring.api.openapi.operation import (
     CURSOR,
     DRY_RUN,

@@ -10,12 +10,13 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import TenantCall, json_response
-from mainspring.api.http.key_watch import KeyWatch
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.payloads import result_problems
 from mainspring.api.ports import LeasePort
 from mainspring.api.tasks.views import target_out
+from mainspring.api.workers.key_watch import KeyWatch
 from mainspring.config import Config
 from mainspring.domain.capability import ALONE, Offer
 from mainspring.domain.execution import Outcome, TaskError
@@ -80,12 +81,12 @@ class LeaseResource:
             running = frozenset((held.id, held.fence) for held in asked.running)
         holder = WorkerSession(call.tenant_id, asked.worker, asked.incarnation)
         wait = min(asked.wait, self._config.longest_poll)
-        wish = LeaseRequest(
+        wanted = LeaseRequest(
             holder, offer, asked.max, wait, _about(asked.about), running, asked.announces_starts
         )
         with self._watch.over(call.request.headers.get("authorization")) as ended:
             leased = await _unless_gone(
-                call.request, ended, lambda: self._lease_service.lease(wish)
+                call.request, ended, lambda: self._lease_service.lease(wanted)
             )
         cut = wait if wait < asked.wait else None
         return json_response(LeasesOut([_lease_out(task) for task in leased], cut))
@@ -118,10 +119,10 @@ class LeaseResource:
         ]
         if problems:
             raise refusal("some results cannot be kept", problems[:100])
-        said = [_said(outcome) for outcome in told.outcomes]
-        verdicts = await self._lease_service.report(call.tenant_id, said)
-        judged = zip(told.outcomes, verdicts, strict=True)
-        return json_response(JudgedListOut([JudgedOut(o.id, verdict) for o, verdict in judged]))
+        reports = [_report(outcome) for outcome in told.outcomes]
+        verdicts = await self._lease_service.report(call.tenant_id, reports)
+        pairs = zip(told.outcomes, verdicts, strict=True)
+        return json_response(JudgedListOut([JudgedOut(o.id, verdict) for o, verdict in pairs]))
 
 
 async def _unless_gone(
@@ -157,7 +158,7 @@ def _beat(index: int, beat: BeatIn) -> HeldHeartbeat:
     return HeldHeartbeat(beat.id, beat.fence, progress or None, beat.started, beat.alone)
 
 
-def _said(outcome: OutcomeIn) -> WorkerReport:
+def _report(outcome: OutcomeIn) -> WorkerReport:
     kind, error = _OUTCOMES[outcome.status], None
     if isinstance(outcome.error, ErrorIn):
         error = TaskError(outcome.error.code, outcome.error.message)

@@ -3,8 +3,9 @@
 import msgspec
 from starlette.responses import Response
 
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import TenantCall, json_response
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import number_cursor, page_query
 from mainspring.api.tasks.reading import existing_task
 from mainspring.clock import Clock

@@ -1,6 +1,6 @@
 """The routes of the worker protocol, and of workers as people see them."""
 
-from mainspring.api.http.endpoint import TenantOperation
+from mainspring.api.http.operations import TenantOperation
 from mainspring.api.openapi.operation import NUMBERED, Body
 from mainspring.api.routes import Routes, Tag, ok
 from mainspring.api.workers.leases import LeaseResource

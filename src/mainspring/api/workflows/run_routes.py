@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from mainspring.api.http.endpoint import TenantHandler, TenantOperation
+from mainspring.api.http.operations import TenantHandler, TenantOperation
 from mainspring.api.openapi.operation import (
     ETAG,
     PAGED,

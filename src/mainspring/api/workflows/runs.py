@@ -1,26 +1,31 @@
 """Runs of workflows: begin, read, list, draw; cancel, pause, resume, retry; a step by hand."""
 
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
 from msgspec import Raw
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from mainspring import crash
 from mainspring.api.http.auth import tenant_gone
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import TenantCall, json_response
-from mainspring.api.http.parameters import encode_cursor, flag, run_query
+from mainspring.api.http.operations import TenantCall, missing
+from mainspring.api.http.parameters import Parameters, encode_cursor, flag
 from mainspring.api.http.payloads import payload_problems
+from mainspring.api.items import existing, item_response
 from mainspring.api.ports import NodePort
 from mainspring.api.workflows.definitions import existing_workflow, graph_format, workflow_name_in
-from mainspring.api.workflows.run_views import ended_leases, run_summary, states_of
+from mainspring.api.workflows.run_views import run_out, run_summary, states_of
 from mainspring.api.workflows.views import graph_response
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
-from mainspring.errors import NotFound, Problem, StoreUnavailable, refusal
+from mainspring.domain.workflow.rules import RunState
+from mainspring.errors import Problem, StoreUnavailable, refusal
 from mainspring.observe.metrics import Metrics
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.step_rows import Moved, NewRun, unreadable
@@ -36,6 +41,16 @@ from mainspring.workflows.runs import (
 _RUN = msgspec.json.Decoder(RunIn)
 _INPUT = msgspec.json.Decoder(dict[str, Raw])
 _encode = msgspec.json.Encoder().encode
+
+no_such_run = missing("run")
+
+
+class _RunQuery(NamedTuple):
+    """What GET /v1/workflow-runs asks for."""
+
+    where: RunFilter
+    before: UUID | None
+    limit: int
 
 
 class RunResource:
@@ -78,31 +93,31 @@ class RunResource:
         )  # fmt: skip
 
         def answer(moved: Moved) -> Response:
-            headers = {"Location": f"/v1/workflow-runs/{run.id}", "ETag": '"1"'}
-            return json_response(run_summary(started_run(run, moved)), 201, headers)
+            shown = run_summary(started_run(run, moved))
+            return item_response(shown, 1, 201, f"/v1/workflow-runs/{run.id}")
 
-        keeping = call.remember(answer) if call.keeper else None
+        keeping = call.remember(answer) if call.recorder else None
         return answer(await self._begin(run, keeping))
 
     async def page(self, call: TenantCall) -> Response:
-        query = run_query(call.request.query_params)
-        return await self._page(call, query.where, query.before, query.limit)
+        query = _run_query(call.request.query_params)
+        return await self._page(call, query)
 
     async def page_of_workflow(self, call: TenantCall) -> Response:
-        query = run_query(call.request.query_params)
+        query = _run_query(call.request.query_params)
         workflow = await existing_workflow(self._workflows, call)
         where = RunFilter(workflow.name, query.where.state, query.where.schedule_id)
-        return await self._page(call, where, query.before, query.limit)
+        return await self._page(call, query._replace(where=where))
 
     async def one(self, call: TenantCall) -> Response:
         return await self._shown(call, call.id_or(no_such_run))
 
     async def status(self, call: TenantCall) -> Response:
         """The same, found by way of its workflow."""
-        run_id = _run_in_path(call)
+        run_id = call.id_or(no_such_run, "run_id")
         run = await self._existing(call.tenant_id, run_id)
         if run.workflow != workflow_name_in(call):
-            raise no_such_run(str(run_id))
+            raise no_such_run(run_id)
         return await self._shown(call, run_id)
 
     async def graph(self, call: TenantCall) -> Response:
@@ -183,9 +198,7 @@ class RunResource:
         except StoreUnavailable:
             self._node.mark_stale()
             raise
-        if moved is None:
-            raise no_such_run(str(run_id))
-        self._node.moved(moved)
+        self._node.moved(existing(moved, no_such_run, run_id))
         return await self._shown(call, run_id)
 
     async def _shown(self, call: TenantCall, run_id: UUID) -> Response:
@@ -193,32 +206,24 @@ class RunResource:
         run = await self._existing(call.tenant_id, run_id)
         definition = await self._runs.definition(call.tenant_id, run)
         steps = await self._runs.steps(call.tenant_id, run_id, items=items)
-        return json_response(ended_leases(run, definition, steps), headers={"ETag": f'"{run.rev}"'})
+        return item_response(run_out(run, definition, steps), run.rev)
 
-    async def _page(
-        self, call: TenantCall, where: RunFilter, before: UUID | None, limit: int
-    ) -> Response:
-        page = await self._runs.page(call.tenant_id, where, before=before, limit=limit)
+    async def _page(self, call: TenantCall, query: _RunQuery) -> Response:
+        page = await self._runs.page(
+            call.tenant_id, query.where, before=query.before, limit=query.limit
+        )
         cursor = None if page.next_before is None else encode_cursor(page.next_before)
         return json_response(RunPage([run_summary(run) for run in page.runs], cursor))
 
     async def _existing(self, tenant_id: int, run_id: UUID) -> StoredRun:
-        run = await self._runs.get(tenant_id, run_id)
-        if run is None:
-            raise no_such_run(str(run_id))
-        return run
+        return existing(await self._runs.get(tenant_id, run_id), no_such_run, run_id)
 
 
-def no_such_run(run_id: str) -> NotFound:
-    return NotFound(f"there is no run {run_id[:64]!r}")
-
-
-def _run_in_path(call: TenantCall) -> UUID:
-    text: str = call.request.path_params["run_id"]
-    try:
-        found = UUID(text)
-    except ValueError:
-        raise no_such_run(text) from None
-    if str(found) != text.lower():
-        raise no_such_run(text)
-    return found
+def _run_query(params: QueryParams) -> _RunQuery:
+    """All parameters of a list of runs."""
+    given = Parameters(params, {"workflow", "state", "schedule_id", "limit", "cursor"})
+    state = given.choice("state", RunState)
+    where = RunFilter(given.text("workflow"), state, given.uuid("schedule_id"))
+    query = _RunQuery(where, given.cursor(), given.limit())
+    given.check()
+    return query
