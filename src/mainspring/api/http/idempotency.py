@@ -75,7 +75,7 @@ class Answered:
 @dataclass(frozen=True, slots=True)
 class KeyOwner:
     """The caller of a POST. `secret`, the caller's own, seals an answer that shows a secret.
-    `waits`: how long the operation may wait before it is served; two polls must not share a turn."""
+    `waits`: how long the operation may wait before it is served; two polls must not overlap."""
 
     tenant_id: int
     secret: str | None = None
