@@ -4,6 +4,7 @@ The settings are used much later, by a sender that can only fail: so they are tr
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from ipaddress import ip_network
 
 import msgspec
@@ -23,15 +24,15 @@ from mainspring.store.secrets import EgressSettings, SecretStore
 _EGRESS = msgspec.json.Decoder(EgressIn)
 
 
+@dataclass(frozen=True, slots=True)
 class EgressResource:
     """The rules of one tenant, read and replaced."""
 
-    def __init__(self, store: SecretStore, changed: Callable[[int], None]) -> None:
-        self._store = store
-        self._changed = changed
+    store: SecretStore
+    changed: Callable[[int], None]
 
     async def read(self, call: OperatorCall) -> Response:
-        settings = await self._store.settings(call.tenant_id)
+        settings = await self.store.settings(call.tenant_id)
         if settings is None:
             raise call.no_such_tenant()
         return _shown(settings)
@@ -46,9 +47,9 @@ class EgressResource:
             list(wanted.allow), list(wanted.deny), wanted.ca, wanted.certificate
         )
         key = None if wanted.key is None else wanted.key.encode()
-        if not await self._store.put_settings(tenant_id, settings, key, call.actor):
+        if not await self.store.put_settings(tenant_id, settings, key, call.actor):
             raise call.no_such_tenant()
-        self._changed(tenant_id)
+        self.changed(tenant_id)
         return _shown(settings)
 
 

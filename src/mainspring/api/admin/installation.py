@@ -1,6 +1,7 @@
 """The cluster, for operators, and the audit log, also for admins of a tenant."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 from starlette.requests import Request
@@ -30,16 +31,16 @@ from mainspring.wire.admin import (
 AUDIT_FILTERS = ("action", "actor", "subject")
 
 
+@dataclass(frozen=True, slots=True)
 class ClusterResource:
     """/v1/cluster."""
 
-    def __init__(self, topology: Topology, overdue_after: float) -> None:
-        self._topology = topology
-        self._overdue_after = overdue_after
+    topology: Topology
+    overdue_after: float
 
     async def show(self, _call: OperatorCall) -> Response:
-        nodes, partitions = await self._topology.nodes(), await self._topology.partitions()
-        standing = await self._topology.standing(self._overdue_after)
+        nodes, partitions = await self.topology.nodes(), await self.topology.partitions()
+        standing = await self.topology.standing(self.overdue_after)
         return json_response(
             ClusterOut(
                 nodes=[_node_out(node) for node in nodes],
@@ -52,11 +53,11 @@ class ClusterResource:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class AuditResource:
     """/v1/audit."""
 
-    def __init__(self, audit: AuditStore) -> None:
-        self._audit = audit
+    audit: AuditStore
 
     async def page(self, call: TenantCall) -> Response:
         return await self._page(call.request, call.tenant_id)
@@ -68,7 +69,7 @@ class AuditResource:
     async def _page(self, request: Request, tenant_id: int | None) -> Response:
         query = page_query(request.query_params, AUDIT_FILTERS)
         where = AuditFilter(tenant_id, **query.where)
-        found = await self._audit.list(where, before=query.before, limit=query.limit)
+        found = await self.audit.list(where, before=query.before, limit=query.limit)
         last = found.next_before
         cursor = None if last is None else encode_cursor(UUID(int=last))
         return json_response(AuditPage([_entry_out(entry) for entry in found.entries], cursor))

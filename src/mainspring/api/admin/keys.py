@@ -1,6 +1,7 @@
 """API keys of a tenant. A secret is shown once."""
 
 import re
+from dataclasses import dataclass
 from datetime import datetime
 from random import Random
 
@@ -37,28 +38,21 @@ LONGEST_LIFE = 100 * 366 * 86400.0
 LONGEST_GRACE = 30 * 86400.0
 
 
+@dataclass(frozen=True, slots=True)
 class KeyResource:
     """/v1/keys."""
 
-    def __init__(
-        self,
-        ring: KeyRing,
-        activity: KeyActivity,
-        clock: Clock,
-        environment: str,
-        unpredictable: Random,
-    ) -> None:
-        self._ring = ring
-        self._activity = activity
-        self._clock = clock
-        self._environment = environment
-        self._unpredictable = unpredictable
+    ring: KeyRing
+    activity: KeyActivity
+    clock: Clock
+    environment: str
+    unpredictable: Random
 
     async def create(self, call: TenantCall) -> Response:
         wanted = decode_as(_KEY, await call.body())
         expiry = self._expiry(wanted.expires_at, wanted.expires_in)
-        text = apikey.make(self._environment, self._unpredictable)
-        made = await self._ring.create(
+        text = apikey.make(self.environment, self.unpredictable)
+        made = await self.ring.create(
             call.tenant_id,
             text,
             name=wanted.name,
@@ -73,7 +67,7 @@ class KeyResource:
 
     async def page(self, call: TenantCall) -> Response:
         query = page_query(call.request.query_params)
-        found = await self._ring.list(call.tenant_id, before=query.before, limit=query.limit)
+        found = await self.ring.list(call.tenant_id, before=query.before, limit=query.limit)
         cursor = number_cursor(found, query.limit, found[-1].seq if found else None)
         return json_response(KeyPage([key_out(key) for key in found], cursor))
 
@@ -83,9 +77,9 @@ class KeyResource:
 
     async def revoke(self, call: TenantCall) -> Response:
         key_id = _id_in(call)
-        if not await self._ring.revoke(call.tenant_id, key_id, call.actor):
+        if not await self.ring.revoke(call.tenant_id, key_id, call.actor):
             raise _no_such_key(key_id)
-        self._activity.ended(key_id)
+        self.activity.ended(key_id)
         return Response(status_code=204)
 
     async def rotate(self, call: TenantCall) -> Response:
@@ -94,8 +88,8 @@ class KeyResource:
         problems: list[Problem] = []
         grace = _seconds(wanted.grace, "/grace", LONGEST_GRACE, problems)
         expiry = self._expiry(wanted.expires_at, wanted.expires_in, problems)
-        text = apikey.make(self._environment, self._unpredictable)
-        made = await self._ring.rotate(
+        text = apikey.make(self.environment, self.unpredictable)
+        made = await self.ring.rotate(
             call.tenant_id,
             key_id,
             text,
@@ -107,11 +101,11 @@ class KeyResource:
         if made is None:
             await self._existing(call.tenant_id, key_id)
             raise Conflict("the key has ended: make a new one instead")
-        self._activity.ended(key_id)  # not yet, but what is remembered of it is out of date
+        self.activity.ended(key_id)  # not yet, but what is remembered of it is out of date
         return _shown_once(made, text)
 
     async def _existing(self, tenant_id: int, key_id: str) -> StoredKey:
-        return existing(await self._ring.get(tenant_id, key_id), _no_such_key, key_id)
+        return existing(await self.ring.get(tenant_id, key_id), _no_such_key, key_id)
 
     def _expiry(
         self,
@@ -125,7 +119,7 @@ class KeyResource:
         if at is not None and after is not None:
             problems.append(Problem("/expires_in", "give either expires_at or expires_in"))
         elif at is not None:
-            left = at.timestamp() - self._clock.now() if 1 < at.year < 9999 else -1.0
+            left = at.timestamp() - self.clock.now() if 1 < at.year < 9999 else -1.0
             _check_span(left, "/expires_at", LONGEST_LIFE, problems)
         elif after is not None:
             seconds = _seconds(after, "/expires_in", LONGEST_LIFE, problems)

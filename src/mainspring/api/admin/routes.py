@@ -66,33 +66,28 @@ def key_routes(keys: KeyResource) -> Routes:
         "GET /v1/keys": _KEYS.page(
             "admin", keys.page, "listKeys", "keys",
             "Newest first, those that have ended too, without secrets.",
-            KeyPage,
-            *NUMBERED,
+            KeyPage, *NUMBERED,
         ),
         "POST /v1/keys": _create_key(keys),
         "GET /v1/keys/{id}": _KEYS.tenant(
             "admin", keys.one, "getKey", "Read a key",
             "`last_used_at` is written down about once a minute.",
-            ok("The key, without its secret.", KeyOut),
-            params=[_KEY_ID],
+            ok("The key, without its secret.", KeyOut), params=[_KEY_ID],
         ),
         "DELETE /v1/keys/{id}": _KEYS.tenant(
             "admin", keys.revoke, "revokeKey", "Revoke a key",
             "It is refused at once by this node and within five seconds by every other. Revoking "
             "a key again is harmless; revoking one's own is allowed.",
-            ResponseDoc(204, "It has ended."),
-            params=[_KEY_ID],
+            ResponseDoc(204, "It has ended."), params=[_KEY_ID],
         ),
         "POST /v1/keys/{id}/rotate": _KEYS.tenant(
             "admin", keys.rotate, "rotateKey", "Replace a key",
             "Makes a new key with the same name and scopes. The old one stays valid for `grace` "
             "(a day, unless you say otherwise). The new one lives as long as the old one was made "
             "for, unless `expires_at` or `expires_in` says otherwise.",
-            _NEW_KEY,
-            params=[_KEY_ID],
+            _NEW_KEY, params=[_KEY_ID],
             body=Body(RotationIn, examples={"an hour": {"grace": "PT1H"}}, required=False),
-            problems=[Conflict],
-            secret=True,
+            problems=[Conflict], secret=True,
         ),
     }  # fmt: skip
 
@@ -107,9 +102,7 @@ def _create_key(keys: KeyResource) -> TenantOperation:
         "The answer shows the secret, `api_key`, this once: only its hash is kept. A key belongs "
         "to the tenant of the key that made it. Without `expires_at` or `expires_in` it lives "
         "until it is revoked.",
-        _NEW_KEY,
-        body=Body(KeyIn, examples=examples, rules=_KEY_RULES),
-        problems=[Conflict],
+        _NEW_KEY, body=Body(KeyIn, examples=examples, rules=_KEY_RULES), problems=[Conflict],
         secret=True,
     )  # fmt: skip
 
@@ -149,8 +142,7 @@ def tenant_routes(tenants: TenantResource) -> Routes:
     return {
         "GET /v1/tenants": _TENANTS.operator(
             tenants.page, "listTenants", "List tenants", "Newest first.",
-            ok("A page of tenants.", TenantPage),
-            params=NUMBERED,
+            ok("A page of tenants.", TenantPage), params=NUMBERED,
         ),
         "POST /v1/tenants": _TENANTS.operator(
             tenants.create, "createTenant", "Make a tenant",
@@ -158,20 +150,16 @@ def tenant_routes(tenants: TenantResource) -> Routes:
             "tenant with `max_running` is gathered in `spread` partitions (1 unless you say "
             "otherwise), each of which gets an equal share of the limit.",
             created("The new tenant.", NewTenantOut, links=_TENANT_LINKS),
-            body=Body(TenantIn, examples=plain),
-            problems=[Conflict],
-            secret=True,
+            body=Body(TenantIn, examples=plain), problems=[Conflict], secret=True,
         ),
         "GET /v1/tenants/{id}": _TENANTS.operator(
             tenants.one, "getTenant", "Read a tenant", "",
-            ok("The tenant.", TenantOut),
-            params=[TENANT_ID],
+            ok("The tenant.", TenantOut), params=[TENANT_ID],
         ),
         "PATCH /v1/tenants/{id}": _TENANTS.operator(
             tenants.edit, "editTenant", "Change a tenant's weight and limits",
             "Its tasks move to the partitions that follow from the new spread.",
-            ok("The tenant as it is now.", TenantOut),
-            params=[TENANT_ID],
+            ok("The tenant as it is now.", TenantOut), params=[TENANT_ID],
             body=Body(TenantPatch, examples=changes),
         ),
         "DELETE /v1/tenants/{id}": _delete_tenant(tenants),
@@ -183,9 +171,7 @@ def _delete_tenant(tenants: TenantResource) -> OperatorOperation:
         tenants.delete, "deleteTenant", "Let a tenant go",
         "Only when it has no unfinished tasks. Its keys end at once; its history and all else it "
         "owned is removed within minutes. The audit log is kept.",
-        GONE,
-        params=[TENANT_ID],
-        problems=[Conflict],
+        GONE, params=[TENANT_ID], problems=[Conflict],
     )  # fmt: skip
 
 
@@ -205,8 +191,7 @@ def health_routes(operations: Operations) -> Routes:
         "healthz", "Is the process alive?",
         "Says nothing about the database: restart the process only when this fails, or when "
         "there is no answer. It fails for ten seconds after the process stood still for a while.",
-        ok("It is.", Alive),
-        problems=[NotReady],
+        ok("It is.", Alive), problems=[NotReady],
     )  # fmt: skip
     readyz = _OPERATIONS.doc(
         "readyz", "Is the node ready for requests?", "", ok("It is.", Ready), problems=[NotReady]

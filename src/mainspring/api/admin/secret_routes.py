@@ -47,8 +47,7 @@ def secret_routes(secrets: SecretResource) -> Routes:
             "elsewhere says by its prefix which kind it is: `whsec_` HMAC, `whsk_` ed25519.",
             ResponseDoc(201, "The new secret.", NewSecretOut, [REPLAYED], links=links),
             body=Body(SecretIn, examples={"new": {"name": "main"}}, required=False, rules=_RULES),
-            problems=[Conflict, NoKey],
-            secret=True,
+            problems=[Conflict, NoKey], secret=True,
         ),
         "DELETE /v1/secrets/{id}": _WEBHOOKS.tenant(
             "admin", secrets.delete, "deleteSecret", "Delete a signing secret",
@@ -61,8 +60,7 @@ def secret_routes(secrets: SecretResource) -> Routes:
             "same kind.",
             ResponseDoc(201, "The new secret and the old one.", RotatedOut, [REPLAYED]),
             body=Body(RotateIn, examples={"a day": {"overlap": 86400}}, required=False),
-            problems=[Conflict, NoKey],
-            secret=True,
+            problems=[Conflict, NoKey], secret=True,
         ),
     }  # fmt: skip
 
@@ -72,17 +70,14 @@ def egress_routes(egress: EgressResource) -> Routes:
     return {
         "GET /v1/tenants/{id}/egress": _WEBHOOKS.operator(
             egress.read, "readEgress", "Read a tenant's egress rules", "",
-            ok("The rules.", EgressOut),
-            params=[TENANT_ID],
+            ok("The rules.", EgressOut), params=[TENANT_ID],
         ),
         "PUT /v1/tenants/{id}/egress": _WEBHOOKS.operator(
             egress.change, "changeEgress", "Replace a tenant's egress rules and TLS identity",
             "Networks that its webhooks may call, or may not, beside the installation's rules. "
             "`ca` holds the authorities it trusts; `certificate` (its own first) and `key` go "
             "together.",
-            ok("The rules.", EgressOut),
-            params=[TENANT_ID],
-            body=Body(EgressIn, examples=office, rules=_IDENTITY),
-            problems=[NoKey],
+            ok("The rules.", EgressOut), params=[TENANT_ID],
+            body=Body(EgressIn, examples=office, rules=_IDENTITY), problems=[NoKey],
         ),
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from uuid import uuid4
 
@@ -35,15 +36,15 @@ _SECRET_HEADERS = {"Cache-Control": "no-store"}
 _no_such_secret = missing("secret")
 
 
+@dataclass(frozen=True, slots=True)
 class SecretResource:
     """The verbs of /v1/secrets."""
 
-    def __init__(self, store: SecretStore, changed: Callable[[int], None]) -> None:
-        self._store = store
-        self._changed = changed
+    store: SecretStore
+    changed: Callable[[int], None]
 
     async def list(self, call: TenantCall) -> Response:
-        found = await self._store.list(call.tenant_id)
+        found = await self.store.list(call.tenant_id)
         return json_response(SecretList([_shown(secret) for secret in found]))
 
     async def create(self, call: TenantCall) -> Response:
@@ -54,10 +55,10 @@ class SecretResource:
             return json_response(_shown_once(made, key), 201, _SECRET_HEADERS)
 
         new = _new(key, wanted.name)
-        made = await self._store.add(call.tenant_id, new, call.actor, call.remember(answer))
+        made = await self.store.add(call.tenant_id, new, call.actor, call.remember(answer))
         if made is None:
             raise Conflict("there are as many live secrets as a tenant may have: delete one first")
-        self._changed(call.tenant_id)
+        self.changed(call.tenant_id)
         return answer(made)
 
     async def rotate(self, call: TenantCall) -> Response:
@@ -74,7 +75,7 @@ class SecretResource:
             shown = RotatedOut(_shown_once(both[0], key), _shown(both[1]))
             return json_response(shown, 201, _SECRET_HEADERS)
 
-        done = await self._store.rotate(
+        done = await self.store.rotate(
             call.tenant_id,
             old.id,
             _new(key, old.name),
@@ -84,19 +85,19 @@ class SecretResource:
         )
         if done is None:
             raise Conflict("this secret was rotated already, or there are too many live ones")
-        self._changed(call.tenant_id)
+        self.changed(call.tenant_id)
         return answer(done)
 
     async def delete(self, call: TenantCall) -> Response:
         secret_id = call.id_or(_no_such_secret)
-        if not await self._store.delete(call.tenant_id, secret_id, call.actor):
+        if not await self.store.delete(call.tenant_id, secret_id, call.actor):
             raise _no_such_secret(secret_id)
-        self._changed(call.tenant_id)
+        self.changed(call.tenant_id)
         return Response(status_code=204)
 
     async def _existing(self, call: TenantCall) -> StoredSecret:
         wanted = call.id_or(_no_such_secret)
-        for secret in await self._store.list(call.tenant_id):
+        for secret in await self.store.list(call.tenant_id):
             if secret.id == wanted:
                 return secret
         raise _no_such_secret(wanted)

@@ -1,5 +1,6 @@
 """Dead letters: tasks that failed for good and wait for a person."""
 
+from dataclasses import dataclass
 from datetime import UTC
 from typing import Any
 
@@ -31,20 +32,20 @@ _REPLAY = msgspec.json.Decoder(ReplayIn)
 _no_such_dead_letter = missing("dead letter")
 
 
+@dataclass(frozen=True, slots=True)
 class DeadLetterResource:
     """/v1/dead-letters."""
 
-    def __init__(self, store: DeadLetterStore, tasks: TaskStore, replayer: Replayer) -> None:
-        self._store = store
-        self._tasks = tasks
-        self._replayer = replayer
+    store: DeadLetterStore
+    tasks: TaskStore
+    replayer: Replayer
 
     async def page(self, call: TenantCall) -> Response:
         query = dead_letter_query(call.request.query_params)
         if query.grouped:
-            groups = await self._store.groups(call.tenant_id, query.where, limit=query.limit)
+            groups = await self.store.groups(call.tenant_id, query.where, limit=query.limit)
             return json_response(DeadLetterGroups([_group_out(group) for group in groups]))
-        page = await self._store.list(
+        page = await self.store.list(
             call.tenant_id,
             query.where,
             before=query.before,
@@ -61,12 +62,12 @@ class DeadLetterResource:
     async def replay(self, call: TenantCall) -> Response:
         """Return 201 with the new task; a repeated request gets the same task, with 200."""
         dead_id = call.id_or(_no_such_dead_letter)
-        done = await self._replayer.one(call.tenant_id, dead_id, call.actor)
+        done = await self.replayer.one(call.tenant_id, dead_id, call.actor)
         replay = existing(done, _no_such_dead_letter, dead_id)
         location = f"/v1/tasks/{replay.task_id}"
         if replay.task is not None:
             return item_response(new_task_out(replay.task), 1, 201, location)
-        task = await self._tasks.get(call.tenant_id, replay.task_id)
+        task = await self.tasks.get(call.tenant_id, replay.task_id)
         if task is None:
             raise Conflict(f"it was replayed as {replay.task_id}, which has been deleted since")
         return item_response(task_out(task), task.rev, 200, location)
@@ -75,13 +76,13 @@ class DeadLetterResource:
         wanted = decode_as(_REPLAY, await call.body())
         where = dead_letter_filter(wanted.filter)
         if flag(call.request.query_params, "dry_run"):
-            count = await self._replayer.count(call.tenant_id, where, wanted.first)
+            count = await self.replayer.count(call.tenant_id, where, wanted.first)
             return json_response(ReplayedOut(count, []))
-        done = await self._replayer.many(call.tenant_id, where, wanted, call.actor)
+        done = await self.replayer.many(call.tenant_id, where, wanted, call.actor)
         return json_response(done)
 
     async def archive(self, call: TenantCall) -> Response:
-        await self._store.archive(call.tenant_id, call.id_or(_no_such_dead_letter), call.actor)
+        await self.store.archive(call.tenant_id, call.id_or(_no_such_dead_letter), call.actor)
         letter = await self._existing(call)
         if letter.resolution == "replayed":
             raise Conflict(f"it was replayed as {letter.replayed_as}: there is nothing to archive")
@@ -89,13 +90,13 @@ class DeadLetterResource:
 
     async def delete(self, call: TenantCall) -> Response:
         task_id = call.id_or(_no_such_dead_letter)
-        if not await self._store.purge(call.tenant_id, task_id, call.actor):
+        if not await self.store.purge(call.tenant_id, task_id, call.actor):
             raise _no_such_dead_letter(task_id)
         return Response(status_code=204)
 
     async def _existing(self, call: TenantCall) -> StoredLetter:
         task_id = call.id_or(_no_such_dead_letter)
-        found = await self._store.get(call.tenant_id, task_id)
+        found = await self.store.get(call.tenant_id, task_id)
         return existing(found, _no_such_dead_letter, task_id)
 
 

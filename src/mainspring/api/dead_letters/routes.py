@@ -54,14 +54,12 @@ def dead_letter_routes(dead_letters: DeadLetterResource) -> Routes:
             "Makes a new task, due now, with `replay_of`. Calling twice, also at the same time, "
             "gives the same new task.",
             created("The new task.", TaskOut, ETAG, links=_NEW_TASK),
-            ok("The task it was replayed as before.", TaskOut, LOCATION, ETAG),
-            problems=[Conflict],
+            ok("The task it was replayed as before.", TaskOut, LOCATION, ETAG), problems=[Conflict],
         ),
         "POST /v1/dead-letters/{id}/archive": _DEAD_LETTERS.tenant(
             "write", dead_letters.archive, "archiveDeadLetter", "Put a dead letter away",
             "It is resolved without a replay. Calling twice is harmless.",
-            _THE_DEAD_LETTER,
-            problems=[Conflict],
+            _THE_DEAD_LETTER, problems=[Conflict],
         ),
     }  # fmt: skip
 
@@ -84,8 +82,7 @@ def _page(dead_letters: DeadLetterResource) -> TenantOperation:
             Param("died_before", Instant, "Only letters that died before this time."),
             Param("group", bool, "Count by kind of error."),
             Param("payload", bool, "Show payloads (true)."),
-            LIMIT,
-            CURSOR,
+            LIMIT, CURSOR,
         ],
     )  # fmt: skip
 
@@ -102,7 +99,6 @@ def _replay_many(dead_letters: DeadLetterResource) -> TenantOperation:
         "failed ones (a try that failed counts, also where another will follow) exceeds the rate. "
         "Where nothing has ended yet it goes on; after 30 seconds in all it stops, and the call "
         "can be repeated.",
-        ok("The new tasks; with `dry_run` only how many.", ReplayedOut),
-        params=[DRY_RUN],
+        ok("The new tasks; with `dry_run` only how many.", ReplayedOut), params=[DRY_RUN],
         body=Body(ReplayIn, examples=careful, rules={"LetterFilterIn": never(_RESOLVED)}),
     )  # fmt: skip

@@ -11,21 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from mainspring.api.http.auth import (
-    Authenticator,
-    check_operator,
-    check_scope,
-    digest_of,
-)
+from mainspring.api.http.auth import Authenticator, check_operator, check_scope, digest_of
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.fast_path import FastHandler, Headers, PendingResponse
 from mainspring.api.http.idempotency import Idempotency, KeyOwner
-from mainspring.api.http.middleware import (
-    EXCHANGE,
-    FIELDS,
-    HEADERS,
-    ROUTE,
-)
+from mainspring.api.http.middleware import EXCHANGE, FIELDS, HEADERS, ROUTE
 from mainspring.api.http.negotiation import RequestRules
 from mainspring.api.http.operations import (
     OpenOperation,

@@ -13,12 +13,7 @@ from starlette.responses import Response
 from mainspring import __version__
 from mainspring.api.http.operations import OpenOperation, Operation
 from mainspring.api.openapi.document import Paths, describe
-from mainspring.api.openapi.operation import (
-    ETAG,
-    IF_NONE_MATCH,
-    Doc,
-    ResponseDoc,
-)
+from mainspring.api.openapi.operation import ETAG, IF_NONE_MATCH, Doc, ResponseDoc
 
 _TAG = "Description"
 _UNCHANGED = ResponseDoc(304, "It has not changed.", headers=[ETAG])

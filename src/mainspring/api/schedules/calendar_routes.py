@@ -32,33 +32,27 @@ def calendar_routes(calendars: CalendarResource) -> Routes:
     return {
         "GET /v1/calendars": _CALENDARS.tenant(
             "read", calendars.page, "listCalendars", "List calendars", "",
-            ok("A page of calendars, by name.", CalendarPage),
-            params=[LIMIT, _NAME_CURSOR],
+            ok("A page of calendars, by name.", CalendarPage), params=[LIMIT, _NAME_CURSOR],
         ),
         "POST /v1/calendars": _CALENDARS.tenant(
             "write", calendars.create, "createCalendar", "Create a calendar", "",
             created("The new calendar.", CalendarOut, ETAG),
-            body=Body(CalendarIn, examples={"holidays": holidays}),
-            problems=[Conflict],
+            body=Body(CalendarIn, examples={"holidays": holidays}), problems=[Conflict],
         ),
         "GET /v1/calendars/{id}": _CALENDARS.tenant(
             "read", calendars.one, "getCalendar", "Read a calendar", "",
-            ok("The calendar.", CalendarOut, ETAG),
-            params=[_NAME],
+            ok("The calendar.", CalendarOut, ETAG), params=[_NAME],
         ),
         "PUT /v1/calendars/{id}": _CALENDARS.tenant(
             "write", calendars.put, "putCalendar", "Replace a calendar's dates",
             "Counts for every schedule that names it, from its next decision on.",
-            ok("The calendar as it is now.", CalendarOut, ETAG),
-            params=[_NAME, IF_MATCH],
+            ok("The calendar as it is now.", CalendarOut, ETAG), params=[_NAME, IF_MATCH],
             body=Body(CalendarDates, examples={"one": {"dates": ["2026-12-25"]}}),
             problems=[PreconditionFailed],
         ),
         "DELETE /v1/calendars/{id}": _CALENDARS.tenant(
             "write", calendars.delete, "deleteCalendar", "Delete a calendar",
             "While no schedule names it.",
-            GONE,
-            params=[_NAME],
-            problems=[Conflict],
+            GONE, params=[_NAME], problems=[Conflict],
         ),
     }  # fmt: skip

@@ -1,5 +1,7 @@
 """/v1/calendars: named lists of dates on which schedules do not run."""
 
+from dataclasses import dataclass
+
 import msgspec
 from starlette.responses import Response
 
@@ -7,14 +9,7 @@ from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall, missing
 from mainspring.api.http.parameters import bad_parameter, limit_in
-from mainspring.api.items import (
-    NAME,
-    check_rev,
-    existing,
-    if_match,
-    item_response,
-    name_in,
-)
+from mainspring.api.items import NAME, check_rev, existing, if_match, item_response, name_in
 from mainspring.errors import Conflict
 from mainspring.store.calendars import CalendarStore, StoredCalendar
 from mainspring.wire.schedules import (
@@ -29,15 +24,15 @@ _DATES = msgspec.json.Decoder(CalendarDates)
 _no_such_calendar = missing("calendar")
 
 
+@dataclass(frozen=True, slots=True)
 class CalendarResource:
     """Make, read, list, replace and delete calendars. A change counts from the next decision on."""
 
-    def __init__(self, calendars: CalendarStore) -> None:
-        self._calendars = calendars
+    calendars: CalendarStore
 
     async def create(self, call: TenantCall) -> Response:
         wanted = decode_as(_CALENDAR, await call.body())
-        made = await self._calendars.create(
+        made = await self.calendars.create(
             call.tenant_id, wanted.name, sorted(set(wanted.dates)), call.remember(_created)
         )
         if made is None:
@@ -47,29 +42,29 @@ class CalendarResource:
     async def page(self, call: TenantCall) -> Response:
         limit = limit_in(call.request.query_params)
         after = _decode(call.request.query_params.get("cursor"))
-        found = await self._calendars.page(call.tenant_id, after=after, limit=limit)
+        found = await self.calendars.page(call.tenant_id, after=after, limit=limit)
         cursor = _encode(found[-1].name) if len(found) == limit else None
         return json_response(CalendarPage([_out(calendar) for calendar in found], cursor))
 
     async def one(self, call: TenantCall) -> Response:
         name = name_in(call, _no_such_calendar)
-        found = await self._calendars.get(call.tenant_id, name)
+        found = await self.calendars.get(call.tenant_id, name)
         return _shown(existing(found, _no_such_calendar, name))
 
     async def put(self, call: TenantCall) -> Response:
         name = name_in(call, _no_such_calendar)
-        existing(await self._calendars.get(call.tenant_id, name), _no_such_calendar, name)
+        existing(await self.calendars.get(call.tenant_id, name), _no_such_calendar, name)
         wanted = decode_as(_DATES, await call.body())
         revs = if_match(call.request)
-        changed = await self._calendars.replace(
+        changed = await self.calendars.replace(
             call.tenant_id, name, sorted(set(wanted.dates)), lambda old: check_rev(revs, old.rev)
         )
         return _shown(existing(changed, _no_such_calendar, name))
 
     async def delete(self, call: TenantCall) -> Response:
         name = name_in(call, _no_such_calendar)
-        if not await self._calendars.delete(call.tenant_id, name):
-            existing(await self._calendars.get(call.tenant_id, name), _no_such_calendar, name)
+        if not await self.calendars.delete(call.tenant_id, name):
+            existing(await self.calendars.get(call.tenant_id, name), _no_such_calendar, name)
             raise Conflict("a schedule names this calendar")
         return Response(status_code=204)
 

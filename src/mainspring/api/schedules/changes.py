@@ -19,11 +19,7 @@ from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import flag
 from mainspring.api.items import check_rev, existing, if_match, item_response
 from mainspring.api.ports import NodePort, announce_changes
-from mainspring.api.schedules.reading import (
-    ScheduleReading,
-    existing_schedule,
-    no_such_schedule,
-)
+from mainspring.api.schedules.reading import ScheduleReading, existing_schedule, no_such_schedule
 from mainspring.api.schedules.validation import (
     Checked,
     ScheduleValidator,
@@ -72,31 +68,22 @@ class _Wanted:
     template: Template
 
 
+@dataclass(frozen=True, slots=True)
 class ScheduleChangeResource:
     """POST, PUT, PATCH, DELETE and the verbs of /v1/schedules."""
 
-    def __init__(
-        self,
-        config: Config,
-        clock: Clock,
-        ids: TaskIds,
-        schedules: ScheduleService,
-        validator: ScheduleValidator,
-        reading: ScheduleReading,
-        node: NodePort,
-    ) -> None:
-        self._config = config
-        self._clock = clock
-        self._ids = ids
-        self._schedules = schedules
-        self._validator = validator
-        self._reading = reading
-        self._node = node
+    config: Config
+    clock: Clock
+    ids: TaskIds
+    schedules: ScheduleService
+    validator: ScheduleValidator
+    reading: ScheduleReading
+    node: NodePort
 
     async def create(self, call: TenantCall) -> Response:
-        now = self._clock.now()
+        now = self.clock.now()
         wanted = await self._whole(call, now)
-        schedule_id = self._ids.make(now)
+        schedule_id = self.ids.make(now)
         definition, table = wanted.checked.definition, wanted.checked.timetable
         following = table.next(now)
         if flag(call.request.query_params, "dry_run"):
@@ -106,10 +93,10 @@ class ScheduleChangeResource:
                 _encode(wanted.template), moment, moment, now, following, None, 0,
                 list(wanted.checked.holidays), now,
             )  # fmt: skip
-            shown = schedule_out(unsaved, self._config.overdue_after)
+            shown = schedule_out(unsaved, self.config.overdue_after)
             shown.fire_times = compared(None, table, now)
             return json_response(shown)
-        made = await self._schedules.create(
+        made = await self.schedules.create(
             call.tenant_id,
             schedule_id,
             wanted.name,
@@ -125,33 +112,33 @@ class ScheduleChangeResource:
         return self._created(made)
 
     def _created(self, schedule: StoredSchedule) -> Response:
-        response = self._reading.response(schedule)
+        response = self.reading.response(schedule)
         response.status_code = 201
         response.headers["Location"] = f"/v1/schedules/{schedule.id}"
         return response
 
     async def replace(self, call: TenantCall) -> Response:
-        old = await existing_schedule(self._schedules, call)
+        old = await existing_schedule(self.schedules, call)
         check_rev(if_match(call.request), old.edition)
-        return await self._become(call, old, await self._whole(call, self._clock.now(), old))
+        return await self._become(call, old, await self._whole(call, self.clock.now(), old))
 
     async def edit(self, call: TenantCall) -> Response:
         patch = decode_as(_PATCH, await call.body(), _payloads)
-        old = await existing_schedule(self._schedules, call)
+        old = await existing_schedule(self.schedules, call)
         check_rev(if_match(call.request), old.edition)
-        now = self._clock.now()
+        now = self.clock.now()
         problems: list[Problem] = []
         timing = merged(old.definition, patch)
-        checked = await self._validator.timing(
+        checked = await self.validator.timing(
             call.tenant_id, timing, now, problems, anchor=kept_anchor(old.definition, timing)
         )
         template = old.template
         if patch.workflow is not UNSET:
             # One that stays as it is may have been deleted: that is no reason to refuse the rest.
-            problems += await self._validator.workflow(call.tenant_id, patch.workflow)
+            problems += await self.validator.workflow(call.tenant_id, patch.workflow)
         if (task := _patched_task(old, patch, problems)) is not None:
             definition = checked.definition if checked else None
-            template = self._validator.template(task, definition, problems)
+            template = self.validator.template(task, definition, problems)
         elif checked is not None:
             problems += check_key(checked.definition, template)
         if checked is not None:
@@ -164,7 +151,7 @@ class ScheduleChangeResource:
     async def delete(self, call: TenantCall) -> Response:
         schedule_id = call.id_or(no_such_schedule)
         revs = if_match(call.request)
-        if not await self._schedules.delete(
+        if not await self.schedules.delete(
             call.tenant_id, schedule_id, call.actor, lambda s: check_rev(revs, s.edition)
         ):
             raise no_such_schedule(schedule_id)
@@ -178,7 +165,7 @@ class ScheduleChangeResource:
 
     async def run(self, call: TenantCall) -> Response:
         schedule_id = call.id_or(no_such_schedule)
-        done = await self._schedules.run_now(
+        done = await self.schedules.run_now(
             call.tenant_id, schedule_id, NO_OWNERSHIP, call.remember(_first_task)
         )
         decided = existing(done, no_such_schedule, schedule_id)
@@ -186,7 +173,7 @@ class ScheduleChangeResource:
         return _first_task(decided)
 
     async def backfill(self, call: TenantCall) -> Response:
-        schedule_id = (await existing_schedule(self._schedules, call)).id
+        schedule_id = (await existing_schedule(self.schedules, call)).id
         wanted = decode_as(_BACKFILL, await call.body())
         first, last = max(0.0, wanted.from_.timestamp()), wanted.to.timestamp()
         if wanted.to < wanted.from_:
@@ -195,7 +182,7 @@ class ScheduleChangeResource:
         def choose(schedule: StoredSchedule) -> list[float]:
             return _between(schedule.timetable, first, min(last, schedule.now - schedule.offset))
 
-        done = await self._schedules.backfill(
+        done = await self.schedules.backfill(
             call.tenant_id,
             schedule_id,
             NO_OWNERSHIP,
@@ -238,11 +225,11 @@ class ScheduleChangeResource:
         problems: list[Problem],
     ) -> tuple[Checked | None, Template]:
         task = wanted_task(wanted.task, wanted.workflow, wanted.input, problems)
-        problems += await self._validator.workflow(call.tenant_id, wanted.workflow)
+        problems += await self.validator.workflow(call.tenant_id, wanted.workflow)
         anchor = kept_anchor(old.definition, wanted) if old else None
-        checked = await self._validator.timing(call.tenant_id, wanted, now, problems, anchor=anchor)
+        checked = await self.validator.timing(call.tenant_id, wanted, now, problems, anchor=anchor)
         definition = checked.definition if checked else None
-        template = self._validator.template(task, definition, problems)
+        template = self.validator.template(task, definition, problems)
         if checked is not None:
             problems += never_fires(checked, now)
         return checked, template
@@ -251,7 +238,7 @@ class ScheduleChangeResource:
         table = wanted.checked.timetable
         if flag(call.request.query_params, "dry_run"):
             preview = _previewed(old, wanted)
-            shown = schedule_out(preview, self._config.overdue_after)
+            shown = schedule_out(preview, self.config.overdue_after)
             shown.fire_times = compared(old.timetable, table, old.now)
             return json_response(shown)
 
@@ -284,21 +271,21 @@ class ScheduleChangeResource:
             check_rev(revs, locked.edition)
             return decide(locked)
 
-        done = await self._schedules.change(call.tenant_id, schedule_id, NO_OWNERSHIP, checked)
+        done = await self.schedules.change(call.tenant_id, schedule_id, NO_OWNERSHIP, checked)
         changed = existing(done, no_such_schedule, schedule_id)
         self._announce(changed.settled, changed.schedule.partition)
-        return self._reading.response(changed.schedule)
+        return self.reading.response(changed.schedule)
 
     def _announce(self, decided: DecidedSchedules, partition: int | None = None) -> None:
         """Tell the owners of new tasks, of cancelled ones and of the schedule itself."""
-        ours = self._node.ownership().partitions
-        self._node.created(
+        ours = self.node.ownership().partitions
+        self.node.created(
             [window_row(m.task, m.partition) for m in decided.made if m.partition in ours]
         )
         concerned = {made.partition for made in decided.made} | decided.cancelled_in
         if partition is not None:
             concerned.add(partition)
-        announce_changes(self._node, concerned)
+        announce_changes(self.node, concerned)
 
 
 def _payloads(body: ScheduleIn | SchedulePatch) -> list[msgspec.Raw]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar, get_args
 
 import msgspec
@@ -23,12 +24,7 @@ from mainspring.api.http.parameters import (
 )
 from mainspring.api.items import existing, item_response
 from mainspring.api.schedules.validation import ScheduleValidator, raise_if
-from mainspring.api.schedules.views import (
-    instant,
-    occurrence_out,
-    schedule_out,
-    upcoming_out,
-)
+from mainspring.api.schedules.views import instant, occurrence_out, schedule_out, upcoming_out
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.schedule import description as describe
@@ -55,41 +51,39 @@ T = TypeVar("T")
 no_such_schedule = missing("schedule")
 
 
+@dataclass(frozen=True, slots=True)
 class ScheduleReading:
     """GET under /v1/schedules, and the preview."""
 
-    def __init__(
-        self, config: Config, clock: Clock, schedules: ScheduleService, validator: ScheduleValidator
-    ) -> None:
-        self._config = config
-        self._clock = clock
-        self._schedules = schedules
-        self._validator = validator
+    config: Config
+    clock: Clock
+    schedules: ScheduleService
+    validator: ScheduleValidator
 
     async def page(self, call: TenantCall) -> Response:
         params = call.request.query_params
         given = Parameters(params)
         name, state = given.text("name"), given.choice("state", get_args(StateName))
         before, limit = given.cursor(), given.limit()
-        overdue = self._config.overdue_after if given.flag("overdue") else None
+        overdue = self.config.overdue_after if given.flag("overdue") else None
         given.check()
-        found = await self._schedules.page(
+        found = await self.schedules.page(
             call.tenant_id, before=before, limit=limit, state=state, name=name, overdue=overdue
         )
-        items = [schedule_out(schedule, self._config.overdue_after) for schedule in found]
+        items = [schedule_out(schedule, self.config.overdue_after) for schedule in found]
         full = len(found) == limit
         return json_response(SchedulePage(items, encode_cursor(found[-1].id) if full else None))
 
     async def one(self, call: TenantCall) -> Response:
-        return self.response(await existing_schedule(self._schedules, call))
+        return self.response(await existing_schedule(self.schedules, call))
 
     def response(self, schedule: StoredSchedule) -> Response:
-        shown = schedule_out(schedule, self._config.overdue_after)
+        shown = schedule_out(schedule, self.config.overdue_after)
         return item_response(shown, schedule.edition)
 
     async def upcoming(self, call: TenantCall) -> Response:
         most = number(call.request.query_params, "n", _MOST_TIMES) or _DEFAULT_TIMES
-        schedule = await existing_schedule(self._schedules, call)
+        schedule = await existing_schedule(self.schedules, call)
         times: list[float] = []
         if schedule.state == "active":
             times = await _off_the_loop(
@@ -103,8 +97,8 @@ class ScheduleReading:
     async def occurrences(self, call: TenantCall) -> Response:
         choices = {"decision": tuple(decision.value for decision in Decision)}
         query = page_query(call.request.query_params, choices=choices)
-        schedule = await existing_schedule(self._schedules, call)
-        lines = await self._schedules.occurrences(
+        schedule = await existing_schedule(self.schedules, call)
+        lines = await self.schedules.occurrences(
             call.tenant_id,
             schedule.id,
             before=None if query.before is None else _place_of(query.before),
@@ -119,11 +113,11 @@ class ScheduleReading:
             _PREVIEW, await call.body(), lambda w: [w.task.payload] if w.task else []
         )
         most = number(call.request.query_params, "n", _MOST_TIMES) or _DEFAULT_TIMES
-        now = self._clock.now()
+        now = self.clock.now()
         problems: list[Problem] = []
-        checked = await self._validator.timing(call.tenant_id, wanted, now, problems)
+        checked = await self.validator.timing(call.tenant_id, wanted, now, problems)
         if wanted.task is not None:
-            self._validator.template(wanted.task, checked.definition if checked else None, problems)
+            self.validator.template(wanted.task, checked.definition if checked else None, problems)
         if checked is None and problems and all("never fires" in p.detail for p in problems):
             # To show that is what a preview is for; saving it is refused.
             told = [f"it {problem.detail}" for problem in problems]
@@ -138,7 +132,7 @@ class ScheduleReading:
                 describe.warnings(definition, table, after),
             )
         )
-        lacking = await self._validator.workflow(call.tenant_id, wanted.workflow)
+        lacking = await self.validator.workflow(call.tenant_id, wanted.workflow)
         told = [f"{problem.detail}: without one it is refused" for problem in lacking]
         return json_response(
             PreviewOut(

@@ -115,8 +115,7 @@ def schedule_routes(reading: ScheduleReading, changes: ScheduleChangeResource) -
             Param("state", StateName, "Only schedules in this state."),
             Param("name", AnyText, "Only the schedule of this name."),
             Param("overdue", bool, "Only those whose next time has passed without a decision."),
-            LIMIT,
-            CURSOR,
+            LIMIT, CURSOR,
         ),
         "POST /v1/schedules": _create(changes),
         "POST /v1/schedules/preview": _preview(reading),
@@ -127,8 +126,7 @@ def schedule_routes(reading: ScheduleReading, changes: ScheduleChangeResource) -
         **_verb_routes(changes),
         "GET /v1/schedules/{id}/upcoming": _SCHEDULES.tenant(
             "read", reading.upcoming, "upcomingTimes", "Show a schedule's next times", "",
-            ok("The next times that are not excluded.", Upcoming),
-            params=[_TIMES],
+            ok("The next times that are not excluded.", Upcoming), params=[_TIMES],
         ),
         "GET /v1/schedules/{id}/occurrences": _SCHEDULES.tenant(
             "read", reading.occurrences, "listOccurrences", "List what was decided",
@@ -149,8 +147,7 @@ def _create(changes: ScheduleChangeResource) -> TenantOperation:
         "that it names must be there.",
         created("The new schedule.", ScheduleOut, ETAG, links=_AFTERWARDS),
         ok("With `dry_run`: the schedule as it would be, and its fire times.", ScheduleOut),
-        params=[DRY_RUN],
-        body=Body(ScheduleIn, examples=_EXAMPLES, rules=_RULES),
+        params=[DRY_RUN], body=Body(ScheduleIn, examples=_EXAMPLES, rules=_RULES),
         problems=[Conflict],
     )  # fmt: skip
 
@@ -161,8 +158,7 @@ def _preview(reading: ScheduleReading) -> TenantOperation:
         "read", reading.preview, "previewSchedule", "Preview a schedule",
         "The next times of a schedule that is not saved, what is worth knowing about them, and "
         "the same in plain English.",
-        ok("What it would do.", PreviewOut),
-        params=[_TIMES, _AFTER],
+        ok("What it would do.", PreviewOut), params=[_TIMES, _AFTER],
         body=Body(PreviewIn, examples=nightly),
     )  # fmt: skip
 
@@ -173,8 +169,7 @@ def _change_routes(changes: ScheduleChangeResource) -> Routes:
             "write", changes.replace, "replaceSchedule", "Replace a schedule",
             "What came due before is decided by the old definition, all else by the new one. With "
             "`dry_run` the answer shows how the fire times would change.",
-            _THE_SCHEDULE,
-            params=[DRY_RUN, IF_MATCH],
+            _THE_SCHEDULE, params=[DRY_RUN, IF_MATCH],
             body=Body(ScheduleIn, examples={"cron": _EXAMPLES["cron"]}),
             problems=[Conflict, PreconditionFailed],
         ),
@@ -182,17 +177,14 @@ def _change_routes(changes: ScheduleChangeResource) -> Routes:
             "write", changes.edit, "editSchedule", "Change a schedule",
             "A field that is given replaces the old value whole. With `dry_run` the answer shows "
             "how the fire times would change.",
-            _THE_SCHEDULE,
-            params=[DRY_RUN, IF_MATCH],
+            _THE_SCHEDULE, params=[DRY_RUN, IF_MATCH],
             body=Body(SchedulePatch, examples={"later": {"cron": "0 9 * * MON-FRI"}}),
             problems=[Conflict, PreconditionFailed],
         ),
         "DELETE /v1/schedules/{id}": _SCHEDULES.tenant(
             "write", changes.delete, "deleteSchedule", "Delete a schedule",
             "With its occurrences. Tasks that it made stay as they are.",
-            GONE,
-            params=[IF_MATCH],
-            problems=[PreconditionFailed],
+            GONE, params=[IF_MATCH], problems=[PreconditionFailed],
         ),
     }  # fmt: skip
 

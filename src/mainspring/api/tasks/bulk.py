@@ -1,5 +1,7 @@
 """Changes of many tasks at once."""
 
+from dataclasses import dataclass
+
 import msgspec
 from starlette.responses import Response
 
@@ -15,22 +17,22 @@ from mainspring.workflows.bulk_cancel import BulkChanges, CancelCounts
 _CANCEL = msgspec.json.Decoder(CancelIn)
 
 
+@dataclass(frozen=True, slots=True)
 class TaskBulk:
     """POST /v1/tasks/cancel."""
 
-    def __init__(self, bulk: BulkChanges, node: NodePort) -> None:
-        self._bulk = bulk
-        self._node = node
+    bulk: BulkChanges
+    node: NodePort
 
     async def cancel(self, call: TenantCall) -> Response:
         wanted = decode_as(_CANCEL, await call.body())
         where = task_filter(wanted.filter)
         if wanted.dry_run or flag(call.request.query_params, "dry_run"):
-            total = await self._bulk.count_cancellable(call.tenant_id, where)
+            total = await self.bulk.count_cancellable(call.tenant_id, where)
         else:
             total = CancelCounts()
-            async for done in self._bulk.cancel(call.tenant_id, where, call.actor):
+            async for done in self.bulk.cancel(call.tenant_id, where, call.actor):
                 total += done
                 if done.partitions:
-                    announce_changes(self._node, done.partitions)
+                    announce_changes(self.node, done.partitions)
         return json_response(CancelledOut(total.ended, total.asked))

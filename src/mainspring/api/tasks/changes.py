@@ -41,16 +41,14 @@ class _Preview:
     change: TaskChange
 
 
+@dataclass(frozen=True, slots=True)
 class TaskChangeResource:
     """PATCH, DELETE and the verbs of /v1/tasks/{id}."""
 
-    def __init__(
-        self, tasks: TaskStore, node: NodePort, clock: Clock, patcher: TaskPatcher
-    ) -> None:
-        self._tasks = tasks
-        self._node = node
-        self._clock = clock
-        self._patcher = patcher
+    tasks: TaskStore
+    node: NodePort
+    clock: Clock
+    patcher: TaskPatcher
 
     async def cancel(self, call: TenantCall) -> Response:
         return await self._move(call, transitions.cancel)
@@ -62,7 +60,7 @@ class TaskChangeResource:
         return await self._move(call, transitions.resume)
 
     async def run(self, call: TenantCall) -> Response:
-        now = round(self._clock.now(), 6)
+        now = round(self.clock.now(), 6)
         return await self._move(call, lambda task: transitions.run(task, now))
 
     async def edit(self, call: TenantCall) -> Response:
@@ -76,7 +74,7 @@ class TaskChangeResource:
 
         def decide(locked: LockedTask) -> TaskChange | _Preview:
             transitions.check_editable(_standing(locked), sent)
-            change = self._patcher.apply(locked, patch)
+            change = self.patcher.apply(locked, patch)
             return _Preview(change) if dry_run else change
 
         decided, task = await self._decide(call, decide)
@@ -88,11 +86,11 @@ class TaskChangeResource:
 
     async def delete(self, call: TenantCall) -> Response:
         task_id, revs = call.task_id, if_match(call.request)
-        if not await self._tasks.purge(
+        if not await self.tasks.purge(
             call.tenant_id, task_id, call.actor, lambda rev: check_rev(revs, rev)
         ):
             raise no_such_task(task_id)
-        self._node.changed()
+        self.node.changed()
         return Response(status_code=204)
 
     async def _refuse(
@@ -105,9 +103,9 @@ class TaskChangeResource:
             patch.expires_at = UNSET  # whether it is late enough cannot be said
         more: Sequence[Problem] = ()
         try:
-            task = await self._tasks.see(call.tenant_id, call.task_id)
+            task = await self.tasks.see(call.tenant_id, call.task_id)
             if task is not None:
-                self._patcher.apply(task, patch)
+                self.patcher.apply(task, patch)
         except RequestError as found:
             more = found.problems
         except StoreUnavailable:
@@ -138,10 +136,10 @@ class TaskChangeResource:
             partitions.add(locked.partition)
             return decide(locked)
 
-        decided: bool | _Preview | None = await self._tasks.change(call.tenant_id, task_id, note)
+        decided: bool | _Preview | None = await self.tasks.change(call.tenant_id, task_id, note)
         if decided is True:
-            announce_changes(self._node, partitions)
-        task = await existing_task(self._tasks, call.tenant_id, task_id)
+            announce_changes(self.node, partitions)
+        task = await existing_task(self.tasks, call.tenant_id, task_id)
         if decided is None:
             check_rev(revs, task.rev)
         return decided, task

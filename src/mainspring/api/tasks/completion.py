@@ -1,5 +1,6 @@
 """POST /v1/tasks/{id}/complete: a receiver reports the end of work it had accepted."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -29,19 +30,19 @@ class CompleteIn(Struct, forbid_unknown_fields=True):
 _COMPLETE = msgspec.json.Decoder(CompleteIn)
 
 
+@dataclass(frozen=True, slots=True)
 class Completion:
     """Writes the outcome under the fence, on whichever node the report arrives."""
 
-    def __init__(self, tasks: TaskStore, node: NodePort, clock: Clock) -> None:
-        self._tasks = tasks
-        self._node = node
-        self._clock = clock
+    tasks: TaskStore
+    node: NodePort
+    clock: Clock
 
     async def complete(self, call: TenantCall) -> Response:
         said = decode_as(_COMPLETE, await call.body(), _payloads)
-        running = await self._tasks.running(call.tenant_id, call.task_id)
+        running = await self.tasks.running(call.tenant_id, call.task_id)
         if running is None:
-            await existing_task(self._tasks, call.tenant_id, call.task_id)
+            await existing_task(self.tasks, call.tenant_id, call.task_id)
             raise Conflict("the task is not running: it ended, or waits for its next try")
         if running.spec.target.type != "http":
             raise no_such_task(call.task_id)
@@ -53,12 +54,12 @@ class Completion:
             error = TaskError("failed", said.error or "the receiver reported a failure")
         result = bytes(said.result) or None
         report = Report(
-            running, outcome, running.picked, self._clock.now(), result, error, said.retryable,
+            running, outcome, running.picked, self.clock.now(), result, error, said.retryable,
             status_code=202,
         )  # fmt: skip
-        if not await self._node.conclude(report):
+        if not await self.node.conclude(report):
             raise Conflict("the try ended in this very moment: another outcome was recorded")
-        return task_response(await existing_task(self._tasks, call.tenant_id, call.task_id))
+        return task_response(await existing_task(self.tasks, call.tenant_id, call.task_id))
 
 
 def _payloads(said: CompleteIn) -> list[msgspec.Raw]:

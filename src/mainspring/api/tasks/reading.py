@@ -1,5 +1,6 @@
 """Reading tasks: one, a page of them, and the tries of one."""
 
+from dataclasses import dataclass
 from uuid import UUID
 
 from starlette.responses import Response
@@ -14,15 +15,15 @@ from mainspring.store.tasks import StoredTask, TaskStore
 from mainspring.wire.tasks import TaskPage
 
 
+@dataclass(frozen=True, slots=True)
 class TaskReading:
     """GET under /v1/tasks."""
 
-    def __init__(self, tasks: TaskStore) -> None:
-        self._tasks = tasks
+    tasks: TaskStore
 
     async def page(self, call: TenantCall) -> Response:
         query = task_query(call.request.query_params)
-        page = await self._tasks.list(
+        page = await self.tasks.list(
             call.tenant_id,
             query.where,
             before=query.before,
@@ -34,7 +35,7 @@ class TaskReading:
         return json_response(TaskPage(items, cursor))
 
     async def one(self, call: TenantCall) -> Response:
-        task = await existing_task(self._tasks, call.tenant_id, call.task_id)
+        task = await existing_task(self.tasks, call.tenant_id, call.task_id)
         known = call.request.headers.get("if-none-match")
         if known is not None and names_revision(known, task.rev):
             return Response(status_code=304, headers={"ETag": f'"{task.rev}"'})
@@ -42,9 +43,9 @@ class TaskReading:
 
     async def executions(self, call: TenantCall) -> Response:
         outcome = outcome_query(call.request.query_params)
-        found = await self._tasks.executions(call.tenant_id, call.task_id, outcome=outcome)
+        found = await self.tasks.executions(call.tenant_id, call.task_id, outcome=outcome)
         if not found:
-            await existing_task(self._tasks, call.tenant_id, call.task_id)
+            await existing_task(self.tasks, call.tenant_id, call.task_id)
         return json_response(executions_out(found))
 
 

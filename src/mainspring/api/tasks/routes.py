@@ -32,13 +32,7 @@ from mainspring.api.tasks.explaining import ExplanationOut, TaskExplanation
 from mainspring.api.tasks.reading import TaskReading
 from mainspring.errors import Conflict, PreconditionFailed
 from mainspring.store.vault import NoKey
-from mainspring.wire.dead_letters import (
-    LONGEST_EFFECT,
-    CancelIn,
-    CancelledOut,
-    EffectIn,
-    EffectOut,
-)
+from mainspring.wire.dead_letters import LONGEST_EFFECT, CancelIn, CancelledOut, EffectIn, EffectOut
 from mainspring.wire.tasks import (
     BatchIn,
     ExecutionList,
@@ -108,8 +102,7 @@ def effect_routes(effects: EffectLog) -> Routes:
             "called at least once can so have its effect once.",
             ResponseDoc(201, "This call was the first.", EffectOut, [REPLAYED]),
             ok("Another call was; this is its answer.", EffectOut),
-            body=Body(EffectIn, examples=example, rules=rules),
-            or_scope="work",
+            body=Body(EffectIn, examples=example, rules=rules), or_scope="work",
         )
     }  # fmt: skip
 
@@ -127,9 +120,7 @@ def _page(reading: TaskReading) -> TenantOperation:
         Param("schedule_id", UUID, "Only tasks of this schedule."),
         Param("workflow_run_id", UUID, "Only steps of this run."),
         Param("payload", bool, "Show payloads as well."),
-        LIMIT,
-        CURSOR,
-        links=next_page("listTasks"),
+        LIMIT, CURSOR, links=next_page("listTasks"),
     )  # fmt: skip
 
 
@@ -140,10 +131,8 @@ def _create(creation: TaskCreation) -> TenantOperation:
         "Only `target` is required. The task is durable before this answers. Give either `run_at` "
         "or `delay`; neither means now, and so does a time that has passed.",
         created("The new task.", TaskOut, ETAG, links=_AFTERWARDS),
-        ok("With `dry_run`: the task as it would be.", TaskOut),
-        params=[DRY_RUN],
-        body=Body(TaskIn, examples=examples, rules={"TaskIn": _ONE_TIME_ONLY}),
-        problems=[NoKey],
+        ok("With `dry_run`: the task as it would be.", TaskOut), params=[DRY_RUN],
+        body=Body(TaskIn, examples=examples, rules={"TaskIn": _ONE_TIME_ONLY}), problems=[NoKey],
     )  # fmt: skip
     return TenantOperation(
         "write", creation.one, doc, remembers_answers=True, fast=creation.create_fast
@@ -157,8 +146,7 @@ def _create_batch(creation: TaskCreation) -> TenantOperation:
         "All of them or none. As one JSON document, or, with the Content-Type "
         "`application/x-ndjson`, as NDJSON with a task a line. Every error names the task's index.",
         ResponseDoc(201, "The new tasks' ids.", Ids, [REPLAYED], links=first),
-        ok("With `dry_run`: all tasks are in order. The ids are not used.", Ids),
-        params=[DRY_RUN],
+        ok("With `dry_run`: all tasks are in order. The ids are not used.", Ids), params=[DRY_RUN],
         body=Body(BatchIn, examples={"two": {"tasks": [_HTTP_TASK, _HANDLER_TASK]}}),
         also_consumes=["application/x-ndjson"],
         problems=[NoKey],
@@ -174,8 +162,7 @@ def _cancel_many(bulk: TaskBulk) -> TenantOperation:
         "work is done in steps of at most 1000 tasks: if the call breaks off, what was done stays "
         "done, and it can be repeated. A run of which steps are cancelled goes on without them as "
         "its workflow says; to end all of it, cancel the run.",
-        ok("How many were, or with `dry_run` would be, cancelled.", CancelledOut),
-        params=[DRY_RUN],
+        ok("How many were, or with `dry_run` would be, cancelled.", CancelledOut), params=[DRY_RUN],
         body=Body(CancelIn, examples={"queue": {"filter": {"queue": "mail", "label": "team:a"}}}),
     )  # fmt: skip
 
@@ -193,8 +180,7 @@ def _item_routes(reading: TaskReading, changes: TaskChangeResource) -> Routes:
             "While it has not started. A field that is given replaces the old value whole. A step "
             "that waits for others (`blocked`) takes its values from its workflow when its turn "
             "comes, and cannot be changed before.",
-            _THE_TASK,
-            params=[DRY_RUN, IF_MATCH],
+            _THE_TASK, params=[DRY_RUN, IF_MATCH],
             body=Body(TaskPatch, examples=sooner, rules={"TaskPatch": _PATCH_RULES}),
             problems=[Conflict, NoKey, PreconditionFailed],
         ),
@@ -202,9 +188,7 @@ def _item_routes(reading: TaskReading, changes: TaskChangeResource) -> Routes:
             "write", changes.delete, "deleteTask", "Delete a task",
             "Cancels it where needed, then removes it with its executions. The removal is noted in "
             "the audit log.",
-            GONE,
-            params=[IF_MATCH],
-            problems=[PreconditionFailed],
+            GONE, params=[IF_MATCH], problems=[PreconditionFailed],
         ),
         "GET /v1/tasks/{id}/executions": _TASKS.tenant(
             "read", reading.executions, "listExecutions", "List a task's tries",
@@ -253,7 +237,6 @@ def _complete(completion: Completion) -> TenantOperation:
         "work", completion.complete, "completeTask", "Report the outcome of accepted work",
         "For a receiver that answered 202 with `Mainspring-Complete: later`. The fence is the one "
         "it was sent in `X-Mainspring-Fence`; a newer try makes an older fence void (409).",
-        ok("The task as it is now.", TaskOut),
-        body=Body(CompleteIn, examples=done),
+        ok("The task as it is now.", TaskOut), body=Body(CompleteIn, examples=done),
         problems=[Conflict],
     )  # fmt: skip

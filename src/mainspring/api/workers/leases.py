@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -57,13 +58,13 @@ _NO_RESOURCES = ResourcesIn()
 _LARGEST_PROGRESS = 10_000
 
 
+@dataclass(frozen=True, slots=True)
 class LeaseResource:
     """/v1/leases and what is below it."""
 
-    def __init__(self, config: Config, lease_service: LeasePort, watch: KeyWatch) -> None:
-        self._config = config
-        self._lease_service = lease_service
-        self._watch = watch
+    config: Config
+    lease_service: LeasePort
+    watch: KeyWatch
 
     async def lease(self, call: TenantCall) -> Response:
         asked = decode_as(_LEASE, await call.body())
@@ -80,13 +81,13 @@ class LeaseResource:
         if asked.running is not None:
             running = frozenset((held.id, held.fence) for held in asked.running)
         holder = WorkerSession(call.tenant_id, asked.worker, asked.incarnation)
-        wait = min(asked.wait, self._config.longest_poll)
+        wait = min(asked.wait, self.config.longest_poll)
         wanted = LeaseRequest(
             holder, offer, asked.max, wait, _about(asked.about), running, asked.announces_starts
         )
-        with self._watch.over(call.request.headers.get("authorization")) as ended:
+        with self.watch.over(call.request.headers.get("authorization")) as ended:
             leased = await _unless_gone(
-                call.request, ended, lambda: self._lease_service.lease(wanted)
+                call.request, ended, lambda: self.lease_service.lease(wanted)
             )
         cut = wait if wait < asked.wait else None
         return json_response(LeasesOut([_lease_out(task) for task in leased], cut))
@@ -95,7 +96,7 @@ class LeaseResource:
         said = decode_as(_HEARTBEAT, await call.body(), _progresses)
         holder = WorkerSession(call.tenant_id, said.worker, said.incarnation)
         beats = [_beat(index, beat) for index, beat in enumerate(said.running)]
-        pulses = await self._lease_service.beat(holder, beats, _about(said.about))
+        pulses = await self.lease_service.beat(holder, beats, _about(said.about))
         return json_response(
             PulsesOut(
                 [
@@ -115,12 +116,12 @@ class LeaseResource:
             problem.at(f"/outcomes/{index}/result")
             for index, outcome in enumerate(told.outcomes)
             if len(bytes(outcome.result)) > len(b"null")
-            for problem in result_problems(bytes(outcome.result), self._config.max_payload)
+            for problem in result_problems(bytes(outcome.result), self.config.max_payload)
         ]
         if problems:
             raise refusal("some results cannot be kept", problems[:100])
         reports = [_report(outcome) for outcome in told.outcomes]
-        verdicts = await self._lease_service.report(call.tenant_id, reports)
+        verdicts = await self.lease_service.report(call.tenant_id, reports)
         pairs = zip(told.outcomes, verdicts, strict=True)
         return json_response(JudgedListOut([JudgedOut(o.id, verdict) for o, verdict in pairs]))
 

@@ -61,8 +61,7 @@ def log_routes(logs: LogResource) -> Routes:
         "GET /v1/tasks/{id}/logs": Tag("Tasks").tenant(
             "read", logs.page, "listLogs", "Read a task's log lines",
             "In the order in which they came, over all tries.",
-            ok("A page of lines.", LogPage),
-            params=NUMBERED,
+            ok("A page of lines.", LogPage), params=NUMBERED,
         ),
     }  # fmt: skip
 
@@ -73,16 +72,13 @@ def worker_routes(workers: WorkerResource) -> Routes:
             "work", workers.page, "listWorkers", "workers",
             "The newest first, with what they offer, hold and did. One that was not heard of for "
             "half a minute is `silent`, after a day it is forgotten.",
-            WorkerPage,
-            *NUMBERED,
-            or_scope="read",
+            WorkerPage, *NUMBERED, or_scope="read",
         ),
         "GET /v1/workers/nodes": _WORKERS.tenant(
             "work", workers.nodes, "listWorkerNodes", "List the nodes that workers may ask",
             "Any node serves any worker. One that splits its demand in proportion to `partitions` "
             "spares the nodes the forwarding.",
-            ok("The nodes that are alive.", NodeAddressList),
-            or_scope="read",
+            ok("The nodes that are alive.", NodeAddressList), or_scope="read",
         ),
     }  # fmt: skip
 
@@ -95,8 +91,7 @@ def _lease(leases: LeaseResource) -> TenantOperation:
         "once; with an empty list when nothing came. `max` is how many it can start now. A worker "
         "that is restarted comes with another `incarnation`: what the one before it held is free "
         "at once. A node that stops answers 503 (`not-ready`): ask another one.",
-        ok("What it may run.", LeasesOut),
-        body=Body(LeaseIn, examples={"handlers": handlers}),
+        ok("What it may run.", LeasesOut), body=Body(LeaseIn, examples={"handlers": handlers}),
         problems=[Conflict, NotReady],
     )  # fmt: skip
     return TenantOperation("work", leases.lease, doc, waits=LONGEST_WAIT)

@@ -1,5 +1,6 @@
 """/v1/workflows: definitions of workflows. Each change makes a new version; none is ever edited."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import get_args
 
@@ -18,14 +19,7 @@ from mainspring.api.http.parameters import (
     number_cursor,
     page_query,
 )
-from mainspring.api.items import (
-    NAME,
-    check_rev,
-    existing,
-    if_match,
-    item_response,
-    name_in,
-)
+from mainspring.api.items import NAME, check_rev, existing, if_match, item_response, name_in
 from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.api.workflows.views import graph_response, workflow_out
 from mainspring.clock import Clock
@@ -48,36 +42,34 @@ _LAST_VERSION = 2**31 - 1
 no_such_workflow = missing("workflow")
 
 
+@dataclass(frozen=True, slots=True)
 class WorkflowResource:
     """Make, read, list, draw, replace and archive workflows."""
 
-    def __init__(
-        self, workflows: WorkflowStore, validator: WorkflowValidator, clock: Clock
-    ) -> None:
-        self._workflows = workflows
-        self._validator = validator
-        self._clock = clock
+    workflows: WorkflowStore
+    validator: WorkflowValidator
+    clock: Clock
 
     async def create(self, call: TenantCall) -> Response:
         wanted = decode_as(_WORKFLOW, await call.body(), _payloads)
-        definition = await self._validator.definition(wanted.name, wanted)
+        definition = await self.validator.definition(wanted.name, wanted)
         if flag(call.request.query_params, "dry_run"):
-            latest = await self._workflows.get(call.tenant_id, definition.name)
+            latest = await self.workflows.get(call.tenant_id, definition.name)
             return self._unsaved(definition, latest)
-        made = await self._workflows.put(
+        made = await self.workflows.put(
             call.tenant_id, definition, call.actor, conclude=call.remember(_created)
         )
         return _created(existing(made, no_such_workflow, definition.name))
 
     async def put(self, call: TenantCall) -> Response:
-        latest = await existing_workflow(self._workflows, call)
+        latest = await existing_workflow(self.workflows, call)
         revs = if_match(call.request)
         check_rev(revs, latest.version)
         wanted = decode_as(_BODY, await call.body(), _payloads)
-        definition = await self._validator.definition(latest.name, wanted)
+        definition = await self.validator.definition(latest.name, wanted)
         if flag(call.request.query_params, "dry_run"):
             return self._unsaved(definition, latest)
-        made = await self._workflows.put(
+        made = await self.workflows.put(
             call.tenant_id, definition, call.actor, lambda version: check_rev(revs, version)
         )
         return _shown(existing(made, no_such_workflow, definition.name))
@@ -85,24 +77,24 @@ class WorkflowResource:
     async def page(self, call: TenantCall) -> Response:
         limit = limit_in(call.request.query_params)
         after = _cursor(call.request.query_params)
-        found = await self._workflows.page(call.tenant_id, after=after, limit=limit)
+        found = await self.workflows.page(call.tenant_id, after=after, limit=limit)
         items = [msgspec.convert(line, WorkflowSummary, from_attributes=True) for line in found]
         cursor = found[-1].name if len(found) == limit else None
         return json_response(WorkflowPage(items, cursor))
 
     async def one(self, call: TenantCall) -> Response:
         version = version_in(call.request.query_params)
-        return _shown(await existing_workflow(self._workflows, call, version))
+        return _shown(await existing_workflow(self.workflows, call, version))
 
     async def versions(self, call: TenantCall) -> Response:
         query = page_query(call.request.query_params)
         before = _LAST_VERSION if query.before is None else min(query.before, _LAST_VERSION)
         name = workflow_name_in(call)
-        found = await self._workflows.versions(
+        found = await self.workflows.versions(
             call.tenant_id, name, before=before, limit=query.limit
         )
         if not found:
-            await existing_workflow(self._workflows, call)
+            await existing_workflow(self.workflows, call)
         items = [VersionOut(line.version, line.step_count, line.created_at) for line in found]
         last = found[-1].version if found else None
         return json_response(VersionPage(items, number_cursor(items, query.limit, last)))
@@ -110,12 +102,12 @@ class WorkflowResource:
     async def graph(self, call: TenantCall) -> Response:
         params = call.request.query_params
         form, version = graph_format(params), version_in(params)
-        found = await existing_workflow(self._workflows, call, version)
+        found = await existing_workflow(self.workflows, call, version)
         return graph_response(found.definition, form)
 
     async def delete(self, call: TenantCall) -> Response:
         name, revs = workflow_name_in(call), if_match(call.request)
-        if not await self._workflows.archive(
+        if not await self.workflows.archive(
             call.tenant_id, name, call.actor, lambda version: check_rev(revs, version)
         ):
             raise no_such_workflow(name)
@@ -124,7 +116,7 @@ class WorkflowResource:
     def _unsaved(self, definition: WorkflowDefinition, latest: StoredWorkflow | None) -> Response:
         version = 1 if latest is None else latest.version + 1
         made = StoredWorkflow(
-            definition.name, version, definition, datetime.fromtimestamp(self._clock.now(), UTC)
+            definition.name, version, definition, datetime.fromtimestamp(self.clock.now(), UTC)
         )
         return json_response(workflow_out(made))
 

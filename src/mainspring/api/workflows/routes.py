@@ -87,23 +87,19 @@ def workflow_routes(workflows: WorkflowResource) -> Routes:
         "GET /v1/workflows": _WORKFLOWS.page(
             "read", workflows.page, "listWorkflows", "workflows",
             "By name, each with its latest version, without the steps.",
-            WorkflowPage,
-            LIMIT,
-            _CURSOR,
+            WorkflowPage, LIMIT, _CURSOR,
         ),
         "POST /v1/workflows": _create(workflows),
         **_item_routes(workflows),
         "GET /v1/workflows/{id}/versions": _WORKFLOWS.tenant(
             "read", workflows.versions, "listWorkflowVersions", "List the versions of a workflow",
             "Newest first.",
-            ok("A page of versions.", VersionPage),
-            params=[WORKFLOW_NAME, *NUMBERED],
+            ok("A page of versions.", VersionPage), params=[WORKFLOW_NAME, *NUMBERED],
         ),
         "GET /v1/workflows/{id}/graph": _WORKFLOWS.tenant(
             "read", workflows.graph, "drawWorkflow", "Draw a workflow",
             "The graph as data, or as text for Mermaid or Graphviz.",
-            *GRAPHS,
-            params=[WORKFLOW_NAME, _VERSION, GRAPH_FORMAT],
+            *GRAPHS, params=[WORKFLOW_NAME, _VERSION, GRAPH_FORMAT],
         ),
     }  # fmt: skip
 
@@ -116,10 +112,8 @@ def _create(workflows: WorkflowResource) -> TenantOperation:
         "reported together: cycles by name, steps that are unknown, twice there or out of reach, "
         "templates and conditions that speak of what is not upstream.",
         created("The new version.", WorkflowOut, ETAG, links=_AFTERWARDS),
-        ok("With `dry_run`: the version as it would be.", WorkflowOut),
-        params=[DRY_RUN],
-        body=Body(WorkflowIn, examples={"nightly": _NIGHTLY}),
-        problems=[NoKey],
+        ok("With `dry_run`: the version as it would be.", WorkflowOut), params=[DRY_RUN],
+        body=Body(WorkflowIn, examples={"nightly": _NIGHTLY}), problems=[NoKey],
     )  # fmt: skip
 
 
@@ -143,8 +137,7 @@ def _item_routes(workflows: WorkflowResource) -> Routes:
             "No new runs begin; those that have begun go on. Schedules of it stay, and what they "
             "make fails with `no-workflow`. A workflow made again under the name goes on counting "
             "versions.",
-            ResponseDoc(204, "It is out of use."),
-            params=[WORKFLOW_NAME, IF_MATCH],
+            ResponseDoc(204, "It is out of use."), params=[WORKFLOW_NAME, IF_MATCH],
             problems=[PreconditionFailed],
         ),
     }  # fmt: skip

@@ -3,24 +3,12 @@
 from uuid import UUID
 
 from mainspring.api.http.operations import TenantHandler, TenantOperation
-from mainspring.api.openapi.operation import (
-    ETAG,
-    PAGED,
-    AnyText,
-    Body,
-    Param,
-)
+from mainspring.api.openapi.operation import ETAG, PAGED, AnyText, Body, Param
 from mainspring.api.routes import Routes, Tag, created, links_by, ok
 from mainspring.api.workflows.routes import GRAPH_FORMAT, GRAPHS, WORKFLOW_NAME
 from mainspring.api.workflows.runs import RunResource
 from mainspring.errors import Conflict
-from mainspring.wire.runs import (
-    RunIn,
-    RunOut,
-    RunPage,
-    RunStateOut,
-    RunSummary,
-)
+from mainspring.wire.runs import RunIn, RunOut, RunPage, RunStateOut, RunSummary
 from mainspring.wire.workflows import StepId
 
 _RUNS = Tag("Workflow runs")
@@ -54,14 +42,12 @@ def run_routes(runs: RunResource) -> Routes:
         "GET /v1/workflow-runs/{id}": _RUNS.tenant(
             "read", runs.one, "getWorkflowRun", "Read a run",
             "Its steps with their states, times and results, and its graph.",
-            _THE_RUN,
-            params=[_ITEMS],
+            _THE_RUN, params=[_ITEMS],
         ),
         "GET /v1/workflow-runs/{id}/graph": _RUNS.tenant(
             "read", runs.graph, "drawWorkflowRun", "Draw a run",
             "The graph with the states of the steps, as data or as text for Mermaid or Graphviz.",
-            *GRAPHS,
-            params=[GRAPH_FORMAT],
+            *GRAPHS, params=[GRAPH_FORMAT],
         ),
         **_verb_routes(runs),
     }  # fmt: skip
@@ -72,21 +58,18 @@ def _routes_under_workflows(runs: RunResource) -> Routes:
         "GET /v1/workflows/{id}/runs": _RUNS.tenant(
             "read", runs.page_of_workflow, "listRunsOfWorkflow", "List the runs of a workflow",
             "Newest first.",
-            ok("A page of runs.", RunPage),
-            params=[WORKFLOW_NAME, *_FILTERS],
+            ok("A page of runs.", RunPage), params=[WORKFLOW_NAME, *_FILTERS],
         ),
         "POST /v1/workflows/{id}/runs": _RUNS.tenant(
             "write", runs.create, "runWorkflow", "Run a workflow",
             "The run keeps the version it was made by. Its input is that of the workflow, with "
             "the values given here in place of those of the same names.",
-            created("The new run.", RunSummary, ETAG, links=_AFTERWARDS),
-            params=[WORKFLOW_NAME],
+            created("The new run.", RunSummary, ETAG, links=_AFTERWARDS), params=[WORKFLOW_NAME],
             body=Body(RunIn, examples={"input": {"input": {"day": "2027-01-01"}}}),
         ),
         "GET /v1/workflows/{id}/runs/{run_id}/status": _RUNS.tenant(
             "read", runs.status, "getWorkflowRunStatus", "Read a run, by way of its workflow", "",
-            _THE_RUN,
-            params=[WORKFLOW_NAME, _ITEMS],
+            _THE_RUN, params=[WORKFLOW_NAME, _ITEMS],
         ),
     }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Runs of workflows: begin, read, list, draw; cancel, pause, resume, retry; a step by hand."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
@@ -31,12 +32,7 @@ from mainspring.store.answers import BeforeCommit
 from mainspring.store.step_rows import Moved, NewRun, unreadable
 from mainspring.store.workflows import WorkflowStore
 from mainspring.wire.runs import RunIn, RunPage
-from mainspring.workflows.runs import (
-    RunFilter,
-    StoredRun,
-    WorkflowRunService,
-    started_run,
-)
+from mainspring.workflows.runs import RunFilter, StoredRun, WorkflowRunService, started_run
 
 _RUN = msgspec.json.Decoder(RunIn)
 _INPUT = msgspec.json.Decoder(dict[str, Raw])
@@ -53,42 +49,33 @@ class _RunQuery(NamedTuple):
     limit: int
 
 
+@dataclass(frozen=True, slots=True)
 class RunResource:
     """/v1/workflow-runs, and the runs under a workflow."""
 
-    def __init__(
-        self,
-        config: Config,
-        clock: Clock,
-        ids: TaskIds,
-        workflows: WorkflowStore,
-        runs: WorkflowRunService,
-        node: NodePort,
-        metrics: Metrics,
-    ) -> None:
-        self._config = config
-        self._clock = clock
-        self._ids = ids
-        self._workflows = workflows
-        self._runs = runs
-        self._node = node
-        self._metrics = metrics
+    config: Config
+    clock: Clock
+    ids: TaskIds
+    workflows: WorkflowStore
+    runs: WorkflowRunService
+    node: NodePort
+    metrics: Metrics
 
     async def create(self, call: TenantCall) -> Response:
         body = await call.body()
         wanted = decode_as(_RUN, body or b"{}", lambda run: run.input.values())
-        workflow = await existing_workflow(self._workflows, call, wanted.version)
+        workflow = await existing_workflow(self.workflows, call, wanted.version)
         given = _encode({**_INPUT.decode(workflow.definition.input), **wanted.input})
         problems = [
-            problem.at("/input") for problem in payload_problems(given, self._config.max_payload)
+            problem.at("/input") for problem in payload_problems(given, self.config.max_payload)
         ]
         if not problems and (text := unreadable(given)):
             problems = [Problem("/input", text)]
         if problems:
             raise refusal("some values do not make sense", problems)
-        now = round(self._clock.now(), 6)
+        now = round(self.clock.now(), 6)
         run = NewRun(
-            call.tenant_id, self._ids.make(now), workflow.name, workflow.version,
+            call.tenant_id, self.ids.make(now), workflow.name, workflow.version,
             workflow.definition, given, now,
         )  # fmt: skip
 
@@ -105,7 +92,7 @@ class RunResource:
 
     async def page_of_workflow(self, call: TenantCall) -> Response:
         query = _run_query(call.request.query_params)
-        workflow = await existing_workflow(self._workflows, call)
+        workflow = await existing_workflow(self.workflows, call)
         where = RunFilter(workflow.name, query.where.state, query.where.schedule_id)
         return await self._page(call, query._replace(where=where))
 
@@ -123,28 +110,28 @@ class RunResource:
     async def graph(self, call: TenantCall) -> Response:
         form = graph_format(call.request.query_params)
         run = await self._existing(call.tenant_id, call.id_or(no_such_run))
-        definition = await self._runs.definition(call.tenant_id, run)
-        steps = await self._runs.steps(call.tenant_id, run.id)
+        definition = await self.runs.definition(call.tenant_id, run)
+        steps = await self.runs.steps(call.tenant_id, run.id)
         return graph_response(definition, form, states_of(steps))
 
     async def cancel(self, call: TenantCall) -> Response:
         return await self._change(
             call,
-            lambda run: self._runs.cancel(
-                self._node.ownership(), call.tenant_id, run, call.actor, self._clock.now()
+            lambda run: self.runs.cancel(
+                self.node.ownership(), call.tenant_id, run, call.actor, self.clock.now()
             ),
         )
 
     async def pause(self, call: TenantCall) -> Response:
         return await self._change(
-            call, lambda run: self._runs.pause(call.tenant_id, run, call.actor)
+            call, lambda run: self.runs.pause(call.tenant_id, run, call.actor)
         )
 
     async def resume(self, call: TenantCall) -> Response:
         return await self._change(
             call,
-            lambda run: self._runs.resume(
-                self._node.ownership(), call.tenant_id, run, call.actor, self._clock.now()
+            lambda run: self.runs.resume(
+                self.node.ownership(), call.tenant_id, run, call.actor, self.clock.now()
             ),
         )
 
@@ -158,8 +145,8 @@ class RunResource:
         step: str = call.request.path_params["step"]
         return await self._change(
             call,
-            lambda run: self._runs.skip(
-                self._node.ownership(), call.tenant_id, run, call.actor, self._clock.now(), step
+            lambda run: self.runs.skip(
+                self.node.ownership(), call.tenant_id, run, call.actor, self.clock.now(), step
             ),
         )
 
@@ -167,25 +154,25 @@ class RunResource:
 
     async def _begin(self, run: NewRun, keeping: BeforeCommit[Moved] | None) -> Moved:
         try:
-            moved = await self._runs.create(self._node.ownership(), run, keeping)
+            moved = await self.runs.create(self.node.ownership(), run, keeping)
         except StoreUnavailable:
             # It may have been written all the same: look, rather than guess.
-            if await self._runs.get(run.tenant_id, run.id) is None:
+            if await self.runs.get(run.tenant_id, run.id) is None:
                 raise
-            self._node.mark_stale()
+            self.node.mark_stale()
             return Moved()
         crash.reach("run.committed")
         if moved is None:
             raise tenant_gone()
-        self._metrics.workflow_runs_started.inc()
-        self._node.moved(moved)
+        self.metrics.workflow_runs_started.inc()
+        self.node.moved(moved)
         return moved
 
     async def _retry(self, call: TenantCall, step: str | None) -> Response:
         return await self._change(
             call,
-            lambda run: self._runs.retry(
-                self._node.ownership(), call.tenant_id, run, call.actor, self._clock.now(), step
+            lambda run: self.runs.retry(
+                self.node.ownership(), call.tenant_id, run, call.actor, self.clock.now(), step
             ),
         )
 
@@ -196,27 +183,27 @@ class RunResource:
         try:
             moved = await change(run_id)
         except StoreUnavailable:
-            self._node.mark_stale()
+            self.node.mark_stale()
             raise
-        self._node.moved(existing(moved, no_such_run, run_id))
+        self.node.moved(existing(moved, no_such_run, run_id))
         return await self._shown(call, run_id)
 
     async def _shown(self, call: TenantCall, run_id: UUID) -> Response:
         items = flag(call.request.query_params, "items")
         run = await self._existing(call.tenant_id, run_id)
-        definition = await self._runs.definition(call.tenant_id, run)
-        steps = await self._runs.steps(call.tenant_id, run_id, items=items)
+        definition = await self.runs.definition(call.tenant_id, run)
+        steps = await self.runs.steps(call.tenant_id, run_id, items=items)
         return item_response(run_out(run, definition, steps), run.rev)
 
     async def _page(self, call: TenantCall, query: _RunQuery) -> Response:
-        page = await self._runs.page(
+        page = await self.runs.page(
             call.tenant_id, query.where, before=query.before, limit=query.limit
         )
         cursor = None if page.next_before is None else encode_cursor(page.next_before)
         return json_response(RunPage([run_summary(run) for run in page.runs], cursor))
 
     async def _existing(self, tenant_id: int, run_id: UUID) -> StoredRun:
-        return existing(await self._runs.get(tenant_id, run_id), no_such_run, run_id)
+        return existing(await self.runs.get(tenant_id, run_id), no_such_run, run_id)
 
 
 def _run_query(params: QueryParams) -> _RunQuery:
