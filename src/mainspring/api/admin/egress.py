@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_network
 
-import msgspec
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
@@ -20,8 +19,6 @@ from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import OperatorCall
 from mainspring.errors import InvalidRequest, Problem
 from mainspring.store.secrets import EgressSettings, SecretStore
-
-_EGRESS = msgspec.json.Decoder(EgressIn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class EgressResource:
 
     async def change(self, call: OperatorCall) -> Response:
         tenant_id = call.tenant_id
-        wanted = decode_as(_EGRESS, await call.body())
+        wanted = decode_as(EgressIn, await call.body())
         problems = list(_problems(wanted))
         if problems:
             raise InvalidRequest("some values do not make sense", problems)

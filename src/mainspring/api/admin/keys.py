@@ -28,8 +28,6 @@ from mainspring.wire.admin import (
     RotationIn,
 )
 
-_KEY = msgspec.json.Decoder(KeyIn)
-_ROTATION = msgspec.json.Decoder(RotationIn)
 _SHAPE_OF_IDS = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _SECRET_HEADERS = {"Cache-Control": "no-store"}
 _no_such_key = missing("key")
@@ -49,7 +47,7 @@ class KeyResource:
     unpredictable: Random
 
     async def create(self, call: TenantCall) -> Response:
-        wanted = decode_as(_KEY, await call.body())
+        wanted = decode_as(KeyIn, await call.body())
         expiry = self._expiry(wanted.expires_at, wanted.expires_in)
         text = apikey.make(self.environment, self.unpredictable)
         made = await self.ring.create(
@@ -84,7 +82,7 @@ class KeyResource:
 
     async def rotate(self, call: TenantCall) -> Response:
         key_id = _id_in(call)
-        wanted = decode_as(_ROTATION, await call.body() or b"{}")
+        wanted = decode_as(RotationIn, await call.body() or b"{}")
         problems: list[Problem] = []
         grace = _seconds(wanted.grace, "/grace", LONGEST_GRACE, problems)
         expiry = self._expiry(wanted.expires_at, wanted.expires_in, problems)

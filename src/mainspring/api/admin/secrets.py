@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import uuid4
 
-import msgspec
 from starlette.responses import Response
 
 from mainspring.api.admin.schema import (
@@ -30,8 +29,6 @@ from mainspring.store.secrets import (
     Successor,
 )
 
-_SECRET = msgspec.json.Decoder(SecretIn)
-_ROTATION = msgspec.json.Decoder(RotateIn)
 _SECRET_HEADERS = {"Cache-Control": "no-store"}
 _no_such_secret = missing("secret")
 
@@ -48,7 +45,7 @@ class SecretResource:
         return json_response(SecretList([_shown(secret) for secret in found]))
 
     async def create(self, call: TenantCall) -> Response:
-        wanted = decode_as(_SECRET, await call.body() or b"{}")
+        wanted = decode_as(SecretIn, await call.body() or b"{}")
         key = _parsed(wanted.secret) if wanted.secret else _generated(wanted.kind)
 
         def answer(made: StoredSecret) -> Response:
@@ -63,7 +60,7 @@ class SecretResource:
 
     async def rotate(self, call: TenantCall) -> Response:
         """A successor of the same kind; both sign until the old one ends."""
-        wanted = decode_as(_ROTATION, await call.body() or b"{}")
+        wanted = decode_as(RotateIn, await call.body() or b"{}")
         old = await self._existing(call)
         key = _parsed(wanted.secret) if wanted.secret else _generated(old.kind)
         if key.kind != old.kind:

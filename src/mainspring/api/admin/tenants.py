@@ -30,8 +30,6 @@ from mainspring.wire.admin import (
     TenantPatch,
 )
 
-_TENANT = msgspec.json.Decoder(TenantIn)
-_PATCH = msgspec.json.Decoder(TenantPatch)
 _LARGEST_ID = 2**31 - 1
 
 
@@ -45,7 +43,7 @@ class TenantResource:
     unpredictable: Random
 
     async def create(self, call: OperatorCall) -> Response:
-        wanted = decode_as(_TENANT, await call.body())
+        wanted = decode_as(TenantIn, await call.body())
         spread = wanted.spread or _usual_spread(wanted.max_running)
         limits = _checked(TenantLimits(wanted.weight, wanted.max_running, spread))
         text = apikey.make(self.config.key_environment, self.unpredictable)
@@ -73,7 +71,7 @@ class TenantResource:
 
     async def edit(self, call: OperatorCall) -> Response:
         tenant_id = call.tenant_id
-        patch = decode_as(_PATCH, await call.body())
+        patch = decode_as(TenantPatch, await call.body())
         changed = await self.tenants.change(tenant_id, lambda old: _merged(old, patch), call.actor)
         return _shown(call, changed)
 

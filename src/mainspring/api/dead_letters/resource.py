@@ -28,7 +28,6 @@ from mainspring.wire.dead_letters import (
     ReplayIn,
 )
 
-_REPLAY = msgspec.json.Decoder(ReplayIn)
 _no_such_dead_letter = missing("dead letter")
 
 
@@ -73,7 +72,7 @@ class DeadLetterResource:
         return item_response(task_out(task), task.rev, 200, location)
 
     async def replay_many(self, call: TenantCall) -> Response:
-        wanted = decode_as(_REPLAY, await call.body())
+        wanted = decode_as(ReplayIn, await call.body())
         where = dead_letter_filter(wanted.filter)
         if flag(call.request.query_params, "dry_run"):
             count = await self.replayer.count(call.tenant_id, where, wanted.first)

@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-import msgspec
 from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -142,9 +141,6 @@ class _NoBody(Struct, forbid_unknown_fields=True):
     """What an operation without a body may be sent as one."""
 
 
-_NOTHING = msgspec.json.Decoder(_NoBody)
-
-
 def _strict(operation: Operation) -> Operation:
     """The operation; one that takes no body refuses any, because `{"dry_run": true}` in it would be
     overlooked."""
@@ -161,7 +157,7 @@ def _without_body(
     handler: Callable[[SomeCall], Awaitable[Response]],
 ) -> Callable[[SomeCall], Awaitable[Response]]:
     async def handle(call: SomeCall) -> Response:
-        decode_as(_NOTHING, await call.body() or b"{}")
+        decode_as(_NoBody, await call.body() or b"{}")
         return await handler(call)
 
     return handle

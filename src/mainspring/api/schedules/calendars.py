@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import msgspec
 from starlette.responses import Response
 
 from mainspring.api.http.bodies import json_response
@@ -19,8 +18,6 @@ from mainspring.wire.schedules import (
     CalendarPage,
 )
 
-_CALENDAR = msgspec.json.Decoder(CalendarIn)
-_DATES = msgspec.json.Decoder(CalendarDates)
 _no_such_calendar = missing("calendar")
 
 
@@ -31,7 +28,7 @@ class CalendarResource:
     calendars: CalendarStore
 
     async def create(self, call: TenantCall) -> Response:
-        wanted = decode_as(_CALENDAR, await call.body())
+        wanted = decode_as(CalendarIn, await call.body())
         made = await self.calendars.create(
             call.tenant_id, wanted.name, sorted(set(wanted.dates)), call.remember(_created)
         )
@@ -54,7 +51,7 @@ class CalendarResource:
     async def put(self, call: TenantCall) -> Response:
         name = name_in(call, _no_such_calendar)
         existing(await self.calendars.get(call.tenant_id, name), _no_such_calendar, name)
-        wanted = decode_as(_DATES, await call.body())
+        wanted = decode_as(CalendarDates, await call.body())
         revs = if_match(call.request)
         changed = await self.calendars.replace(
             call.tenant_id, name, sorted(set(wanted.dates)), lambda old: check_rev(revs, old.rev)

@@ -51,9 +51,6 @@ from mainspring.wire.schedules import (
     TemplateIn,
 )
 
-_SCHEDULE = msgspec.json.Decoder(ScheduleIn)
-_PATCH = msgspec.json.Decoder(SchedulePatch)
-_BACKFILL = msgspec.json.Decoder(BackfillIn)
 _encode = msgspec.json.Encoder().encode
 MOST_BACKFILLED = 10_000
 _BACKFILL_TIMEOUT = 5.0
@@ -123,7 +120,7 @@ class ScheduleChangeResource:
         return await self._become(call, old, await self._whole(call, self.clock.now(), old))
 
     async def edit(self, call: TenantCall) -> Response:
-        patch = decode_as(_PATCH, await call.body(), _payloads)
+        patch = decode_as(SchedulePatch, await call.body(), _payloads)
         old = await existing_schedule(self.schedules, call)
         check_rev(if_match(call.request), old.edition)
         now = self.clock.now()
@@ -174,7 +171,7 @@ class ScheduleChangeResource:
 
     async def backfill(self, call: TenantCall) -> Response:
         schedule_id = (await existing_schedule(self.schedules, call)).id
-        wanted = decode_as(_BACKFILL, await call.body())
+        wanted = decode_as(BackfillIn, await call.body())
         first, last = max(0.0, wanted.from_.timestamp()), wanted.to.timestamp()
         if wanted.to < wanted.from_:
             raise InvalidRequest("the range is empty", [Problem("/to", "is before from")])
@@ -203,7 +200,7 @@ class ScheduleChangeResource:
         body = await call.body()
         problems: list[Problem] = []
         try:
-            wanted = decode_as(_SCHEDULE, body, _payloads)
+            wanted = decode_as(ScheduleIn, body, _payloads)
         except RequestError as error:
             rest = readable_as(ScheduleIn, body)
             if rest is not None:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar, get_args
 
-import msgspec
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
@@ -41,7 +40,6 @@ from mainspring.wire.schedules import (
     Upcoming,
 )
 
-_PREVIEW = msgspec.json.Decoder(PreviewIn)
 _DEFAULT_TIMES = 10
 _MOST_TIMES = 1000
 _WORKED_OUT = asyncio.Semaphore(2)
@@ -110,7 +108,7 @@ class ScheduleReading:
 
     async def preview(self, call: TenantCall) -> Response:
         wanted = decode_as(
-            _PREVIEW, await call.body(), lambda w: [w.task.payload] if w.task else []
+            PreviewIn, await call.body(), lambda w: [w.task.payload] if w.task else []
         )
         most = number(call.request.query_params, "n", _MOST_TIMES) or _DEFAULT_TIMES
         now = self.clock.now()

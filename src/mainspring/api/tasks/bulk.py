@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import msgspec
 from starlette.responses import Response
 
 from mainspring.api.http.bodies import json_response
@@ -14,8 +13,6 @@ from mainspring.api.tasks.filters import task_filter
 from mainspring.wire.dead_letters import CancelIn, CancelledOut
 from mainspring.workflows.bulk_cancel import BulkChanges, CancelCounts
 
-_CANCEL = msgspec.json.Decoder(CancelIn)
-
 
 @dataclass(frozen=True, slots=True)
 class TaskBulk:
@@ -25,7 +22,7 @@ class TaskBulk:
     node: NodePort
 
     async def cancel(self, call: TenantCall) -> Response:
-        wanted = decode_as(_CANCEL, await call.body())
+        wanted = decode_as(CancelIn, await call.body())
         where = task_filter(wanted.filter)
         if wanted.dry_run or flag(call.request.query_params, "dry_run"):
             total = await self.bulk.count_cancellable(call.tenant_id, where)

@@ -27,9 +27,6 @@ class CompleteIn(Struct, forbid_unknown_fields=True):
     retryable: bool = True
 
 
-_COMPLETE = msgspec.json.Decoder(CompleteIn)
-
-
 @dataclass(frozen=True, slots=True)
 class Completion:
     """Writes the outcome under the fence, on whichever node the report arrives."""
@@ -39,7 +36,7 @@ class Completion:
     clock: Clock
 
     async def complete(self, call: TenantCall) -> Response:
-        said = decode_as(_COMPLETE, await call.body(), _payloads)
+        said = decode_as(CompleteIn, await call.body(), _payloads)
         running = await self.tasks.running(call.tenant_id, call.task_id)
         if running is None:
             await existing_task(self.tasks, call.tenant_id, call.task_id)

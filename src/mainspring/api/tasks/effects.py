@@ -16,7 +16,6 @@ from mainspring.store.answers import EffectStore
 from mainspring.wire.dead_letters import LONGEST_EFFECT, EffectIn, EffectOut
 from mainspring.wire.tasks import DAY
 
-_EFFECT = msgspec.json.Decoder(EffectIn)
 _DEFAULT_TTL = 7 * DAY
 
 
@@ -29,7 +28,7 @@ class EffectLog:
 
     async def note(self, call: TenantCall) -> Response:
         """Return 201 to the first, 200 and the first one's answer to all others."""
-        effect = decode_as(_EFFECT, await call.body(), lambda given: [given.answer])
+        effect = decode_as(EffectIn, await call.body(), lambda given: [given.answer])
         problems = list(self._problems(effect))
         if problems:
             raise refusal("some values do not make sense", problems)

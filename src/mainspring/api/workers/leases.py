@@ -46,9 +46,6 @@ from mainspring.wire.workers import (
 
 T = TypeVar("T")
 
-_LEASE = msgspec.json.Decoder(LeaseIn)
-_HEARTBEAT = msgspec.json.Decoder(HeartbeatIn)
-_REPORT = msgspec.json.Decoder(ReportIn)
 _OUTCOMES = {
     "succeeded": Outcome.SUCCEEDED,
     "failed": Outcome.FAILED,
@@ -67,7 +64,7 @@ class LeaseResource:
     watch: KeyWatch
 
     async def lease(self, call: TenantCall) -> Response:
-        asked = decode_as(_LEASE, await call.body())
+        asked = decode_as(LeaseIn, await call.body())
         resources = asked.resources or _NO_RESOURCES
         offer = Offer(
             frozenset(asked.queues),
@@ -93,7 +90,7 @@ class LeaseResource:
         return json_response(LeasesOut([_lease_out(task) for task in leased], cut))
 
     async def heartbeat(self, call: TenantCall) -> Response:
-        said = decode_as(_HEARTBEAT, await call.body(), _progresses)
+        said = decode_as(HeartbeatIn, await call.body(), _progresses)
         holder = WorkerSession(call.tenant_id, said.worker, said.incarnation)
         beats = [_beat(index, beat) for index, beat in enumerate(said.running)]
         pulses = await self.lease_service.beat(holder, beats, _about(said.about))
@@ -111,7 +108,7 @@ class LeaseResource:
         )
 
     async def report(self, call: TenantCall) -> Response:
-        told = decode_as(_REPORT, await call.body(), _results)
+        told = decode_as(ReportIn, await call.body(), _results)
         problems = [
             problem.at(f"/outcomes/{index}/result")
             for index, outcome in enumerate(told.outcomes)

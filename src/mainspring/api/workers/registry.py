@@ -29,7 +29,6 @@ from mainspring.wire.workers import (
     WorkerPage,
 )
 
-_LOGS = msgspec.json.Decoder(LogsIn)
 _SILENT_AFTER = 30.0
 _MOST_LINES = 1000
 _MORE_ERRORS = 100
@@ -65,7 +64,7 @@ class LogResource:
     clock: Clock
 
     async def add(self, call: TenantCall) -> Response:
-        told = decode_as(_LOGS, await call.body())
+        told = decode_as(LogsIn, await call.body())
         now = self.clock.now()
         lines = [_line(line, now) for line in told.lines]
         kept = 0

@@ -35,8 +35,6 @@ from mainspring.wire.workflows import (
     WorkflowSummary,
 )
 
-_WORKFLOW = msgspec.json.Decoder(WorkflowIn)
-_BODY = msgspec.json.Decoder(WorkflowBody)
 _LAST_VERSION = 2**31 - 1
 
 no_such_workflow = missing("workflow")
@@ -51,7 +49,7 @@ class WorkflowResource:
     clock: Clock
 
     async def create(self, call: TenantCall) -> Response:
-        wanted = decode_as(_WORKFLOW, await call.body(), _payloads)
+        wanted = decode_as(WorkflowIn, await call.body(), _payloads)
         definition = await self.validator.definition(wanted.name, wanted)
         if flag(call.request.query_params, "dry_run"):
             latest = await self.workflows.get(call.tenant_id, definition.name)
@@ -65,7 +63,7 @@ class WorkflowResource:
         latest = await existing_workflow(self.workflows, call)
         revs = if_match(call.request)
         check_rev(revs, latest.version)
-        wanted = decode_as(_BODY, await call.body(), _payloads)
+        wanted = decode_as(WorkflowBody, await call.body(), _payloads)
         definition = await self.validator.definition(latest.name, wanted)
         if flag(call.request.query_params, "dry_run"):
             return self._unsaved(definition, latest)

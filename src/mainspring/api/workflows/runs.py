@@ -34,7 +34,6 @@ from mainspring.store.workflows import WorkflowStore
 from mainspring.wire.runs import RunIn, RunPage
 from mainspring.workflows.runs import RunFilter, StoredRun, WorkflowRunService, started_run
 
-_RUN = msgspec.json.Decoder(RunIn)
 _INPUT = msgspec.json.Decoder(dict[str, Raw])
 _encode = msgspec.json.Encoder().encode
 
@@ -63,7 +62,7 @@ class RunResource:
 
     async def create(self, call: TenantCall) -> Response:
         body = await call.body()
-        wanted = decode_as(_RUN, body or b"{}", lambda run: run.input.values())
+        wanted = decode_as(RunIn, body or b"{}", lambda run: run.input.values())
         workflow = await existing_workflow(self.workflows, call, wanted.version)
         given = _encode({**_INPUT.decode(workflow.definition.input), **wanted.input})
         problems = [
