@@ -10,7 +10,7 @@ from starlette.responses import Response
 from mainspring import timezones
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.operations import OperatorCall, TenantCall
-from mainspring.api.http.parameters import encode_cursor, page_query
+from mainspring.api.http.parameters import next_cursor, page_query
 from mainspring.domain.placement import PARTITIONS
 from mainspring.store.audit import (
     INSTALLATION,
@@ -71,7 +71,7 @@ class AuditResource:
         where = AuditFilter(tenant_id, **query.where)
         found = await self.audit.list(where, before=query.before, limit=query.limit)
         last = found.next_before
-        cursor = None if last is None else encode_cursor(UUID(int=last))
+        cursor = next_cursor(None if last is None else UUID(int=last))
         return json_response(AuditPage([_entry_out(entry) for entry in found.entries], cursor))
 
 

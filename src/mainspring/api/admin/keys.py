@@ -13,7 +13,7 @@ from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.key_activity import KeyActivity
 from mainspring.api.http.operations import TenantCall, missing
-from mainspring.api.http.parameters import number_cursor, page_query
+from mainspring.api.http.parameters import page_query
 from mainspring.api.items import existing
 from mainspring.clock import Clock
 from mainspring.domain import apikey
@@ -66,7 +66,7 @@ class KeyResource:
     async def page(self, call: TenantCall) -> Response:
         query = page_query(call.request.query_params)
         found = await self.ring.list(call.tenant_id, before=query.before, limit=query.limit)
-        cursor = number_cursor(found, query.limit, found[-1].seq if found else None)
+        cursor = query.cursor_after([key.seq for key in found])
         return json_response(KeyPage([key_out(key) for key in found], cursor))
 
     async def one(self, call: TenantCall) -> Response:

@@ -12,7 +12,7 @@ from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.key_activity import KeyActivity
 from mainspring.api.http.operations import OperatorCall, TenantCall
-from mainspring.api.http.parameters import number_cursor, page_query
+from mainspring.api.http.parameters import page_query
 from mainspring.config import Config
 from mainspring.domain import apikey
 from mainspring.domain.placement import PARTITIONS
@@ -63,7 +63,7 @@ class TenantResource:
         query = page_query(call.request.query_params)
         before = None if query.before is None else min(query.before, _LARGEST_ID)
         found = await self.tenants.list(before=before, limit=query.limit)
-        cursor = number_cursor(found, query.limit, found[-1].id if found else None)
+        cursor = query.cursor_after([tenant.id for tenant in found])
         return json_response(TenantPage([_tenant_out(tenant) for tenant in found], cursor))
 
     async def one(self, call: OperatorCall) -> Response:

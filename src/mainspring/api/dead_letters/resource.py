@@ -12,7 +12,7 @@ from mainspring.api.dead_letters.replaying import Replayer
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall, missing
-from mainspring.api.http.parameters import encode_cursor, flag
+from mainspring.api.http.parameters import flag, next_cursor
 from mainspring.api.items import existing, item_response
 from mainspring.api.tasks.views import new_task_out, task_out
 from mainspring.errors import Conflict
@@ -52,8 +52,7 @@ class DeadLetterResource:
             payloads=query.payloads,
         )
         items = [_dead_letter_out(letter, with_payload=query.payloads) for letter in page.letters]
-        cursor = encode_cursor(page.next_before) if page.next_before else None
-        return json_response(DeadLetterPage(items, cursor))
+        return json_response(DeadLetterPage(items, next_cursor(page.next_before)))
 
     async def one(self, call: TenantCall) -> Response:
         return json_response(_dead_letter_out(await self._existing(call)))

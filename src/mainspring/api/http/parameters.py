@@ -137,6 +137,10 @@ class PageQuery(msgspec.Struct, frozen=True):
     limit: int
     where: dict[str, str | None]
 
+    def cursor_after(self, numbers: Sequence[int]) -> str | None:
+        """Where the list goes on after the items of these numbers; None after the last page."""
+        return next_cursor(UUID(int=numbers[-1]) if len(numbers) == self.limit else None)
+
 
 def page_query(
     params: QueryParams,
@@ -150,11 +154,6 @@ def page_query(
     query = PageQuery(given.number_cursor(), given.limit(), where)
     given.check()
     return query
-
-
-def number_cursor(items: Sequence[object], limit: int, last: int | None) -> str | None:
-    """Where a list ordered by number goes on after this page; None when the page is not full."""
-    return encode_cursor(UUID(int=last)) if last is not None and len(items) == limit else None
 
 
 def limit_in(params: QueryParams) -> int:
@@ -197,6 +196,11 @@ def bad_parameter(name: str, detail: str) -> InvalidRequest:
 def encode_cursor(before: UUID) -> str:
     """Where a list goes on, in a form that invites nobody to build one."""
     return base64.urlsafe_b64encode(before.bytes).decode("ascii").rstrip("=")
+
+
+def next_cursor(before: UUID | None) -> str | None:
+    """Where a list goes on after a page; None at its end."""
+    return None if before is None else encode_cursor(before)
 
 
 def decode_cursor(text: str) -> UUID:

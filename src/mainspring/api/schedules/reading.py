@@ -16,9 +16,8 @@ from mainspring.api.http.operations import TenantCall, missing
 from mainspring.api.http.parameters import (
     Parameters,
     bad_parameter,
-    encode_cursor,
+    next_cursor,
     number,
-    number_cursor,
     page_query,
 )
 from mainspring.api.items import existing, item_response
@@ -69,8 +68,8 @@ class ScheduleReading:
             call.tenant_id, before=before, limit=limit, state=state, name=name, overdue=overdue
         )
         items = [schedule_out(schedule, self.config.overdue_after) for schedule in found]
-        full = len(found) == limit
-        return json_response(SchedulePage(items, encode_cursor(found[-1].id) if full else None))
+        last = found[-1].id if len(found) == limit else None
+        return json_response(SchedulePage(items, next_cursor(last)))
 
     async def one(self, call: TenantCall) -> Response:
         return self.response(await existing_schedule(self.schedules, call))
@@ -103,7 +102,7 @@ class ScheduleReading:
             decision=query.where["decision"],
             limit=query.limit,
         )
-        cursor = number_cursor(lines, query.limit, _number_of(lines[-1]) if lines else None)
+        cursor = query.cursor_after([_number_of(line) for line in lines])
         return json_response(OccurrencePage([occurrence_out(line) for line in lines], cursor))
 
     async def preview(self, call: TenantCall) -> Response:

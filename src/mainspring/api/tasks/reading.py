@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.operations import TenantCall, no_such_task
-from mainspring.api.http.parameters import encode_cursor
+from mainspring.api.http.parameters import next_cursor
 from mainspring.api.items import existing, item_response, names_revision
 from mainspring.api.tasks.filters import outcome_query, task_query
 from mainspring.api.tasks.views import executions_out, task_out
@@ -31,8 +31,7 @@ class TaskReading:
             payloads=query.payloads,
         )
         items = [task_out(task, with_payload=query.payloads) for task in page.tasks]
-        cursor = encode_cursor(page.next_before) if page.next_before else None
-        return json_response(TaskPage(items, cursor))
+        return json_response(TaskPage(items, next_cursor(page.next_before)))
 
     async def one(self, call: TenantCall) -> Response:
         task = await existing_task(self.tasks, call.tenant_id, call.task_id)

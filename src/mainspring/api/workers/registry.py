@@ -8,7 +8,7 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
-from mainspring.api.http.parameters import number_cursor, page_query
+from mainspring.api.http.parameters import page_query
 from mainspring.api.tasks.reading import existing_task
 from mainspring.clock import Clock
 from mainspring.config import Config
@@ -46,7 +46,7 @@ class WorkerResource:
     async def page(self, call: TenantCall) -> Response:
         query = page_query(call.request.query_params)
         found = await self.workers.list(call.tenant_id, before=query.before, limit=query.limit)
-        cursor = number_cursor(found, query.limit, found[-1].seq if found else None)
+        cursor = query.cursor_after([item.seq for item in found])
         silent_since = self.clock.now() - _SILENT_AFTER
         return json_response(WorkerPage([_worker_out(w, silent_since) for w in found], cursor))
 
@@ -81,7 +81,7 @@ class LogResource:
         )
         if not found:
             await existing_task(self.tasks, call.tenant_id, call.task_id)
-        cursor = number_cursor(found, query.limit, found[-1].seq if found else None)
+        cursor = query.cursor_after([item.seq for item in found])
         items = [LogLineOut(line.fence, line.at, line.level, line.message) for line in found]
         return json_response(LogPage(items, cursor))
 

@@ -11,14 +11,7 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall, missing
-from mainspring.api.http.parameters import (
-    bad_parameter,
-    flag,
-    limit_in,
-    number,
-    number_cursor,
-    page_query,
-)
+from mainspring.api.http.parameters import bad_parameter, flag, limit_in, number, page_query
 from mainspring.api.items import NAME, check_rev, existing, if_match, item_response, name_in
 from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.api.workflows.views import graph_response, workflow_out
@@ -94,8 +87,8 @@ class WorkflowResource:
         if not found:
             await existing_workflow(self.workflows, call)
         items = [VersionOut(line.version, line.step_count, line.created_at) for line in found]
-        last = found[-1].version if found else None
-        return json_response(VersionPage(items, number_cursor(items, query.limit, last)))
+        cursor = query.cursor_after([line.version for line in found])
+        return json_response(VersionPage(items, cursor))
 
     async def graph(self, call: TenantCall) -> Response:
         params = call.request.query_params

@@ -15,7 +15,7 @@ from mainspring.api.http.auth import tenant_gone
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall, missing
-from mainspring.api.http.parameters import Parameters, encode_cursor, flag
+from mainspring.api.http.parameters import Parameters, flag, next_cursor
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.items import existing, item_response
 from mainspring.api.ports import NodePort
@@ -198,8 +198,8 @@ class RunResource:
         page = await self.runs.page(
             call.tenant_id, query.where, before=query.before, limit=query.limit
         )
-        cursor = None if page.next_before is None else encode_cursor(page.next_before)
-        return json_response(RunPage([run_summary(run) for run in page.runs], cursor))
+        items = [run_summary(run) for run in page.runs]
+        return json_response(RunPage(items, next_cursor(page.next_before)))
 
     async def _existing(self, tenant_id: int, run_id: UUID) -> StoredRun:
         return existing(await self.runs.get(tenant_id, run_id), no_such_run, run_id)
