@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256, shake_256
 from random import Random
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import asyncpg
 import structlog
@@ -53,8 +53,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestKey:
+class RequestKey(NamedTuple):
     """The tenant and the key of a request, and the hash of what it asks."""
 
     tenant_id: int

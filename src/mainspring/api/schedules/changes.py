@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -56,8 +57,7 @@ MOST_BACKFILLED = 10_000
 _BACKFILL_TIMEOUT = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Wanted(NamedTuple):
     """What a schedule shall be."""
 
     name: str
@@ -155,10 +155,10 @@ class ScheduleChangeResource:
         return Response(status_code=204)
 
     async def pause(self, call: TenantCall) -> Response:
-        return await self._change(call, _paused)
+        return await self._change(call, _to_state("paused", "paused"))
 
     async def resume(self, call: TenantCall) -> Response:
-        return await self._change(call, _resumed)
+        return await self._change(call, _to_state("active", "resumed"))
 
     async def run(self, call: TenantCall) -> Response:
         schedule_id = call.id_or(no_such_schedule)
@@ -319,20 +319,19 @@ def _all_tasks(decided: DecidedSchedules) -> Response:
     return json_response(BackfilledOut(len(ids), ids), 201)
 
 
-def _paused(schedule: StoredSchedule) -> ScheduleChange | None:
-    if schedule.state == "paused":
-        return None
-    if schedule.state == "ended":
-        raise Conflict("a schedule that has ended cannot be paused")
-    return replace(ScheduleChange.of(schedule), state="paused")
+def _to_state(
+    state: Literal["paused", "active"], verb: str
+) -> Callable[[StoredSchedule], ScheduleChange | None]:
+    """The change to a state, from any but the end."""
 
+    def change(schedule: StoredSchedule) -> ScheduleChange | None:
+        if schedule.state == state:
+            return None
+        if schedule.state == "ended":
+            raise Conflict(f"a schedule that has ended cannot be {verb}")
+        return replace(ScheduleChange.of(schedule), state=state)
 
-def _resumed(schedule: StoredSchedule) -> ScheduleChange | None:
-    if schedule.state == "active":
-        return None
-    if schedule.state == "ended":
-        raise Conflict("a schedule that has ended cannot be resumed")
-    return replace(ScheduleChange.of(schedule), state="active")
+    return change
 
 
 def _previewed(old: StoredSchedule, wanted: _Wanted) -> StoredSchedule:

@@ -114,40 +114,23 @@ class RunResource:
         return graph_response(definition, form, states_of(steps))
 
     async def cancel(self, call: TenantCall) -> Response:
-        return await self._change(
-            call,
-            lambda run: self.runs.cancel(
-                self.node.ownership(), call.tenant_id, run, call.actor, self.clock.now()
-            ),
-        )
+        return await self._act(call, self.runs.cancel)
 
     async def pause(self, call: TenantCall) -> Response:
-        return await self._change(
-            call, lambda run: self.runs.pause(call.tenant_id, run, call.actor)
-        )
+        run_id = call.id_or(no_such_run)
+        return await self._change(call, run_id, self.runs.pause(call.tenant_id, run_id, call.actor))
 
     async def resume(self, call: TenantCall) -> Response:
-        return await self._change(
-            call,
-            lambda run: self.runs.resume(
-                self.node.ownership(), call.tenant_id, run, call.actor, self.clock.now()
-            ),
-        )
+        return await self._act(call, self.runs.resume)
 
     async def retry(self, call: TenantCall) -> Response:
-        return await self._retry(call, None)
+        return await self._act(call, self.runs.retry)
 
     async def retry_step(self, call: TenantCall) -> Response:
-        return await self._retry(call, call.request.path_params["step"])
+        return await self._act(call, self.runs.retry, call.request.path_params["step"])
 
     async def skip_step(self, call: TenantCall) -> Response:
-        step: str = call.request.path_params["step"]
-        return await self._change(
-            call,
-            lambda run: self.runs.skip(
-                self.node.ownership(), call.tenant_id, run, call.actor, self.clock.now(), step
-            ),
-        )
+        return await self._act(call, self.runs.skip, call.request.path_params["step"])
 
     # Details ----------------------------------------------------------------------------------
 
@@ -167,20 +150,18 @@ class RunResource:
         self.node.moved(moved)
         return moved
 
-    async def _retry(self, call: TenantCall, step: str | None) -> Response:
-        return await self._change(
-            call,
-            lambda run: self.runs.retry(
-                self.node.ownership(), call.tenant_id, run, call.actor, self.clock.now(), step
-            ),
-        )
+    async def _act(
+        self, call: TenantCall, act: Callable[..., Awaitable[Moved | None]], *step: str
+    ) -> Response:
+        run_id, ownership = call.id_or(no_such_run), self.node.ownership()
+        change = act(ownership, call.tenant_id, run_id, call.actor, self.clock.now(), *step)
+        return await self._change(call, run_id, change)
 
     async def _change(
-        self, call: TenantCall, change: Callable[[UUID], Awaitable[Moved | None]]
+        self, call: TenantCall, run_id: UUID, change: Awaitable[Moved | None]
     ) -> Response:
-        run_id = call.id_or(no_such_run)
         try:
-            moved = await change(run_id)
+            moved = await change
         except StoreUnavailable:
             self.node.mark_stale()
             raise
