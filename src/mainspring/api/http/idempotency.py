@@ -1,4 +1,4 @@
-"""One key, one effect: requests with the same Idempotency-Key get the first one's answer.
+"""Idempotency: requests with the same Idempotency-Key get the first one's answer.
 
 Within a process the followers wait for the first; across nodes the key's row in the database
 decides. New tasks store their answer in the statement that creates them; any other POST takes a
@@ -158,7 +158,7 @@ class Idempotency:
     async def create(
         self, request: RequestKey, attempt: Callable[[], Awaitable[bytes | None]]
     ) -> Answered:
-        """Run `attempt` unless the key was used before; then answer what was answered first.
+        """Run `attempt` unless the key was used before; then return the first answer.
 
         `attempt` gives the body it answers with status 201, stored already, or None when the store
         found the key taken.
@@ -279,7 +279,7 @@ class Idempotency:
 async def _follow(
     first: asyncio.Future[StoredAnswer | None], deadline: float
 ) -> StoredAnswer | None:
-    """The first one's answer; None when it failed."""
+    """Wait for the answer to the first request; None when it failed."""
     try:
         return await asyncio.wait_for(asyncio.shield(first), deadline - monotonic())
     except TimeoutError:
@@ -293,14 +293,14 @@ def _replay(request: RequestKey, answer: StoredAnswer) -> Answered:
 
 
 def _answer_of(response: Response) -> Answered:
-    """A handler's answer as it is kept: the length follows from the body."""
+    """A handler's answer as it is stored: the length follows from the body."""
     headers = {name: value for name, value in response.headers.items() if name != "content-length"}
     return Answered(bytes(response.body), response.status_code, replayed=False, headers=headers)
 
 
 def _sealed(body: bytes, secret: str, nonce: bytes) -> bytes:
-    """The body under a pad that only the caller's secret, of which we keep a hash, gives again.
-    Sealing what is sealed opens it."""
+    """The body under a pad derived from the caller's secret, of which only a hash is stored.
+    Sealing a sealed body opens it."""
     pad = shake_256(nonce + secret.encode("utf-8", "surrogatepass")).digest(len(body))
     return bytes(a ^ b for a, b in zip(body, pad, strict=True))
 

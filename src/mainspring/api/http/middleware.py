@@ -1,4 +1,4 @@
-"""What every request passes: an id, a limit on its body, a problem document if it fails, a count.
+"""What every request gets: an id, a limit on its body, a problem document if it fails, a count.
 
 One plain ASGI layer, because every layer costs time on every request.
 """
@@ -137,7 +137,7 @@ class RequestMiddleware:
         scope.pop(CYCLE, None)
 
     def count(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Labels come from a fixed set only: a caller must not be able to make new series."""
+        """Count a request. Labels come from a fixed set: a caller must not make new series."""
         series = (route, method, status)
         found = self._series.get(series)
         if found is None:
@@ -200,7 +200,7 @@ class Exchange:
         await self._send(message)
 
     async def answer(self, response: Response) -> None:
-        """Send a whole answer at once: nearly all are, and each write to a socket has its price."""
+        """Send a whole answer at once, as nearly all are: each write to a socket costs."""
         cycle = self.scope.get(CYCLE)
         if cycle is None:
             await response(self.scope, _nothing_comes, self.send)

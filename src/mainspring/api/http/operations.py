@@ -1,4 +1,4 @@
-"""Operations: what an endpoint calls once it knows who calls, and what it hands over."""
+"""Operations: the handlers behind endpoints, and the calls that they get."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ Missing = Callable[[object], NotFound]
 
 
 def missing(kind: str) -> Missing:
-    """How to say that there is no such item: in the same words for those of other tenants, and
-    for what is not an id at all."""
+    """Return the error for an item that is not there: the same for those of other tenants, and for
+    what is not an id at all."""
     return lambda text: NotFound(f"there is no {kind} {str(text)[:64]!r}")
 
 

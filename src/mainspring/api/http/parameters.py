@@ -194,7 +194,7 @@ def bad_parameter(name: str, detail: str) -> InvalidRequest:
 
 
 def encode_cursor(before: UUID) -> str:
-    """Where a list goes on, in a form that invites nobody to build one."""
+    """Encode where a list goes on, opaque to callers."""
     return base64.urlsafe_b64encode(before.bytes).decode("ascii").rstrip("=")
 
 
@@ -204,7 +204,7 @@ def next_cursor(before: UUID | None) -> str | None:
 
 
 def decode_cursor(text: str) -> UUID:
-    """The way back; ValueError for anything that `encode_cursor` did not make."""
+    """Decode a cursor; ValueError for anything that `encode_cursor` did not make."""
     try:
         data = base64.b64decode(text.encode("ascii") + b"==", altchars=b"-_", validate=True)
     except (binascii.Error, UnicodeEncodeError):

@@ -1,4 +1,4 @@
-"""Problem documents (RFC 9457): the one form of every answer that says no."""
+"""Problem documents (RFC 9457): the form of all errors."""
 
 from collections.abc import Mapping, Sequence
 

@@ -54,7 +54,7 @@ def _page(name: str, summary: str, media_type: str) -> Doc:
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """Bytes that stay the same while the process lives; asked for again, they are not sent."""
+    """Bytes that stay the same while the process lives, with their ETag."""
 
     body: bytes
     media_type: str

@@ -1,4 +1,4 @@
-"""What every operation says about itself: the words and types from which /openapi.json is made.
+"""Documentation of operations: the words and types from which /openapi.json is made.
 
 A route carries a `Doc`. It names only what is particular to the operation; what follows from the
 route (the key and scope it needs, the id in its path, Idempotency-Key on a POST, the problems every
@@ -126,8 +126,8 @@ Case = Mapping[str, object]
 def never(*cases: Case) -> dict[str, object]:
     """JSON Schema for bodies that are none of these cases.
 
-    Said by `not`, which generators of clients pass over: of `oneOf` with parts of an object they
-    make classes that have these parts only.
+    Written with `not`, which generators of clients pass over: of `oneOf` with parts of an object
+    they make classes that have these parts only.
     """
     return {"not": {"anyOf": list(cases)}}
 

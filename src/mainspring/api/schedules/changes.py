@@ -58,7 +58,7 @@ _BACKFILL_TIMEOUT = 5.0
 
 
 class _Wanted(NamedTuple):
-    """What a schedule shall be."""
+    """A schedule as a request wants it."""
 
     name: str
     checked: Checked
@@ -286,7 +286,7 @@ class ScheduleChangeResource:
 
 
 def _payloads(body: ScheduleIn | SchedulePatch) -> list[msgspec.Raw]:
-    """What is the caller's own in a body."""
+    """The parts of a body that are the caller's own."""
     task = [] if body.task is UNSET or body.task is None else [body.task.payload]
     return task if body.input is UNSET else [*task, *body.input.values()]
 
@@ -353,7 +353,7 @@ def _taken(name: str) -> Conflict:
 
 
 def _between(table: Timetable, first: float, last: float) -> list[float]:
-    """The times to backfill. Some rules take long to work out, so there is a bound on that too."""
+    """The times to backfill, limited in number and in the time to work them out."""
     deadline = monotonic() + _BACKFILL_TIMEOUT
     chosen: list[float] = []
     at = table.next_run(first - 1e-6)

@@ -1,4 +1,4 @@
-"""Reading schedules: one, a page, what comes and what was decided; previews of unsaved ones."""
+"""Reading schedules: one, a page, next times and past decisions; previews of unsaved ones."""
 
 import asyncio
 from collections.abc import Callable
@@ -41,7 +41,7 @@ from mainspring.wire.schedules import (
 
 _DEFAULT_TIMES = 10
 _MOST_TIMES = 1000
-_WORKED_OUT = asyncio.Semaphore(2)
+_SLOW_TIMES = asyncio.Semaphore(2)
 
 T = TypeVar("T")
 
@@ -143,7 +143,7 @@ class ScheduleReading:
 
 async def _off_the_loop(work: Callable[[], T]) -> T:
     """Work out many times in a thread, where they hold up no other request."""
-    async with _WORKED_OUT:
+    async with _SLOW_TIMES:
         return await asyncio.to_thread(work)
 
 

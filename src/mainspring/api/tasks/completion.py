@@ -29,29 +29,29 @@ class CompleteIn(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Writes the outcome under the fence, on whichever node the report arrives."""
+    """Records the outcome under the fence, on any node."""
 
     tasks: TaskStore
     node: NodePort
     clock: Clock
 
     async def complete(self, call: TenantCall) -> Response:
-        said = decode_as(CompleteIn, await call.body(), _payloads)
+        sent = decode_as(CompleteIn, await call.body(), _payloads)
         running = await self.tasks.running(call.tenant_id, call.task_id)
         if running is None:
             await existing_task(self.tasks, call.tenant_id, call.task_id)
             raise Conflict("the task is not running: it ended, or waits for its next try")
         if running.spec.target.type != "http":
             raise no_such_task(call.task_id)
-        if running.fence != said.fence:
+        if running.fence != sent.fence:
             raise Conflict("there is a newer try: what came of this one does not count any more")
-        outcome = Outcome.SUCCEEDED if said.status == "succeeded" else Outcome.FAILED
+        outcome = Outcome.SUCCEEDED if sent.status == "succeeded" else Outcome.FAILED
         error = None
         if outcome is Outcome.FAILED:
-            error = TaskError("failed", said.error or "the receiver reported a failure")
-        result = bytes(said.result) or None
+            error = TaskError("failed", sent.error or "the receiver reported a failure")
+        result = bytes(sent.result) or None
         report = Report(
-            running, outcome, running.picked, self.clock.now(), result, error, said.retryable,
+            running, outcome, running.picked, self.clock.now(), result, error, sent.retryable,
             status_code=202,
         )  # fmt: skip
         if not await self.node.conclude(report):
@@ -59,5 +59,5 @@ class Completion:
         return task_response(await existing_task(self.tasks, call.tenant_id, call.task_id))
 
 
-def _payloads(said: CompleteIn) -> list[msgspec.Raw]:
-    return [said.result] if bytes(said.result) else []
+def _payloads(sent: CompleteIn) -> list[msgspec.Raw]:
+    return [sent.result] if bytes(sent.result) else []

@@ -24,7 +24,7 @@ from mainspring.domain.execution import Outcome, TaskError
 from mainspring.engine.demand import WorkerSession
 from mainspring.errors import Unauthenticated, refusal
 from mainspring.node.workers.lease_service import LeaseRequest
-from mainspring.node.workers.reports import WorkerReport
+from mainspring.node.workers.reports import HeartbeatAnswer, WorkerReport
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
 from mainspring.wire.workers import (
     AboutIn,
@@ -90,36 +90,25 @@ class LeaseResource:
         return json_response(LeasesOut([_lease_out(task) for task in leased], cut))
 
     async def heartbeat(self, call: TenantCall) -> Response:
-        said = decode_as(HeartbeatIn, await call.body(), _progresses)
-        holder = WorkerSession(call.tenant_id, said.worker, said.incarnation)
-        beats = [_beat(index, beat) for index, beat in enumerate(said.running)]
-        pulses = await self.lease_service.beat(holder, beats, _about(said.about))
-        return json_response(
-            PulsesOut(
-                [
-                    PulseOut(
-                        pulse.id,
-                        None if pulse.lease_end is None else _instant(pulse.lease_end),
-                        pulse.action,
-                    )
-                    for pulse in pulses
-                ]
-            )
-        )
+        heard = decode_as(HeartbeatIn, await call.body(), _progresses)
+        holder = WorkerSession(call.tenant_id, heard.worker, heard.incarnation)
+        beats = [_beat(index, beat) for index, beat in enumerate(heard.running)]
+        pulses = await self.lease_service.beat(holder, beats, _about(heard.about))
+        return json_response(PulsesOut([_pulse_out(pulse) for pulse in pulses]))
 
     async def report(self, call: TenantCall) -> Response:
-        told = decode_as(ReportIn, await call.body(), _results)
+        sent = decode_as(ReportIn, await call.body(), _results)
         problems = [
             problem.at(f"/outcomes/{index}/result")
-            for index, outcome in enumerate(told.outcomes)
+            for index, outcome in enumerate(sent.outcomes)
             if len(bytes(outcome.result)) > len(b"null")
             for problem in result_problems(bytes(outcome.result), self.config.max_payload)
         ]
         if problems:
             raise refusal("some results cannot be kept", problems[:100])
-        reports = [_report(outcome) for outcome in told.outcomes]
+        reports = [_report(outcome) for outcome in sent.outcomes]
         verdicts = await self.lease_service.report(call.tenant_id, reports)
-        pairs = zip(told.outcomes, verdicts, strict=True)
+        pairs = zip(sent.outcomes, verdicts, strict=True)
         return json_response(JudgedListOut([JudgedOut(o.id, verdict) for o, verdict in pairs]))
 
 
@@ -177,6 +166,11 @@ def _report(outcome: OutcomeIn) -> WorkerReport:
     )
 
 
+def _pulse_out(pulse: HeartbeatAnswer) -> PulseOut:
+    end = None if pulse.lease_end is None else _instant(pulse.lease_end)
+    return PulseOut(pulse.id, end, pulse.action)
+
+
 def _lease_out(leased: LeasedTask) -> LeaseOut:
     task = leased.execution
     spec = task.spec
@@ -221,9 +215,9 @@ def _about(about: AboutIn | None) -> dict[str, Any] | None:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _progresses(said: HeartbeatIn) -> list[msgspec.Raw]:
-    return [beat.progress for beat in said.running if bytes(beat.progress)]
+def _progresses(heard: HeartbeatIn) -> list[msgspec.Raw]:
+    return [beat.progress for beat in heard.running if bytes(beat.progress)]
 
 
-def _results(told: ReportIn) -> list[msgspec.Raw]:
-    return [outcome.result for outcome in told.outcomes if bytes(outcome.result)]
+def _results(sent: ReportIn) -> list[msgspec.Raw]:
+    return [outcome.result for outcome in sent.outcomes if bytes(outcome.result)]

@@ -1,4 +1,4 @@
-"""Workers as people see them, where workers find the nodes, and the lines they log."""
+"""Workers in the eyes of their users, addresses of nodes for workers, and log lines."""
 
 from dataclasses import dataclass
 
@@ -64,9 +64,9 @@ class LogResource:
     clock: Clock
 
     async def add(self, call: TenantCall) -> Response:
-        told = decode_as(LogsIn, await call.body())
+        sent = decode_as(LogsIn, await call.body())
         now = self.clock.now()
-        lines = [_line(line, now) for line in told.lines]
+        lines = [_line(line, now) for line in sent.lines]
         kept = 0
         if lines:
             kept = await self.workers.add_logs(
