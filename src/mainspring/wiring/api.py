@@ -51,7 +51,8 @@ from mainspring.api.tasks.routes import effect_routes, task_routes
 from mainspring.api.tasks.validation import TaskValidator
 from mainspring.api.workers.key_watch import KeyWatch
 from mainspring.api.workers.leases import LeaseResource
-from mainspring.api.workers.registry import LogResource, WorkerResource
+from mainspring.api.workers.logs import LogResource
+from mainspring.api.workers.registry import WorkerResource
 from mainspring.api.workers.routes import lease_routes, log_routes, worker_routes
 from mainspring.api.workflows.definitions import WorkflowResource
 from mainspring.api.workflows.routes import workflow_routes

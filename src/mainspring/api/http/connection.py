@@ -48,12 +48,16 @@ _ANSWERED_OVER_LIMIT = 256
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits of a connection: how many there are, bytes and headers of a head, seconds."""
+    """Limits of connections and of the requests on them."""
 
     connections: int
+    """Maximum that are open at a time."""
     headers: int
+    """Maximum number in a request."""
     head: int
+    """Maximum bytes of the URL and all headers of a request."""
     timeout: float
+    """Seconds in which a request must arrive, and an answer must be taken."""
 
 
 class HttpConfig(uvicorn.Config):

@@ -57,11 +57,12 @@ _LARGEST_PROGRESS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LeaseResource:
-    """/v1/leases and what is below it."""
+    """/v1/leases: leases, heartbeats and reports of workers."""
 
     config: Config
     lease_service: LeasePort
     watch: KeyWatch
+    """Ends a poll whose key has ended."""
 
     async def lease(self, call: TenantCall) -> Response:
         asked = decode_as(LeaseIn, await call.body())

@@ -4,7 +4,8 @@ from mainspring.api.http.operations import TenantOperation
 from mainspring.api.openapi.operation import NUMBERED, Body
 from mainspring.api.routes import Routes, Tag, ok
 from mainspring.api.workers.leases import LeaseResource
-from mainspring.api.workers.registry import LogResource, WorkerResource
+from mainspring.api.workers.logs import LogResource
+from mainspring.api.workers.registry import WorkerResource
 from mainspring.errors import Conflict, NotReady
 from mainspring.wire.workers import (
     LONGEST_WAIT,
