@@ -47,12 +47,8 @@ async def restore_fence(config: Config) -> Fenced:
 
 async def reseal(config: Config) -> tuple[int, int]:
     """Seal every secret with the present key; return how many were moved, and how many wait."""
-    database = Database(database_options(config))
-    await database.open()
-    try:
+    async with _opened(config, config.database_connections) as database:
         return await SecretStore(database, vault_of(config)).renew()
-    finally:
-        await database.close()
 
 
 async def create_operator_key(config: Config, name: str | None) -> str:
@@ -71,8 +67,8 @@ async def revoke_operator_key(config: Config, key: str) -> bool:
 
 
 @asynccontextmanager
-async def _opened(config: Config) -> AsyncIterator[Database]:
-    database = Database(replace(database_options(config), connections=1))
+async def _opened(config: Config, connections: int = 1) -> AsyncIterator[Database]:
+    database = Database(replace(database_options(config), connections=connections))
     await database.open()
     try:
         yield database
