@@ -28,11 +28,11 @@ class LeasePort(Protocol):
         beats: Sequence[HeldHeartbeat],
         about: Mapping[str, object] | None = None,
     ) -> list[HeartbeatAnswer]:
-        """A worker runs these."""
+        """Extend the leases of what a worker runs."""
         ...
 
     async def report(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
-        """What a worker says about its tries: accepted, fenced or unknown."""
+        """Record outcomes of a worker: each is accepted, fenced or unknown."""
         ...
 
 
@@ -44,14 +44,14 @@ class NodePort(Protocol):
         ...
 
     def offer_eager_lease(self, tasks: Iterable[NewTask]) -> EagerLeaseOffer:
-        """Which tasks that are about to be inserted may be leased to this node with it. To be ended
-        in any case."""
+        """Choose tasks, about to be inserted, that may be leased to this node in the same
+        statement. `end_eager_lease` must follow in any case."""
         ...
 
     def end_eager_lease(
         self, offer: EagerLeaseOffer, leased: Sequence[tuple[TaskRow, Execution]] | None
     ) -> None:
-        """These of them were leased: start them. None: the answer was lost, look for them."""
+        """Start those that were leased. None: the answer was lost, look for them."""
         ...
 
     def announce(self, rows: Sequence[TaskRow] = (), changed: Collection[int] = ()) -> None:
@@ -64,7 +64,7 @@ class NodePort(Protocol):
         ...
 
     def mark_stale(self) -> None:
-        """An answer was lost, and something may have been committed: look at everything again."""
+        """Look at everything again: an answer was lost, and something may have been committed."""
         ...
 
     async def conclude(self, report: Report) -> bool:
@@ -74,7 +74,7 @@ class NodePort(Protocol):
         ...
 
     def explain(self, row: TaskRow) -> Situation:
-        """What surrounds a task, as far as this node knows: much if it owns the partition."""
+        """Return what this node knows around a task: much if it owns the partition."""
         ...
 
     def ready(self) -> bool:
