@@ -10,13 +10,13 @@ import msgspec
 
 from mainspring.domain.schedule import misfire
 from mainspring.domain.schedule.definition import (
-    Misfire,
     ScheduleDefinition,
     Timetable,
     spread_of,
     timetable,
 )
 from mainspring.domain.schedule.misfire import BacklogDecision, Ruling
+from mainspring.domain.schedule.policies import Misfire
 from mainspring.domain.schedule.template import Values, expand
 from mainspring.domain.schedule.zones import DstPolicy
 from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem

@@ -6,9 +6,14 @@ from uuid import UUID
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from mainspring.domain.schedule.definition import Misfire, MisfirePolicy, OverlapPolicy
-from mainspring.domain.schedule.misfire import Decision
-from mainspring.domain.schedule.zones import GapPolicy, RepeatPolicy
+from mainspring.domain.schedule.policies import (
+    Decision,
+    GapPolicy,
+    Misfire,
+    MisfirePolicy,
+    OverlapPolicy,
+    RepeatPolicy,
+)
 from mainspring.domain.task import Requirements
 from mainspring.wire import patterns
 from mainspring.wire.tasks import (

@@ -12,7 +12,7 @@ from starlette.datastructures import QueryParams
 
 from mainspring.domain.execution import Outcome
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.rules import RunState
+from mainspring.domain.workflow.states import RunState
 from mainspring.errors import InvalidRequest, Problem
 from mainspring.store.dead_letters import LetterFilter
 from mainspring.store.tasks import TaskFilter

@@ -27,7 +27,7 @@ from mainspring.api.openapi.operation import (
     span,
 )
 from mainspring.api.schedules.validation import INTERVALS
-from mainspring.domain.schedule.misfire import Decision
+from mainspring.domain.schedule.policies import Decision
 from mainspring.errors import Conflict, PreconditionFailed
 from mainspring.wire.schedules import (
     BackfilledOut,
