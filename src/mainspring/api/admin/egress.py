@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from starlette.responses import Response
 
-from mainspring.api.admin.secret_docs import EgressIn, EgressOut
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.endpoint import OperatorCall, json_response
 from mainspring.errors import InvalidRequest, Problem
 from mainspring.store.secrets import EgressSettings, SecretStore
+from mainspring.wire.webhooks import EgressIn, EgressOut
 
 _EGRESS = msgspec.json.Decoder(EgressIn)
 

@@ -8,14 +8,6 @@ from uuid import UUID, uuid4
 import msgspec
 from starlette.responses import Response
 
-from mainspring.api.admin.secret_docs import (
-    NewSecretOut,
-    RotatedOut,
-    RotateIn,
-    SecretIn,
-    SecretList,
-    SecretOut,
-)
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.endpoint import TenantCall, json_response
 from mainspring.domain.webhook import KeyKind, SigningKey
@@ -26,6 +18,14 @@ from mainspring.store.secrets import (
     SecretStore,
     StoredSecret,
     Successor,
+)
+from mainspring.wire.webhooks import (
+    NewSecretOut,
+    RotatedOut,
+    RotateIn,
+    SecretIn,
+    SecretList,
+    SecretOut,
 )
 
 _SECRET = msgspec.json.Decoder(SecretIn)

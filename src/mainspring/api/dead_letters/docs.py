@@ -19,7 +19,6 @@ from mainspring.api.openapi.operation import (
     next_page,
     span,
 )
-from mainspring.api.tasks.explaining import ExplanationOut
 from mainspring.errors import Conflict
 from mainspring.wire.dead_letters import (
     LONGEST_EFFECT,
@@ -33,7 +32,7 @@ from mainspring.wire.dead_letters import (
     ReplayedOut,
     ReplayIn,
 )
-from mainspring.wire.tasks import Instant, TaskOut
+from mainspring.wire.tasks import ExplanationOut, Instant, TaskOut
 
 TASKS = "Tasks"
 LETTERS = "Dead letters"

@@ -3,7 +3,6 @@
 import msgspec
 from starlette.responses import Response
 
-from mainspring.api.admin.secret_docs import CompleteIn
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.endpoint import TenantCall, no_such_task
 from mainspring.api.ports import NodePort
@@ -12,6 +11,7 @@ from mainspring.clock import Clock
 from mainspring.domain.execution import Outcome, Report, TaskError
 from mainspring.errors import Conflict
 from mainspring.store.tasks import TaskStore
+from mainspring.wire.tasks import CompleteIn
 
 _COMPLETE = msgspec.json.Decoder(CompleteIn)
 

@@ -1,7 +1,6 @@
 """Creating tasks: one, or many at once."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from uuid import UUID
 
 import msgspec
 from starlette.requests import Request
@@ -31,6 +30,7 @@ from mainspring.api.tasks.views import new_task_json
 from mainspring.config import Config
 from mainspring.errors import RequestError
 from mainspring.store.creation import Creation, Keyed, NewTask
+from mainspring.wire.tasks import Ids
 
 _encode = msgspec.json.Encoder().encode
 _NDJSON = "application/x-ndjson"
@@ -38,10 +38,6 @@ _ID_OPENS = b'{"id":"'
 
 Prepared = tuple[Sequence[NewTask], bytes]
 """Tasks that may be inserted, and the answer to give once they are."""
-
-
-class _CreatedIds(msgspec.Struct):
-    ids: list[UUID]
 
 
 class TaskCreation:
@@ -96,7 +92,7 @@ class TaskCreation:
                 rest = readable_tasks(body, most=most, as_lines=as_lines)
                 await self._validator.refuse(error, rest)
             tasks = await self._validator.many(call.tenant_id, wanted)
-            return tasks, _encode(_CreatedIds([task.id for task in tasks]))
+            return tasks, _encode(Ids([task.id for task in tasks]))
 
         return _answer(await self._create(call, body, prepare), {})
 

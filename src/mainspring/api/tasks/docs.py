@@ -2,8 +2,6 @@
 
 from uuid import UUID
 
-from msgspec import Struct
-
 from mainspring.api.openapi.operation import (
     CURSOR,
     DRY_RUN,
@@ -29,6 +27,7 @@ from mainspring.store.vault import NoKey
 from mainspring.wire.tasks import (
     BatchIn,
     ExecutionList,
+    Ids,
     Instant,
     OutcomeOut,
     State,
@@ -39,12 +38,6 @@ from mainspring.wire.tasks import (
 )
 
 TAG = "Tasks"
-
-
-class Ids(Struct):
-    """The new tasks' ids, in the order of the batch."""
-
-    ids: list[UUID]
 
 
 _HTTP_TASK = {

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET, Raw, UnsetType
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -99,9 +100,9 @@ class LeaseResource:
             PulsesOut(
                 [
                     PulseOut(
-                        pulse.id,
-                        None if pulse.lease_end is None else _instant(pulse.lease_end),
-                        pulse.action,
+                        id=pulse.id,
+                        lease_until=None if pulse.lease_end is None else _instant(pulse.lease_end),
+                        action=pulse.action,
                     )
                     for pulse in pulses
                 ]
@@ -113,8 +114,8 @@ class LeaseResource:
         problems = [
             problem.at(f"/outcomes/{index}/result")
             for index, outcome in enumerate(told.outcomes)
-            if len(bytes(outcome.result)) > len(b"null")
-            for problem in result_problems(bytes(outcome.result), self._config.max_payload)
+            if len(result := _json(outcome.result)) > len(b"null")
+            for problem in result_problems(result, self._config.max_payload)
         ]
         if problems:
             raise refusal("some results cannot be kept", problems[:100])
@@ -149,7 +150,7 @@ async def _disconnected(request: Request) -> None:
 
 
 def _beat(index: int, beat: BeatIn) -> HeldHeartbeat:
-    progress = bytes(beat.progress)
+    progress = _json(beat.progress)
     problems = result_problems(progress, _LARGEST_PROGRESS) if progress else ()
     if problems:
         at = f"/running/{index}/progress"
@@ -171,7 +172,7 @@ def _said(outcome: OutcomeIn) -> WorkerReport:
         kind,
         outcome.started_at.timestamp() if outcome.started_at else None,
         outcome.finished_at.timestamp() if outcome.finished_at else None,
-        bytes(outcome.result) or None,
+        _json(outcome.result) or None,
         None if kind is Outcome.SUCCEEDED else error,
         outcome.retryable,
         outcome.retry_after,
@@ -203,7 +204,7 @@ def _lease_out(leased: LeasedTask) -> LeaseOut:
         task.attempt,
         _instant(task.lease_end),
         target_out(spec.target),
-        msgspec.Raw(task.payload),
+        Raw(task.payload),
         spec.timeout,
         context,
     )
@@ -215,6 +216,11 @@ def _instant(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
+def _json(value: Raw | UnsetType) -> bytes:
+    """The JSON of a field; nothing where it was left out."""
+    return b"" if value is UNSET else bytes(value)
+
+
 def _about(about: AboutIn | None) -> dict[str, Any] | None:
     if about is None:
         return None
@@ -222,9 +228,9 @@ def _about(about: AboutIn | None) -> dict[str, Any] | None:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _progresses(said: HeartbeatIn) -> list[msgspec.Raw]:
-    return [beat.progress for beat in said.running if bytes(beat.progress)]
+def _progresses(said: HeartbeatIn) -> list[Raw]:
+    return [beat.progress for beat in said.running if beat.progress is not UNSET]
 
 
-def _results(told: ReportIn) -> list[msgspec.Raw]:
-    return [outcome.result for outcome in told.outcomes if bytes(outcome.result)]
+def _results(told: ReportIn) -> list[Raw]:
+    return [outcome.result for outcome in told.outcomes if outcome.result is not UNSET]
