@@ -14,8 +14,9 @@ from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.leasing import Lane, Leaser
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import RELEASED, ReportedOutcome
-from mainspring.sdk.worker.protocol import Leased, LeaseIn, LeaseOut
+from mainspring.sdk.worker.protocol import Leased, Leases
 from mainspring.sdk.worker.worker import Worker
+from mainspring.wire.workers import LeaseIn
 from support.sdk_tries import leased
 from support.waiting import eventually
 
@@ -47,7 +48,7 @@ class Nodes:
     urls = ("http://one", "http://two")
 
     def __init__(self) -> None:
-        self.polls: list[tuple[LeaseIn, asyncio.Future[LeaseOut]]] = []
+        self.polls: list[tuple[LeaseIn, asyncio.Future[Leases]]] = []
         self.told: list[Any] = []
 
     async def ask(self, _url: str, _path: str, body: LeaseIn, _answer: Any, **_how: Any) -> Any:
@@ -55,12 +56,12 @@ class Nodes:
         self.polls.append((body, answer))
         return await answer
 
-    def waiting(self) -> list[tuple[LeaseIn, "asyncio.Future[LeaseOut]"]]:
+    def waiting(self) -> list[tuple[LeaseIn, "asyncio.Future[Leases]"]]:
         return [poll for poll in self.polls if not poll[1].done()]
 
     async def give(self, *tasks: Leased) -> None:
         """Answer the poll that waits longest."""
-        self.waiting()[0][1].set_result(LeaseOut(list(tasks)))
+        self.waiting()[0][1].set_result(Leases(list(tasks)))
         await turns()
 
 

@@ -6,9 +6,10 @@ import logging
 import weakref
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
+from msgspec import UNSET
 
 from mainspring.clock import monotonic, wall_clock
 from mainspring.errors import (
@@ -28,19 +29,13 @@ from mainspring.sdk.worker import leasing as lanes
 from mainspring.sdk.worker import reports
 from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.leasing import Lane, LeaseErrors, Leaser
+from mainspring.sdk.worker.nodes import Nodes
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import Ending, ReportedOutcome
-from mainspring.sdk.worker.protocol import (
-    Heard,
-    LeaseIn,
-    LeaseOut,
-    NodeAddress,
-    Nodes,
-    ReportOut,
-    ServerClock,
-)
+from mainspring.sdk.worker.protocol import LEASES, Leases, ServerClock
 from mainspring.sdk.worker.reports import LogSender, Reporter
 from mainspring.sdk.worker.worker import Worker
+from mainspring.wire.workers import JudgedListOut, JudgedOut, LeaseIn, NodeAddressOut
 from support.sdk_tries import EPOCH, leased
 
 
@@ -78,6 +73,8 @@ def test_a_clock_that_is_set_changes_no_duration(
     monkeypatch.setattr(tries, "wall_clock", lambda: set_to)
     one.settle(ReportedOutcome("succeeded"))
     told = reports.outcome_of(one)
+    assert told.finished_at is not None
+    assert told.started_at is not None
     took = told.finished_at - told.started_at
     assert took.total_seconds() == pytest.approx(20, abs=1)
 
@@ -171,7 +168,7 @@ class Desk:
             raise found
         if found is not None:
             return found
-        return ReportOut([Heard(outcome.id, "accepted") for outcome in body.outcomes])
+        return JudgedListOut([JudgedOut(outcome.id, "accepted") for outcome in body.outcomes])
 
 
 class Home:
@@ -183,8 +180,8 @@ class Home:
         self.nudges = 0
         self.complaints = LeaseErrors()
 
-    async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[LeaseOut, int]:
-        answer: LeaseOut = await self.nodes.ask(url, lanes.LEASES, body, LeaseOut, within=within)
+    async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
+        answer: Leases = await self.nodes.ask(url, LEASES, body, Leases, within=within)
         for _ in answer.tasks:
             lane.take()
         return answer, len(answer.tasks)
@@ -211,7 +208,7 @@ class TestDemand:
                 self.changed.set()
                 await asyncio.sleep(0.01)
                 self.open -= body.max
-                return LeaseOut([])
+                return Leases([])
 
         monkeypatch.setattr(lanes, "_FIRST_PAUSE", 3600)
         lease_service = HalfDead()
@@ -239,7 +236,7 @@ class TestDemand:
             async def ask(self, *what: Any, **how: Any) -> Any:
                 if not self.asked:
                     self.asked.append(what)
-                    return LeaseOut([], wait)
+                    return Leases([], wait)
                 return await super().ask(*what, **how)
 
         monkeypatch.setattr(lanes, "_TOO_SOON", too_soon)
@@ -270,7 +267,7 @@ class TestDemand:
         assert lane.open_slots == 0
         lane.free()
         assert lane.open_slots == 1
-        assert lanes.LEASES == "/v1/leases"
+        assert LEASES == "/v1/leases"
 
 
 class TestReports:
@@ -312,9 +309,9 @@ class TestReports:
         class Picky(Desk):
             async def ask_any(self, _path: str, body: Any, _answer: Any, **_how: Any) -> Any:
                 self.asked.append(body)
-                if any(o.id == bad.leased.id and o.result is not None for o in body.outcomes):
+                if any(o.id == bad.leased.id and o.result is not UNSET for o in body.outcomes):
                     raise InvalidRequest("it cannot be kept", [large])
-                return ReportOut([Heard(o.id, "accepted") for o in body.outcomes])
+                return JudgedListOut([JudgedOut(o.id, "accepted") for o in body.outcomes])
 
         tries = [attempt([]) for _ in range(9)]
         bad = tries[4]
@@ -430,12 +427,14 @@ class TestNodes:
     )
     def test_whom_to_ask(self, given: str, told: list[str | None], called: list[str]) -> None:
         nodes = Nodes(Address(given, "key"))
-        nodes._take([NodeAddress(url, 10) for url in told])
+        nodes._take([NodeAddressOut(uuid4(), url, 10) for url in told])
         assert list(nodes.urls) == called
 
     def test_who_does_not_answer_is_left_to_the_others(self) -> None:
         nodes = Nodes(Address("http://lb", "key"))
-        nodes._take([NodeAddress("http://a:1", 10), NodeAddress("http://b:1", 10)])
+        nodes._take(
+            [NodeAddressOut(uuid4(), "http://a:1", 10), NodeAddressOut(uuid4(), "http://b:1", 10)]
+        )
         nodes._shunned["http://a:1"] = monotonic() + 5
         assert list(nodes.urls) == ["http://b:1", "http://lb"]
 
@@ -446,7 +445,9 @@ class TestNodes:
                 return Response(503, {}, b'{"type": "urn:mainspring:problem:%b"}' % kind.encode())
 
         nodes = Nodes(Address("http://lb", "key"))
-        nodes._take([NodeAddress("http://a:1", 10), NodeAddress("http://b:1", 10)])
+        nodes._take(
+            [NodeAddressOut(uuid4(), "http://a:1", 10), NodeAddressOut(uuid4(), "http://b:1", 10)]
+        )
         nodes._ways["http://a:1", False] = Way()  # type: ignore[assignment]
         with pytest.raises(Unavailable):
             await nodes.ask("http://a:1", "/x", {}, object, within=1, blocking=False)

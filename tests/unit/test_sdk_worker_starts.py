@@ -20,22 +20,21 @@ from mainspring.sdk.worker import start_channels
 from mainspring.sdk.worker.execution import Runner, WorkerExecution
 from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread
 from mainspring.sdk.worker.loop_runner import LoopRunner
+from mainspring.sdk.worker.nodes import Nodes
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import RELEASED, Ending, ReportedOutcome
-from mainspring.sdk.worker.protocol import (
-    Beat,
-    Heard,
-    HeartbeatIn,
-    HeartbeatOut,
-    Kept,
-    LeaseIn,
-    LeaseOut,
-    Nodes,
-    ReportOut,
-    ServerClock,
-)
+from mainspring.sdk.worker.protocol import Leases, ServerClock
 from mainspring.sdk.worker.start_channels import StartChannels
 from mainspring.sdk.worker.threads import ThreadRunner
+from mainspring.wire.workers import (
+    BeatIn,
+    HeartbeatIn,
+    JudgedListOut,
+    JudgedOut,
+    LeaseIn,
+    PulseOut,
+    PulsesOut,
+)
 from support.sdk_tries import leased
 from support.waiting import eventually
 
@@ -164,8 +163,8 @@ class Server:
         if isinstance(answer, Exception):
             raise answer
         if isinstance(body, HeartbeatIn):
-            return HeartbeatOut([Kept(beat.id, answer) for beat in body.running])
-        return ReportOut([Heard(outcome.id, "accepted") for outcome in body.outcomes])
+            return PulsesOut([PulseOut(id=beat.id, action=answer) for beat in body.running])
+        return JudgedListOut([JudgedOut(outcome.id, "accepted") for outcome in body.outcomes])
 
     def said(self) -> list[tuple[bool, bool]]:
         beats = [beat for body in self.asked for beat in body.running]
@@ -378,7 +377,7 @@ class TestStartChannels:
         assert head.startswith(b"POST /v1/leases/heartbeat HTTP/1.1")
         said = msgspec.json.decode(body, type=HeartbeatIn)
         assert (said.worker, said.incarnation) == ("w", "1")
-        assert said.running == [Beat(*one.key)]
+        assert said.running == (BeatIn(*one.key),)
         assert b"started" not in body, "older nodes do not know that word"
 
     def test_one_message_at_a_time_on_each(
@@ -459,10 +458,10 @@ class TestOlderNodes:
     async def test_they_are_asked_as_their_version_has_it(
         self, node: OlderNode, nodes: Nodes
     ) -> None:
-        body = LeaseIn("w", "1", ["q"], ["h"], False, [], 1, 5.0, announces_starts=True)
+        body = LeaseIn("w", "1", ("q",), ("h",), False, (), 1, 5.0, announces_starts=True)
         for _ in range(2):
             answer = await nodes.ask(
-                "http://old", "/v1/leases", body, LeaseOut, within=1, blocking=False
+                "http://old", "/v1/leases", body, Leases, within=1, blocking=False
             )
             assert answer.tasks == []
         assert ["announces_starts" in asked for asked in node.asked] == [True, False, False]
@@ -471,9 +470,13 @@ class TestOlderNodes:
         self, node: OlderNode, nodes: Nodes
     ) -> None:
         begun, alone, waiting = attempt(), attempt(), attempt()
-        beats = [Beat(*begun.key), Beat(*alone.key, alone=True), Beat(*waiting.key, started=False)]
+        beats = (
+            BeatIn(*begun.key),
+            BeatIn(*alone.key, alone=True),
+            BeatIn(*waiting.key, started=False),
+        )
         answer = await nodes.ask(
-            "http://old", "/x", HeartbeatIn("w", "1", beats), HeartbeatOut, within=1, blocking=False
+            "http://old", "/x", HeartbeatIn("w", "1", beats), PulsesOut, within=1, blocking=False
         )
         assert [kept.id for kept in answer.tasks] == [begun.leased.id, alone.leased.id]
         assert {name for beat in node.asked[-1]["running"] for name in beat} == {"id", "fence"}
@@ -485,6 +488,6 @@ class TestOlderNodes:
             raise InvalidRequest("no such queue")
 
         monkeypatch.setattr(nodes, "_ask", refuse)
-        body = LeaseIn("w", "1", ["q"], ["h"], False, [], 1, 5.0, announces_starts=True)
+        body = LeaseIn("w", "1", ("q",), ("h",), False, (), 1, 5.0, announces_starts=True)
         with pytest.raises(InvalidRequest):
-            await nodes.ask("http://old", "/x", body, LeaseOut, within=1, blocking=False)
+            await nodes.ask("http://old", "/x", body, Leases, within=1, blocking=False)

@@ -15,9 +15,9 @@ from mainspring.errors import InvalidArguments
 from mainspring.sdk.arguments import Signature
 from mainspring.sdk.client import AsyncClient, Client
 from mainspring.sdk.context import Context
+from mainspring.sdk.models import Schedule, Task
 from mainspring.sdk.periodic import Periodic
 from mainspring.sdk.resources.tasks import described
-from mainspring.sdk.results import Schedule, Task
 from mainspring.sdk.targets import Duration, Moment, Requires, Retry, handler
 from mainspring.sdk.workflow import DeclaredStep
 

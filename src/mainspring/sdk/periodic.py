@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Raw
 
 from mainspring.errors import NotFound, PreconditionFailed
+from mainspring.sdk.models import Schedule
 from mainspring.sdk.resources.schedules import OWNER, VERSION, labels_of, version_in
-from mainspring.sdk.results import Schedule
 from mainspring.sdk.targets import handler
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """The shapes of runs of workflows, as callers send and read them."""
 
+from collections.abc import Sequence
 from typing import Annotated
 from uuid import UUID
 
@@ -75,7 +76,7 @@ class RunOut(RunSummary, kw_only=True):
     """A run as callers read it."""
 
     input: Json = None
-    steps: list[RunStepOut] = field(default_factory=list)
+    steps: Sequence[RunStepOut] = field(default_factory=list)
     graph: GraphOut
 
 

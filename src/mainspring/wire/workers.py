@@ -25,6 +25,7 @@ WorkerName = Annotated[str, Meta(pattern=patterns.WORKER)]
 Incarnation = Annotated[str, Meta(pattern=patterns.INCARNATION)]
 Fence = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
+LogLevel = Literal["debug", "info", "warning", "error", "stdout", "stderr"]
 Names = Annotated[dict[Line, Line], Meta(max_length=50)]
 
 
@@ -194,7 +195,7 @@ class LogLineIn(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     fence: Fence
     message: Annotated[str, Meta(max_length=100_000)]
     at: Instant | None = None
-    level: Literal["debug", "info", "warning", "error", "stdout", "stderr"] = "info"
+    level: LogLevel = "info"
 
 
 class LogsIn(Struct, forbid_unknown_fields=True, omit_defaults=True):

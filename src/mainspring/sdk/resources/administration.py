@@ -6,20 +6,12 @@ from typing import Any
 from uuid import UUID
 
 from mainspring.sdk.calling import part
+from mainspring.sdk.models import Key, RegisteredWorker, RotatedSecret, Secret, Tenant
 from mainspring.sdk.resources.base import ApiResource, Page
-from mainspring.sdk.results import (
-    AuditEntry,
-    Cluster,
-    Egress,
-    Key,
-    Limits,
-    RotatedSecret,
-    Secret,
-    Tenant,
-    Worker,
-)
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import Duration
+from mainspring.wire.admin import AuditEntryOut, ClusterOut, LimitsOut
+from mainspring.wire.webhooks import EgressOut
 
 SecretList = list[Secret]
 
@@ -136,10 +128,10 @@ class Tenants(ApiResource[F]):
         await self._caller.call("DELETE", f"/v1/tenants/{part(tenant_id)}")
 
     @both
-    async def egress(self, tenant_id: int | str) -> Egress:
+    async def egress(self, tenant_id: int | str) -> EgressOut:
         """What its webhooks may call."""
         path = f"/v1/tenants/{part(tenant_id)}/egress"
-        return await self._caller.call("GET", path, answer=Egress)
+        return await self._caller.call("GET", path, answer=EgressOut)
 
     @both
     async def set_egress(
@@ -151,41 +143,41 @@ class Tenants(ApiResource[F]):
         ca: str | None = None,
         certificate: str | None = None,
         key: str | None = None,
-    ) -> Egress:
+    ) -> EgressOut:
         """Replace its rules and its TLS identity."""
         given = _given({"ca": ca, "certificate": certificate, "key": key})
         body = {"allow": allow, "deny": deny, **given}
         path = f"/v1/tenants/{part(tenant_id)}/egress"
-        return await self._caller.call("PUT", path, body, answer=Egress)
+        return await self._caller.call("PUT", path, body, answer=EgressOut)
 
 
 class Installation(ApiResource[F]):
     """What there is one of: limits and the audit log of a tenant, and the cluster."""
 
     @both
-    async def limits(self) -> Limits:
+    async def limits(self) -> LimitsOut:
         """What this tenant may use, and what it uses now."""
-        return await self._caller.call("GET", "/v1/limits", answer=Limits)
+        return await self._caller.call("GET", "/v1/limits", answer=LimitsOut)
 
     @each
     async def audit(
         self, *, action: str | None = None, actor: str | None = None, limit: int | None = None
-    ) -> AsyncIterator[AuditEntry]:
+    ) -> AsyncIterator[AuditEntryOut]:
         """Who did what, newest first."""
         query = {"action": action, "actor": actor, "limit": limit}
-        async for entry in self._every("/v1/audit", Page[AuditEntry], query):
+        async for entry in self._every("/v1/audit", Page[AuditEntryOut], query):
             yield entry
 
     @each
-    async def workers(self, *, limit: int | None = None) -> AsyncIterator[Worker]:
+    async def workers(self, *, limit: int | None = None) -> AsyncIterator[RegisteredWorker]:
         """Who works for this tenant, the newest first."""
-        async for worker in self._every("/v1/workers", Page[Worker], {"limit": limit}):
+        async for worker in self._every("/v1/workers", Page[RegisteredWorker], {"limit": limit}):
             yield worker
 
     @both
-    async def cluster(self) -> Cluster:
+    async def cluster(self) -> ClusterOut:
         """Nodes, partitions and epochs: for operators."""
-        return await self._caller.call("GET", "/v1/cluster", answer=Cluster)
+        return await self._caller.call("GET", "/v1/cluster", answer=ClusterOut)
 
 
 def _given(body: dict[str, Any]) -> dict[str, Any]:

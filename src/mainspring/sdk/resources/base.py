@@ -9,11 +9,11 @@ from msgspec import Struct
 from mainspring.clock import monotonic
 from mainspring.errors import TaskUnfinished
 from mainspring.sdk.calling import ApiCaller
-from mainspring.sdk.results import Run, Task
+from mainspring.sdk.models import Task, WorkflowRun
 from mainspring.sdk.sync_async import F, Faced
 
 T = TypeVar("T")
-Ending = TypeVar("Ending", Task, Run)
+Ending = TypeVar("Ending", Task, WorkflowRun)
 
 _PAGE = 500
 _SOON = 0.05

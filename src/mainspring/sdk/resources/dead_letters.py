@@ -6,12 +6,13 @@ from typing import Any
 from uuid import UUID
 
 from mainspring.sdk.calling import part
+from mainspring.sdk.models import DeadLetter, Task
 from mainspring.sdk.resources.base import ApiResource, Page
-from mainspring.sdk.results import DeadLetter, DeadLetterGroup, Effect, Replayed, Task
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import Duration
+from mainspring.wire.dead_letters import DeadLetterGroupOut, EffectOut, ReplayedOut
 
-Groups = list[DeadLetterGroup]
+Groups = list[DeadLetterGroupOut]
 
 
 class DeadLetters(ApiResource[F]):
@@ -51,7 +52,7 @@ class DeadLetters(ApiResource[F]):
         """What went wrong, the most frequent first."""
         query = {"group": True, "resolved": resolved, "name": name, "queue": queue}
         found = await self._caller.call(
-            "GET", "/v1/dead-letters", answer=Page[DeadLetterGroup], query=query
+            "GET", "/v1/dead-letters", answer=Page[DeadLetterGroupOut], query=query
         )
         return found.items
 
@@ -74,14 +75,14 @@ class DeadLetters(ApiResource[F]):
         first: int | None = None,
         stop_on_failure_rate: float | None = None,
         **filter: Any,
-    ) -> Replayed:
+    ) -> ReplayedOut:
         """Replay what matches, oldest first."""
         body: dict[str, Any] = {"filter": filter}
         if first is not None:
             body["first"] = first
         if stop_on_failure_rate is not None:
             body["stop_on_failure_rate"] = stop_on_failure_rate
-        return await self._caller.call("POST", "/v1/dead-letters/replay", body, answer=Replayed)
+        return await self._caller.call("POST", "/v1/dead-letters/replay", body, answer=ReplayedOut)
 
     @both
     async def archive(self, letter_id: UUID | str) -> DeadLetter:
@@ -104,11 +105,11 @@ class Effects(ApiResource[F]):
         *,
         ttl: Duration | None = None,
         idempotency_key: str | None = None,
-    ) -> Effect:
+    ) -> EffectOut:
         """Tell of an effect; `first` says whether nobody had told of it before."""
         body: dict[str, Any] = {"key": key, "answer": answer}
         if ttl is not None:
             body["ttl"] = ttl
         return await self._caller.call(
-            "POST", "/v1/effects", body, answer=Effect, key=idempotency_key
+            "POST", "/v1/effects", body, answer=EffectOut, key=idempotency_key
         )

@@ -6,15 +6,14 @@ from hashlib import sha256
 from typing import Any, Unpack
 from uuid import UUID
 
-from msgspec import Struct
-
 from mainspring.errors import Conflict, NotFound, PreconditionFailed
 from mainspring.sdk.calling import part
 from mainspring.sdk.encoding import encode, with_offset
+from mainspring.sdk.models import Calendar, Occurrence, Schedule, Task
 from mainspring.sdk.resources.base import ApiResource, Page
-from mainspring.sdk.results import Backfilled, Calendar, Occurrence, Preview, Schedule, Task
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import ScheduleChanges, ScheduleFields
+from mainspring.wire.schedules import BackfilledOut, PreviewOut, Upcoming
 
 DEFINITION = "mainspring-definition"
 """The label by which `put` knows that a schedule is as it should be."""
@@ -27,10 +26,6 @@ Times = list[datetime]
 
 _PATH = "/v1/schedules"
 _PATIENCE = 10
-
-
-class _Upcoming(Struct):
-    times: Times
 
 
 class Schedules(ApiResource[F]):
@@ -166,19 +161,19 @@ class Schedules(ApiResource[F]):
         start: datetime,
         end: datetime,
         max_running: int | None = None,
-    ) -> Backfilled:
+    ) -> BackfilledOut:
         """Make up for a stretch of the past."""
         body: dict[str, Any] = {"from": with_offset(start), "to": with_offset(end)}
         if max_running is not None:
             body["max_running"] = max_running
         path = f"/v1/schedules/{part(schedule_id)}/backfill"
-        return await self._caller.call("POST", path, body, answer=Backfilled)
+        return await self._caller.call("POST", path, body, answer=BackfilledOut)
 
     @both
     async def upcoming(self, schedule_id: UUID | str, n: int = 10) -> Times:
         """Its next times."""
         path = f"/v1/schedules/{part(schedule_id)}/upcoming"
-        found = await self._caller.call("GET", path, answer=_Upcoming, query={"n": n})
+        found = await self._caller.call("GET", path, answer=Upcoming, query={"n": n})
         return found.times
 
     @each
@@ -192,10 +187,10 @@ class Schedules(ApiResource[F]):
             yield occurrence
 
     @both
-    async def preview(self, **fields: Unpack[ScheduleFields]) -> Preview:
+    async def preview(self, **fields: Unpack[ScheduleFields]) -> PreviewOut:
         """When a schedule would run that nobody saved."""
         return await self._caller.call(
-            "POST", "/v1/schedules/preview", _checked(fields), answer=Preview
+            "POST", "/v1/schedules/preview", _checked(fields), answer=PreviewOut
         )
 
     async def _named(self, name: str) -> Schedule | None:

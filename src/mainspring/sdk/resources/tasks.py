@@ -5,22 +5,19 @@ from datetime import datetime
 from typing import Any, Unpack
 from uuid import UUID
 
-from msgspec import Struct
-
 from mainspring.errors import TaskNotCompleted
 from mainspring.sdk.calling import part
 from mainspring.sdk.encoding import with_offset
+from mainspring.sdk.models import Task
 from mainspring.sdk.resources.base import ApiResource, Page
-from mainspring.sdk.results import Cancelled, Execution, Explanation, LogLine, Task
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import Target, TaskChanges, TaskFields
+from mainspring.wire.dead_letters import CancelledOut
+from mainspring.wire.tasks import ExecutionOut, ExplanationOut, Ids
+from mainspring.wire.workers import LogLineOut
 
-Ids = list[UUID]
-Executions = list[Execution]
-
-
-class _Ids(Struct):
-    ids: Ids
+TaskIds = list[UUID]
+Executions = list[ExecutionOut]
 
 
 class Tasks(ApiResource[F]):
@@ -42,11 +39,11 @@ class Tasks(ApiResource[F]):
     @both
     async def create_many(
         self, tasks: Iterable[Mapping[str, Any]], *, idempotency_key: str | None = None
-    ) -> Ids:
+    ) -> TaskIds:
         """Create up to 10,000 tasks, all or none; each is what `create` would send."""
         wanted = [dict(task) for task in tasks]
         found = await self._caller.call(
-            "POST", "/v1/tasks/batch", {"tasks": wanted}, answer=_Ids, key=idempotency_key
+            "POST", "/v1/tasks/batch", {"tasks": wanted}, answer=Ids, key=idempotency_key
         )
         return found.ids
 
@@ -90,22 +87,22 @@ class Tasks(ApiResource[F]):
         """Its tries, oldest first."""
         path = f"/v1/tasks/{part(task_id)}/executions"
         found = await self._caller.call(
-            "GET", path, answer=Page[Execution], query={"outcome": outcome}
+            "GET", path, answer=Page[ExecutionOut], query={"outcome": outcome}
         )
         return found.items
 
     @both
-    async def explain(self, task_id: UUID | str) -> Explanation:
+    async def explain(self, task_id: UUID | str) -> ExplanationOut:
         """Why it is not running."""
         return await self._caller.call(
-            "GET", f"/v1/tasks/{part(task_id)}/explain", answer=Explanation
+            "GET", f"/v1/tasks/{part(task_id)}/explain", answer=ExplanationOut
         )
 
     @each
-    async def logs(self, task_id: UUID | str) -> AsyncIterator[LogLine]:
+    async def logs(self, task_id: UUID | str) -> AsyncIterator[LogLineOut]:
         """What its handler or command wrote, oldest first."""
         path = f"/v1/tasks/{part(task_id)}/logs"
-        async for line in self._every(path, Page[LogLine], {}):
+        async for line in self._every(path, Page[LogLineOut], {}):
             yield line
 
     @both
@@ -141,12 +138,12 @@ class Tasks(ApiResource[F]):
         await self._caller.call("DELETE", f"/v1/tasks/{part(task_id)}")
 
     @both
-    async def cancel_all(self, /, *, dry_run: bool = False, **filter: Any) -> Cancelled:
+    async def cancel_all(self, /, *, dry_run: bool = False, **filter: Any) -> CancelledOut:
         """Cancel all that match; what is not named is not looked at."""
         query = {"dry_run": True} if dry_run else None
         body = {"filter": filter}
         return await self._caller.call(
-            "POST", "/v1/tasks/cancel", body, answer=Cancelled, query=query
+            "POST", "/v1/tasks/cancel", body, answer=CancelledOut, query=query
         )
 
     @both

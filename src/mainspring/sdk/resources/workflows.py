@@ -5,10 +5,11 @@ from typing import Any
 from uuid import UUID
 
 from mainspring.sdk.calling import part
+from mainspring.sdk.models import Definition, WorkflowRun
 from mainspring.sdk.resources.base import ApiResource, Page
-from mainspring.sdk.results import Definition, Run, WorkflowSummary
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.workflow import Workflow
+from mainspring.wire.workflows import WorkflowSummary
 
 _RUNS = "/v1/workflow-runs"
 
@@ -52,20 +53,20 @@ class Workflows(ApiResource[F]):
         *,
         version: int | None = None,
         idempotency_key: str | None = None,
-    ) -> Run:
+    ) -> WorkflowRun:
         """Begin a run."""
         body: dict[str, Any] = {"input": input or {}}
         if version is not None:
             body["version"] = version
         path = f"/v1/workflows/{part(name)}/runs"
-        return await self._caller.call("POST", path, body, answer=Run, key=idempotency_key)
+        return await self._caller.call("POST", path, body, answer=WorkflowRun, key=idempotency_key)
 
 
 class WorkflowRuns(ApiResource[F]):
     """Runs of workflows."""
 
     @both
-    async def get(self, run_id: UUID | str) -> Run:
+    async def get(self, run_id: UUID | str) -> WorkflowRun:
         return await self._get(run_id)
 
     @each
@@ -76,47 +77,47 @@ class WorkflowRuns(ApiResource[F]):
         state: str | None = None,
         schedule_id: UUID | str | None = None,
         limit: int | None = None,
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncIterator[WorkflowRun]:
         """All that match, newest first, without their steps."""
         query = {"workflow": workflow, "state": state, "schedule_id": schedule_id, "limit": limit}
-        async for run in self._every(_RUNS, Page[Run], query):
+        async for run in self._every(_RUNS, Page[WorkflowRun], query):
             yield run
 
     @both
-    async def wait(self, run_id: UUID | str, timeout: float | None = None) -> Run:
+    async def wait(self, run_id: UUID | str, timeout: float | None = None) -> WorkflowRun:
         """The run once it has ended, however it did; TaskUnfinished if that takes longer."""
         return await self._until_finished(self._get, run_id, timeout)
 
     @both
-    async def cancel(self, run_id: UUID | str) -> Run:
+    async def cancel(self, run_id: UUID | str) -> WorkflowRun:
         return await self._do(run_id, "cancel")
 
     @both
-    async def pause(self, run_id: UUID | str) -> Run:
+    async def pause(self, run_id: UUID | str) -> WorkflowRun:
         """Start no more steps for now."""
         return await self._do(run_id, "pause")
 
     @both
-    async def resume(self, run_id: UUID | str) -> Run:
+    async def resume(self, run_id: UUID | str) -> WorkflowRun:
         return await self._do(run_id, "resume")
 
     @both
-    async def retry(self, run_id: UUID | str) -> Run:
+    async def retry(self, run_id: UUID | str) -> WorkflowRun:
         """Begin again from the steps that failed."""
         return await self._do(run_id, "retry")
 
     @both
-    async def retry_step(self, run_id: UUID | str, step: str) -> Run:
+    async def retry_step(self, run_id: UUID | str, step: str) -> WorkflowRun:
         """Do one step again, and what comes after it."""
         return await self._do(run_id, f"steps/{part(step)}/retry")
 
     @both
-    async def skip_step(self, run_id: UUID | str, step: str) -> Run:
+    async def skip_step(self, run_id: UUID | str, step: str) -> WorkflowRun:
         """Go on as if the step were not there."""
         return await self._do(run_id, f"steps/{part(step)}/skip")
 
-    async def _get(self, run_id: UUID | str) -> Run:
-        return await self._caller.call("GET", f"{_RUNS}/{part(run_id)}", answer=Run)
+    async def _get(self, run_id: UUID | str) -> WorkflowRun:
+        return await self._caller.call("GET", f"{_RUNS}/{part(run_id)}", answer=WorkflowRun)
 
-    async def _do(self, run_id: UUID | str, verb: str) -> Run:
-        return await self._caller.call("POST", f"{_RUNS}/{part(run_id)}/{verb}", answer=Run)
+    async def _do(self, run_id: UUID | str, verb: str) -> WorkflowRun:
+        return await self._caller.call("POST", f"{_RUNS}/{part(run_id)}/{verb}", answer=WorkflowRun)

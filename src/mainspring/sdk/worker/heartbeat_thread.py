@@ -16,7 +16,7 @@ from math import inf
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from msgspec import UNSET, Raw, UnsetType
 
 from mainspring.clock import monotonic, wall_clock
 from mainspring.errors import MainspringError
@@ -24,21 +24,20 @@ from mainspring.sdk.encoding import encode, sendable
 from mainspring.sdk.sync_async import run
 from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.loop_runner import LoopRunner, Struck
+from mainspring.sdk.worker.nodes import Nodes
 from mainspring.sdk.worker.outcomes import ended
-from mainspring.sdk.worker.protocol import (
-    HEARTBEAT,
-    Beat,
-    HeartbeatIn,
-    HeartbeatOut,
-    Kept,
-    Nodes,
-    OutcomeOut,
-    ReportIn,
-    ReportOut,
-    ServerClock,
-)
-from mainspring.sdk.worker.reports import REPORTS, outcome_of
+from mainspring.sdk.worker.protocol import HEARTBEAT, REPORTS, ServerClock
+from mainspring.sdk.worker.reports import outcome_of
 from mainspring.sdk.worker.start_channels import StartChannels
+from mainspring.wire.workers import (
+    BeatIn,
+    HeartbeatIn,
+    JudgedListOut,
+    OutcomeIn,
+    PulseOut,
+    PulsesOut,
+    ReportIn,
+)
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -175,20 +174,20 @@ class HeartbeatThread(threading.Thread):
         for first in range(0, len(old), _MOST_BEATS):
             batch = old[first : first + _MOST_BEATS]
             begun = [attempt for attempt in batch if attempt.begun]
-            kept = self._ask_for([_beat_of(attempt) for attempt in batch])
+            kept = self._ask_for(tuple(_beat_of(attempt) for attempt in batch))
             if kept is None:
                 continue
             for attempt in begun:
                 attempt.named = True
             self._take(batch, kept)
 
-    def _ask_for(self, beats: list[Beat]) -> "dict[UUID, Kept] | None":
+    def _ask_for(self, beats: tuple[BeatIn, ...]) -> "dict[UUID, PulseOut] | None":
         """What became of each lease; None where nobody answered."""
         body = HeartbeatIn(self._options.name, self._options.incarnation, beats)
         within = self._clock.lease / 3
         try:
             answer = run(
-                self._nodes.ask_any(HEARTBEAT, body, HeartbeatOut, within=within, blocking=True)
+                self._nodes.ask_any(HEARTBEAT, body, PulsesOut, within=within, blocking=True)
             )
         except MainspringError as problem:
             if str(problem) != self._complaint:  # once, and not with every beat
@@ -198,7 +197,7 @@ class HeartbeatThread(threading.Thread):
         self._complaint = ""
         return {kept.id: kept for kept in answer.tasks}
 
-    def _take(self, batch: list[WorkerExecution], kept: "dict[UUID, Kept]") -> None:
+    def _take(self, batch: list[WorkerExecution], kept: "dict[UUID, PulseOut]") -> None:
         for attempt in batch:
             found = kept.get(attempt.leased.id)
             if found is None and not attempt.begun:
@@ -226,7 +225,7 @@ class HeartbeatThread(threading.Thread):
         for attempt in waiting:
             if attempt.settled or attempt.ending is not None:
                 continue
-            kept = self._ask_for([Beat(*attempt.key, alone=attempt.alone)])
+            kept = self._ask_for((BeatIn(*attempt.key, alone=attempt.alone),))
             found = None if kept is None else kept.get(attempt.leased.id)
             if found is None:
                 self._to_announce.append(attempt)
@@ -272,8 +271,11 @@ class HeartbeatThread(threading.Thread):
         if not waiting:
             return
         now = datetime.fromtimestamp(wall_clock(), UTC)
-        told = [OutcomeOut(*attempt.key, "released", now, now) for attempt in waiting]
-        run(self._nodes.ask_any(REPORTS, ReportIn(told), ReportOut, within=5.0, blocking=True))
+        told = [
+            OutcomeIn(*attempt.key, "released", started_at=now, finished_at=now)
+            for attempt in waiting
+        ]
+        self._report(told)
 
     def _despair(self, culprit: WorkerExecution) -> None:
         """Nothing frees the loop. Say what can be said about all tries, and begin anew."""
@@ -288,8 +290,12 @@ class HeartbeatThread(threading.Thread):
                 )
         told = [outcome_of(attempt) for attempt in self._held() if attempt.verdict is not None]
         with suppress(Exception):  # whatever comes of it, the process is replaced
-            run(self._nodes.ask_any(REPORTS, ReportIn(told), ReportOut, within=5.0, blocking=True))
+            self._report(told)
         self.replace_process()
+
+    def _report(self, told: list[OutcomeIn]) -> None:
+        body = ReportIn(tuple(told))
+        run(self._nodes.ask_any(REPORTS, body, JudgedListOut, within=5.0, blocking=True))
 
     def _culprit(self) -> WorkerExecution | None:
         """The try whose code the event loop is running just now."""
@@ -313,20 +319,20 @@ def _is_news(attempt: WorkerExecution, now: float) -> bool:
     )
 
 
-def _beat_of(attempt: WorkerExecution) -> Beat:
+def _beat_of(attempt: WorkerExecution) -> BeatIn:
     began = attempt.begun
-    return Beat(*attempt.key, _progress(attempt), started=began, alone=began and attempt.alone)
+    return BeatIn(*attempt.key, _progress(attempt), started=began, alone=began and attempt.alone)
 
 
-def _progress(attempt: WorkerExecution) -> Any:
+def _progress(attempt: WorkerExecution) -> Raw | UnsetType:
     """What it said last. One that cannot be sent must not cost the others their heartbeat."""
     value = attempt.context.last_progress
     if value is None:
-        return None
+        return UNSET
     try:
         data = encode(value)
-        if len(data) <= _LARGEST_PROGRESS:
-            return msgspec.Raw(data)
-        return sendable(data[:_SHOWN].decode("utf-8", "replace")) + "…"
     except MainspringError:
-        return f"a {type(value).__name__} that cannot be written as JSON"
+        data = encode(f"a {type(value).__name__} that cannot be written as JSON")
+    if len(data) > _LARGEST_PROGRESS:
+        data = encode(sendable(data[:_SHOWN].decode("utf-8", "replace")) + "…")
+    return Raw(data)

@@ -13,21 +13,13 @@ from uuid import UUID
 
 from mainspring.clock import monotonic
 from mainspring.errors import MainspringError, NotReady, RequestError, Unavailable
+from mainspring.sdk.worker.nodes import Nodes
 from mainspring.sdk.worker.options import WorkerOptions
-from mainspring.sdk.worker.protocol import (
-    About,
-    Held,
-    LeaseIn,
-    LeaseOut,
-    Nodes,
-    Resources,
-)
+from mainspring.sdk.worker.protocol import Leases
+from mainspring.wire.workers import MOST_LEASES, AboutIn, HeldIn, LeaseIn, ResourcesIn
 
 log = logging.getLogger("mainspring.worker")
 
-LEASES = "/v1/leases"
-
-_MOST_AT_ONCE = 1000
 _PER_NODE = 2
 """Requests to a node at a time: while one brings tasks, the other waits for more."""
 _GATHER = 0.005
@@ -114,7 +106,7 @@ class HomeNode(Protocol):
     options: WorkerOptions
     complaints: LeaseErrors
 
-    async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[LeaseOut, int]:
+    async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
         """Ask a node for tasks; those that come are begun. Return the answer, and how many of its
         leases are new here."""
         ...
@@ -124,7 +116,7 @@ class HomeNode(Protocol):
         to tell."""
         ...
 
-    def about(self) -> About | None:
+    def about(self) -> AboutIn | None:
         """Who it is, from time to time."""
         ...
 
@@ -233,7 +225,7 @@ class Leaser:
             lane.room.clear()
             await lane.room.wait()
         idle = max(1, count * _PER_NODE - lane.polls)
-        return min(-(-lane.open_slots // idle), _MOST_AT_ONCE)
+        return min(-(-lane.open_slots // idle), MOST_LEASES)
 
     async def _lease(self, url: str, want: int, pace: Pace) -> tuple[bool, float]:
         """Whether tasks came, and how long to rest before the next request."""
@@ -242,16 +234,16 @@ class Leaser:
         body = LeaseIn(
             options.name,
             options.incarnation,
-            list(options.queues),
-            lane.handlers,
+            tuple(options.queues),
+            tuple(lane.handlers),
             lane.commands,
-            list(options.tags),
+            tuple(options.tags),
             want,
             # A task that killed workers before goes to one that says it holds nothing: do not go on
             # saying the contrary for long.
             min(options.wait, _BUSY_WAIT) if held is None or held else options.wait,
-            None if held is None else [Held(*key) for key in held],
-            Resources(options.memory_mb, options.cpu),
+            None if held is None else tuple(HeldIn(*key) for key in held),
+            ResourcesIn(options.memory_mb, options.cpu),
             self._home.about(),
             announces_starts=True,
         )

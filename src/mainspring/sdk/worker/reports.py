@@ -10,9 +10,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from typing import get_args
 from uuid import UUID
 
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from mainspring.clock import monotonic
 from mainspring.errors import (
@@ -26,29 +27,27 @@ from mainspring.errors import (
 from mainspring.sdk.context import HandlerLogLine
 from mainspring.sdk.encoding import sendable
 from mainspring.sdk.worker.execution import WorkerExecution
+from mainspring.sdk.worker.nodes import Nodes
 from mainspring.sdk.worker.outcomes import ReportedOutcome
-from mainspring.sdk.worker.protocol import (
-    ErrorOut,
-    Leased,
-    LineOut,
+from mainspring.sdk.worker.protocol import LOGS, REPORTS, Leased
+from mainspring.wire.workers import (
+    ErrorIn,
+    JudgedListOut,
+    LogLevel,
+    LogLineIn,
     LogsIn,
-    Nodes,
-    OutcomeOut,
+    OutcomeIn,
     ReportIn,
-    ReportOut,
 )
 
 log = logging.getLogger("mainspring.worker")
-
-REPORTS = "/v1/leases/report"
-LOGS = "/v1/leases/logs"
 
 _MOST_OUTCOMES = 1000
 _MOST_BYTES = 4 * 2**20
 _MOST_LINES = 500
 _MOST_WAITING_LINES = 20_000
 _LONGEST_LINE = 8192
-_LEVELS = frozenset({"debug", "info", "warning", "error", "stdout", "stderr"})
+_LEVELS: dict[str, LogLevel] = {level: level for level in get_args(LogLevel)}
 _LONGEST_PAUSE = 30 * 86400.0
 _IN_FLIGHT = 2
 _PATIENCE = 10.0
@@ -117,9 +116,9 @@ class Reporter:
         await self._logs.sent(batch, _LAST_WORDS)
         while batch:
             try:
-                body = ReportIn([outcome_of(attempt) for attempt in batch])
+                body = ReportIn(tuple(outcome_of(attempt) for attempt in batch))
                 answer = await self._nodes.ask_any(
-                    REPORTS, body, ReportOut, within=_PATIENCE, blocking=False
+                    REPORTS, body, JudgedListOut, within=_PATIENCE, blocking=False
                 )
             except (MalformedRequest, InvalidRequest, TooLarge) as refused:
                 batch = await self._refused(batch, refused)
@@ -171,7 +170,7 @@ class LogSender:
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
-        self._lines: deque[LineOut] = deque()
+        self._lines: deque[LogLineIn] = deque()
         self._sending: asyncio.Task[bool] | None = None
         self._under_way = 0
         self._written = 0
@@ -186,8 +185,8 @@ class LogSender:
             self._dropped += 1
             return
         message = sendable(line.message[:_LONGEST_LINE])
-        level = line.level if line.level in _LEVELS else "info"
-        made = LineOut(leased.id, leased.fence, _instant(line.at), level, message)
+        level = _LEVELS.get(line.level, "info")
+        made = LogLineIn(leased.id, leased.fence, message, _instant(line.at), level)
         with self._writing:
             self._lines.append(made)
             self._written += 1
@@ -237,7 +236,9 @@ class LogSender:
         batch = [self._lines.popleft() for _ in range(count)]
         self._under_way = count
         try:
-            await self._nodes.ask_any(LOGS, LogsIn(batch), object, within=_PATIENCE, blocking=False)
+            await self._nodes.ask_any(
+                LOGS, LogsIn(tuple(batch)), object, within=_PATIENCE, blocking=False
+            )
         except RequestError:
             self._dropped += count
         except MainspringError:
@@ -263,21 +264,21 @@ class LogSender:
         return self._dropped
 
 
-def outcome_of(attempt: WorkerExecution) -> OutcomeOut:
+def outcome_of(attempt: WorkerExecution) -> OutcomeIn:
     """How a try ended, as it is told."""
     verdict = attempt.verdict
     assert verdict is not None
-    error = None if verdict.code is None else ErrorOut(verdict.code, verdict.message)
-    return OutcomeOut(
+    error = None if verdict.code is None else ErrorIn(verdict.message, verdict.code)
+    return OutcomeIn(
         attempt.leased.id,
         attempt.leased.fence,
         verdict.status,
-        _instant(attempt.started_at),
-        _instant(attempt.finished_at),
-        None if verdict.result is None else Raw(verdict.result),
+        UNSET if verdict.result is None else Raw(verdict.result),
         error,
         verdict.retryable,
         None if verdict.retry_after is None else max(0.0, min(verdict.retry_after, _LONGEST_PAUSE)),
+        _instant(attempt.started_at),
+        _instant(attempt.finished_at),
     )
 
 

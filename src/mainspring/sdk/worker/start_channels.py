@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from mainspring.clock import monotonic
 from mainspring.errors import MainspringError
-from mainspring.sdk.worker.protocol import HEARTBEAT, Beat, HeartbeatIn, Nodes, Stream
+from mainspring.sdk.worker.nodes import Nodes, Stream
+from mainspring.sdk.worker.protocol import HEARTBEAT
+from mainspring.wire.workers import BeatIn, HeartbeatIn
 
 if TYPE_CHECKING:
     from mainspring.sdk.worker.execution import WorkerExecution
@@ -62,7 +64,7 @@ class StartChannels:
         stream = self._open_one()
         if stream is not None:
             options = self._options
-            body = HeartbeatIn(options.name, options.incarnation, [Beat(*attempt.key)])
+            body = HeartbeatIn(options.name, options.incarnation, (BeatIn(*attempt.key),))
             channel = _StartChannel(stream, attempt, stream.encode(HEARTBEAT, body))
             self._reserved.append(channel)
             attempt.on_begin = channel.send

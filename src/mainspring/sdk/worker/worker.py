@@ -19,20 +19,21 @@ from mainspring.sdk.worker.execution import Runner, WorkerExecution
 from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread
 from mainspring.sdk.worker.lease_reader import LeaseReader
 from mainspring.sdk.worker.leasing import (
-    LEASES,
     Lane,
     LeaseErrors,
     Leaser,
 )
 from mainspring.sdk.worker.loop_runner import LoopRunner
+from mainspring.sdk.worker.nodes import Nodes
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import RELEASED
 from mainspring.sdk.worker.processes import ProcessRunner
-from mainspring.sdk.worker.protocol import About, Leased, LeaseIn, LeaseOut, Nodes, ServerClock
+from mainspring.sdk.worker.protocol import LEASES, Leased, Leases, ServerClock
 from mainspring.sdk.worker.reports import LogSender, Reporter
 from mainspring.sdk.worker.suspects import Suspects
 from mainspring.sdk.worker.threads import ThreadRunner
 from mainspring.sdk.worker.worker_info import WorkerInfo, memory_mb_of
+from mainspring.wire.workers import AboutIn, LeaseIn
 
 log = logging.getLogger("mainspring.worker")
 
@@ -165,16 +166,14 @@ class Worker:
 
     # Tries -----------------------------------------------------------------------------------
 
-    async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[LeaseOut, int]:
+    async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
         """Ask a node for tasks. The answer is read, and its leases are kept, also while a handler
         blocks the event loop. What came is begun here even if nobody waits for it any more."""
         return await self._reader.call(self._ask(url, body, lane, within))
 
-    async def _ask(
-        self, url: str, body: LeaseIn, lane: Lane, within: float
-    ) -> tuple[LeaseOut, int]:
+    async def _ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
         answer = await self._lease_nodes.ask(
-            url, LEASES, body, LeaseOut, within=within, blocking=False
+            url, LEASES, body, Leases, within=within, blocking=False
         )
         arrived = self.register(answer.tasks, lane) if answer.tasks else []
         if arrived:
@@ -304,7 +303,7 @@ class Worker:
     def held_tries(self, most: int) -> list[tuple[UUID, int]] | None:
         return None if len(self._keys) > most else list(self._keys)
 
-    def about(self) -> About | None:
+    def about(self) -> AboutIn | None:
         now = monotonic()
         if now < self._introduced + _INTRODUCE_EVERY:
             return None

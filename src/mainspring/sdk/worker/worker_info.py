@@ -8,7 +8,7 @@ from pathlib import Path
 from mainspring import __version__
 from mainspring.clock import monotonic
 from mainspring.sdk.worker.options import WorkerOptions
-from mainspring.sdk.worker.protocol import About
+from mainspring.wire.workers import AboutIn
 
 
 class WorkerInfo:
@@ -19,11 +19,11 @@ class WorkerInfo:
         self._looked = monotonic()
         self._used = sum(os.times()[:2])
 
-    def draw(self, finished: int, running: int, heartbeat_errors: int) -> About:
+    def draw(self, finished: int, running: int, heartbeat_errors: int) -> AboutIn:
         now, used = monotonic(), sum(os.times()[:2])
         share = (used - self._used) / max(now - self._looked, 0.001)
         self._looked, self._used = now, used
-        return About(
+        return AboutIn(
             host=socket.gethostname(),
             pid=os.getpid(),
             slots=self._options.concurrency,
