@@ -8,7 +8,7 @@ import pytest
 
 import mainspring
 from mainspring import App, AsyncClient, Client, Conflict
-from mainspring.sdk.models import Schedule
+from mainspring.sdk.resources.schedules import Schedule
 from mainspring.sdk.transport import AsyncTransport
 from mainspring.sdk.wire import Request, Response
 from support.cluster import Cluster, Node

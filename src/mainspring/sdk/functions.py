@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property, update_wrapper
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 from uuid import uuid4
 
 from msgspec import Raw
@@ -15,11 +15,13 @@ from mainspring.errors import InvalidArguments
 from mainspring.sdk.arguments import Signature
 from mainspring.sdk.client import AsyncClient, Client
 from mainspring.sdk.context import Context
-from mainspring.sdk.models import Schedule, Task
 from mainspring.sdk.periodic import Periodic
-from mainspring.sdk.resources.tasks import described
-from mainspring.sdk.targets import Duration, Moment, Requires, Retry, handler
+from mainspring.sdk.targets import Duration, Moment, Requires, Retry, described, handler
 from mainspring.sdk.workflow import DeclaredStep
+
+if TYPE_CHECKING:
+    from mainspring.sdk.resources.schedules import Schedule
+    from mainspring.sdk.resources.tasks import Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -149,11 +151,11 @@ class TaskFunction(Generic[P, R]):
 
     # Now -------------------------------------------------------------------------------------
 
-    def delay(self, *args: P.args, **kwargs: P.kwargs) -> Task:
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> "Task":
         """Let a worker call it as soon as one is free."""
         return self._create(self._prepared(args, kwargs), None)
 
-    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Task:
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> "Task":
         """`delay` for async code."""
         return await self._acreate(self._prepared(args, kwargs), None)
 
@@ -168,7 +170,7 @@ class TaskFunction(Generic[P, R]):
         timezone: str | None = None,
         schedule_name: str | None = None,
         **kwargs: Any,
-    ) -> Task | Schedule:
+    ) -> "Task | Schedule":
         """Let a worker call it at a time, after a delay, or by a cron expression. The last makes a
         schedule of this name (else the task's), or changes the one that there is."""
         if cron is not None:
@@ -187,7 +189,7 @@ class TaskFunction(Generic[P, R]):
         timezone: str | None = None,
         schedule_name: str | None = None,
         **kwargs: Any,
-    ) -> Task | Schedule:
+    ) -> "Task | Schedule":
         """`schedule` for async code."""
         if cron is not None:
             wanted = self._recurring(args, kwargs, at, delay, cron, timezone, schedule_name)
@@ -209,7 +211,7 @@ class TaskFunction(Generic[P, R]):
         queue: str | None = None,
         priority: int | None = None,
         task_id: str | None = None,
-    ) -> Task:
+    ) -> "Task":
         """`delay` and `schedule` under the names that Celery gave them. A `task_id` is sent as the
         idempotency key: the same one again makes no second task."""
         changes = {"expires_at": expires, "queue": queue, "priority": priority}
@@ -251,11 +253,11 @@ class TaskFunction(Generic[P, R]):
         payload = self.signature.pack(args, kwargs)
         return Periodic(name, self.name, self.options.fields(self.name), payload, timing)
 
-    def _create(self, wanted: dict[str, Any], key: str | None) -> Task:
+    def _create(self, wanted: dict[str, Any], key: str | None) -> "Task":
         target = wanted.pop("target")
         return self.app.client.tasks.create(target, idempotency_key=key, **wanted)
 
-    async def _acreate(self, wanted: dict[str, Any], key: str | None) -> Task:
+    async def _acreate(self, wanted: dict[str, Any], key: str | None) -> "Task":
         target = wanted.pop("target")
         return await self.app.async_client.tasks.create(target, idempotency_key=key, **wanted)
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Raw
 
 from mainspring.errors import NotFound, PreconditionFailed
-from mainspring.sdk.models import Schedule
-from mainspring.sdk.resources.schedules import OWNER, VERSION, labels_of, version_in
+from mainspring.sdk.schedule_labels import OWNER, VERSION, labels_of, version_in
 from mainspring.sdk.targets import handler
 
 if TYPE_CHECKING:
     from mainspring.sdk.client import AsyncClient
+    from mainspring.sdk.resources.schedules import Schedule
 
 _PAGE = 1000
 
@@ -34,7 +34,7 @@ class Owner:
         version = {VERSION: str(self.version)} if self.version else {}
         return {OWNER: self.name, **version}
 
-    def has(self, schedule: Schedule) -> bool:
+    def has(self, schedule: "Schedule") -> bool:
         return labels_of(schedule).get(OWNER) == self.name
 
 
@@ -83,7 +83,7 @@ async def sync(client: "AsyncClient", owner: Owner, declared: list[Periodic]) ->
     return Synced(sorted(names), sorted(removed))
 
 
-async def _removed(client: "AsyncClient", owner: Owner, found: Schedule) -> bool:
+async def _removed(client: "AsyncClient", owner: Owner, found: "Schedule") -> bool:
     """Whether this call removed it: another worker may be quicker, or somebody change it."""
     try:
         present = await client.schedules.get(found.id)

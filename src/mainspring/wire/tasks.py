@@ -12,8 +12,7 @@ from uuid import UUID
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from mainspring.domain.execution import Outcome
-from mainspring.domain.task import Requirements, TaskState
-from mainspring.domain.urls import LONGEST_URL
+from mainspring.domain.task import LONGEST_URL, Requirements, TaskState
 from mainspring.wire import patterns
 from mainspring.wire.values import Json, JsonOrNull, OpenEnum
 

@@ -1,4 +1,4 @@
-"""`client.keys`, `secrets`, `limits`, `audit` for admins; `tenants` and `cluster` for operators."""
+"""`client.keys` and `client.secrets` for admins, `client.tenants` for operators."""
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
@@ -6,12 +6,37 @@ from typing import Any
 from uuid import UUID
 
 from mainspring.sdk.calling import part
-from mainspring.sdk.models import Key, RegisteredWorker, RotatedSecret, Secret, Tenant
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import Duration
-from mainspring.wire.admin import AuditEntryOut, ClusterOut, LimitsOut
-from mainspring.wire.webhooks import EgressOut
+from mainspring.wire.admin import KeyOut, TenantOut
+from mainspring.wire.webhooks import EgressOut, NewSecretOut, RotatedOut
+
+
+class Key(KeyOut, kw_only=True):
+    """An API key; `api_key` is there once, when it was made."""
+
+    api_key: str | None = None
+
+
+class Tenant(TenantOut, kw_only=True):
+    """A tenant and its limits; `api_key` is there once, when it was made."""
+
+    api_key: str | None = None
+
+
+class Secret(NewSecretOut, kw_only=True):
+    """A signing secret; `secret` is there once, when it was made."""
+
+    secret: Any = None
+
+
+class RotatedSecret(RotatedOut):
+    """The new secret, and the old one with its end."""
+
+    current: Secret
+    previous: Secret
+
 
 SecretList = list[Secret]
 
@@ -149,35 +174,6 @@ class Tenants(ApiResource[F]):
         body = {"allow": allow, "deny": deny, **given}
         path = f"/v1/tenants/{part(tenant_id)}/egress"
         return await self._caller.call("PUT", path, body, answer=EgressOut)
-
-
-class Installation(ApiResource[F]):
-    """What there is one of: limits and the audit log of a tenant, and the cluster."""
-
-    @both
-    async def limits(self) -> LimitsOut:
-        """What this tenant may use, and what it uses now."""
-        return await self._caller.call("GET", "/v1/limits", answer=LimitsOut)
-
-    @each
-    async def audit(
-        self, *, action: str | None = None, actor: str | None = None, limit: int | None = None
-    ) -> AsyncIterator[AuditEntryOut]:
-        """Who did what, newest first."""
-        query = {"action": action, "actor": actor, "limit": limit}
-        async for entry in self._every("/v1/audit", Page[AuditEntryOut], query):
-            yield entry
-
-    @each
-    async def workers(self, *, limit: int | None = None) -> AsyncIterator[RegisteredWorker]:
-        """Who works for this tenant, the newest first."""
-        async for worker in self._every("/v1/workers", Page[RegisteredWorker], {"limit": limit}):
-            yield worker
-
-    @both
-    async def cluster(self) -> ClusterOut:
-        """Nodes, partitions and epochs: for operators."""
-        return await self._caller.call("GET", "/v1/cluster", answer=ClusterOut)
 
 
 def _given(body: dict[str, Any]) -> dict[str, Any]:

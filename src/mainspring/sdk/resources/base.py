@@ -1,7 +1,7 @@
 """What all resources share: a caller, lists that go on page after page, and waiting for an end."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
 from msgspec import Struct
@@ -9,15 +9,26 @@ from msgspec import Struct
 from mainspring.clock import monotonic
 from mainspring.errors import TaskUnfinished
 from mainspring.sdk.calling import ApiCaller
-from mainspring.sdk.models import Task, WorkflowRun
 from mainspring.sdk.sync_async import F, Faced
 
 T = TypeVar("T")
-Ending = TypeVar("Ending", Task, WorkflowRun)
 
 _PAGE = 500
 _SOON = 0.05
 _LONGEST_PAUSE = 1.0
+
+
+class Finishing(Protocol):
+    """Something that ends at some time."""
+
+    id: UUID
+    state: str
+
+    @property
+    def finished(self) -> bool: ...
+
+
+Ending = TypeVar("Ending", bound=Finishing)
 
 
 class Page(Struct, Generic[T]):

@@ -6,13 +6,19 @@ from typing import Any
 from uuid import UUID
 
 from mainspring.sdk.calling import part
-from mainspring.sdk.models import DeadLetter, Task
 from mainspring.sdk.resources.base import ApiResource, Page
+from mainspring.sdk.resources.tasks import Task
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import Duration
-from mainspring.wire.dead_letters import DeadLetterGroupOut, EffectOut, ReplayedOut
+from mainspring.wire.dead_letters import DeadLetterGroupOut, DeadLetterOut, EffectOut, ReplayedOut
 
 Groups = list[DeadLetterGroupOut]
+
+
+class DeadLetter(DeadLetterOut, kw_only=True):
+    """A task that failed for good, and what was done about it."""
+
+    task: Task
 
 
 class DeadLetters(ApiResource[F]):

@@ -6,26 +6,51 @@ from hashlib import sha256
 from typing import Any, Unpack
 from uuid import UUID
 
+from msgspec import field
+
 from mainspring.errors import Conflict, NotFound, PreconditionFailed
 from mainspring.sdk.calling import part
 from mainspring.sdk.encoding import encode, with_offset
-from mainspring.sdk.models import Calendar, Occurrence, Schedule, Task
 from mainspring.sdk.resources.base import ApiResource, Page
+from mainspring.sdk.resources.tasks import Task
+from mainspring.sdk.schedule_labels import DEFINITION, OWNER, labels_of, version_in
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import ScheduleChanges, ScheduleFields
-from mainspring.wire.schedules import BackfilledOut, PreviewOut, Upcoming
-
-DEFINITION = "mainspring-definition"
-"""The label by which `put` knows that a schedule is as it should be."""
-OWNER = "mainspring-app"
-"""The label that says which app declares a schedule."""
-VERSION = "mainspring-app-version"
-"""The label that says which version of the app declared it last."""
+from mainspring.wire.schedules import (
+    BackfilledOut,
+    CalendarOut,
+    OccurrenceOut,
+    PreviewOut,
+    ScheduleOut,
+    Upcoming,
+)
 
 Times = list[datetime]
 
 _PATH = "/v1/schedules"
 _PATIENCE = 10
+
+
+class Schedule(ScheduleOut, kw_only=True):
+    """A schedule: when, by which policies, and which task."""
+
+    task: Any = None
+    input: Any = None
+    misfire: Any = field(default_factory=dict)
+    dst: Any = field(default_factory=dict)
+    etag: str | None = None
+
+
+class Occurrence(OccurrenceOut, kw_only=True):
+    """One decision about one nominal time, or about a range of them."""
+
+    decision: Any
+
+
+class Calendar(CalendarOut, kw_only=True):
+    """A named list of dates on which schedules do not run."""
+
+    etag: str | None = None
 
 
 class Schedules(ApiResource[F]):
@@ -231,17 +256,6 @@ class Calendars(ApiResource[F]):
     @both
     async def delete(self, name: str) -> None:
         await self._caller.call("DELETE", f"/v1/calendars/{part(name)}")
-
-
-def labels_of(schedule: Schedule) -> Mapping[str, str]:
-    """The labels of the tasks it makes."""
-    return (schedule.task or {}).get("labels") or {}
-
-
-def version_in(labels: Mapping[str, str]) -> int:
-    """0 for what tells none: older than any that does."""
-    text = labels.get(VERSION, "")
-    return int(text) if text.isdecimal() else 0
 
 
 def _not_yours(name: str, owner: str | None) -> str:

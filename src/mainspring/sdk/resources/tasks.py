@@ -5,19 +5,36 @@ from datetime import datetime
 from typing import Any, Unpack
 from uuid import UUID
 
+from msgspec import field
+
+from mainspring.domain.task import UNFINISHED, TaskState
 from mainspring.errors import TaskNotCompleted
 from mainspring.sdk.calling import part
-from mainspring.sdk.encoding import with_offset
-from mainspring.sdk.models import Task
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.sync_async import F, both, each
-from mainspring.sdk.targets import Target, TaskChanges, TaskFields
+from mainspring.sdk.targets import Target, TaskChanges, TaskFields, described
 from mainspring.wire.dead_letters import CancelledOut
-from mainspring.wire.tasks import ExecutionOut, ExplanationOut, Ids
+from mainspring.wire.tasks import ExecutionOut, ExplanationOut, Ids, TaskOut
 from mainspring.wire.workers import LogLineOut
 
 TaskIds = list[UUID]
 Executions = list[ExecutionOut]
+
+_FINAL = frozenset(TaskState) - UNFINISHED
+
+
+class Task(TaskOut, kw_only=True):
+    """A task. Lists leave the payload out unless it is asked for."""
+
+    payload: Any = None
+    retry: Any = field(default_factory=dict)
+    concurrency: Any = None
+    requires: Any = None
+    etag: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finished_at is not None or self.state in _FINAL
 
 
 class Tasks(ApiResource[F]):
@@ -188,14 +205,3 @@ class Tasks(ApiResource[F]):
 
     async def _do(self, task_id: UUID | str, verb: str) -> Task:
         return await self._caller.call("POST", f"/v1/tasks/{part(task_id)}/{verb}", answer=Task)
-
-
-def described(target: Target, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A task as it is sent; None means that a field is left out."""
-    wanted = {name: value for name, value in fields.items() if value is not None}
-    if "payload" in fields:
-        wanted["payload"] = fields["payload"]
-    for name in ("run_at", "expires_at", "start_at", "end_at"):
-        if name in wanted:
-            wanted[name] = with_offset(wanted[name])
-    return {"target": target, **wanted}

@@ -4,14 +4,46 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from uuid import UUID
 
+from msgspec import field
+
 from mainspring.sdk.calling import part
-from mainspring.sdk.models import Definition, WorkflowRun
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.workflow import Workflow
-from mainspring.wire.workflows import WorkflowSummary
+from mainspring.wire.runs import RunOut, RunStepOut
+from mainspring.wire.workflows import WorkflowOut, WorkflowSummary
 
 _RUNS = "/v1/workflow-runs"
+
+
+class Definition(WorkflowOut, kw_only=True):
+    """One version of a workflow."""
+
+    steps: Any
+    input: Any = field(default_factory=dict)
+    etag: str | None = None
+
+
+class RunStep(RunStepOut, kw_only=True):
+    """A step of a run; its items where it is done for a list."""
+
+    items: Any = None
+
+
+class WorkflowRun(RunOut, kw_only=True):
+    """A run of a workflow. Lists leave out the input, the steps and the graph."""
+
+    steps: list[RunStep] = field(default_factory=list)
+    graph: Any = None
+    etag: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finished_at is not None
+
+    def step(self, step_id: str) -> RunStep:
+        """Return the step of this id."""
+        return next(step for step in self.steps if step.id == step_id)
 
 
 class Workflows(ApiResource[F]):
