@@ -5,7 +5,6 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from mainspring.sdk.calling import part
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import Duration
@@ -44,6 +43,8 @@ SecretList = list[Secret]
 class Keys(ApiResource[F]):
     """A tenant's API keys."""
 
+    _path = "/v1/keys"
+
     @both
     async def create(
         self,
@@ -55,34 +56,34 @@ class Keys(ApiResource[F]):
     ) -> Key:
         """Make a key; the answer's `api_key` is shown this once."""
         body = {"name": name, "expires_at": expires_at, "expires_in": expires_in}
-        return await self._caller.call(
-            "POST", "/v1/keys", {"scopes": scopes, **_given(body)}, answer=Key
-        )
+        return await self._call("POST", self._path, {"scopes": scopes, **_given(body)}, answer=Key)
 
     @both
     async def get(self, key_id: str) -> Key:
-        return await self._caller.call("GET", f"/v1/keys/{part(key_id)}", answer=Key)
+        return await self._call("GET", self._at(key_id), answer=Key)
 
     @each
     async def list(self, *, limit: int | None = None) -> AsyncIterator[Key]:
         """All of them, newest first, those that have ended too."""
-        async for key in self._every("/v1/keys", Page[Key], {"limit": limit}):
+        async for key in self._every(self._path, Page[Key], {"limit": limit}):
             yield key
 
     @both
     async def rotate(self, key_id: str, *, grace: Duration | None = None) -> Key:
         """A key in its place; the old one stays valid for `grace`."""
         body = _given({"grace": grace})
-        return await self._caller.call("POST", f"/v1/keys/{part(key_id)}/rotate", body, answer=Key)
+        return await self._call("POST", self._at(key_id, "rotate"), body, answer=Key)
 
     @both
     async def revoke(self, key_id: str) -> None:
         """End it now."""
-        await self._caller.call("DELETE", f"/v1/keys/{part(key_id)}")
+        await self._call("DELETE", self._at(key_id))
 
 
 class Secrets(ApiResource[F]):
     """The secrets that sign webhooks."""
+
+    _path = "/v1/secrets"
 
     @both
     async def create(
@@ -90,12 +91,12 @@ class Secrets(ApiResource[F]):
     ) -> Secret:
         """Make one, or take one over; the answer's `secret` is shown this once."""
         body = _given({"name": name, "kind": kind, "secret": secret})
-        return await self._caller.call("POST", "/v1/secrets", body, answer=Secret)
+        return await self._call("POST", self._path, body, answer=Secret)
 
     @both
     async def list(self) -> SecretList:
         """Those that sign now."""
-        found = await self._caller.call("GET", "/v1/secrets", answer=Page[Secret])
+        found = await self._call("GET", self._path, answer=Page[Secret])
         return found.items
 
     @both
@@ -104,16 +105,17 @@ class Secrets(ApiResource[F]):
     ) -> RotatedSecret:
         """Replace it; both sign until the old one ends."""
         body = _given({"overlap": overlap, "secret": secret})
-        path = f"/v1/secrets/{part(secret_id)}/rotate"
-        return await self._caller.call("POST", path, body, answer=RotatedSecret)
+        return await self._call("POST", self._at(secret_id, "rotate"), body, answer=RotatedSecret)
 
     @both
     async def delete(self, secret_id: UUID | str) -> None:
-        await self._caller.call("DELETE", f"/v1/secrets/{part(secret_id)}")
+        await self._call("DELETE", self._at(secret_id))
 
 
 class Tenants(ApiResource[F]):
     """All teams of an installation: for operators."""
+
+    _path = "/v1/tenants"
 
     @both
     async def create(
@@ -126,37 +128,32 @@ class Tenants(ApiResource[F]):
     ) -> Tenant:
         """Make a tenant; the answer's `api_key` is its first key, shown this once."""
         body = {"weight": weight, "max_running": max_running, "spread": spread}
-        return await self._caller.call(
-            "POST", "/v1/tenants", {"name": name, **_given(body)}, answer=Tenant
-        )
+        return await self._call("POST", self._path, {"name": name, **_given(body)}, answer=Tenant)
 
     @both
     async def get(self, tenant_id: int | str) -> Tenant:
-        return await self._caller.call("GET", f"/v1/tenants/{part(tenant_id)}", answer=Tenant)
+        return await self._call("GET", self._at(tenant_id), answer=Tenant)
 
     @each
     async def list(self, *, limit: int | None = None) -> AsyncIterator[Tenant]:
         """All of them, newest first."""
-        async for tenant in self._every("/v1/tenants", Page[Tenant], {"limit": limit}):
+        async for tenant in self._every(self._path, Page[Tenant], {"limit": limit}):
             yield tenant
 
     @both
     async def edit(self, tenant_id: int | str, /, **changes: Any) -> Tenant:
         """Change its `weight`, `max_running` or `spread`."""
-        return await self._caller.call(
-            "PATCH", f"/v1/tenants/{part(tenant_id)}", changes, answer=Tenant
-        )
+        return await self._call("PATCH", self._at(tenant_id), changes, answer=Tenant)
 
     @both
     async def delete(self, tenant_id: int | str) -> None:
         """Let it go, with everything it owns."""
-        await self._caller.call("DELETE", f"/v1/tenants/{part(tenant_id)}")
+        await self._call("DELETE", self._at(tenant_id))
 
     @both
     async def egress(self, tenant_id: int | str) -> EgressOut:
         """What its webhooks may call."""
-        path = f"/v1/tenants/{part(tenant_id)}/egress"
-        return await self._caller.call("GET", path, answer=EgressOut)
+        return await self._call("GET", self._at(tenant_id, "egress"), answer=EgressOut)
 
     @both
     async def set_egress(
@@ -172,8 +169,7 @@ class Tenants(ApiResource[F]):
         """Replace its rules and its TLS identity."""
         given = _given({"ca": ca, "certificate": certificate, "key": key})
         body = {"allow": allow, "deny": deny, **given}
-        path = f"/v1/tenants/{part(tenant_id)}/egress"
-        return await self._caller.call("PUT", path, body, answer=EgressOut)
+        return await self._call("PUT", self._at(tenant_id, "egress"), body, answer=EgressOut)
 
 
 def _given(body: dict[str, Any]) -> dict[str, Any]:

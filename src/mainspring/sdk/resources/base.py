@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from mainspring.clock import monotonic
 from mainspring.errors import TaskUnfinished
-from mainspring.sdk.calling import ApiCaller
+from mainspring.sdk.calling import ApiCaller, part
 from mainspring.sdk.sync_async import F, Faced
 
 T = TypeVar("T")
@@ -39,20 +39,25 @@ class Page(Struct, Generic[T]):
 
 
 class ApiResource(Faced[F]):
-    """Some paths of the API."""
+    """Some paths of the API: those that begin with `_path`."""
+
+    _path: str
 
     def __init__(self, caller: ApiCaller) -> None:
         self._caller = caller
+        self._call = caller.call
         self.blocking = caller.transport.blocking
+
+    def _at(self, *parts: object) -> str:
+        """Return the path of something, whatever its id holds."""
+        return "/".join([self._path, *map(part, parts)])
 
     async def _every(self, path: str, page: Any, query: Mapping[str, Any]) -> AsyncIterator[Any]:
         """All items of a list, page after page; `limit` in the query is the size of a page."""
         cursor: str | None = None
         wanted = {"limit": _PAGE, **{k: v for k, v in query.items() if v is not None}}
         while True:
-            found = await self._caller.call(
-                "GET", path, answer=page, query={**wanted, "cursor": cursor}
-            )
+            found = await self._call("GET", path, answer=page, query={**wanted, "cursor": cursor})
             for item in found.items:
                 yield item
             cursor = found.next_cursor

@@ -5,7 +5,6 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from mainspring.sdk.calling import part
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.resources.tasks import Task
 from mainspring.sdk.sync_async import F, both, each
@@ -23,6 +22,8 @@ class DeadLetter(DeadLetterOut, kw_only=True):
 
 class DeadLetters(ApiResource[F]):
     """Tasks that failed for good, and wait for a person."""
+
+    _path = "/v1/dead-letters"
 
     @each
     async def list(
@@ -48,7 +49,7 @@ class DeadLetters(ApiResource[F]):
             "died_before": died_before,
             "limit": limit,
         }
-        async for letter in self._every("/v1/dead-letters", Page[DeadLetter], query):
+        async for letter in self._every(self._path, Page[DeadLetter], query):
             yield letter
 
     @both
@@ -57,21 +58,17 @@ class DeadLetters(ApiResource[F]):
     ) -> Groups:
         """What went wrong, the most frequent first."""
         query = {"group": True, "resolved": resolved, "name": name, "queue": queue}
-        found = await self._caller.call(
-            "GET", "/v1/dead-letters", answer=Page[DeadLetterGroupOut], query=query
-        )
+        found = await self._call("GET", self._path, answer=Page[DeadLetterGroupOut], query=query)
         return found.items
 
     @both
     async def get(self, letter_id: UUID | str) -> DeadLetter:
-        path = f"/v1/dead-letters/{part(letter_id)}"
-        return await self._caller.call("GET", path, answer=DeadLetter)
+        return await self._call("GET", self._at(letter_id), answer=DeadLetter)
 
     @both
     async def replay(self, letter_id: UUID | str) -> Task:
         """A new task; asking twice gives the same one."""
-        path = f"/v1/dead-letters/{part(letter_id)}/replay"
-        return await self._caller.call("POST", path, answer=Task)
+        return await self._call("POST", self._at(letter_id, "replay"), answer=Task)
 
     @both
     async def replay_all(
@@ -88,16 +85,15 @@ class DeadLetters(ApiResource[F]):
             body["first"] = first
         if stop_on_failure_rate is not None:
             body["stop_on_failure_rate"] = stop_on_failure_rate
-        return await self._caller.call("POST", "/v1/dead-letters/replay", body, answer=ReplayedOut)
+        return await self._call("POST", self._at("replay"), body, answer=ReplayedOut)
 
     @both
     async def archive(self, letter_id: UUID | str) -> DeadLetter:
-        path = f"/v1/dead-letters/{part(letter_id)}/archive"
-        return await self._caller.call("POST", path, answer=DeadLetter)
+        return await self._call("POST", self._at(letter_id, "archive"), answer=DeadLetter)
 
     @both
     async def delete(self, letter_id: UUID | str) -> None:
-        await self._caller.call("DELETE", f"/v1/dead-letters/{part(letter_id)}")
+        await self._call("DELETE", self._at(letter_id))
 
 
 class Effects(ApiResource[F]):
@@ -116,6 +112,4 @@ class Effects(ApiResource[F]):
         body: dict[str, Any] = {"key": key, "answer": answer}
         if ttl is not None:
             body["ttl"] = ttl
-        return await self._caller.call(
-            "POST", "/v1/effects", body, answer=EffectOut, key=idempotency_key
-        )
+        return await self._call("POST", "/v1/effects", body, answer=EffectOut, key=idempotency_key)

@@ -25,7 +25,7 @@ class Installation(ApiResource[F]):
     @both
     async def limits(self) -> LimitsOut:
         """What this tenant may use, and what it uses now."""
-        return await self._caller.call("GET", "/v1/limits", answer=LimitsOut)
+        return await self._call("GET", "/v1/limits", answer=LimitsOut)
 
     @each
     async def audit(
@@ -45,4 +45,4 @@ class Installation(ApiResource[F]):
     @both
     async def cluster(self) -> ClusterOut:
         """Nodes, partitions and epochs: for operators."""
-        return await self._caller.call("GET", "/v1/cluster", answer=ClusterOut)
+        return await self._call("GET", "/v1/cluster", answer=ClusterOut)

@@ -9,7 +9,6 @@ from uuid import UUID
 from msgspec import field
 
 from mainspring.errors import Conflict, NotFound, PreconditionFailed
-from mainspring.sdk.calling import part
 from mainspring.sdk.encoding import encode, with_offset
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.resources.tasks import Task
@@ -27,7 +26,6 @@ from mainspring.wire.schedules import (
 
 Times = list[datetime]
 
-_PATH = "/v1/schedules"
 _PATIENCE = 10
 
 
@@ -56,6 +54,8 @@ class Calendar(CalendarOut, kw_only=True):
 class Schedules(ApiResource[F]):
     """Recurring definitions that produce tasks."""
 
+    _path = "/v1/schedules"
+
     @both
     async def create(
         self,
@@ -67,13 +67,11 @@ class Schedules(ApiResource[F]):
     ) -> Schedule:
         """Create a schedule. `task` is a task without times: its target, payload and so on."""
         body = {"name": name, "task": task, **_checked(fields)}
-        return await self._caller.call(
-            "POST", "/v1/schedules", body, answer=Schedule, key=idempotency_key
-        )
+        return await self._call("POST", self._path, body, answer=Schedule, key=idempotency_key)
 
     @both
     async def get(self, schedule_id: UUID | str) -> Schedule:
-        return await self._caller.call("GET", f"/v1/schedules/{part(schedule_id)}", answer=Schedule)
+        return await self._call("GET", self._at(schedule_id), answer=Schedule)
 
     @both
     async def named(self, name: str) -> Schedule | None:
@@ -97,15 +95,14 @@ class Schedules(ApiResource[F]):
                 return found
             try:
                 if found is None:
-                    return await self._caller.call("POST", _PATH, body, answer=Schedule)
-                path = f"{_PATH}/{part(found.id)}"
-                present = await self._caller.call("GET", path, answer=Schedule)
+                    return await self._call("POST", self._path, body, answer=Schedule)
+                present = await self._call("GET", self._at(found.id), answer=Schedule)
                 labels = labels_of(present)
                 if labels.get(OWNER) == given.get(OWNER):
                     if version_in(labels) > version_in(given):
                         return present
-                    return await self._caller.call(
-                        "PUT", path, body, answer=Schedule, if_match=present.etag
+                    return await self._call(
+                        "PUT", self._at(found.id), body, answer=Schedule, if_match=present.etag
                     )
             except (Conflict, PreconditionFailed, NotFound):
                 continue  # somebody was quicker
@@ -118,7 +115,7 @@ class Schedules(ApiResource[F]):
     ) -> AsyncIterator[Schedule]:
         """All that match, newest first."""
         query = {"name": name, "state": state, "limit": limit}
-        async for schedule in self._every("/v1/schedules", Page[Schedule], query):
+        async for schedule in self._every(self._path, Page[Schedule], query):
             yield schedule
 
     @both
@@ -132,9 +129,9 @@ class Schedules(ApiResource[F]):
         **fields: Unpack[ScheduleFields],
     ) -> Schedule:
         """Give it a new definition whole."""
-        return await self._caller.call(
+        return await self._call(
             "PUT",
-            f"/v1/schedules/{part(schedule_id)}",
+            self._at(schedule_id),
             {"name": name, "task": task, **_checked(fields)},
             answer=Schedule,
             if_match=if_match,
@@ -149,9 +146,9 @@ class Schedules(ApiResource[F]):
         **changes: Unpack[ScheduleChanges],
     ) -> Schedule:
         """Change what is named."""
-        return await self._caller.call(
+        return await self._call(
             "PATCH",
-            f"/v1/schedules/{part(schedule_id)}",
+            self._at(schedule_id),
             _checked(changes),
             answer=Schedule,
             if_match=if_match,
@@ -159,25 +156,20 @@ class Schedules(ApiResource[F]):
 
     @both
     async def delete(self, schedule_id: UUID | str, *, if_match: str | None = None) -> None:
-        path = f"/v1/schedules/{part(schedule_id)}"
-        await self._caller.call("DELETE", path, if_match=if_match)
+        await self._call("DELETE", self._at(schedule_id), if_match=if_match)
 
     @both
     async def pause(self, schedule_id: UUID | str) -> Schedule:
-        path = f"/v1/schedules/{part(schedule_id)}/pause"
-        return await self._caller.call("POST", path, answer=Schedule)
+        return await self._call("POST", self._at(schedule_id, "pause"), answer=Schedule)
 
     @both
     async def resume(self, schedule_id: UUID | str) -> Schedule:
-        path = f"/v1/schedules/{part(schedule_id)}/resume"
-        return await self._caller.call("POST", path, answer=Schedule)
+        return await self._call("POST", self._at(schedule_id, "resume"), answer=Schedule)
 
     @both
     async def run(self, schedule_id: UUID | str) -> Task:
         """One task of it now, beside its timetable."""
-        return await self._caller.call(
-            "POST", f"/v1/schedules/{part(schedule_id)}/run", answer=Task
-        )
+        return await self._call("POST", self._at(schedule_id, "run"), answer=Task)
 
     @both
     async def backfill(
@@ -191,14 +183,14 @@ class Schedules(ApiResource[F]):
         body: dict[str, Any] = {"from": with_offset(start), "to": with_offset(end)}
         if max_running is not None:
             body["max_running"] = max_running
-        path = f"/v1/schedules/{part(schedule_id)}/backfill"
-        return await self._caller.call("POST", path, body, answer=BackfilledOut)
+        path = self._at(schedule_id, "backfill")
+        return await self._call("POST", path, body, answer=BackfilledOut)
 
     @both
     async def upcoming(self, schedule_id: UUID | str, n: int = 10) -> Times:
         """Its next times."""
-        path = f"/v1/schedules/{part(schedule_id)}/upcoming"
-        found = await self._caller.call("GET", path, answer=Upcoming, query={"n": n})
+        path = self._at(schedule_id, "upcoming")
+        found = await self._call("GET", path, answer=Upcoming, query={"n": n})
         return found.times
 
     @each
@@ -206,7 +198,7 @@ class Schedules(ApiResource[F]):
         self, schedule_id: UUID | str, *, decision: str | None = None, limit: int | None = None
     ) -> AsyncIterator[Occurrence]:
         """What was decided about its times, newest first."""
-        path = f"/v1/schedules/{part(schedule_id)}/occurrences"
+        path = self._at(schedule_id, "occurrences")
         query = {"decision": decision, "limit": limit}
         async for occurrence in self._every(path, Page[Occurrence], query):
             yield occurrence
@@ -214,40 +206,40 @@ class Schedules(ApiResource[F]):
     @both
     async def preview(self, **fields: Unpack[ScheduleFields]) -> PreviewOut:
         """When a schedule would run that nobody saved."""
-        return await self._caller.call(
-            "POST", "/v1/schedules/preview", _checked(fields), answer=PreviewOut
-        )
+        return await self._call("POST", self._at("preview"), _checked(fields), answer=PreviewOut)
 
     async def _named(self, name: str) -> Schedule | None:
-        found = await self._caller.call("GET", _PATH, answer=Page[Schedule], query={"name": name})
+        found = await self._call("GET", self._path, answer=Page[Schedule], query={"name": name})
         return next((schedule for schedule in found.items if schedule.name == name), None)
 
 
 class Calendars(ApiResource[F]):
     """Named lists of dates on which schedules do not run."""
 
+    _path = "/v1/calendars"
+
     @both
     async def create(self, name: str, dates: Sequence[date | str]) -> Calendar:
         body = {"name": name, "dates": dates}
-        return await self._caller.call("POST", "/v1/calendars", body, answer=Calendar)
+        return await self._call("POST", self._path, body, answer=Calendar)
 
     @both
     async def get(self, name: str) -> Calendar:
-        return await self._caller.call("GET", f"/v1/calendars/{part(name)}", answer=Calendar)
+        return await self._call("GET", self._at(name), answer=Calendar)
 
     @each
     async def list(self, *, limit: int | None = None) -> AsyncIterator[Calendar]:
         """All of them, by name."""
-        async for calendar in self._every("/v1/calendars", Page[Calendar], {"limit": limit}):
+        async for calendar in self._every(self._path, Page[Calendar], {"limit": limit}):
             yield calendar
 
     @both
     async def replace(
         self, name: str, dates: Sequence[date | str], *, if_match: str | None = None
     ) -> Calendar:
-        return await self._caller.call(
+        return await self._call(
             "PUT",
-            f"/v1/calendars/{part(name)}",
+            self._at(name),
             {"dates": dates},
             answer=Calendar,
             if_match=if_match,
@@ -255,7 +247,7 @@ class Calendars(ApiResource[F]):
 
     @both
     async def delete(self, name: str) -> None:
-        await self._caller.call("DELETE", f"/v1/calendars/{part(name)}")
+        await self._call("DELETE", self._at(name))
 
 
 def _not_yours(name: str, owner: str | None) -> str:

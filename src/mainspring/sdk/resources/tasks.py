@@ -9,7 +9,6 @@ from msgspec import field
 
 from mainspring.domain.task import UNFINISHED, TaskState
 from mainspring.errors import TaskNotCompleted
-from mainspring.sdk.calling import part
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import Target, TaskChanges, TaskFields, described
@@ -40,6 +39,8 @@ class Task(TaskOut, kw_only=True):
 class Tasks(ApiResource[F]):
     """Tasks and their executions."""
 
+    _path = "/v1/tasks"
+
     @both
     async def create(
         self,
@@ -49,8 +50,8 @@ class Tasks(ApiResource[F]):
         **fields: Unpack[TaskFields],
     ) -> Task:
         """Create a task. Without `run_at` and `delay` it is due now."""
-        return await self._caller.call(
-            "POST", "/v1/tasks", described(target, fields), answer=Task, key=idempotency_key
+        return await self._call(
+            "POST", self._path, described(target, fields), answer=Task, key=idempotency_key
         )
 
     @both
@@ -59,8 +60,8 @@ class Tasks(ApiResource[F]):
     ) -> TaskIds:
         """Create up to 10,000 tasks, all or none; each is what `create` would send."""
         wanted = [dict(task) for task in tasks]
-        found = await self._caller.call(
-            "POST", "/v1/tasks/batch", {"tasks": wanted}, answer=Ids, key=idempotency_key
+        found = await self._call(
+            "POST", self._at("batch"), {"tasks": wanted}, answer=Ids, key=idempotency_key
         )
         return found.ids
 
@@ -96,30 +97,29 @@ class Tasks(ApiResource[F]):
             "payload": payload,
             "limit": limit,
         }
-        async for task in self._every("/v1/tasks", Page[Task], query):
+        async for task in self._every(self._path, Page[Task], query):
             yield task
 
     @both
     async def executions(self, task_id: UUID | str, outcome: str | None = None) -> Executions:
         """Its tries, oldest first."""
-        path = f"/v1/tasks/{part(task_id)}/executions"
-        found = await self._caller.call(
-            "GET", path, answer=Page[ExecutionOut], query={"outcome": outcome}
+        found = await self._call(
+            "GET",
+            self._at(task_id, "executions"),
+            answer=Page[ExecutionOut],
+            query={"outcome": outcome},
         )
         return found.items
 
     @both
     async def explain(self, task_id: UUID | str) -> ExplanationOut:
         """Why it is not running."""
-        return await self._caller.call(
-            "GET", f"/v1/tasks/{part(task_id)}/explain", answer=ExplanationOut
-        )
+        return await self._call("GET", self._at(task_id, "explain"), answer=ExplanationOut)
 
     @each
     async def logs(self, task_id: UUID | str) -> AsyncIterator[LogLineOut]:
         """What its handler or command wrote, oldest first."""
-        path = f"/v1/tasks/{part(task_id)}/logs"
-        async for line in self._every(path, Page[LogLineOut], {}):
+        async for line in self._every(self._at(task_id, "logs"), Page[LogLineOut], {}):
             yield line
 
     @both
@@ -127,9 +127,7 @@ class Tasks(ApiResource[F]):
         self, task_id: UUID | str, *, if_match: str | None = None, **changes: Unpack[TaskChanges]
     ) -> Task:
         """Change a task that has not started. With `if_match=task.etag` only what was read."""
-        return await self._caller.call(
-            "PATCH", f"/v1/tasks/{part(task_id)}", changes, answer=Task, if_match=if_match
-        )
+        return await self._call("PATCH", self._at(task_id), changes, answer=Task, if_match=if_match)
 
     @both
     async def cancel(self, task_id: UUID | str) -> Task:
@@ -152,16 +150,14 @@ class Tasks(ApiResource[F]):
     @both
     async def delete(self, task_id: UUID | str) -> None:
         """Cancel it where needed, then purge it and its executions."""
-        await self._caller.call("DELETE", f"/v1/tasks/{part(task_id)}")
+        await self._call("DELETE", self._at(task_id))
 
     @both
     async def cancel_all(self, /, *, dry_run: bool = False, **filter: Any) -> CancelledOut:
         """Cancel all that match; what is not named is not looked at."""
         query = {"dry_run": True} if dry_run else None
         body = {"filter": filter}
-        return await self._caller.call(
-            "POST", "/v1/tasks/cancel", body, answer=CancelledOut, query=query
-        )
+        return await self._call("POST", self._at("cancel"), body, answer=CancelledOut, query=query)
 
     @both
     async def complete(
@@ -183,8 +179,7 @@ class Tasks(ApiResource[F]):
         }
         if error is not None:
             body["error"] = error
-        path = f"/v1/tasks/{part(task_id)}/complete"
-        return await self._caller.call("POST", path, body, answer=Task)
+        return await self._call("POST", self._at(task_id, "complete"), body, answer=Task)
 
     @both
     async def wait(self, task_id: UUID | str, timeout: float | None = None) -> Task:
@@ -201,7 +196,7 @@ class Tasks(ApiResource[F]):
         raise TaskNotCompleted(f"task {task.id} is {task.state}: {said}", task.state, task.error)
 
     async def _get(self, task_id: UUID | str) -> Task:
-        return await self._caller.call("GET", f"/v1/tasks/{part(task_id)}", answer=Task)
+        return await self._call("GET", self._at(task_id), answer=Task)
 
     async def _do(self, task_id: UUID | str, verb: str) -> Task:
-        return await self._caller.call("POST", f"/v1/tasks/{part(task_id)}/{verb}", answer=Task)
+        return await self._call("POST", self._at(task_id, verb), answer=Task)

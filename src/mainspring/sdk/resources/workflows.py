@@ -6,14 +6,11 @@ from uuid import UUID
 
 from msgspec import field
 
-from mainspring.sdk.calling import part
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.workflow import Workflow
 from mainspring.wire.runs import RunOut, RunStepOut
 from mainspring.wire.workflows import WorkflowOut, WorkflowSummary
-
-_RUNS = "/v1/workflow-runs"
 
 
 class Definition(WorkflowOut, kw_only=True):
@@ -49,33 +46,33 @@ class WorkflowRun(RunOut, kw_only=True):
 class Workflows(ApiResource[F]):
     """Named, versioned graphs of steps."""
 
+    _path = "/v1/workflows"
+
     @both
     async def create(
         self, workflow: Workflow | Mapping[str, Any], *, idempotency_key: str | None = None
     ) -> Definition:
         """Make a workflow, or the next version of the one that goes by its name."""
         body = workflow.definition() if isinstance(workflow, Workflow) else workflow
-        return await self._caller.call(
-            "POST", "/v1/workflows", body, answer=Definition, key=idempotency_key
-        )
+        return await self._call("POST", self._path, body, answer=Definition, key=idempotency_key)
 
     @both
     async def get(self, name: str, *, version: int | None = None) -> Definition:
         """A version of it; the latest, if none is named."""
-        return await self._caller.call(
-            "GET", f"/v1/workflows/{part(name)}", answer=Definition, query={"version": version}
+        return await self._call(
+            "GET", self._at(name), answer=Definition, query={"version": version}
         )
 
     @each
     async def list(self, *, limit: int | None = None) -> AsyncIterator[WorkflowSummary]:
         """All of them, by name."""
-        async for found in self._every("/v1/workflows", Page[WorkflowSummary], {"limit": limit}):
+        async for found in self._every(self._path, Page[WorkflowSummary], {"limit": limit}):
             yield found
 
     @both
     async def delete(self, name: str) -> None:
         """Take it out of use; runs that have begun go on."""
-        await self._caller.call("DELETE", f"/v1/workflows/{part(name)}")
+        await self._call("DELETE", self._at(name))
 
     @both
     async def run(
@@ -90,12 +87,15 @@ class Workflows(ApiResource[F]):
         body: dict[str, Any] = {"input": input or {}}
         if version is not None:
             body["version"] = version
-        path = f"/v1/workflows/{part(name)}/runs"
-        return await self._caller.call("POST", path, body, answer=WorkflowRun, key=idempotency_key)
+        return await self._call(
+            "POST", self._at(name, "runs"), body, answer=WorkflowRun, key=idempotency_key
+        )
 
 
 class WorkflowRuns(ApiResource[F]):
     """Runs of workflows."""
+
+    _path = "/v1/workflow-runs"
 
     @both
     async def get(self, run_id: UUID | str) -> WorkflowRun:
@@ -112,7 +112,7 @@ class WorkflowRuns(ApiResource[F]):
     ) -> AsyncIterator[WorkflowRun]:
         """All that match, newest first, without their steps."""
         query = {"workflow": workflow, "state": state, "schedule_id": schedule_id, "limit": limit}
-        async for run in self._every(_RUNS, Page[WorkflowRun], query):
+        async for run in self._every(self._path, Page[WorkflowRun], query):
             yield run
 
     @both
@@ -141,15 +141,15 @@ class WorkflowRuns(ApiResource[F]):
     @both
     async def retry_step(self, run_id: UUID | str, step: str) -> WorkflowRun:
         """Do one step again, and what comes after it."""
-        return await self._do(run_id, f"steps/{part(step)}/retry")
+        return await self._do(run_id, "steps", step, "retry")
 
     @both
     async def skip_step(self, run_id: UUID | str, step: str) -> WorkflowRun:
         """Go on as if the step were not there."""
-        return await self._do(run_id, f"steps/{part(step)}/skip")
+        return await self._do(run_id, "steps", step, "skip")
 
     async def _get(self, run_id: UUID | str) -> WorkflowRun:
-        return await self._caller.call("GET", f"{_RUNS}/{part(run_id)}", answer=WorkflowRun)
+        return await self._call("GET", self._at(run_id), answer=WorkflowRun)
 
-    async def _do(self, run_id: UUID | str, verb: str) -> WorkflowRun:
-        return await self._caller.call("POST", f"{_RUNS}/{part(run_id)}/{verb}", answer=WorkflowRun)
+    async def _do(self, run_id: UUID | str, *verb: str) -> WorkflowRun:
+        return await self._call("POST", self._at(run_id, *verb), answer=WorkflowRun)
