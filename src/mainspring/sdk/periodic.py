@@ -35,7 +35,7 @@ class Owner:
         return {OWNER: self.name, **version}
 
     def has(self, schedule: "Schedule") -> bool:
-        return labels_of(schedule).get(OWNER) == self.name
+        return labels_of(schedule.task).get(OWNER) == self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Periodic:
 async def sync(client: "AsyncClient", owner: Owner, declared: list[Periodic]) -> Synced:
     """Create, change and remove the schedules of an app, unless a newer version of it did."""
     own = [found async for found in client.schedules.list(limit=_PAGE) if owner.has(found)]
-    newest = max((version_in(labels_of(found)) for found in own), default=0)
+    newest = max((version_in(labels_of(found.task)) for found in own), default=0)
     if newest > owner.version:
         return Synced(newer=newest)
     for wanted in declared:
@@ -87,7 +87,7 @@ async def _removed(client: "AsyncClient", owner: Owner, found: "Schedule") -> bo
     """Whether this call removed it: another worker may be quicker, or somebody change it."""
     try:
         present = await client.schedules.get(found.id)
-        if not owner.has(present) or version_in(labels_of(present)) > owner.version:
+        if not owner.has(present) or version_in(labels_of(present.task)) > owner.version:
             return False
         await client.schedules.delete(found.id, if_match=present.etag)
     except (NotFound, PreconditionFailed):

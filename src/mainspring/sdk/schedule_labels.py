@@ -1,10 +1,7 @@
 """Labels by which a schedule says which app declared it, and how."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from mainspring.sdk.resources.schedules import Schedule
+from typing import Any
 
 DEFINITION = "mainspring-definition"
 """The label by which `put` knows that a schedule is as it should be."""
@@ -14,9 +11,9 @@ VERSION = "mainspring-app-version"
 """The label that says which version of the app declared it last."""
 
 
-def labels_of(schedule: "Schedule") -> Mapping[str, str]:
-    """The labels of the tasks it makes."""
-    return (schedule.task or {}).get("labels") or {}
+def labels_of(task: Mapping[str, Any] | None) -> Mapping[str, str]:
+    """Return the labels of the tasks that a schedule makes."""
+    return (task or {}).get("labels") or {}
 
 
 def version_in(labels: Mapping[str, str]) -> int:

@@ -91,13 +91,13 @@ class Schedules(ApiResource[F]):
         body["task"]["labels"] = {**given, DEFINITION: digest}
         for _ in range(_PATIENCE):
             found = await self._named(name)
-            if found is not None and labels_of(found).get(DEFINITION) == digest:
+            if found is not None and labels_of(found.task).get(DEFINITION) == digest:
                 return found
             try:
                 if found is None:
                     return await self._call("POST", self._path, body, answer=Schedule)
                 present = await self._call("GET", self._at(found.id), answer=Schedule)
-                labels = labels_of(present)
+                labels = labels_of(present.task)
                 if labels.get(OWNER) == given.get(OWNER):
                     if version_in(labels) > version_in(given):
                         return present
