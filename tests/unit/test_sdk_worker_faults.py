@@ -102,7 +102,7 @@ async def reported(lease_service: Desk, *tries: WorkerExecution) -> list[WorkerE
     reporter = Reporter(lease_service, LogSender(lease_service), done.append)  # type: ignore[arg-type]
     work = asyncio.create_task(reporter.run())
     for one in tries:
-        one.settle(ReportedOutcome("succeeded", b"1"))
+        one.finish(ReportedOutcome("succeeded", b"1"))
         reporter.put(one)
     assert await reporter.flush(5)
     work.cancel()
@@ -282,7 +282,7 @@ async def ended_with_a_line(lease_service: Desk) -> LogSender:
     reporter = Reporter(lease_service, sender, lambda _: None)  # type: ignore[arg-type]
     work = asyncio.create_task(reporter.run())
     sender.line_of(one.leased, HandlerLogLine("the last words", "info"))
-    one.settle(ReportedOutcome("succeeded", b"1"))
+    one.finish(ReportedOutcome("succeeded", b"1"))
     reporter.put(one)
     assert await reporter.flush(5)
     work.cancel()
@@ -298,7 +298,7 @@ async def test_the_log_of_a_task_is_there_before_its_end() -> None:
 async def test_an_outcome_does_not_wait_long_for_a_log_that_nobody_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reports, "_LAST_WORDS", 0.01)
+    monkeypatch.setattr(reports, "_FLUSH_WITHIN", 0.01)
     lease_service = Deaf()
     sender = await ended_with_a_line(lease_service)
     assert [type(body) for body in lease_service.asked] == [ReportIn]

@@ -73,7 +73,7 @@ class Refusing:
     def __init__(self, server: Server) -> None:
         self.nodes: Any = server
         self.options = WorkerOptions()
-        self.complaints = LeaseErrors()
+        self.lease_errors = LeaseErrors()
 
     async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
         return await self.nodes.ask(url, body), 0

@@ -98,7 +98,7 @@ class TestTries:
         one = attempt()
         one.start()
         one.end("timeout")
-        one.settle(ReportedOutcome("failed", None, "failed", "CancelledError"))
+        one.finish(ReportedOutcome("failed", None, "failed", "CancelledError"))
         assert one.verdict == RELEASED
 
     def test_it_says_that_it_begins_before_it_does(self) -> None:
@@ -139,7 +139,7 @@ class TestRunners:
         one.start()
 
         async def settled() -> bool:
-            return one.settled
+            return one.finished
 
         await eventually(settled, within=5, what="it is over")
         assert calls == ([name] if lease else [])
@@ -210,12 +210,12 @@ class TestHeartbeats:
     async def test_what_runs_for_a_while_is_named_once(
         self, beating: Callable[..., Beating], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(heart_module, "_NAMED_AFTER", 0.05)
+        monkeypatch.setattr(heart_module, "_ANNOUNCE_AFTER", 0.05)
         running, waiting, over = (attempt(lease=900.0) for _ in range(3))
         for one in (running, over):
             one.start()
             one.begin()
-        over.settle(RELEASED)
+        over.finish(RELEASED)
         found = beating(running, waiting, over)
         await found.hears()
 
@@ -260,7 +260,7 @@ class TestHeartbeats:
         found.heart.announce(one)
 
         async def settled() -> bool:
-            return one.settled
+            return one.finished
 
         await eventually(settled, within=5, what="it is over")
         assert not one.started
@@ -395,7 +395,7 @@ class TestStartChannels:
         assert not channels.reserve(tries[2])
         first.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
         assert channels.reserve(tries[2])
-        tries[1].settle(RELEASED)
+        tries[1].finish(RELEASED)
         assert channels.reserve(tries[3]), "the other one was not used after all"
         assert len(sockets.taken) == 2
 
@@ -452,7 +452,7 @@ class TestOlderNodes:
     @pytest.fixture
     def nodes(self, node: OlderNode) -> Nodes:
         nodes = Nodes(Address("http://old", "key"))
-        nodes._ways["http://old", False] = node  # type: ignore[assignment]
+        nodes._transports["http://old", False] = node  # type: ignore[assignment]
         return nodes
 
     async def test_they_are_asked_as_their_version_has_it(

@@ -30,7 +30,7 @@ from mainspring.sdk.worker.outcomes import (
 
 _CHUNK = 2**16
 _LONGEST_LINE = 8192
-_LAST_WORDS = 1.0
+_FLUSH_WITHIN = 1.0
 _KEPT_ALWAYS = ("PATH", "HOME", "LANG", "TZ")
 
 
@@ -67,23 +67,23 @@ class CommandRunner:
         try:
             command, argv = self._allowed.find(attempt.leased.target.argv or [""])
             if not attempt.begin():
-                attempt.settle(RELEASED)
+                attempt.finish(RELEASED)
                 return
             program = await self._spawn(attempt, command, argv)
         except NonRetryable as refused:
-            attempt.settle(failure(refused))
+            attempt.finish(failure(refused))
             return
         except OSError as problem:
             message = f"it cannot be started: {problem}"
-            attempt.settle(ReportedOutcome("failed", None, "not-started", message))
+            attempt.finish(ReportedOutcome("failed", None, "not-started", message))
             return
         self._running[attempt] = program, command
         try:
             if attempt.ending is not None:  # it was ended while it was started
                 program.signal(signal.SIGKILL)
-            attempt.settle(await _watch(program, command, attempt))
+            attempt.finish(await _watch(program, command, attempt))
         except Exception as problem:  # of ours, not of the program's: it must be heard all the same
-            attempt.settle(failure(problem))
+            attempt.finish(failure(problem))
         finally:
             del self._running[attempt]
             program.close()
@@ -163,7 +163,7 @@ async def _watch(program: _Program, command: Command, attempt: WorkerExecution) 
     try:
         status = await program.wait()
         with suppress(TimeoutError):  # who left the group may hold the pipes open for ever
-            async with asyncio.timeout(_LAST_WORDS):
+            async with asyncio.timeout(_FLUSH_WITHIN):
                 await talk
     finally:
         talk.cancel()

@@ -99,12 +99,12 @@ class LeaseErrors:
             log.info("%s answers again", url)
 
 
-class HomeNode(Protocol):
+class LeasingWorker(Protocol):
     """The worker that a leaser belongs to."""
 
     nodes: Nodes
     options: WorkerOptions
-    complaints: LeaseErrors
+    lease_errors: LeaseErrors
 
     async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
         """Ask a node for tasks; those that come are begun. Return the answer, and how many of its
@@ -145,7 +145,7 @@ class Pace:
 class Leaser:
     """Keeps requests open at every node as long as there are free slots."""
 
-    def __init__(self, lane: Lane, home: HomeNode) -> None:
+    def __init__(self, lane: Lane, home: LeasingWorker) -> None:
         self._lane = lane
         self._home = home
         self._pollers: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -196,7 +196,7 @@ class Leaser:
 
     async def _ask(self, url: str, want: int, pace: Pace) -> bool | None:
         """Whether tasks came; None where nobody answered."""
-        lane, complaints = self._lane, self._home.complaints
+        lane, lease_errors = self._lane, self._home.lease_errors
         lane.asked += want
         asked = monotonic()
         try:
@@ -205,12 +205,12 @@ class Leaser:
             log.error("the server refuses to lease: %s", refused)
             raise
         except MainspringError as problem:
-            complaints.failed(url, problem)
+            lease_errors.failed(url, problem)
             return None
         finally:
             lane.asked -= want
             lane.room.set()
-        complaints.answered(url, asked)
+        lease_errors.answered(url, asked)
         if rest:
             await asyncio.sleep(rest * (0.5 + random()))
         return came

@@ -28,9 +28,9 @@ from mainspring.wire.workers import NodeAddressList, NodeAddressOut
 
 T = TypeVar("T")
 
-_SHUNNED = 30.0
+_AVOID_FOR = 30.0
 """Seconds for which a node is left out that did not answer, or said that it stops."""
-_PATIENCE = 5.0
+_TIMEOUT = 5.0
 _OLDER_FOR = 60.0
 """Seconds for which a node counts as older that refused what older ones do not know."""
 _NOWHERE = frozenset({"0.0.0.0", "::"})
@@ -58,27 +58,27 @@ class Nodes:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._learned: tuple[str, ...] = ()
-        self._shunned: dict[str, float] = {}
+        self._avoided: dict[str, float] = {}
         self._headers = {
             "Authorization": f"Bearer {address.api_key}",
             "Content-Type": "application/json",
             "User-Agent": "mainspring-worker",
         }
-        self._ways: dict[tuple[str, bool], Transport] = {}
+        self._transports: dict[tuple[str, bool], Transport] = {}
         self._older: dict[str, float] = {}
         """Nodes that refused what older versions do not know, and until when we believe it."""
 
     def apart(self) -> "Nodes":
         """The same nodes over connections of their own: for another event loop."""
         other = copy(self)
-        other._ways = {}
+        other._transports = {}
         return other
 
     @property
     def urls(self) -> tuple[str, ...]:
         """Where to lease: at the nodes themselves where they are known and can be reached; else, or
         for the others, at the given address, whose node gets the tasks of all."""
-        reached = tuple(url for url in self._learned if not self.shunned(url))
+        reached = tuple(url for url in self._learned if not self.avoided(url))
         if reached and len(reached) == len(self._learned):
             return reached
         return tuple(dict.fromkeys([*reached, self._address.url]))
@@ -88,7 +88,7 @@ class Nodes:
         request = Request("GET", NODES, self._headers)
         for url in self._in_order():
             try:
-                response = await self._way(url, False).send(request, _PATIENCE)
+                response = await self._transport(url, False).send(request, _TIMEOUT)
                 found = read(response, NodeAddressList)
             except MainspringError:
                 continue
@@ -129,16 +129,16 @@ class Nodes:
     ) -> T:
         request = Request("POST", path, self._headers, msgspec.json.encode(body))
         try:
-            response = await self._way(url, blocking).send(request, within)
+            response = await self._transport(url, blocking).send(request, within)
         except Unreachable:
-            self._shunned[url] = monotonic() + _SHUNNED
+            self._avoided[url] = monotonic() + _AVOID_FOR
             raise
-        self._shunned.pop(url, None)
+        self._avoided.pop(url, None)
         try:
             return read(response, answer)
         except Unavailable as problem:
             if problem.reason == NotReady.code:
-                self._shunned[url] = monotonic() + _SHUNNED
+                self._avoided[url] = monotonic() + _AVOID_FOR
             raise
 
     async def ask_any(
@@ -160,24 +160,24 @@ class Nodes:
 
     def stream(self, within: float) -> Stream:
         """A connection to a node that answers, for who writes to it by itself. It blocks."""
-        way = self._way(self._in_order()[0], True)
+        way = self._transport(self._in_order()[0], True)
         assert isinstance(way, BlockingTransport)
         return Stream(way.connect(within), way, self._headers)
 
-    def shunned(self, url: str) -> bool:
-        return self._shunned.get(url, 0.0) > monotonic()
+    def avoided(self, url: str) -> bool:
+        return self._avoided.get(url, 0.0) > monotonic()
 
     async def close(self) -> None:
-        for way in self._ways.values():
+        for way in self._transports.values():
             await way.close()
 
     def _in_order(self) -> list[str]:
         known = dict.fromkeys([*self.urls, self._address.url])
-        return sorted(known, key=lambda url: self._shunned.get(url, 0.0))
+        return sorted(known, key=lambda url: self._avoided.get(url, 0.0))
 
-    def _way(self, url: str, blocking: bool) -> Transport:
-        way = self._ways.get((url, blocking))
+    def _transport(self, url: str, blocking: bool) -> Transport:
+        way = self._transports.get((url, blocking))
         if way is None:
             kind = BlockingTransport if blocking else AsyncTransport
-            way = self._ways[url, blocking] = kind(url, self._address.ca, self._address.proxy)
+            way = self._transports[url, blocking] = kind(url, self._address.ca, self._address.proxy)
         return way

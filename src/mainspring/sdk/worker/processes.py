@@ -89,7 +89,7 @@ class ProcessRunner:
             self._children.pop(attempt, None)
         if child is not None:
             await self._put_back(child)
-        attempt.settle(verdict)
+        attempt.finish(verdict)
 
     async def _spawn(self) -> Child:
         command = [sys.executable, "-m", "mainspring.sdk.worker.child", self._path]

@@ -50,10 +50,10 @@ _LONGEST_LINE = 8192
 _LEVELS: dict[str, LogLevel] = {level: level for level in get_args(LogLevel)}
 _LONGEST_PAUSE = 30 * 86400.0
 _IN_FLIGHT = 2
-_PATIENCE = 10.0
+_TIMEOUT = 10.0
 _PAUSE = 0.2
 _LINES_EVERY = 0.5
-_LAST_WORDS = 1.0
+_FLUSH_WITHIN = 1.0
 
 
 class Reporter:
@@ -113,12 +113,12 @@ class Reporter:
 
     async def _send(self, batch: list[WorkerExecution]) -> None:
         # Who sees that a task has ended looks for its last words.
-        await self._logs.sent(batch, _LAST_WORDS)
+        await self._logs.sent(batch, _FLUSH_WITHIN)
         while batch:
             try:
                 body = ReportIn(tuple(outcome_of(attempt) for attempt in batch))
                 answer = await self._nodes.ask_any(
-                    REPORTS, body, JudgedListOut, within=_PATIENCE, blocking=False
+                    REPORTS, body, JudgedListOut, within=_TIMEOUT, blocking=False
                 )
             except (MalformedRequest, InvalidRequest, TooLarge) as refused:
                 batch = await self._refused(batch, refused)
@@ -174,10 +174,10 @@ class LogSender:
         self._sending: asyncio.Task[bool] | None = None
         self._under_way = 0
         self._written = 0
-        self._settled = 0
+        self._handled = 0
         self._dropped = 0
         self._last: dict[tuple[UUID, int], int] = {}
-        """Of each try with lines that are not settled: the number of the last one."""
+        """Of each try with lines that are not handled: the number of the last one."""
         self._writing = threading.Lock()
 
     def line_of(self, leased: Leased, line: HandlerLogLine) -> None:
@@ -208,7 +208,7 @@ class LogSender:
 
     async def _sent_to(self, goal: int, within: float) -> None:
         deadline = monotonic() + within
-        while self._settled < goal and (left := deadline - monotonic()) > 0:
+        while self._handled < goal and (left := deadline - monotonic()) > 0:
             sending = self._send()
             await asyncio.wait([sending], timeout=left)
             if sending.done() and not sending.result():
@@ -226,7 +226,7 @@ class LogSender:
             self._sending.cancel()
 
     def _send(self) -> "asyncio.Task[bool]":
-        """The batch that is on its way, or else the next one; whether it was settled."""
+        """The batch that is on its way, or else the next one; whether it was handled."""
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send_batch())
         return self._sending
@@ -237,7 +237,7 @@ class LogSender:
         self._under_way = count
         try:
             await self._nodes.ask_any(
-                LOGS, LogsIn(tuple(batch)), object, within=_PATIENCE, blocking=False
+                LOGS, LogsIn(tuple(batch)), object, within=_TIMEOUT, blocking=False
             )
         except RequestError:
             self._dropped += count
@@ -249,14 +249,14 @@ class LogSender:
             self._dropped += count
         finally:
             self._under_way = 0
-        self._settled += count
+        self._handled += count
         self._forget({(line.id, line.fence) for line in batch})
         return True
 
     def _forget(self, tries: Iterable[tuple[UUID, int]]) -> None:
         with self._writing:
             for key in tries:
-                if self._last[key] <= self._settled:
+                if self._last[key] <= self._handled:
                     del self._last[key]
 
     @property

@@ -90,7 +90,7 @@ class StartChannels:
         now, kept = monotonic(), []
         for channel in self._reserved:
             if channel.sent_at is None:
-                done = channel.attempt.settled
+                done = channel.attempt.finished
             else:
                 done = _read(channel.stream) is not False
                 if not done and now - channel.sent_at > _ANSWERED_WITHIN:

@@ -38,9 +38,9 @@ from mainspring.wire.workers import AboutIn, LeaseIn
 log = logging.getLogger("mainspring.worker")
 
 _TICK = 0.1
-_STUBBORN = 3.0
+_STOP_WITHIN = 3.0
 """Seconds that a try gets to end after it was told to."""
-_LAST_WORDS = 10.0
+_FLUSH_WITHIN = 10.0
 _INTRODUCE_EVERY = 10.0
 _LOOK_EVERY = 5.0
 _MOST_REMEMBERED = 20_000
@@ -61,7 +61,7 @@ class Worker:
         self.app = app
         self.options = options
         self.nodes = Nodes(address)
-        self.complaints = LeaseErrors()
+        self.lease_errors = LeaseErrors()
         self._address = address
         self._app_path = app_path
         self._allowed = allowed
@@ -78,7 +78,7 @@ class Worker:
         self._draining = False
         self._done: OrderedDict[tuple[UUID, int], None] = OrderedDict()
         """The last tries that are over: an answer may still be on its way that gives them again."""
-        self._portrait = WorkerInfo(options)
+        self._info = WorkerInfo(options)
         self._introduced = -_INTRODUCE_EVERY
         self._stop = asyncio.Event()
         self._finished = asyncio.Event()
@@ -97,7 +97,7 @@ class Worker:
         """Work until `stop`; `ready` is called when it begins to ask for tasks."""
         self._build()
         self._reader.start()
-        self._heart.start()
+        self._heartbeats.start()
         duties: list[Coroutine[Any, Any, None]] = [
             self._reporter.run(),
             self._logs.run(),
@@ -119,7 +119,7 @@ class Worker:
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
-            self._heart.stop()
+            self._heartbeats.stop()
             await self._reader.call(self._lease_nodes.close())
             self._reader.stop()
             self._logs.close()
@@ -150,12 +150,12 @@ class Worker:
         self._reader = LeaseReader(type(loop))
         self._lease_nodes = self.nodes.apart()
         self._suspects = Suspects(loop, self._held, self._start_named, self._place)
-        self._heart = HeartbeatThread(
+        self._heartbeats = HeartbeatThread(
             options, self.nodes, self._clock, loop, self._held, self._loop_runner
         )
-        self._heart.warn = log.warning
+        self._heartbeats.warn = log.warning
         if self.replace_process is not None:
-            self._heart.replace_process = self.replace_process
+            self._heartbeats.replace_process = self.replace_process
         commands = self._commands is not None
         self._lanes: list[Lane] = []
         if light or commands:
@@ -212,7 +212,7 @@ class Worker:
         runner = self._runner_of(leased, function)
         lease_end = self._clock.local(leased.lease_until)
         attempt = WorkerExecution(
-            leased, lease_end, context, function, runner or _NoRunner(), self._settled
+            leased, lease_end, context, function, runner or _NoRunner(), self._on_finished
         )
         attempt.margin = self._clock.margin
         attempt.arriving = True
@@ -231,7 +231,7 @@ class Worker:
         itself: here it is seen that nothing runs beside what must be alone."""
         unable = isinstance(attempt.runner, _NoRunner)
         if unable or self._draining or self._exclusive is not None:
-            attempt.settle(RELEASED)
+            attempt.finish(RELEASED)
         elif attempt.leased.alone:
             self._exclusive = attempt
             for each in self._lanes:
@@ -245,7 +245,7 @@ class Worker:
             attempt.start()
 
     def _start_named(self, attempt: WorkerExecution) -> None:
-        self._heart.start_named(attempt)
+        self._heartbeats.start_named(attempt)
 
     def _announce_exclusive(self) -> None:
         """Once all others are over, and their reports acknowledged. Until then it waits, but not
@@ -256,7 +256,7 @@ class Worker:
             return
         self._announced = attempt
         attempt.alone = not self._left_behind
-        self._heart.announce(attempt)
+        self._heartbeats.announce(attempt)
 
     def _has_waited_enough(self, attempt: WorkerExecution, now: float) -> bool:
         if attempt is not self._exclusive or attempt.started or len(self._tries) == 1:
@@ -272,7 +272,7 @@ class Worker:
             return self._processes
         return self._loop_runner if function.is_async else self._threads
 
-    def _settled(self, attempt: WorkerExecution) -> None:
+    def _on_finished(self, attempt: WorkerExecution) -> None:
         self._tries[attempt].free()
         self.finished += 1
         self.running -= 1
@@ -308,11 +308,11 @@ class Worker:
         if now < self._introduced + _INTRODUCE_EVERY:
             return None
         self._introduced = now
-        return self._portrait.draw(self.finished, self.running, self._heart.errors)
+        return self._info.current(self.finished, self.running, self._heartbeats.errors)
 
     def polls_interrupted(self) -> None:
         if self._tries:
-            self._heart.interrupt_polls()
+            self._heartbeats.interrupt_polls()
 
     async def _look_around(self) -> None:
         """Nodes come and go."""
@@ -326,18 +326,18 @@ class Worker:
         """Timeouts, memory, and a sign of life for the heart."""
         count = 0
         while True:
-            now = self._heart.pulse = monotonic()
+            now = self._heartbeats.pulse = monotonic()
             for attempt in self._held():
                 if attempt.is_withdrawn:
-                    attempt.settle(RELEASED)
-                if attempt.settled:
+                    attempt.finish(RELEASED)
+                if attempt.finished:
                     continue
                 if attempt.lease_end - self._clock.margin <= now:
                     # Cut off: stop before somebody else begins.
                     attempt.end("lost" if attempt.begun else "released")
                 if self._has_waited_enough(attempt, now):
                     attempt.end("released")
-                if attempt.ending is not None and now >= attempt.deadline + _STUBBORN:
+                if attempt.ending is not None and now >= attempt.deadline + _STOP_WITHIN:
                     log.error("task %s does not stop: it is left behind", attempt.leased.id)
                     self._left_behind = True
                     attempt.give_up()
@@ -370,12 +370,12 @@ class Worker:
         await self._wait_for_tries(self.options.grace)
         for attempt in self._held():
             attempt.end("released")
-        await self._wait_for_tries(_STUBBORN)
+        await self._wait_for_tries(_STOP_WITHIN)
         for attempt in self._held():
-            if not attempt.settled:
+            if not attempt.finished:
                 attempt.give_up()
-        await self._reporter.flush(_LAST_WORDS)
-        await self._logs.all_sent(_LAST_WORDS)
+        await self._reporter.flush(_FLUSH_WITHIN)
+        await self._logs.all_sent(_FLUSH_WITHIN)
 
     async def _wait_for_tries(self, within: float) -> None:
         self._finished.clear()
@@ -394,7 +394,7 @@ class _NoRunner:
     apart = True
 
     def start(self, attempt: WorkerExecution) -> None:
-        attempt.settle(RELEASED)
+        attempt.finish(RELEASED)
 
     def stop(self, attempt: WorkerExecution) -> None:
         pass

@@ -19,7 +19,7 @@ class WorkerInfo:
         self._looked = monotonic()
         self._used = sum(os.times()[:2])
 
-    def draw(self, finished: int, running: int, heartbeat_errors: int) -> AboutIn:
+    def current(self, finished: int, running: int, heartbeat_errors: int) -> AboutIn:
         now, used = monotonic(), sum(os.times()[:2])
         share = (used - self._used) / max(now - self._looked, 0.001)
         self._looked, self._used = now, used
