@@ -80,7 +80,7 @@ class Options:
 
 
 def check(function: Any, name: str | None) -> str:
-    """The name of a task that is made of this; InvalidArguments where none can be."""
+    """Return the name of the task of a function; InvalidArguments where it can have none."""
     if isinstance(function, TaskFunction):
         raise InvalidArguments(f"{function.name!r} is a task already: see `with_options`")
     if isinstance(function, DeclaredStep):
@@ -104,7 +104,7 @@ def check(function: Any, name: str | None) -> str:
 
 
 def _codes(function: Any) -> tuple[Any, Any]:
-    """Where its code may be: in itself, or in what makes an object callable."""
+    """Yield the objects that may hold its code: itself, or what makes it callable."""
     return function, getattr(function, "__call__", None)  # noqa: B004
 
 
@@ -144,7 +144,7 @@ class TaskFunction(Generic[P, R]):
         return self._prepared(args, kwargs)
 
     def as_step(self) -> dict[str, Any]:
-        """What a step of a workflow says that calls it: see `Workflow.step`."""
+        """Return what a step of a workflow needs to call it: see `Workflow.step`."""
         if self.options.expires_at is not None:
             raise InvalidArguments(f"{self.name}: a step of a workflow has no expires_at")
         return {"handler": self.name, **self.options.fields(self.name)}

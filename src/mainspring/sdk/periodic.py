@@ -24,7 +24,7 @@ _PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Which app declares schedules, and which version of it. 0: it does not say."""
+    """The app that declares schedules, and its version; 0 where it has none."""
 
     name: str
     version: int = 0
@@ -40,8 +40,8 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """What became of an app's schedules: those in place, and those that were removed; or the newer
-    version that they were left to."""
+    """The result of `sync`: the schedules in place and those removed; or the newer version that
+    they were left to."""
 
     names: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class Periodic:
-    """A schedule that somebody declared in code."""
+    """A schedule that is declared in code."""
 
     name: str
     handler: str
@@ -60,7 +60,7 @@ class Periodic:
     timing: Mapping[str, Any]
 
     def template(self, owner: Owner | None = None) -> dict[str, Any]:
-        """The task to make at each occurrence."""
+        """Return the task to make at each occurrence."""
         labels = dict(self.fields.get("labels", {}))
         if owner is not None:
             labels |= owner.labels
@@ -84,7 +84,7 @@ async def sync(client: "AsyncClient", owner: Owner, declared: list[Periodic]) ->
 
 
 async def _removed(client: "AsyncClient", owner: Owner, found: "Schedule") -> bool:
-    """Whether this call removed it: another worker may be quicker, or somebody change it."""
+    """Remove a schedule. Return False where another worker was first, or it has changed."""
     try:
         present = await client.schedules.get(found.id)
         if not owner.has(present) or version_in(labels_of(present.task)) > owner.version:

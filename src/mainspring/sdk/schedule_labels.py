@@ -1,4 +1,4 @@
-"""Labels by which a schedule says which app declared it, and how."""
+"""Labels of a schedule that name the app which declared it, its version, and the definition."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +17,6 @@ def labels_of(task: Mapping[str, Any] | None) -> Mapping[str, str]:
 
 
 def version_in(labels: Mapping[str, str]) -> int:
-    """0 for what tells none: older than any that does."""
+    """Return the version of an app; 0, older than any, where there is none."""
     text = labels.get(VERSION, "")
     return int(text) if text.isdecimal() else 0

@@ -64,19 +64,19 @@ class Keys(ApiResource[F]):
 
     @each
     async def list(self, *, limit: int | None = None) -> AsyncIterator[Key]:
-        """All of them, newest first, those that have ended too."""
+        """Yield all keys, newest first, revoked and expired ones too."""
         async for key in self._every(self._path, Page[Key], {"limit": limit}):
             yield key
 
     @both
     async def rotate(self, key_id: str, *, grace: Duration | None = None) -> Key:
-        """A key in its place; the old one stays valid for `grace`."""
+        """Make a key in its place; the old one stays valid for `grace`."""
         body = _given({"grace": grace})
         return await self._call("POST", self._at(key_id, "rotate"), body, answer=Key)
 
     @both
     async def revoke(self, key_id: str) -> None:
-        """End it now."""
+        """End a key now."""
         await self._call("DELETE", self._at(key_id))
 
 
@@ -89,13 +89,13 @@ class Secrets(ApiResource[F]):
     async def create(
         self, *, name: str | None = None, kind: str | None = None, secret: str | None = None
     ) -> Secret:
-        """Make one, or take one over; the answer's `secret` is shown this once."""
+        """Make a secret, or take one over; the answer's `secret` is shown this once."""
         body = _given({"name": name, "kind": kind, "secret": secret})
         return await self._call("POST", self._path, body, answer=Secret)
 
     @both
     async def list(self) -> SecretList:
-        """Those that sign now."""
+        """Return the secrets that sign now."""
         found = await self._call("GET", self._path, answer=Page[Secret])
         return found.items
 
@@ -103,7 +103,7 @@ class Secrets(ApiResource[F]):
     async def rotate(
         self, secret_id: UUID | str, *, overlap: float | None = None, secret: str | None = None
     ) -> RotatedSecret:
-        """Replace it; both sign until the old one ends."""
+        """Replace a secret; both sign until the old one ends."""
         body = _given({"overlap": overlap, "secret": secret})
         return await self._call("POST", self._at(secret_id, "rotate"), body, answer=RotatedSecret)
 
@@ -113,7 +113,7 @@ class Secrets(ApiResource[F]):
 
 
 class Tenants(ApiResource[F]):
-    """All teams of an installation: for operators."""
+    """The tenants of an installation: for operators."""
 
     _path = "/v1/tenants"
 
@@ -136,7 +136,7 @@ class Tenants(ApiResource[F]):
 
     @each
     async def list(self, *, limit: int | None = None) -> AsyncIterator[Tenant]:
-        """All of them, newest first."""
+        """Yield all tenants, newest first."""
         async for tenant in self._every(self._path, Page[Tenant], {"limit": limit}):
             yield tenant
 
@@ -147,12 +147,12 @@ class Tenants(ApiResource[F]):
 
     @both
     async def delete(self, tenant_id: int | str) -> None:
-        """Let it go, with everything it owns."""
+        """Delete a tenant with everything it owns."""
         await self._call("DELETE", self._at(tenant_id))
 
     @both
     async def egress(self, tenant_id: int | str) -> EgressOut:
-        """What its webhooks may call."""
+        """Return what its webhooks may call."""
         return await self._call("GET", self._at(tenant_id, "egress"), answer=EgressOut)
 
     @both

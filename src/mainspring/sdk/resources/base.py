@@ -1,4 +1,4 @@
-"""What all resources share: a caller, lists that go on page after page, and waiting for an end."""
+"""The base of all resources: paths, lists page after page, and waiting for an end."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
@@ -53,7 +53,7 @@ class ApiResource(Faced[F]):
         return "/".join([self._path, *map(part, parts)])
 
     async def _every(self, path: str, page: Any, query: Mapping[str, Any]) -> AsyncIterator[Any]:
-        """All items of a list, page after page; `limit` in the query is the size of a page."""
+        """Yield all items of a list, page after page; `limit` is the size of a page."""
         cursor: str | None = None
         wanted = {"limit": _PAGE, **{k: v for k, v in query.items() if v is not None}}
         while True:
@@ -70,7 +70,7 @@ class ApiResource(Faced[F]):
         what: UUID | str,
         within: float | None,
     ) -> Ending:
-        """What is read once it has ended, however it did."""
+        """Read it until it has ended, however it did."""
         deadline = None if within is None else monotonic() + within
         pause = _SOON
         while True:

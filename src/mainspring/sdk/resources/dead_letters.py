@@ -1,4 +1,4 @@
-"""`client.dead_letters`, and `client.effects`: what failed for good, and what was done once."""
+"""`client.dead_letters` and `client.effects`."""
 
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
@@ -21,7 +21,7 @@ class DeadLetter(DeadLetterOut, kw_only=True):
 
 
 class DeadLetters(ApiResource[F]):
-    """Tasks that failed for good, and wait for a person."""
+    """Tasks that failed for good."""
 
     _path = "/v1/dead-letters"
 
@@ -38,7 +38,7 @@ class DeadLetters(ApiResource[F]):
         died_before: datetime | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[DeadLetter]:
-        """All that match, newest first."""
+        """Yield all that match, newest first."""
         query = {
             "resolved": resolved,
             "name": name,
@@ -56,7 +56,7 @@ class DeadLetters(ApiResource[F]):
     async def groups(
         self, *, resolved: bool | None = None, name: str | None = None, queue: str | None = None
     ) -> Groups:
-        """What went wrong, the most frequent first."""
+        """Return the errors of dead letters, the most frequent first."""
         query = {"group": True, "resolved": resolved, "name": name, "queue": queue}
         found = await self._call("GET", self._path, answer=Page[DeadLetterGroupOut], query=query)
         return found.items
@@ -67,7 +67,7 @@ class DeadLetters(ApiResource[F]):
 
     @both
     async def replay(self, letter_id: UUID | str) -> Task:
-        """A new task; asking twice gives the same one."""
+        """Make a new task of it; asking twice gives the same one."""
         return await self._call("POST", self._at(letter_id, "replay"), answer=Task)
 
     @both
@@ -97,7 +97,7 @@ class DeadLetters(ApiResource[F]):
 
 
 class Effects(ApiResource[F]):
-    """The effect log: of all who are about to do something once, the first one hears that it is."""
+    """The effect log: it tells one of all callers about to do something that it is the first."""
 
     @both
     async def note(
@@ -108,7 +108,7 @@ class Effects(ApiResource[F]):
         ttl: Duration | None = None,
         idempotency_key: str | None = None,
     ) -> EffectOut:
-        """Tell of an effect; `first` says whether nobody had told of it before."""
+        """Record an effect; `first` says whether it was not recorded before."""
         body: dict[str, Any] = {"key": key, "answer": answer}
         if ttl is not None:
             body["ttl"] = ttl

@@ -20,29 +20,29 @@ class RegisteredWorker(WorkerOut, kw_only=True):
 
 
 class Installation(ApiResource[F]):
-    """What there is one of: limits and the audit log of a tenant, and the cluster."""
+    """The limits, the audit log and the workers of a tenant, and the cluster."""
 
     @both
     async def limits(self) -> LimitsOut:
-        """What this tenant may use, and what it uses now."""
+        """Return what this tenant may use, and what it uses now."""
         return await self._call("GET", "/v1/limits", answer=LimitsOut)
 
     @each
     async def audit(
         self, *, action: str | None = None, actor: str | None = None, limit: int | None = None
     ) -> AsyncIterator[AuditEntryOut]:
-        """Who did what, newest first."""
+        """Yield the entries of the audit log, newest first."""
         query = {"action": action, "actor": actor, "limit": limit}
         async for entry in self._every("/v1/audit", Page[AuditEntryOut], query):
             yield entry
 
     @each
     async def workers(self, *, limit: int | None = None) -> AsyncIterator[RegisteredWorker]:
-        """Who works for this tenant, the newest first."""
+        """Yield the workers of this tenant, newest first."""
         async for worker in self._every("/v1/workers", Page[RegisteredWorker], {"limit": limit}):
             yield worker
 
     @both
     async def cluster(self) -> ClusterOut:
-        """Nodes, partitions and epochs: for operators."""
+        """Return the nodes, partitions and epochs: for operators."""
         return await self._call("GET", "/v1/cluster", answer=ClusterOut)

@@ -26,7 +26,7 @@ from mainspring.wire.schedules import (
 
 Times = list[datetime]
 
-_PATIENCE = 10
+_MOST_TRIES = 10
 
 
 class Schedule(ScheduleOut, kw_only=True):
@@ -75,7 +75,7 @@ class Schedules(ApiResource[F]):
 
     @both
     async def named(self, name: str) -> Schedule | None:
-        """The schedule of this name, if there is one."""
+        """Return the schedule of this name, if there is one."""
         return await self._named(name)
 
     @both
@@ -89,7 +89,7 @@ class Schedules(ApiResource[F]):
         digest = sha256(encode(body)).hexdigest()[:16]
         given = task.get("labels") or {}
         body["task"]["labels"] = {**given, DEFINITION: digest}
-        for _ in range(_PATIENCE):
+        for _ in range(_MOST_TRIES):
             found = await self._named(name)
             if found is not None and labels_of(found.task).get(DEFINITION) == digest:
                 return found
@@ -106,14 +106,14 @@ class Schedules(ApiResource[F]):
                     )
             except (Conflict, PreconditionFailed, NotFound):
                 continue  # somebody was quicker
-            raise Conflict(_not_yours(name, labels.get(OWNER)))
+            raise Conflict(_not_owned(name, labels.get(OWNER)))
         raise Conflict(f"others keep changing the schedule {name!r}")
 
     @each
     async def list(
         self, *, name: str | None = None, state: str | None = None, limit: int | None = None
     ) -> AsyncIterator[Schedule]:
-        """All that match, newest first."""
+        """Yield all that match, newest first."""
         query = {"name": name, "state": state, "limit": limit}
         async for schedule in self._every(self._path, Page[Schedule], query):
             yield schedule
@@ -128,7 +128,7 @@ class Schedules(ApiResource[F]):
         if_match: str | None = None,
         **fields: Unpack[ScheduleFields],
     ) -> Schedule:
-        """Give it a new definition whole."""
+        """Replace the whole definition."""
         return await self._call(
             "PUT",
             self._at(schedule_id),
@@ -145,7 +145,7 @@ class Schedules(ApiResource[F]):
         if_match: str | None = None,
         **changes: Unpack[ScheduleChanges],
     ) -> Schedule:
-        """Change what is named."""
+        """Change the fields that are given."""
         return await self._call(
             "PATCH",
             self._at(schedule_id),
@@ -168,7 +168,7 @@ class Schedules(ApiResource[F]):
 
     @both
     async def run(self, schedule_id: UUID | str) -> Task:
-        """One task of it now, beside its timetable."""
+        """Make one task of it now, beside its timetable."""
         return await self._call("POST", self._at(schedule_id, "run"), answer=Task)
 
     @both
@@ -179,7 +179,7 @@ class Schedules(ApiResource[F]):
         end: datetime,
         max_running: int | None = None,
     ) -> BackfilledOut:
-        """Make up for a stretch of the past."""
+        """Make the tasks of a past period."""
         body: dict[str, Any] = {"from": with_offset(start), "to": with_offset(end)}
         if max_running is not None:
             body["max_running"] = max_running
@@ -188,7 +188,7 @@ class Schedules(ApiResource[F]):
 
     @both
     async def upcoming(self, schedule_id: UUID | str, n: int = 10) -> Times:
-        """Its next times."""
+        """Return its next times."""
         path = self._at(schedule_id, "upcoming")
         found = await self._call("GET", path, answer=Upcoming, query={"n": n})
         return found.times
@@ -197,7 +197,7 @@ class Schedules(ApiResource[F]):
     async def occurrences(
         self, schedule_id: UUID | str, *, decision: str | None = None, limit: int | None = None
     ) -> AsyncIterator[Occurrence]:
-        """What was decided about its times, newest first."""
+        """Yield the decisions about its times, newest first."""
         path = self._at(schedule_id, "occurrences")
         query = {"decision": decision, "limit": limit}
         async for occurrence in self._every(path, Page[Occurrence], query):
@@ -205,7 +205,7 @@ class Schedules(ApiResource[F]):
 
     @both
     async def preview(self, **fields: Unpack[ScheduleFields]) -> PreviewOut:
-        """When a schedule would run that nobody saved."""
+        """Return when a schedule would run, without saving it."""
         return await self._call("POST", self._at("preview"), _checked(fields), answer=PreviewOut)
 
     async def _named(self, name: str) -> Schedule | None:
@@ -229,7 +229,7 @@ class Calendars(ApiResource[F]):
 
     @each
     async def list(self, *, limit: int | None = None) -> AsyncIterator[Calendar]:
-        """All of them, by name."""
+        """Yield all calendars, by name."""
         async for calendar in self._every(self._path, Page[Calendar], {"limit": limit}):
             yield calendar
 
@@ -250,7 +250,7 @@ class Calendars(ApiResource[F]):
         await self._call("DELETE", self._at(name))
 
 
-def _not_yours(name: str, owner: str | None) -> str:
+def _not_owned(name: str, owner: str | None) -> str:
     whose = "was not declared by an app" if owner is None else f"belongs to the app {owner!r}"
     return f"the schedule {name!r} {whose}: choose another name, or delete it first"
 

@@ -84,7 +84,7 @@ class Tasks(ApiResource[F]):
         payload: bool | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[Task]:
-        """All that match, newest first; `limit` is the size of a page."""
+        """Yield all that match, newest first; `limit` is the size of a page."""
         query = {
             "state": state,
             "queue": queue,
@@ -102,7 +102,7 @@ class Tasks(ApiResource[F]):
 
     @both
     async def executions(self, task_id: UUID | str, outcome: str | None = None) -> Executions:
-        """Its tries, oldest first."""
+        """Return its executions, oldest first."""
         found = await self._call(
             "GET",
             self._at(task_id, "executions"),
@@ -113,12 +113,12 @@ class Tasks(ApiResource[F]):
 
     @both
     async def explain(self, task_id: UUID | str) -> ExplanationOut:
-        """Why it is not running."""
+        """Return why it is not running."""
         return await self._call("GET", self._at(task_id, "explain"), answer=ExplanationOut)
 
     @each
     async def logs(self, task_id: UUID | str) -> AsyncIterator[LogLineOut]:
-        """What its handler or command wrote, oldest first."""
+        """Yield what its handler or command wrote, oldest first."""
         async for line in self._every(self._at(task_id, "logs"), Page[LogLineOut], {}):
             yield line
 
@@ -183,12 +183,12 @@ class Tasks(ApiResource[F]):
 
     @both
     async def wait(self, task_id: UUID | str, timeout: float | None = None) -> Task:
-        """The task once it has ended, however it did; TaskUnfinished if that takes longer."""
+        """Return the task once it has ended, in any state; TaskUnfinished if that takes longer."""
         return await self._until_finished(self._get, task_id, timeout)
 
     @both
     async def result(self, task_id: UUID | str, timeout: float | None = None) -> Any:
-        """What its handler returned; TaskNotCompleted if it ended in any other way."""
+        """Return what its handler returned; TaskNotCompleted if it ended in any other way."""
         task = await self._until_finished(self._get, task_id, timeout)
         if task.state == "completed":
             return task.result

@@ -52,20 +52,20 @@ class Workflows(ApiResource[F]):
     async def create(
         self, workflow: Workflow | Mapping[str, Any], *, idempotency_key: str | None = None
     ) -> Definition:
-        """Make a workflow, or the next version of the one that goes by its name."""
+        """Make a workflow, or the next version of the one of its name."""
         body = workflow.definition() if isinstance(workflow, Workflow) else workflow
         return await self._call("POST", self._path, body, answer=Definition, key=idempotency_key)
 
     @both
     async def get(self, name: str, *, version: int | None = None) -> Definition:
-        """A version of it; the latest, if none is named."""
+        """Return a version of it; the latest, if none is named."""
         return await self._call(
             "GET", self._at(name), answer=Definition, query={"version": version}
         )
 
     @each
     async def list(self, *, limit: int | None = None) -> AsyncIterator[WorkflowSummary]:
-        """All of them, by name."""
+        """Yield the workflows, by name."""
         async for found in self._every(self._path, Page[WorkflowSummary], {"limit": limit}):
             yield found
 
@@ -83,7 +83,7 @@ class Workflows(ApiResource[F]):
         version: int | None = None,
         idempotency_key: str | None = None,
     ) -> WorkflowRun:
-        """Begin a run."""
+        """Start a run."""
         body: dict[str, Any] = {"input": input or {}}
         if version is not None:
             body["version"] = version
@@ -110,14 +110,14 @@ class WorkflowRuns(ApiResource[F]):
         schedule_id: UUID | str | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[WorkflowRun]:
-        """All that match, newest first, without their steps."""
+        """Yield all that match, newest first, without their steps."""
         query = {"workflow": workflow, "state": state, "schedule_id": schedule_id, "limit": limit}
         async for run in self._every(self._path, Page[WorkflowRun], query):
             yield run
 
     @both
     async def wait(self, run_id: UUID | str, timeout: float | None = None) -> WorkflowRun:
-        """The run once it has ended, however it did; TaskUnfinished if that takes longer."""
+        """Return the run once it has ended, however it did; TaskUnfinished if that takes longer."""
         return await self._until_finished(self._get, run_id, timeout)
 
     @both
@@ -140,7 +140,7 @@ class WorkflowRuns(ApiResource[F]):
 
     @both
     async def retry_step(self, run_id: UUID | str, step: str) -> WorkflowRun:
-        """Do one step again, and what comes after it."""
+        """Run one step again, and those after it."""
         return await self._do(run_id, "steps", step, "retry")
 
     @both

@@ -135,14 +135,14 @@ class _Program(SubprocessStreamProtocol):
         super().process_exited()
 
     async def wait(self) -> int:
-        """How it ended; not before it did, whatever becomes of its children."""
+        """Return how it ended; not before it did, whatever becomes of its children."""
         await self._exited.wait()
         status = self._subprocess.get_returncode()
         assert status is not None
         return status
 
     def signal(self, number: signal.Signals) -> None:
-        """To the whole group, unless the program has ended and the group with it."""
+        """Send a signal to the whole group, unless the program has ended and the group with it."""
         if not self._exited.is_set():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._subprocess.get_pid(), number)
@@ -153,7 +153,7 @@ class _Program(SubprocessStreamProtocol):
 
 
 async def _watch(program: _Program, command: Command, attempt: WorkerExecution) -> ReportedOutcome:
-    """Feed it, listen to it, and judge how it ended."""
+    """Feed it, read its output, and decide how it ended."""
     output = _Output(command.max_output, attempt)
     talk = asyncio.gather(
         _feed(program.stdin, bytes(attempt.leased.payload)),
@@ -231,8 +231,8 @@ async def _end(program: _Program, command: Command) -> None:
 
 @cache
 def _guarded() -> tuple[str, ...]:
-    """What to put before a command so that the system kills it with this process; nothing where the
-    system cannot."""
+    """Return the prefix of a command that makes the system kill it with this process; nothing
+    where it cannot."""
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         return ()

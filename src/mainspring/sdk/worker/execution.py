@@ -84,7 +84,7 @@ class WorkerExecution:
         self.margin = 0.0
         """Seconds before the end of its lease from which on it does not begin."""
         self.arriving = False
-        """Whether its lease is kept, but the event loop has not heard of it yet."""
+        """Whether its lease is kept, but the event loop does not know it yet."""
         self.started = False
         """Whether its runner has it."""
         self.begun = False
@@ -103,7 +103,7 @@ class WorkerExecution:
         self.finished = False
         self.verdict: ReportedOutcome | None = None
         self.handle: Any = None
-        """What its runner knows it by."""
+        """The handle of its runner."""
         self._on_finished = on_finished
 
     @property
@@ -157,7 +157,7 @@ class WorkerExecution:
             self.finish(RELEASED)
 
     def finish(self, verdict: ReportedOutcome) -> None:
-        """It has ended. What was decided from outside meanwhile counts more than what it says,
+        """Record that it has ended. What was decided from outside counts more than the verdict,
         but not more than its success."""
         if self.finished:
             return
@@ -177,6 +177,6 @@ class WorkerExecution:
         self.finished_at = self.started_at + max(0.0, monotonic() - self.began)
 
     def give_up(self) -> None:
-        """It does not end. Report it all the same; whatever it still does is on its own."""
+        """Report it although it does not end; whatever it still does has no effect."""
         assert self.ending is not None
         self.finish(ReportedOutcome("failed", None, "stuck", "it did not stop when it was told to"))

@@ -1,6 +1,6 @@
-"""The heart: a thread that keeps the leases of tries, says which have begun, and hears of cancels.
+"""A thread that keeps the leases of executions, reports which began, and receives cancels.
 
-It shares nothing with the event loop but a few plain values, so that it goes on beating while a
+It shares nothing with the event loop but a few plain values, so that heartbeats go on while a
 handler blocks the loop. It also watches the loop: a handler that blocks it past its end is
 interrupted, and what waits behind one that blocks it for long is released.
 """
@@ -64,7 +64,7 @@ _BLOCKED = 1.0
 
 
 class HeartbeatThread(threading.Thread):
-    """Beats for the tries that `held` lists."""
+    """Sends heartbeats for the executions that `held` lists."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class HeartbeatThread(threading.Thread):
         self._runner = runner
         self._channels = StartChannels(options, nodes)
         self.errors = 0
-        """How often something went wrong here that nobody foresaw."""
+        """Number of unexpected errors."""
         self._to_announce: list[WorkerExecution] = []
         self._suspects: list[WorkerExecution] = []
         self._wake = threading.Event()
@@ -95,24 +95,24 @@ class HeartbeatThread(threading.Thread):
         self._loop_thread = threading.get_ident()
         self._can_interrupt = threading.current_thread() is threading.main_thread()
         self.pulse = monotonic()
-        """When the event loop last gave a sign."""
+        """When the event loop last ran."""
         self.replace_process: Callable[[], None] = lambda: os._exit(EXIT_BLOCKED)
         self.warn: Callable[[str], None] = lambda _text: None
         if self._can_interrupt:
             self._before: Any = signal.signal(INTERRUPT, self._on_interrupt)
 
     def interrupt_polls(self) -> None:
-        """Something is wanted of tries that are held here: ask about all of them at once."""
+        """Ask about all held executions at once: the server wants something of them."""
         self._polls_interrupted = True
         self._wake.set()
 
     def announce(self, attempt: WorkerExecution) -> None:
-        """Tell the server that a try begins, and start it when that is confirmed."""
+        """Announce the start of an execution, and start it when that is confirmed."""
         self._to_announce.append(attempt)
         self._wake.set()
 
     def start_named(self, attempt: WorkerExecution) -> None:
-        """Start a try that says, as it begins, that it does so."""
+        """Start an execution that reports its own start."""
         self._suspects.append(attempt)
         self._wake.set()
 
@@ -145,12 +145,12 @@ class HeartbeatThread(threading.Thread):
         pause = max(0.05, min(_LONGEST_PAUSE, self._clock.lease / 12))
         self._wake.wait(_SOON if self._suspects else pause)
         if not self._to_announce and not self._suspects:
-            # Nudges that come in quick succession are one.
+            # Interruptions in quick succession are one.
             sleep(max(0.0, began + pause / 2 - monotonic()))
         self._wake.clear()
 
     def _note(self, problem: Exception) -> None:
-        """Whatever it was, the thread goes on, but not in a hot loop."""
+        """Count an error and go on, but not in a hot loop."""
         self.errors += 1
         with suppress(Exception):
             self.warn(f"the thread that sends heartbeats met an error: {problem!r}")
@@ -182,7 +182,7 @@ class HeartbeatThread(threading.Thread):
             self._take(batch, kept)
 
     def _ask_for(self, beats: tuple[BeatIn, ...]) -> "dict[UUID, PulseOut] | None":
-        """What became of each lease; None where nobody answered."""
+        """Return the decision about each lease; None where no node answered."""
         body = HeartbeatIn(self._options.name, self._options.incarnation, beats)
         within = self._clock.lease / 3
         try:
@@ -219,8 +219,8 @@ class HeartbeatThread(threading.Thread):
             self._loop.call_soon_threadsafe(self._suspects.pop(0).start)
 
     def _announce(self, _now: float) -> None:
-        """Nothing begins whose announcement is not answered: it is tried again until it is, or
-        the lease is over."""
+        """Announce starts. Nothing begins before the answer; it is tried again until there is one,
+        or the lease is over."""
         waiting, self._to_announce = self._to_announce, []
         for attempt in waiting:
             if attempt.finished or attempt.ending is not None:
@@ -265,8 +265,8 @@ class HeartbeatThread(threading.Thread):
             self._replace_process(blocking)
 
     def _release_waiting(self) -> None:
-        """What waits behind a handler that blocks the loop is for another worker. Until that is
-        told, and by the loop once more, its leases are kept."""
+        """Release what waits behind a handler that blocks the loop. Until that is reported, and by
+        the loop once more, its leases are kept."""
         waiting = [attempt for attempt in self._held() if attempt.withdraw()]
         if not waiting:
             return
@@ -278,7 +278,7 @@ class HeartbeatThread(threading.Thread):
         self._report(told)
 
     def _replace_process(self, blocking: WorkerExecution) -> None:
-        """Nothing frees the loop. Say what can be said about all tries, and begin anew."""
+        """Report what can be reported of all executions, and replace the process."""
         self.warn("the event loop cannot be freed: this process is replaced")
         for attempt in self._held():
             if not attempt.finished:
@@ -298,19 +298,19 @@ class HeartbeatThread(threading.Thread):
         run(self._nodes.ask_any(REPORTS, body, JudgedListOut, within=5.0, blocking=True))
 
     def _blocking_execution(self) -> WorkerExecution | None:
-        """The try whose code the event loop is running just now."""
+        """Return the execution whose code the event loop is running now."""
         task = asyncio.current_task(self._loop)
         return None if task is None else self._runner.tries.get(task)
 
     def _on_interrupt(self, _number: int, _frame: Any) -> None:
-        """In the main thread, in the middle of whatever it does: only a handler that blocks is interrupted."""
+        """Interrupt a handler that blocks; called in the main thread, wherever it is."""
         blocking = self._blocking_execution()
         if blocking is not None and blocking.ending is not None:
             raise HandlerInterrupt(blocking.ending)
 
 
 def _is_news(attempt: WorkerExecution, now: float) -> bool:
-    """Whether the server should hear that it began."""
+    """Whether its start is still to be reported to the server."""
     return (
         attempt.begun
         and not attempt.named
@@ -325,7 +325,7 @@ def _beat_of(attempt: WorkerExecution) -> BeatIn:
 
 
 def _progress(attempt: WorkerExecution) -> Raw | UnsetType:
-    """What it said last. One that cannot be sent must not cost the others their heartbeat."""
+    """Return its last progress. One that cannot be sent must not cost the others a heartbeat."""
     value = attempt.context.last_progress
     if value is None:
         return UNSET

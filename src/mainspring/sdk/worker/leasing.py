@@ -26,16 +26,15 @@ _GATHER = 0.005
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 _MARGIN = 10.0
-_MOST_TOLD = 200
+_MOST_LISTED = 200
 _BUSY_WAIT = 2.0
 _AFTER_REFUSAL = 1.0
 _TOO_SOON = 0.9
 _LASTED = 1.0
-"""A poll that lasted so long is none of a hot loop, however long it was meant to last."""
+"""Seconds after which a poll counts as long enough not to be part of a hot loop."""
 _SHORTEST_POLL = 0.1
 _AT_ONCE = 2
-"""How often a worker asks again at once after answers that came too soon: to ask is what a node may
-want of it."""
+"""Number of polls sent at once after answers that came too soon: a node may want to be asked."""
 _SHORT_PAUSE = 0.05
 _LONG_PAUSE = 2.0
 
@@ -76,26 +75,26 @@ class Lane:
 
 
 class LeaseErrors:
-    """What was said last of each node that serves no polls. All polls meet the same, again and
-    again: it is said once, until the node answers or there is something else to say."""
+    """The last error of each node that serves no polls. All polls meet the same one: it is logged
+    once, until the node answers or the error changes."""
 
     def __init__(self) -> None:
-        self._said: dict[str, tuple[str, float]] = {}
+        self._last: dict[str, tuple[str, float]] = {}
 
     def failed(self, url: str, problem: MainspringError) -> None:
         text = str(problem)
-        before, _ = self._said.get(url, ("", 0.0))
-        self._said[url] = (text, monotonic())
+        before, _ = self._last.get(url, ("", 0.0))
+        self._last[url] = (text, monotonic())
         if text != before:
             stops = isinstance(problem, Unavailable) and problem.reason == NotReady.code
             where = "" if url in text else f"{url}: "
             log.log(logging.INFO if stops else logging.WARNING, "%s%s", where, text)
 
     def answered(self, url: str, asked: float) -> None:
-        """A poll was answered. One that was asked before another failed says nothing new."""
-        said = self._said.get(url)
-        if said is not None and asked > said[1]:
-            del self._said[url]
+        """Note an answered poll. One that began before another failed changes nothing."""
+        last = self._last.get(url)
+        if last is not None and asked > last[1]:
+            del self._last[url]
             log.info("%s answers again", url)
 
 
@@ -107,38 +106,38 @@ class LeasingWorker(Protocol):
     lease_errors: LeaseErrors
 
     async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
-        """Ask a node for tasks; those that come are begun. Return the answer, and how many of its
+        """Ask a node for tasks; those that come are started. Return the answer, and how many of its
         leases are new here."""
         ...
 
     def held_tries(self, most: int) -> list[tuple[UUID, int]] | None:
-        """All tries it holds, so that the server sees which answers were lost; None for too many
-        to tell."""
+        """Return all executions it holds, so that the server sees which answers were lost; None for
+        too many to list."""
         ...
 
     def about(self) -> AboutIn | None:
-        """Who it is, from time to time."""
+        """Return its description for the registry, from time to time."""
         ...
 
     def polls_interrupted(self) -> None:
-        """Something is wanted of the tries it holds."""
+        """Ask for news of the executions it holds: a poll was interrupted."""
         ...
 
 
 class Pace:
-    """How long a poller rests after answers that came soon and began nothing, one after the other:
-    whatever the reason, nobody gains if it asks as often as it can."""
+    """The rest of a poller after answers that came soon and started nothing, one after the other:
+    asking as often as possible gains nothing."""
 
     def __init__(self) -> None:
-        self._in_vain = 0
+        self._empty_polls = 0
 
     def rest(self, lasted: float, wanted: float, *, began: bool) -> float:
-        """Seconds to rest after an answer."""
+        """Return the seconds to rest after an answer."""
         if began or lasted >= max(_SHORTEST_POLL, min(_LASTED, wanted)) * _TOO_SOON:
-            self._in_vain = 0
+            self._empty_polls = 0
             return 0.0
-        self._in_vain += 1
-        doublings = self._in_vain - _AT_ONCE - 1
+        self._empty_polls += 1
+        doublings = self._empty_polls - _AT_ONCE - 1
         return 0.0 if doublings < 0 else min(_LONG_PAUSE, _SHORT_PAUSE * 2.0 ** min(doublings, 16))
 
 
@@ -152,7 +151,7 @@ class Leaser:
         self._closing = False
 
     async def run(self) -> None:
-        """A poller for each node; the nodes may change."""
+        """Keep pollers for each node; the nodes may change."""
         try:
             while True:
                 urls = self._home.nodes.urls
@@ -170,7 +169,7 @@ class Leaser:
             await self.close()
 
     async def close(self) -> None:
-        """Ask for nothing more. The server notices that nobody waits for an open request."""
+        """Stop asking. The server notices that open requests are abandoned."""
         self._closing = True
         for task in self._pollers.values():
             task.cancel()
@@ -195,7 +194,7 @@ class Leaser:
                 self._lane.polls -= 1
 
     async def _ask(self, url: str, want: int, pace: Pace) -> bool | None:
-        """Whether tasks came; None where nobody answered."""
+        """Return whether tasks came; None where no node answered."""
         lane, lease_errors = self._lane, self._home.lease_errors
         lane.asked += want
         asked = monotonic()
@@ -216,7 +215,7 @@ class Leaser:
         return came
 
     async def _demand(self, count: int, busy: bool) -> int:
-        """How many tasks to ask for: a share of what is free."""
+        """Return how many tasks to ask for: a share of the free slots."""
         lane = self._lane
         if busy and lane.open_slots * 4 < lane.slots:
             # Slots become free one after the other: gather some, rather than ask for each.
@@ -228,9 +227,9 @@ class Leaser:
         return min(-(-lane.open_slots // idle), MOST_LEASES)
 
     async def _lease(self, url: str, want: int, pace: Pace) -> tuple[bool, float]:
-        """Whether tasks came, and how long to rest before the next request."""
+        """Return whether tasks came, and how long to rest before the next request."""
         options, lane = self._home.options, self._lane
-        held = self._home.held_tries(_MOST_TOLD)
+        held = self._home.held_tries(_MOST_LISTED)
         body = LeaseIn(
             options.name,
             options.incarnation,

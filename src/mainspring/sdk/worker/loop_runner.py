@@ -39,7 +39,7 @@ async def _staying(attempt: WorkerExecution, coroutine: Coroutine[Any, Any, Any]
 
 
 class LoopRunner:
-    """Starts a coroutine per try."""
+    """Runs each execution as a coroutine."""
 
     apart = False
 
@@ -92,7 +92,7 @@ class LoopRunner:
 
 
 def tell(context: Context, problem: BaseException) -> None:
-    """Leave the traceback in the task's log; what a handler raised on purpose needs none."""
+    """Write the traceback to the task's log; a handler's deliberate error needs none."""
     if not isinstance(problem, MainspringError):
         text = "".join(traceback.format_exception(problem)).rstrip()
         if len(text) > LONGEST_MESSAGE:  # where it began and what it was say the most

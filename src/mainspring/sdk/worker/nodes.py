@@ -29,10 +29,10 @@ from mainspring.wire.workers import NodeAddressList, NodeAddressOut
 T = TypeVar("T")
 
 _AVOID_FOR = 30.0
-"""Seconds for which a node is left out that did not answer, or said that it stops."""
+"""Seconds for which a node is left out that did not answer, or that stops."""
 _TIMEOUT = 5.0
 _OLDER_FOR = 60.0
-"""Seconds for which a node counts as older that refused what older ones do not know."""
+"""Seconds for which a node counts as older after it refused what older ones do not know."""
 _NOWHERE = frozenset({"0.0.0.0", "::"})
 _HERE = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -50,9 +50,9 @@ class Stream:
 
 
 class Nodes:
-    """The nodes a worker knows: the address it was given, and those it was told of.
+    """The nodes a worker knows: its configured address, and those the server lists.
 
-    Each face has connections of its own: one for the event loop, one for the heart's thread.
+    The event loop and the heartbeat thread have connections of their own.
     """
 
     def __init__(self, address: Address) -> None:
@@ -66,25 +66,25 @@ class Nodes:
         }
         self._transports: dict[tuple[str, bool], Transport] = {}
         self._older: dict[str, float] = {}
-        """Nodes that refused what older versions do not know, and until when we believe it."""
+        """Nodes that refused what older versions do not know, and until when that holds."""
 
     def apart(self) -> "Nodes":
-        """The same nodes over connections of their own: for another event loop."""
+        """Return the same nodes with connections of their own: for another event loop."""
         other = copy(self)
         other._transports = {}
         return other
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Where to lease: at the nodes themselves where they are known and can be reached; else, or
-        for the others, at the given address, whose node gets the tasks of all."""
+        """The URLs to lease from: the nodes themselves where they are known and reachable; else, or
+        for the others, the given address, whose node gets the tasks of all."""
         reached = tuple(url for url in self._learned if not self.avoided(url))
         if reached and len(reached) == len(self._learned):
             return reached
         return tuple(dict.fromkeys([*reached, self._address.url]))
 
     async def compile_fast_path(self) -> None:
-        """Ask who is there. A node that cannot be named from here is served by the others."""
+        """Ask for the list of nodes. One without a usable URL is served by the others."""
         request = Request("GET", NODES, self._headers)
         for url in self._in_order():
             try:
@@ -102,8 +102,8 @@ class Nodes:
             self._learned = tuple(dict.fromkeys([*self._learned, self._address.url]))
 
     def _may_call(self, url: str) -> bool:
-        """A key never goes over a weaker wire than it was given for; and a node that says it is at
-        `localhost` means its own machine."""
+        """Whether the key may be sent there: never over a weaker wire; and `localhost` means the
+        node's own machine."""
         there, given = urlsplit(url), urlsplit(self._address.url)
         if there.scheme != given.scheme or there.hostname in _NOWHERE:
             return False
@@ -112,8 +112,8 @@ class Nodes:
     async def ask(
         self, url: str, path: str, body: object, answer: type[T], *, within: float, blocking: bool
     ) -> T:
-        """One request to one node. One of an older version, which refuses what it does not know, is
-        asked as its version has it."""
+        """Send a request to one node. One of an older version, which refuses what it does not know,
+        is asked as its version has it."""
         older = for_older_node(body)
         if older is None:
             return await self._ask(url, path, body, answer, within=within, blocking=blocking)
@@ -144,7 +144,7 @@ class Nodes:
     async def ask_any(
         self, path: str, body: object, answer: type[T], *, within: float, blocking: bool
     ) -> T:
-        """One request to whichever node answers, within a time for all of them together. Each is
+        """Send a request to whichever node answers, within a time for all of them together. Each is
         asked once at most, and a silent one leaves half of the time to the others."""
         deadline = monotonic() + within
         lost: CallFailed = Unreachable("no node was asked")
@@ -159,7 +159,7 @@ class Nodes:
         raise lost
 
     def stream(self, within: float) -> Stream:
-        """A connection to a node that answers, for who writes to it by itself. It blocks."""
+        """Open a connection to a node that answers, for writing to it directly. It blocks."""
         way = self._transport(self._in_order()[0], True)
         assert isinstance(way, BlockingTransport)
         return Stream(way.connect(within), way, self._headers)

@@ -1,4 +1,4 @@
-"""What a worker and the server say to each other beyond the structs in `wire`."""
+"""The worker protocol beyond the structs in `wire`: paths, older nodes, the server's clock."""
 
 from collections import deque
 from datetime import datetime
@@ -28,7 +28,7 @@ class Leased(LeaseOut):
 
     @property
     def suspect(self) -> bool:
-        """Whether a lease of it ended unreported: that it begins is said before it does."""
+        """Whether a lease of it ended unreported: its start is announced before it begins."""
         return self.context.get("suspect") is True
 
     @property
@@ -41,7 +41,7 @@ class Leased(LeaseOut):
 
 
 class Leases(LeasesOut):
-    """What there is to run."""
+    """The tasks that a worker got."""
 
     tasks: list[Leased]
 
@@ -69,11 +69,11 @@ class ServerClock:
         self._offset: float | None = None
         self._converted: tuple[datetime | None, float] = (None, 0.0)
         self.lease = 15.0
-        """How long leases are."""
+        """The length of leases, in seconds."""
 
     @property
     def margin(self) -> float:
-        """So long before the end of its lease a try is ended that nobody could extend."""
+        """Seconds before the end of a lease at which an execution ends if it cannot be extended."""
         return min(2.0, self.lease / 5)
 
     def sample(self, leased: Leased) -> None:
@@ -85,7 +85,7 @@ class ServerClock:
             self.lease = length
 
     def local(self, moment: datetime | None) -> float:
-        """A moment of the server's on the monotonic clock; never more than a lease from now."""
+        """Return a time of the server on the monotonic clock; at most a lease from now."""
         latest = monotonic() + self.lease
         if moment is None or self._offset is None:
             return latest

@@ -1,4 +1,4 @@
-"""What a worker tells: outcomes until they are acknowledged, and log lines while there is room.
+"""Reports of a worker: outcomes until they are acknowledged, and log lines while there is room.
 
 Nothing waits in order to form a batch: two requests may be on their way, and what gathers meanwhile
 is the next one.
@@ -57,7 +57,7 @@ _FLUSH_WITHIN = 1.0
 
 
 class Reporter:
-    """Sends outcomes until the server has heard them, or the lease is over."""
+    """Sends outcomes until the server acknowledges them, or the lease is over."""
 
     def __init__(
         self, nodes: Nodes, logs: "LogSender", done: Callable[[WorkerExecution], None]
@@ -88,7 +88,7 @@ class Reporter:
             self._news.clear()
 
     async def flush(self, within: float) -> bool:
-        """Wait until all is told; answers whether that was so in time."""
+        """Wait until all is reported. Return whether that was so in time."""
         try:
             async with asyncio.timeout(within):
                 await self._idle.wait()
@@ -112,7 +112,7 @@ class Reporter:
         return batch
 
     async def _send(self, batch: list[WorkerExecution]) -> None:
-        # Who sees that a task has ended looks for its last words.
+        # The log of a task is complete when its end can be seen.
         await self._logs.sent(batch, _FLUSH_WITHIN)
         while batch:
             try:
@@ -138,8 +138,8 @@ class Reporter:
     async def _refused(
         self, batch: list[WorkerExecution], refused: RequestError
     ) -> list[WorkerExecution]:
-        """What the server cannot read in many it may read one by one; the one it cannot read at
-        all is told as a failure."""
+        """Send a refused batch in halves; the one outcome that the server cannot read at all is
+        reported as a failure."""
         self.refused += 1
         if len(batch) > 1:
             half = len(batch) // 2
@@ -157,7 +157,7 @@ class Reporter:
         return self._still_ours(batch)
 
     def _still_ours(self, batch: list[WorkerExecution]) -> list[WorkerExecution]:
-        """Those whose lease has not ended; to report the others would change nothing."""
+        """Return those whose lease has not ended; to report the others would change nothing."""
         now = monotonic()
         for attempt in batch:
             if attempt.lease_end <= now:
@@ -166,7 +166,7 @@ class Reporter:
 
 
 class LogSender:
-    """Gathers log lines of all tries. Threads may write; what finds no room is counted."""
+    """Gathers log lines of all executions. Threads may write; what finds no room is counted."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -198,12 +198,12 @@ class LogSender:
             await self.flush()
 
     async def sent(self, tries: Sequence[WorkerExecution], within: float) -> None:
-        """Wait for what these have written, but not for long, and not where nobody takes it."""
+        """Wait a while until the lines of these are sent, unless no node takes them."""
         if self._last:
             await self._sent_to(max(self._last.get(attempt.key, 0) for attempt in tries), within)
 
     async def all_sent(self, within: float) -> None:
-        """The same for whatever was written so far."""
+        """Wait until all lines written so far are sent."""
         await self._sent_to(self._written, within)
 
     async def _sent_to(self, goal: int, within: float) -> None:
@@ -226,7 +226,7 @@ class LogSender:
             self._sending.cancel()
 
     def _send(self) -> "asyncio.Task[bool]":
-        """The batch that is on its way, or else the next one; whether it was handled."""
+        """Send the next batch unless one is on its way. Its result says whether it was handled."""
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send_batch())
         return self._sending
@@ -265,7 +265,7 @@ class LogSender:
 
 
 def outcome_of(attempt: WorkerExecution) -> OutcomeIn:
-    """How a try ended, as it is told."""
+    """Return how an execution ended, as it is reported."""
     verdict = attempt.verdict
     assert verdict is not None
     error = None if verdict.code is None else ErrorIn(verdict.message, verdict.code)

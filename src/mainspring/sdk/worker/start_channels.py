@@ -47,7 +47,7 @@ class _StartChannel:
 
 
 class StartChannels:
-    """For the thread that sends heartbeats, which may block."""
+    """The connections, for the heartbeat thread, which may block."""
 
     def __init__(self, options: "WorkerOptions", nodes: Nodes) -> None:
         self._options = options
@@ -86,7 +86,7 @@ class StartChannels:
         return None
 
     def recycle(self) -> None:
-        """Keep those for others that were answered, or will not be used."""
+        """Free the connections that were answered, or will not be used."""
         now, kept = monotonic(), []
         for channel in self._reserved:
             if channel.sent_at is None:

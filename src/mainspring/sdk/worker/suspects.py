@@ -51,7 +51,7 @@ class Suspects:
         return self._beginning is not None
 
     def hold_back(self, attempt: "WorkerExecution") -> None:
-        """Let another try begin a moment later."""
+        """Let another execution begin a moment later."""
         self._held_back.append(attempt)
 
     def add(self, attempt: "WorkerExecution") -> None:

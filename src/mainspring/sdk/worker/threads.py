@@ -53,7 +53,7 @@ class _Worker(threading.Thread):
 
 
 class ThreadRunner:
-    """Hands tries to threads; makes a thread when none is idle."""
+    """Hands executions to threads; makes a thread when none is idle."""
 
     apart = False
 
@@ -89,7 +89,7 @@ class ThreadRunner:
                 )
 
     def done(self, attempt: WorkerExecution, verdict: ReportedOutcome, again: bool) -> None:
-        """Called by the threads. The event loop is woken once for many."""
+        """Record an outcome, in the thread; the event loop is woken once for many."""
         with self._lock:
             self._idle += again
             self._finished.append((attempt, verdict))

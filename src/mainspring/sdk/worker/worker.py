@@ -1,4 +1,4 @@
-"""The worker: all that leases, runs, keeps and reports, on one event loop and two threads."""
+"""The worker: it leases, runs, keeps and reports tasks, on one event loop and two threads."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ log = logging.getLogger("mainspring.worker")
 
 _TICK = 0.1
 _STOP_WITHIN = 3.0
-"""Seconds that a try gets to end after it was told to."""
+"""Seconds that an execution has to end after it was told to."""
 _FLUSH_WITHIN = 10.0
 _INTRODUCE_EVERY = 10.0
 _LOOK_EVERY = 5.0
@@ -74,7 +74,7 @@ class Worker:
         self._announced: WorkerExecution | None = None
         """The last such try whose start was announced."""
         self._left_behind = False
-        """Whether code of a try may still run that was given up."""
+        """Whether code of an abandoned execution may still run."""
         self._draining = False
         self._done: OrderedDict[tuple[UUID, int], None] = OrderedDict()
         """The last tries that are over: an answer may still be on its way that gives them again."""
@@ -85,7 +85,7 @@ class Worker:
         self.finished = 0
         self.running = 0
         self.replace_process: Callable[[], None] | None = None
-        """How to begin anew when the event loop is blocked for good."""
+        """How to replace the process when the event loop is blocked for good."""
         self.worn_out = False
         """Whether it stopped because its process should be replaced."""
 
@@ -219,7 +219,7 @@ class Worker:
         return attempt
 
     def begin_all(self, arrived: Sequence[WorkerExecution]) -> None:
-        """Start what one answer brought."""
+        """Start the executions of one answer."""
         for attempt in arrived:
             attempt.arriving = False
             self._tries[attempt].take()
@@ -248,7 +248,7 @@ class Worker:
         self._heartbeats.start_named(attempt)
 
     def _announce_exclusive(self) -> None:
-        """Once all others are over, and their reports acknowledged. Until then it waits, but not
+        """Announce it once all others are over and acknowledged. Until then it waits, but not
         for so long that little of its own time is left: then it is released, and comes again when
         this worker, or another one, holds nothing."""
         attempt = self._exclusive
@@ -315,7 +315,7 @@ class Worker:
             self._heartbeats.interrupt_polls()
 
     async def _look_around(self) -> None:
-        """Nodes come and go."""
+        """Refresh the list of nodes."""
         while True:
             await self.nodes.compile_fast_path()
             await asyncio.sleep(_LOOK_EVERY)
@@ -323,7 +323,7 @@ class Worker:
     # Time ------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
-        """Timeouts, memory, and a sign of life for the heart."""
+        """Watch timeouts and memory, and show the heartbeat thread that the loop runs."""
         count = 0
         while True:
             now = self._heartbeats.pulse = monotonic()
@@ -389,7 +389,7 @@ class Worker:
 
 
 class _NoRunner:
-    """For a task that this worker never offered to run."""
+    """The runner for a task that this worker did not offer to run."""
 
     apart = True
 

@@ -1,4 +1,4 @@
-"""Who a worker is and how it fares, for the registry of workers."""
+"""The description of a worker for the registry of workers."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from mainspring.wire.workers import AboutIn
 
 
 class WorkerInfo:
-    """Draws a worker as it is at the moment."""
+    """Describes a worker as it is at the moment."""
 
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options
@@ -39,7 +39,7 @@ class WorkerInfo:
 
 
 def memory_mb_of(pid: int) -> float:
-    """The resident memory of a process; 0 where nobody can tell."""
+    """Return the resident memory of a process; 0 where it is not known."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
