@@ -71,6 +71,12 @@ class Config:
     )
     url: str = setting("http://127.0.0.1:7070", "where commands find the API")
     api_ca: str | None = setting(None, "file of the authorities that commands trust for https")
+    client_cert: str | None = setting(
+        None, "PEM file: the certificate that commands and workers show to the API"
+    )
+    client_key: str | None = setting(
+        None, "PEM file: the certificate's key; default: in the file of the certificate"
+    )
     proxy: str | None = setting(
         None,
         "HTTP proxy through which commands and workers reach the API, http://user:password@host:port",

@@ -8,9 +8,10 @@ import pytest
 
 import mainspring
 from mainspring import App, AsyncClient, Client, Conflict
+from mainspring.sdk.environment import Address
+from mainspring.sdk.http1 import Request, Response
 from mainspring.sdk.resources.schedules import Schedule
 from mainspring.sdk.transport import AsyncTransport
-from mainspring.sdk.wire import Request, Response
 from support.cluster import Cluster, Node
 from support.sdk_workers import Workers, workers_at
 from support.waiting import eventually
@@ -150,9 +151,9 @@ class Meddled(AsyncTransport):
     """Something happens before the first request of a kind, after so many others of it."""
 
     def __init__(
-        self, url: str, event: Callable[[], Awaitable[None]], method: str, skip: int
+        self, where: Address, event: Callable[[], Awaitable[None]], method: str, skip: int
     ) -> None:
-        super().__init__(url)
+        super().__init__(where)
         self._event = event
         self._method = method
         self._skip = skip
@@ -169,7 +170,7 @@ def meddled(
     client: AsyncClient, event: Callable[[], Awaitable[None]], *, before: str, skip: int = 0
 ) -> AsyncClient:
     where = client.address
-    return AsyncClient(where.url, where.api_key, transport=Meddled(where.url, event, before, skip))
+    return AsyncClient(where.url, where.api_key, transport=Meddled(where, event, before, skip))
 
 
 # --- workers -----------------------------------------------------------------------------------

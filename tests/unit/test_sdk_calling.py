@@ -26,7 +26,7 @@ from mainspring import (
     Unreachable,
 )
 from mainspring.errors import ConfigError, RequestError
-from mainspring.sdk.wire import Answer
+from mainspring.sdk.http1 import ResponseReader
 
 TASK = (
     b'{"id":"01a1e170-40be-706a-9c6e-50040828df4d","state":"scheduled","target":{"type":"http"},'
@@ -293,7 +293,7 @@ def test_a_key_cannot_smuggle_headers() -> None:
 
 
 def test_an_interim_answer_is_not_the_answer() -> None:
-    found = Answer()
+    found = ResponseReader()
     done = []
     for data in (b"HTTP/1.1 103 Early\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"):
         found.feed(data)

@@ -2,8 +2,9 @@
 
 import asyncio
 
+from mainspring.sdk.environment import Address
+from mainspring.sdk.http1 import Request
 from mainspring.sdk.transport import AsyncTransport
-from mainspring.sdk.wire import Request
 
 REFUSAL = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -19,7 +20,7 @@ async def test_who_is_answered_before_all_was_sent_begins_anew() -> None:
 
     server = await asyncio.start_server(refuse, "127.0.0.1", 0, limit=2**10)
     port = server.sockets[0].getsockname()[1]
-    transport = AsyncTransport(f"http://127.0.0.1:{port}", None, None)
+    transport = AsyncTransport(Address(f"http://127.0.0.1:{port}", "key"))
     large = Request("POST", "/", {}, b"x" * 32 * 2**20)
     async with server:
         for turn in (1, 2):

@@ -27,7 +27,7 @@ from mainspring.errors import (
 from mainspring.sdk.calling import read
 from mainspring.sdk.context import Context, HandlerLogLine
 from mainspring.sdk.environment import Address
-from mainspring.sdk.wire import Response
+from mainspring.sdk.http1 import Response
 from mainspring.sdk.worker import child, reports
 from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread

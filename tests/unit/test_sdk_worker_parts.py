@@ -23,7 +23,7 @@ from mainspring.errors import (
 from mainspring.sdk.app import App
 from mainspring.sdk.context import Context, HandlerLogLine
 from mainspring.sdk.environment import Address
-from mainspring.sdk.wire import Response
+from mainspring.sdk.http1 import Response
 from mainspring.sdk.worker import execution as tries
 from mainspring.sdk.worker import leasing as lanes
 from mainspring.sdk.worker import reports

@@ -14,7 +14,7 @@ from mainspring.clock import monotonic
 from mainspring.errors import InvalidRequest, Unreachable
 from mainspring.sdk.context import Context
 from mainspring.sdk.environment import Address
-from mainspring.sdk.wire import Request, Response
+from mainspring.sdk.http1 import Request, Response
 from mainspring.sdk.worker import heartbeat_thread as heart_module
 from mainspring.sdk.worker import start_channels
 from mainspring.sdk.worker.execution import Runner, WorkerExecution

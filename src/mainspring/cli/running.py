@@ -11,6 +11,7 @@ import uvloop
 from mainspring.config import Config, load
 from mainspring.errors import ConfigError, MainspringError, RequestError
 from mainspring.sdk.client import Client
+from mainspring.sdk.environment import AddressFields
 
 _PATIENCE = 5.0
 """Seconds: somebody sits and waits, and would rather hear that nobody answers."""
@@ -35,10 +36,19 @@ def explaining() -> Iterator[None]:
 
 def client() -> Client:
     """The API that the settings name."""
-    config = load_config()
-    return Client(
-        config.url, config.api_key, ca=config.api_ca, proxy=config.proxy, patience=_PATIENCE
-    )
+    return Client(**api_of(load_config()), patience=_PATIENCE)
+
+
+def api_of(config: Config) -> AddressFields:
+    """Return where the settings say that the API is, and how it is reached."""
+    return {
+        "url": config.url,
+        "api_key": config.api_key,
+        "ca": config.api_ca,
+        "proxy": config.proxy,
+        "client_cert": config.client_cert,
+        "client_key": config.client_key,
+    }
 
 
 @contextmanager

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import typer
 
+from mainspring.cli.running import api_of
 from mainspring.config import Config
 from mainspring.errors import ConfigError, MainspringError, RequestError
 from mainspring.sdk.app import App
 from mainspring.sdk.environment import Address, address
 from mainspring.sdk.periodic import Synced
+from mainspring.sdk.transport import tls_context
 from mainspring.sdk.worker.allowlist import Allowlist, load_allowed
 from mainspring.sdk.worker.loading import load_app
 from mainspring.sdk.worker.options import WorkerOptions
@@ -41,7 +43,8 @@ def prepare(
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    where = address(config.url, config.api_key, config.api_ca, config.proxy)
+    where = address(**api_of(config))
+    tls_context(where)
     if app_path is None and commands is None:
         raise ConfigError(["there is nothing to run: name an app, as in module:app, or --commands"])
     if not options.queues:

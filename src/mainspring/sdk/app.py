@@ -25,7 +25,7 @@ from mainspring.domain.task import BUILT_IN_HANDLERS
 from mainspring.errors import InvalidArguments
 from mainspring.sdk.client import AsyncClient, Client
 from mainspring.sdk.context import Context
-from mainspring.sdk.environment import Address
+from mainspring.sdk.environment import Address, AddressFields
 from mainspring.sdk.functions import Options, TaskFunction, check
 from mainspring.sdk.periodic import Owner, Periodic, Synced, sync
 from mainspring.sdk.targets import Requires, Retry, ScheduleFields
@@ -55,6 +55,8 @@ class App:
         api_key: str | None = None,
         ca: str | None = None,
         proxy: str | None = None,
+        client_cert: str | None = None,
+        client_key: str | None = None,
     ) -> None:
         if version < 0:
             raise InvalidArguments(f"version: {version} is negative")
@@ -64,24 +66,29 @@ class App:
         """Rises with every deployment, so that of two side by side the newer one has its way."""
         self.functions: dict[str, TaskFunction[..., Any]] = {}
         self.periodics: dict[str, Periodic] = {}
-        self._address = (url, api_key, ca, proxy)
+        self._address: AddressFields = {
+            "url": url,
+            "api_key": api_key,
+            "ca": ca,
+            "proxy": proxy,
+            "client_cert": client_cert,
+            "client_key": client_key,
+        }
 
     @cached_property
     def client(self) -> Client:
         """The API, for plain code."""
-        url, key, ca, proxy = self._address
-        return Client(url, key, ca=ca, proxy=proxy)
+        return Client(**self._address)
 
     @cached_property
     def async_client(self) -> AsyncClient:
         """The API, for async code."""
-        url, key, ca, proxy = self._address
-        return AsyncClient(url, key, ca=ca, proxy=proxy)
+        return AsyncClient(**self._address)
 
     def use_address(self, where: Address) -> None:
         """Call the API there, unless the app itself says where."""
-        if not any(self._address):
-            self._address = (where.url, where.api_key, where.ca, where.proxy)
+        if not any(self._address.values()):
+            self._address = where.as_fields()
 
     def use(self, client: Client, async_client: AsyncClient) -> None:
         """Call the API through these: for tests, and for who has clients already."""

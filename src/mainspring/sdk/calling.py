@@ -1,4 +1,4 @@
-"""One call of the API: encode, send, try again where that is safe, read the answer or the problem.
+"""A call of the API: encode it, send it, retry where that is safe, read the answer or the problem.
 
 Every POST carries an idempotency key, so a call whose answer was lost can be sent again: it takes
 effect once.
@@ -23,17 +23,17 @@ from mainspring.errors import (
     Unreachable,
 )
 from mainspring.sdk.encoding import encode
+from mainspring.sdk.http1 import Request, Response
 from mainspring.sdk.transport import Transport
-from mainspring.sdk.wire import Request, Response
 
 T = TypeVar("T")
 
 PATIENCE = 30.0
-"""Seconds that one request may take, and that a call is tried again for."""
+"""Default seconds for a call, with all its retries."""
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
-_TRY_AGAIN = frozenset({429, 502, 503, 504})
+_RETRY_STATUSES = frozenset({429, 502, 503, 504})
 _BY_CODE: dict[str, type[RequestError]] = {
     kind.code: kind for kind in (errors.Busy, errors.KeyReused)
 }
@@ -67,7 +67,7 @@ class _ProblemDocument(msgspec.Struct):
 
 
 class ApiCaller:
-    """Calls one API with one key, over one transport."""
+    """Caller of one API with one key, over one transport."""
 
     def __init__(self, transport: Transport, api_key: str, patience: float = PATIENCE) -> None:
         self.transport = transport
@@ -85,7 +85,7 @@ class ApiCaller:
         key: str | None = None,
         if_match: str | None = None,
     ) -> T:
-        """The answer as a value of this type; None for an empty one."""
+        """Return the answer as a value of this type; None for an empty one."""
         headers = dict(self._headers)
         if method == "POST":
             headers["Idempotency-Key"] = key or uuid4().hex
@@ -96,14 +96,14 @@ class ApiCaller:
             data = encode(body)
             headers["Content-Type"] = "application/json"
         request = Request(method, path + _query(query), headers, data)
-        response = await self._insist(request)
+        response = await self._send(request)
         return read(response, answer)
 
-    async def _insist(self, request: Request) -> Response:
-        """Send it until it is answered for good, or patience ends."""
-        deadline, tries = monotonic() + self._patience, 0
+    async def _send(self, request: Request) -> Response:
+        """Send a request, again and again until an answer is final or the time is over."""
+        deadline, attempts = monotonic() + self._patience, 0
         while True:
-            tries += 1
+            attempts += 1
             problem: CallFailed
             left = max(deadline - monotonic(), 0.05)
             try:
@@ -113,15 +113,15 @@ class ApiCaller:
             except Unreachable as lost:
                 problem, wait = lost, None
             else:
-                if response.status == 404 and request.method == "DELETE" and tries > 1:
-                    return Response(204, {}, b"")  # it was the first copy that deleted it
-                # A 409 that names a time: the first copy of this very call is still being served.
+                if response.status == 404 and request.method == "DELETE" and attempts > 1:
+                    return Response(204, {}, b"")  # an earlier attempt deleted it
+                # A 409 that names a time: an earlier attempt of this call is still being served.
                 busy = response.status == 409 and "retry-after" in response.headers
-                if response.status not in _TRY_AGAIN and not busy:
+                if response.status not in _RETRY_STATUSES and not busy:
                     return response
                 problem = _unavailable(response)
                 wait = problem.retry_after
-            pause = min(_FIRST_PAUSE * 2 ** (tries - 1), _LONGEST_PAUSE) * (0.5 + random() / 2)
+            pause = min(_FIRST_PAUSE * 2 ** (attempts - 1), _LONGEST_PAUSE) * (0.5 + random() / 2)
             pause = max(pause, wait or 0.0)
             if monotonic() + pause >= deadline:
                 raise problem
@@ -129,24 +129,24 @@ class ApiCaller:
 
 
 def part(value: object) -> str:
-    """A piece of a path, whatever it holds."""
+    """Return a value quoted as one segment of a path."""
     return quote(str(value), safe="")
 
 
 def read(response: Response, answer: type[T] | None) -> T:
-    """The answer, or the error that its problem document tells of."""
+    """Return the answer, or raise the error that its problem document describes."""
     if response.status >= 400:
         raise problem_of(response)
     if response.status >= 300:
         where = response.headers.get("location", "nowhere")
-        raise _strange(response, f"it points to {where}, and no redirect is followed")
+        raise _unexpected(response, f"it points to {where}, and no redirect is followed")
     if answer is None or (answer is object and not response.body):
         return None  # type: ignore[return-value]
     try:
         found = msgspec.json.decode(response.body, type=answer)
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
         # A page of something between us and the server: the call may work in a moment.
-        raise _strange(response, f"that is no answer of Mainspring's: {problem}") from problem
+        raise _unexpected(response, f"that is no answer of Mainspring's: {problem}") from problem
     etag = response.headers.get("etag")
     if etag is not None and "etag" in getattr(found, "__struct_fields__", ()):
         found.etag = etag  # type: ignore[attr-defined]
@@ -154,7 +154,7 @@ def read(response: Response, answer: type[T] | None) -> T:
 
 
 def problem_of(response: Response) -> RequestError | CallFailed:
-    """The error that an answer of 400 or more stands for."""
+    """Return the error for a response with status 400 or more."""
     document = _document(response)
     if response.status >= 500 or response.status == 429:
         return _unavailable(response)
@@ -166,7 +166,7 @@ def problem_of(response: Response) -> RequestError | CallFailed:
     return error
 
 
-def _strange(response: Response, why: str) -> Unavailable:
+def _unexpected(response: Response, why: str) -> Unavailable:
     return Unavailable(f"the server answered {response.status}, but {why}", response.status)
 
 

@@ -1,4 +1,4 @@
-"""`Client` and `AsyncClient`: the API, typed. The two are one code base, see `faces`.
+"""`Client` and `AsyncClient`: the API, typed. The two are one code base, see `sync_async`.
 
 with mainspring.Client() as client:
     task = client.tasks.create(mainspring.http("https://api.example.com/hook"), delay=60)
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from mainspring.sdk.calling import PATIENCE, ApiCaller
-from mainspring.sdk.environment import address
+from mainspring.sdk.environment import Address, address
 from mainspring.sdk.resources.installation import Installation
 from mainspring.sdk.sync_async import (
     Awaiting,
@@ -51,10 +51,9 @@ _RESOURCES = {
 
 
 class _Client(Installation[F]):
-    """What both faces share: every resource of the API is an attribute or a method."""
+    """The common part: every resource of the API is an attribute or a method."""
 
-    _transport: Callable[[str, str | None, str | None], Transport]
-    """How this face reaches a URL, with a file of authorities and through a proxy."""
+    _transport: Callable[[Address], Transport]
     tasks: "Tasks[F]"
     schedules: "Schedules[F]"
     calendars: "Calendars[F]"
@@ -73,12 +72,20 @@ class _Client(Installation[F]):
         *,
         ca: str | None = None,
         proxy: str | None = None,
+        client_cert: str | None = None,
+        client_key: str | None = None,
         patience: float = PATIENCE,
         transport: Transport | None = None,
     ) -> None:
-        where = address(url, api_key, ca, proxy)
-        way = transport or self._transport(where.url, where.ca, where.proxy)
-        caller = ApiCaller(way, where.api_key, patience)
+        where = address(
+            url=url,
+            api_key=api_key,
+            ca=ca,
+            proxy=proxy,
+            client_cert=client_cert,
+            client_key=client_key,
+        )
+        caller = ApiCaller(transport or self._transport(where), where.api_key, patience)
         super().__init__(caller)
         self.address = where
 
@@ -106,7 +113,7 @@ class _Client(Installation[F]):
 
 
 class Client(_Client[Blocking]):
-    """The API for plain code: every method blocks until it is answered. Threads may share it."""
+    """The API for plain code: every method blocks until it has an answer. Threads may share it."""
 
     _transport = BlockingTransport
 

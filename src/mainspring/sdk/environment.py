@@ -1,67 +1,103 @@
-"""Where the API is and with which key to call it, for programs that do not say it themselves.
+"""Address of the API, and the credentials for it, for programs that do not name them.
 
-The same variables as the command line reads, without its dependencies: MAINSPRING_URL,
-MAINSPRING_API_KEY, MAINSPRING_API_CA and MAINSPRING_PROXY, each also as a file's name in …_FILE.
-HTTP_PROXY and its like are not read: they are set for other programs, and a key goes nowhere that
-nobody named for it.
+The same variables as the command line reads, without its dependencies, each also as the name of a
+file in …_FILE. HTTP_PROXY and its like are not read: they are set for other programs, and a key
+goes nowhere that nobody named for it.
 """
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TypedDict, Unpack, cast
 from urllib.parse import urlsplit
 
 from mainspring.errors import ConfigError
 from mainspring.sdk.proxy import Proxy
 
 DEFAULT_URL = "http://127.0.0.1:7070"
+_VARIABLES = {
+    "url": "MAINSPRING_URL",
+    "api_key": "MAINSPRING_API_KEY",
+    "ca": "MAINSPRING_API_CA",
+    "proxy": "MAINSPRING_PROXY",
+    "client_cert": "MAINSPRING_CLIENT_CERT",
+    "client_key": "MAINSPRING_CLIENT_KEY",
+}
+
+
+class AddressFields(TypedDict, total=False):
+    """Fields of an address; those that are left out are read from the environment."""
+
+    url: str | None
+    api_key: str | None
+    ca: str | None
+    proxy: str | None
+    client_cert: str | None
+    client_key: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the API is, and the key to it. `ca` is a file of authorities for https; `proxy` is what
-    it is reached through, and may hold a password."""
+    """Address of the API, the key to it, and how it is reached: through a proxy, whose URL may hold
+    a password; over https with PEM files of the authorities to trust, of a client certificate, and
+    of its key if that is in another file."""
 
     url: str
     api_key: str = field(repr=False)
     ca: str | None = None
     proxy: str | None = field(default=None, repr=False)
+    client_cert: str | None = None
+    client_key: str | None = None
+
+    def as_fields(self) -> AddressFields:
+        return cast(AddressFields, asdict(self))
 
 
-def address(
-    url: str | None = None,
-    api_key: str | None = None,
-    ca: str | None = None,
-    proxy: str | None = None,
-) -> Address:
-    """What is given, or else what the environment says."""
+def address(**given: Unpack[AddressFields]) -> Address:
+    """Return the given fields, completed from the environment."""
     problems: list[str] = []
-    where = (url or _read("MAINSPRING_URL", problems) or DEFAULT_URL).rstrip("/")
-    key = api_key or _read("MAINSPRING_API_KEY", problems)
-    authorities = ca or _read("MAINSPRING_API_CA", problems)
-    through = proxy or _read("MAINSPRING_PROXY", problems)
-    if not where.startswith(("http://", "https://")):
-        problems.append(f"url: {where!r} does not begin with http:// or https://")
-    elif not _names_host(where):
-        problems.append(f"url: {where!r} names no host, or no port that there can be")
-    if key is None:
-        problems.append("api_key is not set: set MAINSPRING_API_KEY, or give api_key")
-    elif not (key.isascii() and key.isprintable()) or " " in key:
-        problems.append("api_key contains characters that no key has")
-    problems.extend(_wrong_with_proxy(through))
-    if problems or key is None:
+    named: Mapping[str, object] = given
+    found = {
+        name: named.get(name) or _read(variable, problems) for name, variable in _VARIABLES.items()
+    }
+    if given.get("client_cert"):  # the key that the environment names belongs to another one
+        found["client_key"] = given.get("client_key")
+    found["url"] = str(found["url"] or DEFAULT_URL).rstrip("/")
+    where = Address(**found)  # type: ignore[arg-type]
+    problems += _problems(where)
+    if problems:
         raise ConfigError(problems)
-    return Address(where, key, authorities, through)
+    return where
 
 
 def child_environment(address: Address) -> dict[str, str]:
-    """The environment of a process that shall call the same API."""
-    named = {"MAINSPRING_URL": address.url, "MAINSPRING_API_KEY": address.api_key}
-    if address.ca is not None:
-        named["MAINSPRING_API_CA"] = address.ca
-    if address.proxy is not None:
-        named["MAINSPRING_PROXY"] = address.proxy
-    return {**os.environ, **named}
+    """Return the environment of a process that shall call the same API."""
+    ours = set(_VARIABLES.values())
+    others = {n: value for n, value in os.environ.items() if n.removesuffix("_FILE") not in ours}
+    fields = {variable: getattr(address, name) for name, variable in _VARIABLES.items()}
+    return {**others, **{name: value for name, value in fields.items() if value is not None}}
+
+
+def _problems(where: Address) -> list[str]:
+    found: list[str] = []
+    url, key = where.url, where.api_key
+    if not url.startswith(("http://", "https://")):
+        found.append(f"url: {url!r} does not begin with http:// or https://")
+    elif not _names_host(url):
+        found.append(f"url: {url!r} names no host, or no port that there can be")
+    if not key:
+        found.append("api_key is not set: set MAINSPRING_API_KEY, or give api_key")
+    elif not (key.isascii() and key.isprintable()) or " " in key:
+        found.append("api_key contains characters that no key has")
+    try:
+        if where.proxy is not None:
+            Proxy.of(where.proxy)
+    except ValueError as problem:
+        found.append(f"proxy: {problem}")
+    if where.client_key is not None and where.client_cert is None:
+        found.append("client_key means nothing without client_cert")
+    return found
 
 
 def _names_host(url: str) -> bool:
@@ -70,15 +106,6 @@ def _names_host(url: str) -> bool:
         return bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         return False
-
-
-def _wrong_with_proxy(url: str | None) -> list[str]:
-    try:
-        if url is not None:
-            Proxy.of(url)
-    except ValueError as problem:
-        return [f"proxy: {problem}"]
-    return []
 
 
 def _read(variable: str, problems: list[str]) -> str | None:

@@ -1,17 +1,17 @@
-"""A way to the API through an HTTP proxy: a tunnel (CONNECT), in which all is said as without it.
+"""Access to the API through an HTTP proxy: by a tunnel (CONNECT), also for plain HTTP.
 
-Plain HTTP is tunnelled too: so there is one way, and the proxy need not understand what passes.
+So there is one way to send a request, and the proxy need not understand what passes.
 """
 
 from base64 import b64encode
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from mainspring.sdk.wire import Answer, Origin, head
+from mainspring.sdk.http1 import Origin, ResponseReader, encode_head
 
 
 class Proxy(NamedTuple):
-    """Where the proxy is, and what it wants to hear before it lets anybody through."""
+    """Address of a proxy, and the credentials it requires."""
 
     host: str
     port: int
@@ -19,8 +19,8 @@ class Proxy(NamedTuple):
 
     @classmethod
     def of(cls, url: str) -> "Proxy":
-        """From `http://host:port` or `http://user:password@host:port`; the password may be secret,
-        so what is wrong is told without the URL."""
+        """Parse `http://host:port` or `http://user:password@host:port`. The URL may hold a
+        password: the error does not repeat it."""
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -34,19 +34,19 @@ class Proxy(NamedTuple):
             credentials = b64encode(named.encode()).decode("ascii")
         return cls(parts.hostname, port, credentials)
 
-    def opening(self, origin: Origin) -> bytes:
-        """What opens a tunnel to an origin."""
+    def connect_request(self, origin: Origin) -> bytes:
+        """Return the request for a tunnel to an origin."""
         headers = {}
         if self.credentials is not None:
             headers["Proxy-Authorization"] = f"Basic {self.credentials}"
-        return head("CONNECT", origin.authority, origin, headers)
+        return encode_head("CONNECT", origin.authority, origin, headers)
 
 
-class Opening(Answer):
-    """What the proxy says to it. Whatever comes after the headers belongs to the tunnel."""
+class TunnelReader(ResponseReader):
+    """The proxy's response to CONNECT. All bytes after its headers belong to the tunnel."""
 
     def check(self) -> None:
-        """Raises unless the tunnel is open."""
+        """Raise OSError unless the tunnel is open."""
         status = self.response().status
         if not 200 <= status < 300:
             why = "it wants a user and a password that it knows" if status == 407 else "see its log"

@@ -1,8 +1,8 @@
-"""Two faces from one code base: methods are written once, as coroutines.
+"""A sync and an async client from one code base: methods are written once, as coroutines.
 
-The async client hands the coroutine out to be awaited. The sync client runs it to its end on the
-spot: its transport blocks instead of suspending, so the coroutine never yields and needs no event
-loop, no thread and no copy of the code.
+The async client returns the coroutine to be awaited. The sync client runs it to its end at once:
+its transport blocks instead of suspending, so the coroutine never yields and needs no event loop,
+no thread and no copy of the code.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -14,24 +14,24 @@ T = TypeVar("T")
 
 
 class Awaiting:
-    """The face whose methods are awaited."""
+    """Marker of the async client, whose methods are awaited."""
 
 
 class Blocking:
-    """The face whose methods answer at once."""
+    """Marker of the sync client, whose methods block."""
 
 
 F = TypeVar("F")
 
 
 class Faced(Generic[F]):
-    """Something with methods of both kinds; `blocking` says which face it wears."""
+    """Base of classes with such methods; `blocking` says whether they block."""
 
     blocking: bool
 
 
 def run(work: Awaitable[T]) -> T:
-    """Run something to its end that never really waits."""
+    """Run a coroutine to its end that never suspends."""
     stepping: Any = work if hasattr(work, "send") else work.__await__()
     try:
         stepping.send(None)
@@ -41,12 +41,24 @@ def run(work: Awaitable[T]) -> T:
     raise RuntimeError("a blocking call tried to wait for an event loop")
 
 
-class Both(Generic[P, T]):
-    """A method of both faces."""
+class _Method(Generic[P, T]):
+    """A method of both clients."""
 
-    def __init__(self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         update_wrapper(self, function)  # type: ignore[arg-type]
+
+    def _bind(self, instance: Any, block: Callable[[Any], Any]) -> Any:
+        if instance is None:
+            return self
+        bound = self._function.__get__(instance)
+        if not instance.blocking:
+            return bound
+        return update_wrapper(lambda *args, **kw: block(bound(*args, **kw)), self._function)
+
+
+class Both(_Method[P, T]):
+    """A method that is awaited in the async client, and blocks in the sync one."""
 
     @overload
     def __get__(self, instance: Faced[Blocking], owner: Any) -> Callable[P, T]: ...
@@ -57,25 +69,11 @@ class Both(Generic[P, T]):
     @overload
     def __get__(self, instance: None, owner: Any) -> "Both[P, T]": ...
     def __get__(self, instance: Any, owner: Any) -> Any:
-        if instance is None:
-            return self
-        bound = self._function.__get__(instance, owner)
-        if not instance.blocking:
-            return bound
-
-        def blocking(*args: P.args, **kwargs: P.kwargs) -> T:
-            answer: T = run(bound(*args, **kwargs))
-            return answer
-
-        return update_wrapper(blocking, self._function)
+        return self._bind(instance, run)
 
 
-class Each(Generic[P, T]):
-    """A method of both faces that gives one thing after the other."""
-
-    def __init__(self, function: Callable[Concatenate[Any, P], AsyncIterator[T]]) -> None:
-        self._function = function
-        update_wrapper(self, function)  # type: ignore[arg-type]
+class Each(_Method[P, T]):
+    """The same of an iterator: `async for` in the async client, `for` in the sync one."""
 
     @overload
     def __get__(self, instance: Faced[Blocking], owner: Any) -> Callable[P, Iterator[T]]: ...
@@ -84,25 +82,16 @@ class Each(Generic[P, T]):
     @overload
     def __get__(self, instance: None, owner: Any) -> "Each[P, T]": ...
     def __get__(self, instance: Any, owner: Any) -> Any:
-        if instance is None:
-            return self
-        bound = self._function.__get__(instance, owner)
-        if not instance.blocking:
-            return bound
-
-        def blocking(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-            return _iterate(bound(*args, **kwargs))
-
-        return update_wrapper(blocking, self._function)
+        return self._bind(instance, _iterate)
 
 
 def both(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Both[P, T]:
-    """Decorates a coroutine method: awaited by one face, run to its end by the other."""
+    """Decorate a coroutine method of both clients."""
     return Both(function)
 
 
 def each(function: Callable[Concatenate[Any, P], AsyncIterator[T]]) -> Each[P, T]:
-    """Decorates an async generator method: `async for` by one face, `for` by the other."""
+    """Decorate an async generator method of both clients."""
     return Each(function)
 
 

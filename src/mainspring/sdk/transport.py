@@ -1,4 +1,5 @@
-"""The two ways to the API: one that suspends, and one that blocks. Connections are kept and reused.
+"""The two transports of the SDK: one for event loops, and one that blocks. They keep connections
+and use them again.
 
 No redirect is ever followed: a key is for the address the user named, and for no other.
 """
@@ -12,15 +13,17 @@ from typing import Protocol
 
 from mainspring.clock import monotonic
 from mainspring.errors import ConfigError, Distrusted, Unreachable
-from mainspring.sdk.proxy import Opening, Proxy
-from mainspring.sdk.wire import Answer, Origin, Request, Response, encoded
+from mainspring.sdk.environment import Address
+from mainspring.sdk.http1 import Origin, Request, Response, ResponseReader, encode_request
+from mainspring.sdk.proxy import Proxy, TunnelReader
 
 _CHUNK = 2**18
-_MOST_IDLE = 16
+_MAX_IDLE = 16
+_CUT_OFF = (EOFError, BrokenPipeError, ConnectionResetError, ssl.SSLEOFError)
 
 
 class Transport(Protocol):
-    """Sends a request and gives its answer, or raises Unreachable."""
+    """Send a request and return the response, or raise Unreachable."""
 
     blocking: bool
 
@@ -31,48 +34,89 @@ class Transport(Protocol):
     async def close(self) -> None: ...
 
 
-def tls_context(origin: Origin, ca: str | None) -> ssl.SSLContext | None:
-    """How the server's certificate is checked; None for plain HTTP."""
-    if not origin.tls:
+def tls_context(address: Address) -> ssl.SSLContext | None:
+    """Return how the server's certificate is checked, and which one is shown to it; None for plain
+    HTTP. Raise ConfigError for files that cannot be used."""
+    if not Origin.of(address.url).tls:
         return None
+    setting = "api_ca"
     try:
-        return ssl.create_default_context(cafile=ca)
+        context = ssl.create_default_context(cafile=address.ca)
+        if address.client_cert is not None:
+            setting = f"client_cert {address.client_cert}"
+            if address.client_key is not None:
+                setting += f" with client_key {address.client_key}"
+            context.load_cert_chain(address.client_cert, address.client_key, _no_password)
     except (OSError, ssl.SSLError) as problem:
-        raise ConfigError([f"api_ca: {problem}"]) from problem
+        raise ConfigError([f"{setting}: {problem}"]) from problem
+    return context
 
 
-def _lost(url: str, problem: Exception) -> Unreachable:
-    if isinstance(problem, ssl.SSLCertVerificationError):
-        reason = problem.verify_message.rstrip(".")
-        return Distrusted(
-            f"the certificate of {url} is not trusted: {reason}"
-            " (ca= and MAINSPRING_API_CA name the authority to trust)"
-        )
-    return Unreachable(f"{url} cannot be reached: {problem}")
+def _no_password() -> str:
+    raise ConfigError(["client_key is encrypted: give a key without a password"])
 
 
-class AsyncTransport:
+class _HttpTransport:
+    """The state of both transports, and what their failures mean."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._origin = Origin.of(address.url)
+        self._proxy = None if address.proxy is None else Proxy.of(address.proxy)
+        self._tls = tls_context(address)
+        self._answered = False
+
+    def _response(self, reader: ResponseReader) -> Response:
+        self._answered = True
+        return reader.response()
+
+    def _timed_out(self, within: float) -> Unreachable:
+        return Unreachable(f"{self._address.url} did not answer within {within:.3g} s")
+
+    def _failed(self, problem: Exception) -> Unreachable:
+        url = self._address.url
+        if isinstance(problem, ssl.SSLCertVerificationError):
+            reason = problem.verify_message.rstrip(".")
+            return Distrusted(
+                f"the certificate of {url} is not trusted: {reason}"
+                " (ca= and MAINSPRING_API_CA name the authority to trust)"
+            )
+        said = str(problem) or type(problem).__name__
+        return Unreachable(f"{url} cannot be reached: {said}{self._hint(problem)}")
+
+    def _hint(self, problem: Exception) -> str:
+        """Return what to look at when TLS fails after our check of the server. Many servers, ours
+        among them, just close the connection when they miss a certificate."""
+        refused = isinstance(problem, ssl.SSLError) and "ALERT" in (problem.reason or "")
+        if self._tls is None or self._answered or not (refused or isinstance(problem, _CUT_OFF)):
+            return ""
+        if self._address.client_cert is None:
+            return (
+                " (if the server requires a client certificate:"
+                " client_cert= and MAINSPRING_CLIENT_CERT name it)"
+            )
+        return f" (does the server trust the client certificate {self._address.client_cert}?)"
+
+
+class AsyncTransport(_HttpTransport):
     """For event loops. Connections belong to the loop that opened them."""
 
     blocking = False
 
-    def __init__(self, url: str, ca: str | None = None, proxy: str | None = None) -> None:
-        self._url = url
-        self._origin = Origin.of(url)
-        self._proxy = None if proxy is None else Proxy.of(proxy)
-        self._tls = tls_context(self._origin, ca)
+    def __init__(self, address: Address) -> None:
+        super().__init__(address)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def send(self, request: Request, within: float) -> Response:
-        data = encoded(self._origin, request)
+        data = encode_request(self._origin, request)
         try:
             async with asyncio.timeout(within):
                 return await self._exchange(data)
         except TimeoutError:
-            raise Unreachable(f"{self._url} did not answer within {within:.3g} s") from None
+            raise self._timed_out(within) from None
         except (OSError, EOFError) as problem:
-            raise _lost(self._url, problem) from problem
+            raise self._failed(problem) from problem
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -82,44 +126,41 @@ class AsyncTransport:
             self._idle.pop()[1].close()
 
     async def _exchange(self, data: bytes) -> Response:
-        reader, writer = await self._connection()
-        answer = Answer()
+        stream, writer = await self._connection()
+        reader = ResponseReader()
         try:
-            await self._converse(reader, writer, data, answer)
+            await self._read_response(stream, writer, data, reader)
         except BaseException:
             writer.close()
             raise
         if writer.transport.get_write_buffer_size():
-            writer.transport.abort()  # it was answered before it was sent: nobody wants the rest
-        elif answer.reusable and len(self._idle) < _MOST_IDLE:
-            self._idle.append((reader, writer))
+            writer.transport.abort()  # answered before all was sent: nobody wants the rest
+        elif reader.reusable and len(self._idle) < _MAX_IDLE:
+            self._idle.append((stream, writer))
         else:
             writer.close()
-        return answer.response()
+        return self._response(reader)
 
-    async def _converse(
+    async def _read_response(
         self,
-        reader: asyncio.StreamReader,
+        stream: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         data: bytes,
-        answer: Answer,
+        reader: ResponseReader,
     ) -> None:
-        # Not drained: who finds it too large answers, and closes, before all of it is sent.
+        # Not drained: a server that finds it too large answers before all of it is sent.
         writer.write(data)
-        while not answer.done:
-            received = await reader.read(_CHUNK)
-            if not received:
-                raise EOFError("the connection was closed before the answer was complete")
-            answer.feed(received)
+        while not reader.done:
+            reader.feed(await stream.read(_CHUNK))
 
     async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._idle, self._loop = [], loop
         while self._idle:
-            reader, writer = self._idle.pop()
-            if not (reader.at_eof() or writer.is_closing()):
-                return reader, writer
+            stream, writer = self._idle.pop()
+            if not (stream.at_eof() or writer.is_closing()):
+                return stream, writer
             writer.close()
         if self._proxy is not None:
             return await self._tunnel(self._proxy)
@@ -129,53 +170,50 @@ class AsyncTransport:
         )
 
     async def _tunnel(self, proxy: Proxy) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection(proxy.host, proxy.port, limit=_CHUNK)
+        stream, writer = await asyncio.open_connection(proxy.host, proxy.port, limit=_CHUNK)
         try:
-            opening = Opening()
-            await self._converse(reader, writer, proxy.opening(self._origin), opening)
-            opening.check()
+            reader = TunnelReader()
+            await self._read_response(stream, writer, proxy.connect_request(self._origin), reader)
+            reader.check()
             if self._tls is not None:
                 await writer.start_tls(self._tls, server_hostname=self._origin.host)
         except BaseException:
             writer.close()
             raise
-        return reader, writer
+        return stream, writer
 
 
-class BlockingTransport:
+class BlockingTransport(_HttpTransport):
     """For plain code and threads. Its coroutines never suspend."""
 
     blocking = True
 
-    def __init__(self, url: str, ca: str | None = None, proxy: str | None = None) -> None:
-        self._url = url
-        self._origin = Origin.of(url)
-        self._proxy = None if proxy is None else Proxy.of(proxy)
-        self._tls = tls_context(self._origin, ca)
+    def __init__(self, address: Address) -> None:
+        super().__init__(address)
         self._idle: list[socket.socket] = []
 
     async def send(self, request: Request, within: float) -> Response:
-        data = encoded(self._origin, request)
+        data = encode_request(self._origin, request)
         deadline = monotonic() + within
         try:
             return self._exchange(data, deadline)
         except TimeoutError:
-            raise Unreachable(f"{self._url} did not answer within {within:.3g} s") from None
+            raise self._timed_out(within) from None
         except (OSError, EOFError) as problem:
-            raise _lost(self._url, problem) from problem
+            raise self._failed(problem) from problem
 
     def connect(self, within: float) -> socket.socket:
-        """A connection for who writes and reads by itself."""
+        """Return a connection for a caller that writes and reads by itself."""
         try:
             return self._connection(monotonic() + within)
         except (OSError, EOFError) as problem:
-            raise _lost(self._url, problem) from problem
+            raise self._failed(problem) from problem
 
     def encode(self, request: Request) -> bytes:
-        return encoded(self._origin, request)
+        return encode_request(self._origin, request)
 
     async def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)  # noqa: ASYNC251 - this face blocks, that is its purpose
+        time.sleep(seconds)  # noqa: ASYNC251 - it blocks, that is its purpose
 
     async def close(self) -> None:
         while self._idle:
@@ -183,31 +221,28 @@ class BlockingTransport:
 
     def _exchange(self, data: bytes, deadline: float) -> Response:
         connection = self._connection(deadline)
-        answer = Answer()
+        reader = ResponseReader()
         try:
-            self._converse(connection, data, answer, deadline)
+            self._read_response(connection, data, reader, deadline)
         except BaseException:
             connection.close()
             raise
-        if answer.reusable and len(self._idle) < _MOST_IDLE:
+        if reader.reusable and len(self._idle) < _MAX_IDLE:
             self._idle.append(connection)
         else:
             connection.close()
-        return answer.response()
+        return self._response(reader)
 
-    def _converse(
-        self, connection: socket.socket, data: bytes, answer: Answer, deadline: float
+    def _read_response(
+        self, connection: socket.socket, data: bytes, reader: ResponseReader, deadline: float
     ) -> None:
         connection.settimeout(_left(deadline))
-        # Who finds it too large answers, and closes, before all of it is sent.
+        # A server that finds it too large answers, and closes, before all of it is sent.
         with contextlib.suppress(ConnectionError):
             connection.sendall(data)
-        while not answer.done:
+        while not reader.done:
             connection.settimeout(_left(deadline))
-            received = connection.recv(_CHUNK)
-            if not received:
-                raise EOFError("the connection was closed before the answer was complete")
-            answer.feed(received)
+            reader.feed(connection.recv(_CHUNK))
 
     def _connection(self, deadline: float) -> socket.socket:
         while self._idle:
@@ -221,9 +256,10 @@ class BlockingTransport:
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._proxy is not None:
-                opening = Opening()
-                self._converse(plain, self._proxy.opening(self._origin), opening, deadline)
-                opening.check()
+                reader = TunnelReader()
+                request = self._proxy.connect_request(self._origin)
+                self._read_response(plain, request, reader, deadline)
+                reader.check()
             if self._tls is None:
                 return plain
             plain.settimeout(_left(deadline))
@@ -241,7 +277,7 @@ def _left(deadline: float) -> float:
 
 
 def _is_open(kept: socket.socket) -> bool:
-    """A kept connection has nothing to read; if it has, it was closed by the other side."""
+    """Whether a kept connection can be used: one with something to read was closed meanwhile."""
     kept.settimeout(0)
     try:
         kept.recv(1)

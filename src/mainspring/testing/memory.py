@@ -11,7 +11,7 @@ import msgspec
 from mainspring.clock import wall_clock
 from mainspring.errors import InvalidRequest, NotFound, RequestError
 from mainspring.sdk.client import AsyncClient, Client
-from mainspring.sdk.wire import Request, Response
+from mainspring.sdk.http1 import Request, Response
 
 _ADDRESS = ("http://in-memory", "in-memory")
 

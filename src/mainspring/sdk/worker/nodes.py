@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Iterable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -21,8 +21,8 @@ from mainspring.errors import (
 )
 from mainspring.sdk.calling import read
 from mainspring.sdk.environment import Address
+from mainspring.sdk.http1 import Request
 from mainspring.sdk.transport import AsyncTransport, BlockingTransport, Transport
-from mainspring.sdk.wire import Request
 from mainspring.sdk.worker.protocol import NODES, for_older_node
 from mainspring.wire.workers import NodeAddressList, NodeAddressOut
 
@@ -179,5 +179,5 @@ class Nodes:
         way = self._transports.get((url, blocking))
         if way is None:
             kind = BlockingTransport if blocking else AsyncTransport
-            way = self._transports[url, blocking] = kind(url, self._address.ca, self._address.proxy)
+            way = self._transports[url, blocking] = kind(replace(self._address, url=url))
         return way

@@ -1,6 +1,6 @@
-"""HTTP/1.1 as the SDK speaks it: requests as bytes, and answers read from bytes.
+"""HTTP/1.1 for the SDK: requests as bytes, and a reader of responses that is fed with bytes.
 
-Both transports share this; httptools, which the server uses as well, does the parsing.
+Both transports use it. httptools, which the server brings along, does the parsing.
 """
 
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 import httptools
 
-LARGEST_ANSWER = 256 * 2**20
+MAX_RESPONSE = 256 * 2**20
 
 
 class Request(NamedTuple):
-    """What is sent. The path has its query."""
+    """A request to send. The path includes its query."""
 
     method: str
     path: str
@@ -22,7 +22,7 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What came back. Names of headers are in lower case."""
+    """A complete response. Names of headers are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -30,7 +30,7 @@ class Response(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Scheme, host and port, and the path before all paths."""
+    """Scheme, host and port of the API, and the prefix of all its paths."""
 
     tls: bool
     host: str
@@ -52,17 +52,17 @@ class Origin(NamedTuple):
         return f"{host}:{self.port}"
 
 
-def encoded(origin: Origin, request: Request) -> bytes:
-    """The bytes of a request."""
+def encode_request(origin: Origin, request: Request) -> bytes:
+    """Return the bytes of a request."""
     headers = dict(request.headers)
     if request.body or request.method not in ("GET", "DELETE"):
         headers["Content-Length"] = str(len(request.body))
     path = f"{origin.prefix}{request.path}"
-    return head(request.method, path, origin, headers) + request.body
+    return encode_head(request.method, path, origin, headers) + request.body
 
 
-def head(method: str, path: str, origin: Origin, headers: Mapping[str, str]) -> bytes:
-    """The request line and the headers."""
+def encode_head(method: str, path: str, origin: Origin, headers: Mapping[str, str]) -> bytes:
+    """Return the bytes of a request line and its headers."""
     lines = [
         f"{method} {path} HTTP/1.1",
         f"Host: {origin.authority}",
@@ -73,8 +73,8 @@ def head(method: str, path: str, origin: Origin, headers: Mapping[str, str]) -> 
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
-class Answer:
-    """One answer, fed with bytes as they arrive."""
+class ResponseReader:
+    """One response, read from bytes as they arrive."""
 
     def __init__(self) -> None:
         self.done = False
@@ -86,18 +86,21 @@ class Answer:
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> None:
-        """Take bytes; raises for what is not HTTP, or too much of it."""
+        """Take the next bytes; none of them mean the end of the connection. Raise EOFError where
+        that comes too soon, and OSError for what is not HTTP, or too much of it."""
+        if not data:
+            raise EOFError("the connection was closed before the answer was complete")
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as problem:
             raise OSError(f"the answer is not HTTP: {problem}") from None
-        if len(self._body) > LARGEST_ANSWER:
+        if len(self._body) > MAX_RESPONSE:
             raise OSError("the answer is too large")
 
     def response(self) -> Response:
         return Response(self._status, self._headers, bytes(self._body))
 
-    # What the parser calls -------------------------------------------------------------------
+    # Callbacks of the parser -----------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -109,6 +112,6 @@ class Answer:
         self._body += body
 
     def on_message_complete(self) -> None:
-        # An interim answer (1xx) is followed by the real one.
+        # An interim response (1xx) is followed by the real one.
         self.done = self._status >= 200
         self.reusable = self.done and bool(self._parser.should_keep_alive())
