@@ -5,25 +5,21 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 import pytest_asyncio
 
 from mainspring.postgres.embedded import EmbeddedServer
+from support.databases import TEMPLATE, DatabasePool
 
 if TYPE_CHECKING:
     from support.cluster import Cluster
     from support.runs import RunWorld
 
-TEMPLATE = "mainspring_template"
 MISSING: pytest.StashKey[set[str]] = pytest.StashKey()
-
-_numbers = count(1)
 
 
 @pytest.fixture
@@ -74,16 +70,22 @@ def pytest_terminal_summary(
 
 @pytest.fixture(scope="session")
 def pg_server() -> Iterator[str]:
-    """The URL of one real PostgreSQL for the whole run, as durable as in production."""
+    """The URL of one real PostgreSQL for all tests of this process.
+
+    Tests that run side by side would wait for the disk, and none of them cuts the power; what is
+    measured is measured with a server as durable as in production.
+    """
     with tempfile.TemporaryDirectory(prefix="mainspring-tests-") as directory:
         # Under root the server may have to run as another user, who must get through to it.
         Path(directory).chmod(0o711)
         settings = {"shared_buffers": "64MB", "max_connections": "300"}
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            settings |= {"fsync": "off", "full_page_writes": "off"}
         server = EmbeddedServer(Path(directory, "data"), settings=settings)
         try:
             yield server.start()
         finally:
-            server.stop()
+            server.stop("immediate")  # nobody needs what it holds
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -91,18 +93,24 @@ async def migrated_server(pg_server: str) -> str:
     """The server with a migrated database to copy from: copying is far quicker than migrating."""
     from mainspring.postgres.migrate import migrate
 
-    await _execute(pg_server, f"CREATE DATABASE {TEMPLATE}")
-    await migrate(_database(pg_server, TEMPLATE))
+    connection = await asyncpg.connect(pg_server)
+    await connection.execute(f"CREATE DATABASE {TEMPLATE}")
+    await connection.close()
+    await migrate(DatabasePool(pg_server).url(TEMPLATE))
     return pg_server
 
 
+@pytest.fixture(scope="session")
+def databases(migrated_server: str) -> DatabasePool:
+    return DatabasePool(migrated_server)
+
+
 @pytest.fixture
-async def database_url(migrated_server: str) -> AsyncIterator[str]:
+async def database_url(databases: DatabasePool) -> AsyncIterator[str]:
     """The URL of an empty, migrated database that belongs to one test."""
-    name = f"test_{next(_numbers)}"
-    await _execute(migrated_server, f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
-    yield _database(migrated_server, name)
-    await _execute(migrated_server, f"DROP DATABASE {name} WITH (FORCE)")
+    name = await databases.take()
+    yield databases.url(name)
+    await databases.give_back(name)
 
 
 @pytest.fixture
@@ -127,15 +135,3 @@ async def world(database_url: str) -> AsyncIterator["RunWorld"]:
     await made.open()
     yield made
     await database.close()
-
-
-def _database(url: str, name: str) -> str:
-    return urlsplit(url)._replace(path=f"/{name}").geturl()
-
-
-async def _execute(url: str, statement: str) -> None:
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()
