@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from jsonschema_rs import Draft202012Validator
 
-from mainspring.api.app import build_app
 from mainspring.config import Config
 from mainspring.store.vault import Vault
+from mainspring.wiring.api import build_app
 from support.api import Office, opened_office
 from support.identities import Authority
 from support.routes import document

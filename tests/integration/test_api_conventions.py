@@ -8,11 +8,11 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from mainspring.api.app import paths_of
-from mainspring.api.http.endpoint import OpenOperation, TenantOperation
+from mainspring.api.http.operations import OpenOperation, TenantOperation
 from mainspring.api.openapi.document import describe
 from mainspring.config import Config
 from mainspring.errors import StoreUnavailable
+from mainspring.wiring.api import paths_of
 from support.api import Office, opened_office
 from support.asgi import Answer, AsgiClient
 

@@ -11,11 +11,11 @@ from datetime import timedelta
 import pytest
 
 from mainspring import crash
-from mainspring.api.app import build_app
 from mainspring.api.http import idempotency
 from mainspring.config import Config
 from mainspring.store.answers import AnswerStore
 from mainspring.store.vault import Vault
+from mainspring.wiring.api import build_app
 from support.api import Office, opened_office
 from support.asgi import AsgiClient
 

@@ -7,13 +7,13 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from mainspring.api.app import build_app
 from mainspring.config import Config
 from mainspring.domain.execution import TaskError
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.explain import Situation
 from mainspring.store.tenants import TenantStore
+from mainspring.wiring.api import build_app
 from support.api import Office, QuietNode, opened_office
 from support.letters import Undertaker
 

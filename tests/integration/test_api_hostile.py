@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mainspring.api.app import paths_of
 from mainspring.config import Config
+from mainspring.wiring.api import paths_of
 from support.api import Office, opened_office
 from support.asgi import Answer, AsgiClient
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from mainspring.api.app import build_app
 from mainspring.config import Config
 from mainspring.execution.signing import SECRET_PATTERN, parse_secret
 from mainspring.store.vault import Vault
+from mainspring.wiring.api import build_app
 from support.api import Office, opened_office
 from support.identities import Authority
 

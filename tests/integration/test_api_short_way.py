@@ -31,7 +31,7 @@ async def street(database_url: str) -> AsyncIterator[Street]:
 @pytest.fixture
 async def limited(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Street]:
     """With twenty requests for each tenant, and no time in which there come to be more."""
-    monkeypatch.setattr("mainspring.api.app.RateLimits", partial(RateLimits, now=lambda: 0.0))
+    monkeypatch.setattr("mainspring.wiring.api.RateLimits", partial(RateLimits, now=lambda: 0.0))
     async with opened_street(database_url, Config(requests_per_second=20)) as opened:
         yield opened
 

@@ -16,7 +16,7 @@ import pytest
 import structlog
 from starlette.types import ASGIApp
 
-from mainspring.api.http.endpoint import (
+from mainspring.api.http.operations import (
     OpenOperation,
     Operation,
     OperatorOperation,

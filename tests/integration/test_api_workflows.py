@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainspring.api.app import build_app
 from mainspring.config import Config
 from mainspring.domain.task import TaskSpec
 from mainspring.store.secrets import SecretStore
 from mainspring.store.vault import Vault
 from mainspring.store.workflows import WorkflowStore
+from mainspring.wiring.api import build_app
 from support.api import Office, opened_office
 from support.asgi import Answer
 

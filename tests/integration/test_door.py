@@ -10,8 +10,9 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from mainspring.api.http.connection import ConnectionLimits, HttpConfig
 from mainspring.api.http.middleware import CYCLE
-from mainspring.api.http.server import ConnectionLimits, HttpConfig, HttpServer
+from mainspring.api.http.server import HttpServer
 from mainspring.errors import ServerError
 from mainspring.observe.metrics import Metrics
 from support.door import LIMITS as PATIENT
@@ -20,7 +21,7 @@ from support.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
-LIMITS = replace(PATIENT, patience=0.3)
+LIMITS = replace(PATIENT, timeout=0.3)
 
 
 @dataclass
@@ -180,7 +181,7 @@ async def test_no_header_of_an_answer_breaks_its_line(value: str) -> None:
 
 async def test_patience_is_for_each_request_anew() -> None:
     """A connection that is used for longer than the limit is not cut off."""
-    async with opened_house(replace(LIMITS, patience=0.2)) as house:
+    async with opened_house(replace(LIMITS, timeout=0.2)) as house:
         visitor = await house.visit()
         for _ in range(4):
             visitor.say(GET[:10])

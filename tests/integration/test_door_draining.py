@@ -7,8 +7,10 @@ import sys
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from mainspring.api.http import connection as connections
 from mainspring.api.http import draining
 from mainspring.api.http import server as door
+from mainspring.api.http.connection import LimitedHttpProtocol
 from support.door import Doorway, Visitor, opened_door
 from support.waiting import eventually
 
@@ -25,7 +27,7 @@ async def hello(_scope: Scope, _receive: Receive, send: Send) -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "_DRAINED_WITHIN", 1.0)
-    monkeypatch.setattr(door, "IDLE_FOR", 0.3)
+    monkeypatch.setattr(connections, "IDLE_FOR", 0.3)
 
 
 async def accepted(doorway: Doorway, count: int) -> None:
@@ -103,7 +105,7 @@ async def test_unread_bytes_keep_a_connection_from_being_idle() -> None:
         visitor = await doorway.visit()
         await accepted(doorway, 1)
         [connection] = doorway.server.server_state.connections
-        assert isinstance(connection, door.LimitedHttpProtocol)
+        assert isinstance(connection, LimitedHttpProtocol)
         assert not draining.has_unread(connection.transport)
         _send_now(visitor, GET)  # the loop has no turn between this and the next line
         assert draining.has_unread(connection.transport)

@@ -3,11 +3,11 @@
 import asyncio
 from dataclasses import replace
 
-from mainspring.api.app import build_app
 from mainspring.config import Config
 from mainspring.node.workers.lease_service import LeaseRequest
 from mainspring.store.leases import LeasedTask
 from mainspring.wire.workers import LONGEST_WAIT
+from mainspring.wiring.api import build_app
 from support.api import QuietDesk, opened_office
 from support.door import SOON, opened_door
 

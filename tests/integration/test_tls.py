@@ -18,7 +18,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import aiohttp
 import pytest
 
-from mainspring.api.http.server import ConnectionLimits, HttpConfig, HttpServer
+from mainspring.api.http.connection import ConnectionLimits, HttpConfig
+from mainspring.api.http.server import HttpServer
 from mainspring.config import Config, load
 from mainspring.errors import ConfigError, StoreUnavailable
 from mainspring.observe.metrics import Metrics
@@ -30,7 +31,7 @@ from support.certificates import Authority, Certificate
 from support.cluster import Cluster
 
 HERE = ("DNS:localhost", "IP:127.0.0.1")
-LIMITS = ConnectionLimits(connections=10, headers=100, head=32768, patience=10)
+LIMITS = ConnectionLimits(connections=10, headers=100, head=32768, timeout=10)
 SSL_REQUEST = b"\x00\x00\x00\x08\x04\xd2\x16\x2f"
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from uuid import UUID
 
-from mainspring.api.app import ApiDependencies, build_app
 from mainspring.api.http.key_activity import KeyActivity
 from mainspring.api.http.middleware import RequestMiddleware
 from mainspring.clock import ManualClock
@@ -26,6 +25,7 @@ from mainspring.store.keys import KeyStore, NewKey
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
 from mainspring.store.step_rows import Moved
 from mainspring.store.tasks import TaskStore
+from mainspring.wiring.api import ApiDependencies, build_app
 from support.asgi import AsgiClient
 
 SCOPES = ("read", "write", "work", "admin")

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 import msgspec
 from starlette.types import ASGIApp
 
+from mainspring.api.http.connection import ConnectionLimits, HttpConfig
 from mainspring.api.http.fast_path import FastPathCompiler
-from mainspring.api.http.server import ConnectionLimits, HttpConfig, HttpServer
+from mainspring.api.http.server import HttpServer
 from mainspring.observe.metrics import Metrics
 
-LIMITS = ConnectionLimits(connections=100, headers=20, head=4096, patience=30)
+LIMITS = ConnectionLimits(connections=100, headers=20, head=4096, timeout=30)
 SOON = 10.0
 
 

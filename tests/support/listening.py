@@ -7,7 +7,6 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
-from mainspring.api.app import ApiDependencies, build_app
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.execution import Execution, Report
@@ -22,6 +21,7 @@ from mainspring.store.creation import NO_EAGER_LEASE, Creation, EagerLeaseOffer,
 from mainspring.store.keys import KeyStore, NewKey
 from mainspring.store.step_rows import Moved
 from mainspring.store.tasks import TaskStore
+from mainspring.wiring.api import ApiDependencies, build_app
 from support.api import QuietDesk
 from support.asgi import AsgiClient
 

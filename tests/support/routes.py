@@ -6,13 +6,13 @@ from typing import Any, cast
 
 import msgspec
 
-from mainspring.api.app import ApiDependencies, paths_of
-from mainspring.api.http.endpoint import Operation
+from mainspring.api.http.operations import Operation
 from mainspring.api.openapi.document import describe
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.observe.metrics import Metrics
+from mainspring.wiring.api import ApiDependencies, paths_of
 
 
 def every_route() -> Iterator[tuple[str, str, Operation]]:

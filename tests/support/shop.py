@@ -12,9 +12,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from mainspring.api.http.connection import ConnectionLimits, HttpConfig, LimitedHttpProtocol
 from mainspring.api.http.fast_path import ResponseSink, ServeFast
 from mainspring.api.http.middleware import CYCLE
-from mainspring.api.http.server import ConnectionLimits, HttpConfig, LimitedHttpProtocol
 from mainspring.observe.metrics import Metrics
 from support.door import LIMITS, SOON
 

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 from starlette.types import Scope
 
-from mainspring.api.app import build_app
 from mainspring.api.http.fast_path import ResponseSink, ServeFast
 from mainspring.config import Config
 from mainspring.store.vault import Vault
+from mainspring.wiring.api import build_app
 from support.api import Office, opened_office
 from support.door import Doorway, Visitor, opened_door
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
-from mainspring.api.http.endpoint import Operation
+from mainspring.api.http.operations import Operation
 from support.routes import document, every_route
 
 DOCUMENT = document()

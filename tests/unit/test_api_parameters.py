@@ -9,9 +9,8 @@ from starlette.datastructures import QueryParams
 from mainspring.api.http.parameters import (
     decode_cursor,
     encode_cursor,
-    outcome_query,
-    task_query,
 )
+from mainspring.api.tasks.filters import outcome_query, task_query
 from mainspring.errors import InvalidRequest
 
 

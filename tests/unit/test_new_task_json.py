@@ -84,13 +84,13 @@ def test_a_cast_is_the_same_as_what_it_was_taken_from(task: NewTask) -> None:
 
 def test_large_specs_are_not_kept() -> None:
     """A command may be as large as a request: a thousand of them would fill the memory."""
-    views._mold.cache_clear()
+    views._template.cache_clear()
     views._shared_spec.cache_clear()
     for n in range(3):
         spec = _encode(TaskSpec(Target("command", argv=[str(n), "x" * 5000])))
         task = views._BLANK._replace(spec=spec)
         assert new_task_json(task) == _encode(new_task_out(task))
-    assert views._mold.cache_info().currsize == views._shared_spec.cache_info().currsize == 0
+    assert views._template.cache_info().currsize == views._shared_spec.cache_info().currsize == 0
 
 
 def test_of_bodies_that_were_looked_at_only_digests_are_kept() -> None:

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Scope
 
-from mainspring.api.http.cycle import Cycle
+from mainspring.api.http.connection import Cycle, LimitedHttpProtocol
 from mainspring.api.http.fast_path import HeaderCache, ServeFast
-from mainspring.api.http.server import LimitedHttpProtocol
 from support.door import LIMITS
 from support.shop import ORDINARY, SPOT, Exchange, Shop, Wire, post
 
@@ -361,7 +360,7 @@ async def test_nobody_is_shown_out_whose_answer_is_under_way(
 
 async def test_a_request_served_on_the_spot_has_arrived(shop: Shop) -> None:
     """The patience with who says nothing ends when something was said."""
-    exchange = Exchange(shop, replace(LIMITS, patience=0.05))
+    exchange = Exchange(shop, replace(LIMITS, timeout=0.05))
     await known(exchange)
     wire, silent = exchange.wire(), exchange.wire()
     assert await tell(wire, post(B)) == b"spot:bbbb"

@@ -19,7 +19,6 @@ from mainspring.errors import InvalidRequest, TooLarge
 from mainspring.wire.workflows import WorkflowIn
 
 NOOP = {"type": "handler", "name": "mainspring.noop"}
-DECODER = msgspec.json.Decoder(WorkflowIn)
 
 
 def step(name: str, *needs: str, **fields: Any) -> dict[str, Any]:
@@ -36,7 +35,7 @@ async def defined(document: object, config: Config | None = None) -> WorkflowDef
     tasks = TaskValidator(config, ManualClock(), TaskIds(Random(1)), Random(1))
     validator = WorkflowValidator(tasks, config.max_payload, config.horizon)
     body = document if isinstance(document, bytes) else msgspec.json.encode(document)
-    wanted = decode_as(DECODER, body, lambda w: [s.payload for s in w.steps])
+    wanted = decode_as(WorkflowIn, body, lambda w: [s.payload for s in w.steps])
     return await validator.definition(wanted.name, wanted)
 
 

@@ -1,6 +1,7 @@
 """What the API needs of the node it runs in."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from mainspring.domain.execution import Execution, Report
@@ -28,11 +29,11 @@ class LeasePort(Protocol):
         beats: Sequence[HeldHeartbeat],
         about: Mapping[str, object] | None = None,
     ) -> list[HeartbeatAnswer]:
-        """A worker runs these."""
+        """Extend the leases of what a worker runs."""
         ...
 
     async def report(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
-        """What a worker says about its tries: accepted, fenced or unknown."""
+        """Record outcomes of a worker: each is accepted, fenced or unknown."""
         ...
 
 
@@ -44,34 +45,34 @@ class NodePort(Protocol):
         ...
 
     def offer_eager_lease(self, tasks: Iterable[NewTask]) -> EagerLeaseOffer:
-        """Which tasks that are about to be inserted may be leased to this node with it. To be ended
-        in any case."""
+        """Choose tasks, about to be inserted, that may be leased to this node in the same
+        statement. `end_eager_lease` must follow in any case."""
         ...
 
     def end_eager_lease(
         self, start: EagerLeaseOffer, begun: Sequence[tuple[TaskRow, Execution]] | None
     ) -> None:
-        """These of them were leased: start them. None: the answer was lost, look for them."""
+        """Start those that were leased. None: the answer was lost, look for them."""
         ...
 
     def created(self, rows: Sequence[TaskRow]) -> None:
-        """These tasks were committed in partitions this node owns: no wake row tells of them."""
+        """Load tasks that were committed in partitions this node owns, and have no wake row."""
         ...
 
     def changed(self) -> None:
-        """A change was committed: look at the wake rows now rather than at the next poll."""
+        """Look at the wake rows now rather than at the next poll: a change was committed."""
         ...
 
     def moved(self, moved: Moved) -> None:
-        """Runs of workflows moved on, and this was committed: tell whom it concerns."""
+        """Tell the owners that runs of workflows moved on, after the commit."""
         ...
 
     def mark_stale(self) -> None:
-        """An answer was lost, and something may have been committed: look at everything again."""
+        """Look at everything again: an answer was lost, and something may have been committed."""
         ...
 
     def hint_others(self, partitions: Collection[int]) -> None:
-        """The owners of these partitions have wake rows to look at: a hint that may get lost."""
+        """Hint to the owners of these partitions that they have wake rows; it may get lost."""
         ...
 
     async def conclude(self, report: Report) -> bool:
@@ -81,9 +82,16 @@ class NodePort(Protocol):
         ...
 
     def explain(self, row: TaskRow) -> Situation:
-        """What surrounds a task, as far as this node knows: much if it owns the partition."""
+        """Return what this node knows around a task: much if it owns the partition."""
         ...
 
     def ready(self) -> bool:
         """Whether this node should be given requests."""
         ...
+
+
+def announce_changes(node: NodePort, partitions: AbstractSet[int]) -> None:
+    """Tell the owners of these partitions of the wake rows that were committed."""
+    node.changed()
+    if elsewhere := partitions - node.ownership().partitions:
+        node.hint_others(elsewhere)

@@ -1,4 +1,4 @@
-"""What the command line does to an installation, beside running a server."""
+"""Commands of the command line on an installation, besides running a server."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -9,9 +9,7 @@ from mainspring import tls
 from mainspring.config import Config
 from mainspring.postgres import doctor
 from mainspring.postgres import migrate as migrations
-from mainspring.postgres.database import (
-    Database,
-)
+from mainspring.postgres.database import Database
 from mainspring.postgres.doctor import Finding
 from mainspring.postgres.embedded import EmbeddedServer
 from mainspring.postgres.embedded_supervisor import EmbeddedSupervisor
@@ -24,17 +22,17 @@ from mainspring.wiring.settings import database_options, direct_url, new_key, va
 
 
 async def migrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> list[Migration]:
-    """Bring the database to this version's schema; answers the steps that were applied."""
+    """Bring the database to this version's schema; return the steps that were applied."""
     return await migrations.migrate(direct_url(config), tls.database_context(config), tell=tell)
 
 
 async def examine(config: Config) -> list[Finding]:
-    """What a doctor sees when looking at the database."""
+    """Check the database, and return the findings."""
     return await doctor.examine(database_options(config), pooler=config.database_pooler)
 
 
 async def living_nodes(config: Config) -> list[str]:
-    """The nodes that were heard of lately, by name and address."""
+    """Return the active nodes with a recent heartbeat, by name and address."""
     async with _opened(config) as database:
         found = await Topology(database).nodes()
     alive = [n for n in found if n.state == "active" and n.silent < config.node_ttl]
@@ -48,17 +46,13 @@ async def restore_fence(config: Config) -> Fenced:
 
 
 async def reseal(config: Config) -> tuple[int, int]:
-    """Bring every secret under the present key; answers how many were moved, and how many wait."""
-    database = Database(database_options(config))
-    await database.open()
-    try:
+    """Seal every secret with the present key; return how many were moved, and how many wait."""
+    async with _opened(config, config.database_connections) as database:
         return await SecretStore(database, vault_of(config)).renew()
-    finally:
-        await database.close()
 
 
 async def create_operator_key(config: Config, name: str | None) -> str:
-    """A key without a tenant, written straight to the database: with it all others can be made."""
+    """Create a key without a tenant in the database: with it all others can be made."""
     text = new_key(config)
     new = NewKey(text.id, text.secret, None, frozenset(), True, name, text.prefix)
     async with _opened(config) as database:
@@ -73,8 +67,8 @@ async def revoke_operator_key(config: Config, key: str) -> bool:
 
 
 @asynccontextmanager
-async def _opened(config: Config) -> AsyncIterator[Database]:
-    database = Database(replace(database_options(config), connections=1))
+async def _opened(config: Config, connections: int = 1) -> AsyncIterator[Database]:
+    database = Database(replace(database_options(config), connections=connections))
     await database.open()
     try:
         yield database
@@ -83,7 +77,7 @@ async def _opened(config: Config) -> AsyncIterator[Database]:
 
 
 async def add_development_key(server: Server, secret: str, scopes: frozenset[str]) -> None:
-    """The key that `mainspring dev` prints: tenant `default`, and an operator as well."""
+    """Add the key that `mainspring dev` prints: of tenant `default`, and of an operator as well."""
     tenant_id = await server.keys.ensure_tenant("default")
     key_id = f"dev-{hash_secret(secret).hex()[:12]}"
     await server.keys.add(NewKey(key_id, secret, tenant_id, scopes, operator=True, name="dev"))

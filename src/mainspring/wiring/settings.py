@@ -1,4 +1,4 @@
-"""What a node is made of, read from its settings: each maker says what is wrong with its part."""
+"""Parts of a node that its settings define; each function reports what is wrong with its own."""
 
 from collections.abc import Callable
 from random import SystemRandom
@@ -13,9 +13,7 @@ from mainspring.execution.http import HttpSettings
 from mainspring.execution.send_queues import Caps
 from mainspring.execution.transfers import SenderSettings
 from mainspring.node.archiving import ArchiveCommand
-from mainspring.postgres.database import (
-    DatabaseOptions,
-)
+from mainspring.postgres.database import DatabaseOptions
 from mainspring.postgres.table_changes import ArchiveHook
 from mainspring.store.vault import Vault, parse_key
 
@@ -34,8 +32,7 @@ def database_options(config: Config) -> DatabaseOptions:
 
 
 def check(config: Config) -> None:
-    """Make once all that a node makes of its settings, so that it is told at once, and before
-    anything is started, what is wrong with any of them."""
+    """Raise ConfigError with everything that is wrong with the settings, before any start."""
     makers: tuple[Callable[[Config], object], ...] = (
         database_options,
         tls.server_context,
@@ -59,7 +56,7 @@ def direct_url(config: Config) -> str:
 
 
 def vault_of(config: Config) -> Vault:
-    """The keys that secrets are sealed with; what is wrong with one is said without showing it."""
+    """The keys that secrets are sealed with; an error does not show them."""
     old = [text for text in config.secrets_keys_old.split(",") if text.strip()]
     try:
         key = parse_key(config.secrets_key) if config.secrets_key else None
@@ -69,7 +66,7 @@ def vault_of(config: Config) -> Vault:
 
 
 def archive_of(config: Config) -> ArchiveHook | None:
-    """What is done with old history before it is dropped."""
+    """The command that archives old history before it is dropped."""
     if not config.archive_command:
         return None
     environment = environment_of_programs()
@@ -102,7 +99,7 @@ def http_settings(config: Config) -> HttpSettings:
 
 
 def crash_point(config: Config) -> tuple[str | None, int]:
-    """The crash point that a test asked for, and at which passing; None: at none."""
+    """The crash point that a test asked for, and at which pass of it; None: no point."""
     name, _, nth = (config.crash_at or "").partition(":")
     if not name:
         return None, 1
@@ -112,5 +109,5 @@ def crash_point(config: Config) -> tuple[str | None, int]:
 
 
 def new_key(config: Config) -> KeyText:
-    """The text of a key that nobody has yet."""
+    """The text of a new API key."""
     return apikey.make(config.key_environment, SystemRandom())

@@ -1,43 +1,42 @@
-"""/v1/tenants/{id}/egress: what a tenant's webhooks may call, and who they are; for operators.
+"""/v1/tenants/{id}/egress: what a tenant's webhooks may call, and their TLS identity.
 
-What is kept here is used much later, by a sender that can only fail: so it is tried on arrival.
+The settings are used much later, by a sender that can only fail: so they are tried on arrival.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from ipaddress import ip_network
 
-import msgspec
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from starlette.responses import Response
 
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import OperatorCall, json_response
+from mainspring.api.http.operations import OperatorCall
 from mainspring.errors import InvalidRequest, Problem
 from mainspring.store.secrets import EgressSettings, SecretStore
 from mainspring.wire.webhooks import EgressIn, EgressOut
 
-_EGRESS = msgspec.json.Decoder(EgressIn)
 
-
+@dataclass(frozen=True, slots=True)
 class EgressResource:
     """The rules of one tenant, read and replaced."""
 
-    def __init__(self, store: SecretStore, changed: Callable[[int], None]) -> None:
-        self._store = store
-        self._changed = changed
+    store: SecretStore
+    changed: Callable[[int], None]
 
     async def read(self, call: OperatorCall) -> Response:
-        settings = await self._store.settings(call.tenant_id)
+        settings = await self.store.settings(call.tenant_id)
         if settings is None:
             raise call.no_such_tenant()
         return _shown(settings)
 
     async def change(self, call: OperatorCall) -> Response:
         tenant_id = call.tenant_id
-        wanted = decode_as(_EGRESS, await call.body())
+        wanted = decode_as(EgressIn, await call.body())
         problems = list(_problems(wanted))
         if problems:
             raise InvalidRequest("some values do not make sense", problems)
@@ -45,9 +44,9 @@ class EgressResource:
             list(wanted.allow), list(wanted.deny), wanted.ca, wanted.certificate
         )
         key = None if wanted.key is None else wanted.key.encode()
-        if not await self._store.put_settings(tenant_id, settings, key, call.actor):
+        if not await self.store.put_settings(tenant_id, settings, key, call.actor):
             raise call.no_such_tenant()
-        self._changed(tenant_id)
+        self.changed(tenant_id)
         return _shown(settings)
 
 

@@ -1,14 +1,16 @@
-"""The cluster, for operators, and the audit log, also for a tenant's admins: both only to read."""
+"""The cluster, for operators, and the audit log, also for admins of a tenant."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring import timezones
-from mainspring.api.http.endpoint import OperatorCall, TenantCall, json_response
-from mainspring.api.http.parameters import encode_cursor, page_query
+from mainspring.api.http.bodies import json_response
+from mainspring.api.http.operations import OperatorCall, TenantCall
+from mainspring.api.http.parameters import next_cursor, page_query
 from mainspring.domain.placement import PARTITIONS
 from mainspring.store.audit import (
     INSTALLATION,
@@ -29,16 +31,16 @@ from mainspring.wire.admin import (
 AUDIT_FILTERS = ("action", "actor", "subject")
 
 
+@dataclass(frozen=True, slots=True)
 class ClusterResource:
     """/v1/cluster."""
 
-    def __init__(self, topology: Topology, overdue_after: float) -> None:
-        self._topology = topology
-        self._overdue_after = overdue_after
+    topology: Topology
+    overdue_after: float
 
     async def show(self, _call: OperatorCall) -> Response:
-        nodes, partitions = await self._topology.nodes(), await self._topology.partitions()
-        standing = await self._topology.standing(self._overdue_after)
+        nodes, partitions = await self.topology.nodes(), await self.topology.partitions()
+        standing = await self.topology.standing(self.overdue_after)
         return json_response(
             ClusterOut(
                 nodes=[_node_out(node) for node in nodes],
@@ -51,25 +53,25 @@ class ClusterResource:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class AuditResource:
     """/v1/audit."""
 
-    def __init__(self, audit: AuditStore) -> None:
-        self._audit = audit
+    audit: AuditStore
 
     async def page(self, call: TenantCall) -> Response:
         return await self._page(call.request, call.tenant_id)
 
     async def whole(self, call: OperatorCall) -> Response:
-        """Of every tenant, those that are gone too, and of the installation itself."""
+        """The audit log of all tenants, deleted ones too, and of the installation itself."""
         return await self._page(call.request, None)
 
     async def _page(self, request: Request, tenant_id: int | None) -> Response:
         query = page_query(request.query_params, AUDIT_FILTERS)
         where = AuditFilter(tenant_id, **query.where)
-        found = await self._audit.list(where, before=query.before, limit=query.limit)
+        found = await self.audit.list(where, before=query.before, limit=query.limit)
         last = found.next_before
-        cursor = None if last is None else encode_cursor(UUID(int=last))
+        cursor = next_cursor(None if last is None else UUID(int=last))
         return json_response(AuditPage([_entry_out(entry) for entry in found.entries], cursor))
 
 
@@ -100,6 +102,6 @@ def _node_out(node: NodeRecord) -> NodeOut:
 
 
 def _skew(nodes: Sequence[NodeRecord]) -> float:
-    """The largest share over a fair one, among the living."""
+    """The largest share of partitions over an equal share, among active nodes."""
     shares = [node.owned for node in nodes if node.state == "active"]
     return round(max(shares) * len(shares) / PARTITIONS, 3) if shares else 0.0

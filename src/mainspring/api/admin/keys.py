@@ -1,6 +1,7 @@
-"""A tenant's keys: an admin makes, lists, replaces and revokes them. A secret is shown once."""
+"""API keys of a tenant. A secret is shown once."""
 
 import re
+from dataclasses import dataclass
 from datetime import datetime
 from random import Random
 
@@ -8,14 +9,16 @@ import msgspec
 from starlette.responses import Response
 
 from mainspring.api.http.auth import tenant_gone
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import TenantCall, json_response
 from mainspring.api.http.key_activity import KeyActivity
-from mainspring.api.http.parameters import number_cursor, page_query
+from mainspring.api.http.operations import TenantCall, missing
+from mainspring.api.http.parameters import page_query
+from mainspring.api.items import existing
 from mainspring.clock import Clock
 from mainspring.domain import apikey
 from mainspring.domain.duration import parse_duration
-from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem
+from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.store.key_ring import Expiry, KeyRing, StoredKey
 from mainspring.wire.admin import (
     KeyIn,
@@ -25,37 +28,29 @@ from mainspring.wire.admin import (
     RotationIn,
 )
 
-_KEY = msgspec.json.Decoder(KeyIn)
-_ROTATION = msgspec.json.Decoder(RotationIn)
 _SHAPE_OF_IDS = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _SECRET_HEADERS = {"Cache-Control": "no-store"}
+_no_such_key = missing("key")
 
 LONGEST_LIFE = 100 * 366 * 86400.0
 LONGEST_GRACE = 30 * 86400.0
 
 
+@dataclass(frozen=True, slots=True)
 class KeyResource:
     """/v1/keys."""
 
-    def __init__(
-        self,
-        ring: KeyRing,
-        activity: KeyActivity,
-        clock: Clock,
-        environment: str,
-        unpredictable: Random,
-    ) -> None:
-        self._ring = ring
-        self._activity = activity
-        self._clock = clock
-        self._environment = environment
-        self._unpredictable = unpredictable
+    ring: KeyRing
+    activity: KeyActivity
+    clock: Clock
+    environment: str
+    unpredictable: Random
 
     async def create(self, call: TenantCall) -> Response:
-        wanted = decode_as(_KEY, await call.body())
+        wanted = decode_as(KeyIn, await call.body())
         expiry = self._expiry(wanted.expires_at, wanted.expires_in)
-        text = apikey.make(self._environment, self._unpredictable)
-        made = await self._ring.create(
+        text = apikey.make(self.environment, self.unpredictable)
+        made = await self.ring.create(
             call.tenant_id,
             text,
             name=wanted.name,
@@ -70,8 +65,8 @@ class KeyResource:
 
     async def page(self, call: TenantCall) -> Response:
         query = page_query(call.request.query_params)
-        found = await self._ring.list(call.tenant_id, before=query.before, limit=query.limit)
-        cursor = number_cursor(found, query.limit, found[-1].seq if found else None)
+        found = await self.ring.list(call.tenant_id, before=query.before, limit=query.limit)
+        cursor = query.cursor_after([key.seq for key in found])
         return json_response(KeyPage([key_out(key) for key in found], cursor))
 
     async def one(self, call: TenantCall) -> Response:
@@ -80,19 +75,19 @@ class KeyResource:
 
     async def revoke(self, call: TenantCall) -> Response:
         key_id = _id_in(call)
-        if not await self._ring.revoke(call.tenant_id, key_id, call.actor):
+        if not await self.ring.revoke(call.tenant_id, key_id, call.actor):
             raise _no_such_key(key_id)
-        self._activity.ended(key_id)
+        self.activity.ended(key_id)
         return Response(status_code=204)
 
     async def rotate(self, call: TenantCall) -> Response:
         key_id = _id_in(call)
-        wanted = decode_as(_ROTATION, await call.body() or b"{}")
+        wanted = decode_as(RotationIn, await call.body() or b"{}")
         problems: list[Problem] = []
         grace = _seconds(wanted.grace, "/grace", LONGEST_GRACE, problems)
         expiry = self._expiry(wanted.expires_at, wanted.expires_in, problems)
-        text = apikey.make(self._environment, self._unpredictable)
-        made = await self._ring.rotate(
+        text = apikey.make(self.environment, self.unpredictable)
+        made = await self.ring.rotate(
             call.tenant_id,
             key_id,
             text,
@@ -104,14 +99,11 @@ class KeyResource:
         if made is None:
             await self._existing(call.tenant_id, key_id)
             raise Conflict("the key has ended: make a new one instead")
-        self._activity.ended(key_id)  # not yet, but what is remembered of it is out of date
+        self.activity.ended(key_id)  # not yet, but what is remembered of it is out of date
         return _shown_once(made, text)
 
     async def _existing(self, tenant_id: int, key_id: str) -> StoredKey:
-        key = await self._ring.get(tenant_id, key_id)
-        if key is None:
-            raise _no_such_key(key_id)
-        return key
+        return existing(await self.ring.get(tenant_id, key_id), _no_such_key, key_id)
 
     def _expiry(
         self,
@@ -119,13 +111,13 @@ class KeyResource:
         after: float | str | None,
         problems: list[Problem] | None = None,
     ) -> Expiry | None:
-        """When a key shall end; None when nothing was said. Raises all problems found so far."""
+        """When a key shall end; None when the request does not say. Raise all problems so far."""
         problems = [] if problems is None else problems
         seconds = None
         if at is not None and after is not None:
             problems.append(Problem("/expires_in", "give either expires_at or expires_in"))
         elif at is not None:
-            left = at.timestamp() - self._clock.now() if 1 < at.year < 9999 else -1.0
+            left = at.timestamp() - self.clock.now() if 1 < at.year < 9999 else -1.0
             _check_span(left, "/expires_at", LONGEST_LIFE, problems)
         elif after is not None:
             seconds = _seconds(after, "/expires_in", LONGEST_LIFE, problems)
@@ -162,12 +154,8 @@ def _check_span(seconds: float, pointer: str, most: float, problems: list[Proble
 
 
 def _id_in(call: TenantCall) -> str:
-    """The id in the path. What cannot be one cannot be found: the same answer as for others'."""
+    """The id in the path; what is not an id cannot be found."""
     text: str = call.request.path_params["id"]
     if _SHAPE_OF_IDS.fullmatch(text) is None:
         raise _no_such_key(text)
     return text
-
-
-def _no_such_key(key_id: str) -> NotFound:
-    return NotFound(f"there is no key {key_id[:64]!r}")

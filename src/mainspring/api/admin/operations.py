@@ -1,18 +1,35 @@
-"""For the people who run a node: is it alive, is it ready, what does it count."""
+"""Health, readiness and metrics of a node."""
 
 from collections.abc import Callable
+from typing import Literal
 
+from msgspec import Struct
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.openmetrics import exposition as openmetrics
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mainspring.api.admin.operation_docs import OPEN_METRICS, PLAIN
-from mainspring.api.http.endpoint import OperatorCall, raw_json
+from mainspring.api.http.bodies import raw_json
 from mainspring.api.http.negotiation import preferred
+from mainspring.api.http.operations import OperatorCall
 from mainspring.api.ports import NodePort
 from mainspring.errors import NotReady
 from mainspring.observe.metrics import Metrics
+
+PLAIN = "text/plain"
+OPEN_METRICS = "application/openmetrics-text"
+
+
+class Alive(Struct):
+    """The process answers."""
+
+    status: Literal["alive"]
+
+
+class Ready(Struct):
+    """The node wants requests."""
+
+    status: Literal["ready"]
 
 
 class Operations:
@@ -26,7 +43,7 @@ class Operations:
         self._complaint = complaint
 
     async def healthz(self, _request: Request) -> Response:
-        """The process answers, and did so until now: that is all this says."""
+        """Return 200 while the process answers and its loop did not stall lately."""
         if (complaint := self._complaint()) is not None:
             raise NotReady(complaint)
         return raw_json(b'{"status":"alive"}')

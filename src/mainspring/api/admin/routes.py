@@ -1,52 +1,208 @@
-"""The routes of admins and operators: keys, tenants, limits, the cluster, the audit log."""
+"""The routes of admins and operators: keys, tenants, the audit log, the cluster, health."""
 
-from collections.abc import Mapping
-from random import SystemRandom
-
-from mainspring.api.admin import docs as admin_docs
 from mainspring.api.admin.installation import AuditResource, ClusterResource
-from mainspring.api.admin.keys import KeyResource
+from mainspring.api.admin.keys import LONGEST_GRACE, LONGEST_LIFE, KeyResource
+from mainspring.api.admin.operations import OPEN_METRICS, PLAIN, Alive, Operations, Ready
 from mainspring.api.admin.tenants import TenantResource
-from mainspring.api.http.endpoint import Operation, OperatorOperation, TenantOperation
-from mainspring.api.http.key_activity import KeyActivity
-from mainspring.clock import Clock
-from mainspring.config import Config
-from mainspring.store.administration import Administration
+from mainspring.api.http.operations import OpenOperation, OperatorOperation, TenantOperation
+from mainspring.api.openapi.operation import (
+    GONE,
+    NUMBERED,
+    TENANT_ID,
+    AnyText,
+    Body,
+    Param,
+    ResponseDoc,
+    never,
+    several,
+    span,
+)
+from mainspring.api.routes import Routes, Tag, created, links_by, ok
+from mainspring.errors import Conflict, NotReady
+from mainspring.wire.admin import (
+    AuditPage,
+    ClusterOut,
+    KeyIn,
+    KeyOut,
+    KeyPage,
+    LimitsOut,
+    NewKeyOut,
+    NewTenantOut,
+    RotationIn,
+    TenantIn,
+    TenantOut,
+    TenantPage,
+    TenantPatch,
+)
+
+_KEYS = Tag("Keys")
+_TENANTS = Tag("Tenants")
+_OPERATIONS = Tag("Operations")
+_EXPIRES_IN = {"expires_in": span(LONGEST_LIFE)}
+_GRACE = {"grace": span(LONGEST_GRACE, zero=True, null=False)}
+_EXPIRY = never(*several("expires_at", "expires_in"))
+_KEY_RULES = {
+    "KeyIn": {**_EXPIRY, "properties": _EXPIRES_IN},
+    "RotationIn": {**_EXPIRY, "properties": {**_EXPIRES_IN, **_GRACE}},
+}
+_KEY_ID = Param("id", str, "The key's id.", "path", required=True)
+_KEY_LINKS = links_by(
+    "id",
+    read=("getKey", "read it again"),
+    rotate=("rotateKey", "replace it"),
+    revoke=("revokeKey", "end it"),
+)
+_NEW_KEY = created("The new key.", NewKeyOut, links=_KEY_LINKS)
+_TENANT_LINKS = links_by(
+    "id",
+    read=("getTenant", "read it again"),
+    edit=("editTenant", "change its limits"),
+    delete=("deleteTenant", "let it go"),
+)
 
 
-def admin_paths(
-    config: Config, clock: Clock, books: Administration, activity: KeyActivity
-) -> dict[str, Mapping[str, Operation]]:
-    """Where a secret is shown, the answer that is kept for who asks again is kept sealed."""
-    unpredictable = SystemRandom()
-    keys = KeyResource(books.key_ring, activity, clock, config.key_environment, unpredictable)
-    tenants = TenantResource(books.tenants, activity, config, unpredictable)
-    audit = AuditResource(books.audit)
-    cluster = ClusterResource(books.topology, config.overdue_after)
+def key_routes(keys: KeyResource) -> Routes:
     return {
-        "/v1/keys": {
-            "GET": TenantOperation("admin", keys.page, admin_docs.LIST_KEYS),
-            "POST": TenantOperation("admin", keys.create, admin_docs.CREATE_KEY, secret=True),
-        },
-        "/v1/keys/{id}": {
-            "GET": TenantOperation("admin", keys.one, admin_docs.READ_KEY),
-            "DELETE": TenantOperation("admin", keys.revoke, admin_docs.REVOKE_KEY),
-        },
-        "/v1/keys/{id}/rotate": {
-            "POST": TenantOperation("admin", keys.rotate, admin_docs.ROTATE_KEY, secret=True),
-        },
-        "/v1/limits": {"GET": TenantOperation("admin", tenants.limits, admin_docs.LIMITS)},
-        "/v1/audit": {
-            "GET": TenantOperation("admin", audit.page, admin_docs.AUDIT, or_operators=audit.whole)
-        },
-        "/v1/tenants": {
-            "GET": OperatorOperation(tenants.page, admin_docs.LIST_TENANTS),
-            "POST": OperatorOperation(tenants.create, admin_docs.CREATE_TENANT, secret=True),
-        },
-        "/v1/tenants/{id}": {
-            "GET": OperatorOperation(tenants.one, admin_docs.READ_TENANT),
-            "PATCH": OperatorOperation(tenants.edit, admin_docs.EDIT_TENANT),
-            "DELETE": OperatorOperation(tenants.delete, admin_docs.DELETE_TENANT),
-        },
-        "/v1/cluster": {"GET": OperatorOperation(cluster.show, admin_docs.CLUSTER)},
+        "GET /v1/keys": _KEYS.page(
+            "admin", keys.page, "listKeys", "keys",
+            "Newest first, those that have ended too, without secrets.",
+            KeyPage, *NUMBERED,
+        ),
+        "POST /v1/keys": _create_key(keys),
+        "GET /v1/keys/{id}": _KEYS.tenant(
+            "admin", keys.one, "getKey", "Read a key",
+            "`last_used_at` is written down about once a minute.",
+            ok("The key, without its secret.", KeyOut), params=[_KEY_ID],
+        ),
+        "DELETE /v1/keys/{id}": _KEYS.tenant(
+            "admin", keys.revoke, "revokeKey", "Revoke a key",
+            "It is refused at once by this node and within five seconds by every other. Revoking "
+            "a key again is harmless; revoking one's own is allowed.",
+            ResponseDoc(204, "It has ended."), params=[_KEY_ID],
+        ),
+        "POST /v1/keys/{id}/rotate": _KEYS.tenant(
+            "admin", keys.rotate, "rotateKey", "Replace a key",
+            "Makes a new key with the same name and scopes. The old one stays valid for `grace` "
+            "(a day, unless you say otherwise). The new one lives as long as the old one was made "
+            "for, unless `expires_at` or `expires_in` says otherwise.",
+            _NEW_KEY, params=[_KEY_ID],
+            body=Body(RotationIn, examples={"an hour": {"grace": "PT1H"}}, required=False),
+            problems=[Conflict], secret=True,
+        ),
+    }  # fmt: skip
+
+
+def _create_key(keys: KeyResource) -> TenantOperation:
+    examples = {
+        "worker": {"name": "worker-7", "scopes": ["work"]},
+        "for a week": {"scopes": ["read"], "expires_in": "P7D"},
     }
+    return _KEYS.tenant(
+        "admin", keys.create, "createKey", "Make a key",
+        "The answer shows the secret, `api_key`, this once: only its hash is kept. A key belongs "
+        "to the tenant of the key that made it. Without `expires_at` or `expires_in` it lives "
+        "until it is revoked.",
+        _NEW_KEY, body=Body(KeyIn, examples=examples, rules=_KEY_RULES), problems=[Conflict],
+        secret=True,
+    )  # fmt: skip
+
+
+def limit_routes(tenants: TenantResource) -> Routes:
+    return {
+        "GET /v1/limits": _TENANTS.tenant(
+            "admin", tenants.limits, "getLimits", "Read the tenant's own limits",
+            "And how much of them is used now. Operators change them, through the tenant. Of a "
+            "tenant with more than 50,000 unfinished tasks the oldest are looked at: "
+            "`running_at_least` says that more may be running.",
+            ok("The limits.", LimitsOut),
+        )
+    }  # fmt: skip
+
+
+def audit_routes(audit: AuditResource) -> Routes:
+    doc = _OPERATIONS.doc(
+        "listAudit", "Read the audit log",
+        "Who changed what, newest first: keys, limits, purges. A tenant's key reads the tenant's "
+        "entries; an operator's key that belongs to no tenant reads all there are. A page may be "
+        "short, or even empty, and still have a `next_cursor`.",
+        ok("A page of entries.", AuditPage),
+        params=[
+            Param("action", AnyText, "Only entries of this action, like `key.revoked`."),
+            Param("actor", AnyText, "Only entries by this actor, like `key:1b7R…`."),
+            Param("subject", AnyText, "Only entries about this thing, by its id."),
+            *NUMBERED,
+        ],
+    )  # fmt: skip
+    return {"GET /v1/audit": TenantOperation("admin", audit.page, doc, or_operators=audit.whole)}
+
+
+def tenant_routes(tenants: TenantResource) -> Routes:
+    plain = {"plain": {"name": "growth"}, "limited": {"name": "ads", "max_running": 50}}
+    changes = {"limit": {"max_running": 20}, "weight": {"weight": 3}}
+    return {
+        "GET /v1/tenants": _TENANTS.operator(
+            tenants.page, "listTenants", "List tenants", "Newest first.",
+            ok("A page of tenants.", TenantPage), params=NUMBERED,
+        ),
+        "POST /v1/tenants": _TENANTS.operator(
+            tenants.create, "createTenant", "Make a tenant",
+            "With a first key that has all scopes; its secret, `api_key`, is shown this once. A "
+            "tenant with `max_running` is gathered in `spread` partitions (1 unless you say "
+            "otherwise), each of which gets an equal share of the limit.",
+            created("The new tenant.", NewTenantOut, links=_TENANT_LINKS),
+            body=Body(TenantIn, examples=plain), problems=[Conflict], secret=True,
+        ),
+        "GET /v1/tenants/{id}": _TENANTS.operator(
+            tenants.one, "getTenant", "Read a tenant", "",
+            ok("The tenant.", TenantOut), params=[TENANT_ID],
+        ),
+        "PATCH /v1/tenants/{id}": _TENANTS.operator(
+            tenants.edit, "editTenant", "Change a tenant's weight and limits",
+            "Its tasks move to the partitions that follow from the new spread.",
+            ok("The tenant as it is now.", TenantOut), params=[TENANT_ID],
+            body=Body(TenantPatch, examples=changes),
+        ),
+        "DELETE /v1/tenants/{id}": _delete_tenant(tenants),
+    }  # fmt: skip
+
+
+def _delete_tenant(tenants: TenantResource) -> OperatorOperation:
+    return _TENANTS.operator(
+        tenants.delete, "deleteTenant", "Let a tenant go",
+        "Only when it has no unfinished tasks. Its keys end at once; its history and all else it "
+        "owned is removed within minutes. The audit log is kept.",
+        GONE, params=[TENANT_ID], problems=[Conflict],
+    )  # fmt: skip
+
+
+def cluster_routes(cluster: ClusterResource) -> Routes:
+    return {
+        "GET /v1/cluster": _OPERATIONS.operator(
+            cluster.show, "getCluster", "Read the cluster",
+            "Its nodes, also the dead ones for an hour, who owns which partition, the version of "
+            "the tz database, and how many schedules stand undecided.",
+            ok("The cluster.", ClusterOut),
+        )
+    }  # fmt: skip
+
+
+def health_routes(operations: Operations) -> Routes:
+    healthz = _OPERATIONS.doc(
+        "healthz", "Is the process alive?",
+        "Says nothing about the database: restart the process only when this fails, or when "
+        "there is no answer. It fails for ten seconds after the process stood still for a while.",
+        ok("It is.", Alive), problems=[NotReady],
+    )  # fmt: skip
+    readyz = _OPERATIONS.doc(
+        "readyz", "Is the node ready for requests?", "", ok("It is.", Ready), problems=[NotReady]
+    )
+    return {
+        "GET /healthz": OpenOperation(operations.healthz, healthz),
+        "GET /readyz": OpenOperation(operations.readyz, readyz),
+        "GET /metrics": _OPERATIONS.operator(
+            operations.metrics, "metrics", "Read the metrics",
+            "In Prometheus' text format, or in that of OpenMetrics for who prefers it.",
+            ResponseDoc(200, "All values.", str, media_type=PLAIN),
+            ResponseDoc(200, "All values.", str, media_type=OPEN_METRICS),
+        ),
+    }  # fmt: skip

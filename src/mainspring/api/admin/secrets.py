@@ -2,16 +2,17 @@
 
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
-from uuid import UUID, uuid4
+from uuid import uuid4
 
-import msgspec
 from starlette.responses import Response
 
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import TenantCall, json_response
+from mainspring.api.http.operations import TenantCall, missing
 from mainspring.domain.webhook import KeyKind, SigningKey
-from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem
+from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.execution import signing
 from mainspring.store.secrets import (
     NewSecret,
@@ -28,39 +29,38 @@ from mainspring.wire.webhooks import (
     SecretOut,
 )
 
-_SECRET = msgspec.json.Decoder(SecretIn)
-_ROTATION = msgspec.json.Decoder(RotateIn)
 _SECRET_HEADERS = {"Cache-Control": "no-store"}
+_no_such_secret = missing("secret")
 
 
+@dataclass(frozen=True, slots=True)
 class SecretResource:
     """The verbs of /v1/secrets."""
 
-    def __init__(self, store: SecretStore, changed: Callable[[int], None]) -> None:
-        self._store = store
-        self._changed = changed
+    store: SecretStore
+    changed: Callable[[int], None]
 
     async def list(self, call: TenantCall) -> Response:
-        found = await self._store.list(call.tenant_id)
+        found = await self.store.list(call.tenant_id)
         return json_response(SecretList([_shown(secret) for secret in found]))
 
     async def create(self, call: TenantCall) -> Response:
-        wanted = decode_as(_SECRET, await call.body() or b"{}")
+        wanted = decode_as(SecretIn, await call.body() or b"{}")
         key = _parsed(wanted.secret) if wanted.secret else _generated(wanted.kind)
 
         def answer(made: StoredSecret) -> Response:
             return json_response(_shown_once(made, key), 201, _SECRET_HEADERS)
 
         new = _new(key, wanted.name)
-        made = await self._store.add(call.tenant_id, new, call.actor, call.remember(answer))
+        made = await self.store.add(call.tenant_id, new, call.actor, call.remember(answer))
         if made is None:
             raise Conflict("there are as many live secrets as a tenant may have: delete one first")
-        self._changed(call.tenant_id)
+        self.changed(call.tenant_id)
         return answer(made)
 
     async def rotate(self, call: TenantCall) -> Response:
         """A successor of the same kind; both sign until the old one ends."""
-        wanted = decode_as(_ROTATION, await call.body() or b"{}")
+        wanted = decode_as(RotateIn, await call.body() or b"{}")
         old = await self._existing(call)
         key = _parsed(wanted.secret) if wanted.secret else _generated(old.kind)
         if key.kind != old.kind:
@@ -72,7 +72,7 @@ class SecretResource:
             shown = RotatedOut(_shown_once(both[0], key), _shown(both[1]))
             return json_response(shown, 201, _SECRET_HEADERS)
 
-        done = await self._store.rotate(
+        done = await self.store.rotate(
             call.tenant_id,
             old.id,
             _new(key, old.name),
@@ -82,19 +82,19 @@ class SecretResource:
         )
         if done is None:
             raise Conflict("this secret was rotated already, or there are too many live ones")
-        self._changed(call.tenant_id)
+        self.changed(call.tenant_id)
         return answer(done)
 
     async def delete(self, call: TenantCall) -> Response:
         secret_id = call.id_or(_no_such_secret)
-        if not await self._store.delete(call.tenant_id, secret_id, call.actor):
+        if not await self.store.delete(call.tenant_id, secret_id, call.actor):
             raise _no_such_secret(secret_id)
-        self._changed(call.tenant_id)
+        self.changed(call.tenant_id)
         return Response(status_code=204)
 
     async def _existing(self, call: TenantCall) -> StoredSecret:
         wanted = call.id_or(_no_such_secret)
-        for secret in await self._store.list(call.tenant_id):
+        for secret in await self.store.list(call.tenant_id):
             if secret.id == wanted:
                 return secret
         raise _no_such_secret(wanted)
@@ -127,7 +127,3 @@ def _shown_once(secret: StoredSecret, key: SigningKey) -> NewSecretOut:
         secret.id, secret.name, secret.kind, secret.public_key, secret.created_at, ends,
         signing.format_secret(key),
     )  # fmt: skip
-
-
-def _no_such_secret(secret_id: UUID | str) -> NotFound:
-    return NotFound(f"there is no secret {str(secret_id)[:64]!r}")

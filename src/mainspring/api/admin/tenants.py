@@ -1,6 +1,6 @@
-"""Tenants, for operators: made with a first key, listed, limited, let go. And a tenant's own view
-of its limits."""
+"""Tenants, for operators, and a tenant's own view of its limits."""
 
+from dataclasses import dataclass
 from random import Random
 
 import msgspec
@@ -8,10 +8,11 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from mainspring.api.http.auth import tenant_gone
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import OperatorCall, TenantCall, json_response
 from mainspring.api.http.key_activity import KeyActivity
-from mainspring.api.http.parameters import number_cursor, page_query
+from mainspring.api.http.operations import OperatorCall, TenantCall
+from mainspring.api.http.parameters import page_query
 from mainspring.config import Config
 from mainspring.domain import apikey
 from mainspring.domain.placement import PARTITIONS
@@ -29,28 +30,24 @@ from mainspring.wire.admin import (
     TenantPatch,
 )
 
-_TENANT = msgspec.json.Decoder(TenantIn)
-_PATCH = msgspec.json.Decoder(TenantPatch)
 _LARGEST_ID = 2**31 - 1
 
 
+@dataclass(frozen=True, slots=True)
 class TenantResource:
     """/v1/tenants and /v1/limits."""
 
-    def __init__(
-        self, tenants: TenantStore, activity: KeyActivity, config: Config, unpredictable: Random
-    ) -> None:
-        self._tenants = tenants
-        self._activity = activity
-        self._config = config
-        self._unpredictable = unpredictable
+    tenants: TenantStore
+    activity: KeyActivity
+    config: Config
+    unpredictable: Random
 
     async def create(self, call: OperatorCall) -> Response:
-        wanted = decode_as(_TENANT, await call.body())
+        wanted = decode_as(TenantIn, await call.body())
         spread = wanted.spread or _usual_spread(wanted.max_running)
         limits = _checked(TenantLimits(wanted.weight, wanted.max_running, spread))
-        text = apikey.make(self._config.key_environment, self._unpredictable)
-        made = await self._tenants.create(
+        text = apikey.make(self.config.key_environment, self.unpredictable)
+        made = await self.tenants.create(
             wanted.name,
             limits,
             text,
@@ -65,29 +62,29 @@ class TenantResource:
     async def page(self, call: OperatorCall) -> Response:
         query = page_query(call.request.query_params)
         before = None if query.before is None else min(query.before, _LARGEST_ID)
-        found = await self._tenants.list(before=before, limit=query.limit)
-        cursor = number_cursor(found, query.limit, found[-1].id if found else None)
+        found = await self.tenants.list(before=before, limit=query.limit)
+        cursor = query.cursor_after([tenant.id for tenant in found])
         return json_response(TenantPage([_tenant_out(tenant) for tenant in found], cursor))
 
     async def one(self, call: OperatorCall) -> Response:
-        return _shown(call, await self._tenants.get(call.tenant_id))
+        return _shown(call, await self.tenants.get(call.tenant_id))
 
     async def edit(self, call: OperatorCall) -> Response:
         tenant_id = call.tenant_id
-        patch = decode_as(_PATCH, await call.body())
-        changed = await self._tenants.change(tenant_id, lambda old: _merged(old, patch), call.actor)
+        patch = decode_as(TenantPatch, await call.body())
+        changed = await self.tenants.change(tenant_id, lambda old: _merged(old, patch), call.actor)
         return _shown(call, changed)
 
     async def delete(self, call: OperatorCall) -> Response:
-        keys = await self._tenants.delete(call.tenant_id, call.actor)
+        keys = await self.tenants.delete(call.tenant_id, call.actor)
         if keys is None:
             raise call.no_such_tenant()
         for key_id in keys:
-            self._activity.ended(key_id)
+            self.activity.ended(key_id)
         return Response(status_code=204)
 
     async def limits(self, call: TenantCall) -> Response:
-        usage = await self._tenants.usage(call.tenant_id)
+        usage = await self.tenants.usage(call.tenant_id)
         if usage is None:
             raise tenant_gone()
         return json_response(
@@ -99,14 +96,14 @@ class TenantResource:
                 usage.running_at_least,
                 usage.keys,
                 MOST_LIVE_KEYS,
-                self._config.requests_per_second or None,
+                self.config.requests_per_second or None,
             )
         )
 
 
 def _merged(old: TenantLimits, patch: TenantPatch) -> TenantLimits:
-    """The limits as they shall be. Who does not speak of the spread gets the usual one whenever a
-    limit comes or goes."""
+    """The limits after a patch. Without a spread in it, the usual spread applies whenever a limit
+    comes or goes."""
     weight = old.weight if patch.weight is UNSET else patch.weight
     max_running = old.max_running if patch.max_running is UNSET else patch.max_running
     if patch.spread is not UNSET:

@@ -1,1 +1,1 @@
-"""/v1/dead-letters, and changes of many tasks at once."""
+"""/v1/dead-letters."""

@@ -1,64 +1,68 @@
-"""Filters of requests about many tasks or dead letters, as the store knows them."""
+"""Filters of dead letters, in queries and in bodies, as the store knows them."""
 
-from datetime import datetime
+from uuid import UUID
 
-from mainspring.errors import InvalidRequest, Problem
+from msgspec import Struct
+from starlette.datastructures import QueryParams
+
+from mainspring.api.http.parameters import Parameters
+from mainspring.api.tasks.filters import instant_in, labels_in, refuse_filter
+from mainspring.errors import Problem
 from mainspring.store.dead_letters import LetterFilter
-from mainspring.store.tasks import TaskFilter
-from mainspring.wire.dead_letters import LetterFilterIn, TaskFilterIn
+from mainspring.wire.dead_letters import LetterFilterIn
+
+_PARAMETERS = {
+    *("resolved", "name", "queue", "label", "fingerprint", "died_after", "died_before"),
+    *("group", "limit", "cursor", "payload"),
+}
 
 
-def task_filter(given: TaskFilterIn) -> TaskFilter:
-    """The filter as the store knows it; everything that is wrong is reported together."""
-    problems: list[Problem] = []
-    found = TaskFilter(
-        state=given.state,
-        queue=given.queue,
-        name=given.name,
-        labels=_labels(given, problems),
-        due_after=_instant(given.due_after, "due_after", problems),
-        due_before=_instant(given.due_before, "due_before", problems),
-        schedule_id=given.schedule_id,
-        workflow_run_id=given.workflow_run_id,
+class DeadLetterQuery(Struct, frozen=True):
+    """What GET /v1/dead-letters asks for."""
+
+    where: LetterFilter
+    before: UUID | None
+    limit: int
+    payloads: bool
+    grouped: bool
+
+
+def dead_letter_query(params: QueryParams) -> DeadLetterQuery:
+    """All parameters of a list of dead letters; payloads are shown unless they are not wanted."""
+    given = Parameters(params, _PARAMETERS)
+    where = LetterFilter(
+        name=given.text("name"),
+        queue=given.text("queue"),
+        labels=given.labels(),
+        fingerprint=given.text("fingerprint"),
+        died_after=given.instant("died_after"),
+        died_before=given.instant("died_before"),
+        resolved=given.flag("resolved") if "resolved" in given else None,
     )
-    _raise_if(problems)
-    return found
+    query = DeadLetterQuery(
+        where,
+        given.cursor(),
+        given.limit(),
+        given.flag("payload", default=True),
+        given.flag("group"),
+    )
+    given.check()
+    return query
 
 
-def letter_filter(given: LetterFilterIn) -> LetterFilter:
-    """The filter as the store knows it; everything that is wrong is reported together."""
+def dead_letter_filter(given: LetterFilterIn) -> LetterFilter:
+    """The filter in a body; everything that is wrong is reported together."""
     problems: list[Problem] = []
     if given.resolved:
         problems.append(Problem("/filter/resolved", "only unresolved ones can be replayed"))
     found = LetterFilter(
         name=given.name,
         queue=given.queue,
-        labels=_labels(given, problems),
+        labels=labels_in(given, problems),
         fingerprint=given.fingerprint,
-        died_after=_instant(given.died_after, "died_after", problems),
-        died_before=_instant(given.died_before, "died_before", problems),
+        died_after=instant_in(given.died_after, "died_after", problems),
+        died_before=instant_in(given.died_before, "died_before", problems),
         resolved=False,
     )
-    _raise_if(problems)
+    refuse_filter(problems)
     return found
-
-
-def _labels(given: TaskFilterIn | LetterFilterIn, problems: list[Problem]) -> dict[str, str] | None:
-    labels = dict(given.labels or {})
-    for pair in [given.label] if isinstance(given.label, str) else given.label or []:
-        name, _, value = pair.partition(":")
-        if labels.setdefault(name, value) != value:
-            problems.append(Problem("/filter/label", f"asks for two values of {name!r} at once"))
-    return labels or None
-
-
-def _instant(given: datetime | None, name: str, problems: list[Problem]) -> datetime | None:
-    if given is not None and not 1 < given.year < 9999:
-        problems.append(Problem(f"/filter/{name}", "is out of range: the year is one of 2 to 9998"))
-        return None
-    return given
-
-
-def _raise_if(problems: list[Problem]) -> None:
-    if problems:
-        raise InvalidRequest("the filter does not make sense", problems)

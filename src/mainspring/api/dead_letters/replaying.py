@@ -1,12 +1,13 @@
-"""Replays: dead letters become new tasks, one at a time or many, and not more than is wise."""
+"""Replays: new tasks from dead letters, one or many, stopped when too many of them fail."""
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 import msgspec
 
-from mainspring.api.ports import NodePort
+from mainspring.api.ports import NodePort, announce_changes
 from mainspring.clock import Clock, monotonic
 from mainspring.domain.capability import capability_of
 from mainspring.domain.ids import TaskIds
@@ -24,32 +25,30 @@ _CHUNK = 100
 _CAREFUL_CHUNK = 10
 _WAIT_PER_CHUNK = 5.0
 _LONGEST = 30.0
-_LOOK_AGAIN = 0.1
+_POLL_EVERY = 0.1
 
 _decode_spec = msgspec.json.Decoder(TaskSpec).decode
 
 
+@dataclass(frozen=True, slots=True)
 class Replayer:
-    """Makes new tasks of dead letters and tells the owners of them."""
+    """Creates new tasks from dead letters and tells their owners."""
 
-    def __init__(
-        self, letters: DeadLetterStore, ids: TaskIds, clock: Clock, node: NodePort
-    ) -> None:
-        self._letters = letters
-        self._ids = ids
-        self._clock = clock
-        self._node = node
+    store: DeadLetterStore
+    ids: TaskIds
+    clock: Clock
+    node: NodePort
 
-    async def one(self, tenant_id: int, letter_id: UUID, actor: str) -> Replay | None:
-        """The new task of a letter, or the one it has already; None: there is no such letter."""
-        replays = await self._replay(tenant_id, [letter_id], actor)
-        return replays.get(letter_id)
+    async def one(self, tenant_id: int, task_id: UUID, actor: str) -> Replay | None:
+        """Replay one dead letter, or return the replay it has already; None when there is none."""
+        replays = await self._replay(tenant_id, [task_id], actor)
+        return replays.get(task_id)
 
     async def count(self, tenant_id: int, where: LetterFilter, first: int) -> int:
-        """How many `many` would replay now."""
-        count, after, upto = 0, None, self._ids.make(self._clock.now())
+        """Return how many `many` would replay now."""
+        count, after, upto = 0, None, self.ids.make(self.clock.now())
         while count < first:
-            found = await self._letters.unresolved(
+            found = await self.store.unresolved(
                 tenant_id, where, after=after, upto=upto, limit=min(1000, first - count)
             )
             count += len(found.ids)
@@ -70,11 +69,11 @@ class Replayer:
         """
         rate = wanted.stop_on_failure_rate
         chunk = _CHUNK if rate is None else max(1, min(_CAREFUL_CHUNK, wanted.first // 4))
-        upto, after = self._ids.make(self._clock.now()), None
+        upto, after = self.ids.make(self.clock.now()), None
         deadline = monotonic() + _LONGEST
         made: list[UUID] = []
         while len(made) < wanted.first:
-            found = await self._letters.unresolved(
+            found = await self.store.unresolved(
                 tenant_id, where, after=after, upto=upto, limit=min(chunk, wanted.first - len(made))
             )
             if rate is not None and made and found.ids:
@@ -95,34 +94,32 @@ class Replayer:
         """Whether too large a share of these tasks failed."""
         until = min(monotonic() + _WAIT_PER_CHUNK, deadline)
         while True:
-            seen = await self._letters.outcomes(tenant_id, made)
+            seen = await self.store.outcomes(tenant_id, made)
             if seen.failed > rate * len(made):
                 return True  # however the others end
             known = seen.failed + seen.others
             if known == len(made) or monotonic() >= until:
                 return seen.failed > rate * known
-            await asyncio.sleep(_LOOK_AGAIN)
+            await asyncio.sleep(_POLL_EVERY)
 
     async def _replay(self, tenant_id: int, ids: Sequence[UUID], actor: str) -> dict[UUID, Replay]:
         if not ids:
             return {}
-        replays = await self._letters.replay(
+        replays = await self.store.replay(
             tenant_id, ids, lambda letter: self._task_of(tenant_id, letter), actor
         )
         partitions = {r.partition for r in replays.values() if r.partition is not None}
         if partitions:
-            self._node.changed()
-            if elsewhere := partitions - self._node.ownership().partitions:
-                self._node.hint_others(elsewhere)
+            announce_changes(self.node, partitions)
         return replays
 
     def _task_of(self, tenant_id: int, letter: StoredLetter) -> NewTask:
-        """The same work once more, now: the old task's expiry does not bind the new one."""
-        now = round(self._clock.now(), 6)
+        """The same work, due now and without the expiry of the old task."""
+        now = round(self.clock.now(), 6)
         dead = letter.task
         return NewTask(
             tenant_id=tenant_id,
-            id=self._ids.make(now),
+            id=self.ids.make(now),
             created=now,
             run=now,
             due=now,

@@ -1,4 +1,4 @@
-"""Who is calling: bearer keys, remembered for a moment so that not every request asks the store."""
+"""Authentication by bearer keys, cached for seconds so that not every request asks the store."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ from mainspring.errors import Forbidden, Unauthenticated
 from mainspring.store.keys import KeyStore, hash_secret
 
 _KNOWN_FOR = 4.0
-"""Who waits in an open request is looked at once a second: five seconds after a key was revoked
-nobody is served under it."""
+"""Open requests are checked once a second: five seconds after a key was revoked nobody is served
+under it."""
 _UNKNOWN_FOR = 1.0
 _MOST_REMEMBERED = 10_000
 _LONGEST_SECRET = 512
@@ -37,7 +37,7 @@ class Authenticator:
         activity.when_ended(self._forget)
 
     async def identify(self, authorization: str | None) -> ApiKey:
-        """The caller's key; Unauthenticated when there is none or nobody knows it."""
+        """Return the caller's key; raise Unauthenticated when there is none or it is unknown."""
         secret = _secret_in(authorization)
         digest, now = hash_secret(secret), monotonic()
         found = self._recall(digest, now) or await self._look_up(secret, digest)
@@ -72,8 +72,8 @@ class Authenticator:
         return found
 
     def forget_all(self) -> None:
-        """Look every key up anew: the database may have been set back, and then a key that there
-        was may be unknown, and its tenant's number be given to another."""
+        """Look every key up anew: the database may have been set back, so that a cached key is
+        unknown to it and its tenant's number belongs to another."""
         self._remembered = {}
 
     def _forget(self, key_id: str) -> None:
@@ -85,7 +85,7 @@ class Authenticator:
 
 
 def digest_of(authorization: str | None) -> bytes:
-    """What stands for the secret in an Authorization header."""
+    """Return the digest of the secret in an Authorization header."""
     return hash_secret(_secret_in(authorization))
 
 
@@ -96,7 +96,7 @@ def _good_for(key: ApiKey | None) -> float:
 
 
 def check_scope(key: ApiKey, scope: str, other: str | None = None) -> int:
-    """The tenant for which this key may act in this scope, or in the other one."""
+    """Return the key's tenant; raise Forbidden without this scope or the other one."""
     if key.tenant_id is None:
         raise Forbidden("this needs a tenant's key; an operator's key belongs to none")
     if scope not in key.scopes and other not in key.scopes:
@@ -106,12 +106,12 @@ def check_scope(key: ApiKey, scope: str, other: str | None = None) -> int:
 
 
 def tenant_gone() -> Forbidden:
-    """For who was deleted while its key was still remembered."""
+    """The error for a tenant that was deleted while its key was still cached."""
     return Forbidden("the tenant of this key no longer exists")
 
 
 def check_operator(key: ApiKey) -> None:
-    """Operators alone may look at the whole installation."""
+    """Raise Forbidden unless it is the key of an operator."""
     if not key.operator:
         raise Forbidden("this needs an operator's key")
 

@@ -1,11 +1,17 @@
-"""The bytes of a request."""
+"""Bodies of requests and answers."""
 
+from collections.abc import Mapping
+
+import msgspec
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Message
+
+_encode = msgspec.json.Encoder().encode
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body: once, and with less ceremony than Starlette's own."""
+    """Return the whole body, which can be read once: faster than Starlette's own way."""
     chunks: list[bytes] = []
     while True:
         message = await request.receive()
@@ -18,7 +24,7 @@ async def read_body(request: Request) -> bytes:
 
 def with_body(request: Request, body: bytes) -> Request:
     """Return the same request with its body, which was read, to be read once more. After the body
-    comes what comes from the client: nothing, until it disconnects."""
+    comes what the client sends: nothing, until it disconnects."""
     unread = True
 
     async def receive() -> Message:
@@ -29,3 +35,31 @@ def with_body(request: Request, body: bytes) -> Request:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return Request(request.scope, receive)
+
+
+def json_response(
+    body: object, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    return raw_json(_encode(body), status, headers)
+
+
+def raw_json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return RawJsonResponse(body, status, headers)
+
+
+class RawJsonResponse(Response):
+    """JSON that is encoded already: Starlette's own, without the steps it does not need."""
+
+    def __init__(self, body: bytes, status: int, headers: Mapping[str, str] | None) -> None:
+        self.status_code = status
+        self.background = None
+        self.body = body
+        self.raw_headers = [
+            (b"content-length", b"%d" % len(body)),
+            (b"content-type", b"application/json"),
+        ]
+        if headers:
+            self.raw_headers += [
+                (name.lower().encode("latin-1"), value.encode("latin-1"))
+                for name, value in headers.items()
+            ]

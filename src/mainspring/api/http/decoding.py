@@ -28,7 +28,7 @@ T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 MOST_PROBLEMS = 100
-"""So many problems are listed in one answer: beyond that nobody reads on."""
+"""Maximum problems in one answer."""
 
 # msgspec repeats unknown names and values, which may be as long as the body.
 _LONGEST_DETAIL = 300
@@ -51,6 +51,7 @@ _ESCAPE = re.compile(
     re.DOTALL,
 )
 _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
+_decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 
 def decode_task(body: bytes, at: str = "") -> TaskIn:
@@ -73,14 +74,21 @@ def readable_as(kind: type[S], body: bytes) -> S | None:
 
 
 def decode_as(
-    decoder: msgspec.json.Decoder[T],
+    kind: type[T],
     body: bytes,
     payloads: Callable[[T], Iterable[msgspec.Raw]] = lambda _: (),
 ) -> T:
     """A body; `payloads` are the parts of it that are the caller's own."""
-    decoded = _decode(decoder, body)
+    decoded = _decode(_decoder(kind), body)
     _check_names(body, payloads(decoded))
     return decoded
+
+
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    found = _decoders.get(kind)
+    if found is None:
+        found = _decoders[kind] = msgspec.json.Decoder(kind)
+    return found
 
 
 def decode_batch(body: bytes, *, most: int) -> list[TaskIn]:

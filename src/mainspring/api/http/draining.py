@@ -1,4 +1,4 @@
-"""The end of a server: whoever got a connection gets an answer before it is closed.
+"""Draining: each client with a connection gets an answer before it is closed.
 
 While a node drains, each answer says `Connection: close`. Connections that the kernel has accepted
 for us are served, too; and one that is idle is closed only after a moment in which no request came,
@@ -46,7 +46,7 @@ class Connection(Protocol):
         """Close it unless something is under way, or was until a moment ago."""
 
     def cut_off(self) -> None:
-        """Close it, with a word about the reason if nothing was answered yet."""
+        """Close it, with an error if nothing was answered yet."""
 
 
 def refuse_connections(listening: socket.socket) -> None:

@@ -1,13 +1,13 @@
-"""The short way: requests that are served on the spot, without a parser or a task of their own.
+"""The fast path: requests that are served at once, without a parser or a task of their own.
 
-Under load nearly all requests are alike: creates in their plainest form, over connections that send
-the same head again and again. What such a head asks for is worked out once, and from then on only
-the body is looked at. The parser, the task, the request object and the ten coroutines of the
-ordinary way cost more than the work itself.
+Under load nearly all requests are alike: plain creates over connections that send the same head
+again and again. What such a head asks for is worked out once, and from then on only the body is
+read. The parser, the task, the request object and the ten coroutines of the full path cost more
+than the work itself.
 
-The short way is for what succeeds. A request about which anything is unusual (a key to look up, a
-mistake in the body, a limit that is reached) is declined before it has any effect; the same bytes
-then go the ordinary way, which alone knows how to refuse.
+The fast path is for what succeeds. A request with anything unusual (a key to look up, a mistake in
+the body, a limit that is reached) is declined before it has any effect; the same bytes then take
+the full path, which alone can refuse.
 """
 
 import asyncio
@@ -24,17 +24,17 @@ _MOST_KNOWN = 1024
 
 
 class PendingResponse(NamedTuple):
-    """An answer that is under way: `answer` makes it, or raises, once `kept` is done."""
+    """An answer that is under way: `answer` makes it, or raises, once `done` is."""
 
-    kept: "asyncio.Future[bool]"
+    done: "asyncio.Future[bool]"
     answer: Callable[[], Response]
 
 
 Headers = list[tuple[bytes, bytes]]
 
 FastHandler = Callable[[bytes], tuple[PendingResponse, Headers] | None]
-"""Serves a request, given its body; the headers are for its answer. To return None or to raise is
-to decline it."""
+"""Serves a request, given its body; the headers are for its answer. Returning None or raising
+declines it."""
 
 
 class ResponseSink(Protocol):
@@ -44,15 +44,15 @@ class ResponseSink(Protocol):
 
 
 ServeFast = Callable[[bytes, ResponseSink], bool]
-"""Serves a request, given its body, and answers it later, in another turn of the loop; False: it
-was declined, and nothing happened."""
+"""Serves a request, given its body, and answers it in a later turn of the loop; False: it was
+declined, and nothing happened."""
 
 
 class FastPathCompiler(Protocol):
-    """Who knows which heads can be served on the spot."""
+    """Knows which heads can be served on the fast path."""
 
     def compile_fast_path(self, scope: Scope) -> ServeFast | None:
-        """How to serve requests with the head of this one; None: the ordinary way only."""
+        """How to serve requests with the head of this one; None: the full path only."""
 
 
 class _CachedHead(NamedTuple):
@@ -61,7 +61,7 @@ class _CachedHead(NamedTuple):
 
 
 class HeaderCache:
-    """What is known of heads that were seen before.
+    """Heads that were seen before, each with how to serve it.
 
     A head is known by its digest: it has a key in it, and of keys only hashes are kept.
     """
@@ -79,7 +79,7 @@ class HeaderCache:
         return (known.serve, body) if known and len(body) == known.length else None
 
     def note(self, data: bytes, scope: Scope) -> None:
-        """This is one whole request, which the parser understood like that."""
+        """Remember the head of one whole request, which the parser read as this scope."""
         serve = self._compiler.compile_fast_path(scope) if self._compiler else None
         if serve is None:
             return

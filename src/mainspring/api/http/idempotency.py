@@ -1,4 +1,4 @@
-"""One key, one effect: requests with the same Idempotency-Key get the first one's answer.
+"""Idempotency: requests with the same Idempotency-Key get the first one's answer.
 
 Within a process the followers wait for the first; across nodes the key's row in the database
 decides. New tasks store their answer in the statement that creates them; any other POST takes a
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256, shake_256
 from random import Random
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import asyncpg
 import structlog
@@ -53,9 +53,8 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestKey:
-    """Whose request this is, under which key, and what it asks."""
+class RequestKey(NamedTuple):
+    """The tenant and the key of a request, and the hash of what it asks."""
 
     tenant_id: int
     key: str
@@ -74,8 +73,8 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class KeyOwner:
-    """Who sent a POST. `secret`, the caller's own, seals an answer that shows a secret; `waits` is
-    how long the operation may wait before it is served, or two polls would have the same turn."""
+    """The caller of a POST. `secret`, the caller's own, seals an answer that shows a secret.
+    `waits`: how long the operation may wait before it is served; two polls must not overlap."""
 
     tenant_id: int
     secret: str | None = None
@@ -83,7 +82,7 @@ class KeyOwner:
 
 
 class ResponseRecorder:
-    """Keeps the answer to one request, sealed where it shows a secret."""
+    """Stores the answer to one request, sealed where it shows a secret."""
 
     def __init__(self, turn: Turn, body_hash: bytes, ttl: float, secret: str | None) -> None:
         self.turn = turn
@@ -92,7 +91,7 @@ class ResponseRecorder:
         self._secret = secret
 
     async def keep(self, connection: asyncpg.Connection, response: Response) -> None:
-        """In the transaction of what was asked for: either both last or neither does."""
+        """Store the answer in the transaction of what was asked for: both last or neither."""
         answer = self.sealed(_answer_of(response))
         if not await keep_answer(connection, self.turn, answer, self.ttl):
             raise Busy("this took so long that another request with its key may be served by now")
@@ -107,13 +106,14 @@ class ResponseRecorder:
 Handler = Callable[[Request, ResponseRecorder | None], Awaitable[Response]]
 
 
-def recording(keeper: ResponseRecorder | None, answer: Callable[[T], Response]) -> BeforeCommit[T]:
-    """What a store does last in the transaction that makes something: `answer` says how the
-    caller will hear of it."""
+def recording(
+    recorder: ResponseRecorder | None, answer: Callable[[T], Response]
+) -> BeforeCommit[T]:
+    """Return the last step of a transaction that makes something: it stores the answer."""
 
     async def conclude(connection: asyncpg.Connection, made: T) -> None:
-        if keeper is not None:
-            await keeper.keep(connection, answer(made))
+        if recorder is not None:
+            await recorder.keep(connection, answer(made))
 
     return conclude
 
@@ -138,8 +138,8 @@ def key_in(request: Request) -> str | None:
 
 
 def hash_of(request: Request, body: bytes, secret: str | None = None) -> bytes:
-    """What makes two requests the same: method, path, query and the body's bytes; where the answer
-    is a secret, also who asks."""
+    """Hash what makes two requests the same: method, path, query and the body's bytes; where the
+    answer is a secret, also the key of the caller."""
     query = request.scope["query_string"].decode("latin-1")
     target = f"{request.method} {request.url.path}{'?' if query else ''}{query}\n"
     asked_by = b"" if secret is None else sha256(secret.encode("utf-8", "surrogatepass")).digest()
@@ -158,7 +158,7 @@ class Idempotency:
     async def create(
         self, request: RequestKey, attempt: Callable[[], Awaitable[bytes | None]]
     ) -> Answered:
-        """Run `attempt` unless the key was used before; then answer what was answered first.
+        """Run `attempt` unless the key was used before; then return the first answer.
 
         `attempt` gives the body it answers with status 201, stored already, or None when the store
         found the key taken.
@@ -174,7 +174,7 @@ class Idempotency:
         asked = RequestKey(caller.tenant_id, key, hash_of(request, body, caller.secret))
         again = with_body(request, body)
         answered = await self._once(
-            asked, lambda: self._serve(asked, caller, lambda keeper: handler(again, keeper))
+            asked, lambda: self._serve(asked, caller, lambda recorder: handler(again, recorder))
         )
         headers = dict(answered.headers)
         if answered.replayed:
@@ -184,7 +184,7 @@ class Idempotency:
     async def _once(
         self, request: RequestKey, attempt: Callable[[], Awaitable[Answered]]
     ) -> Answered:
-        """When the first of several fails, the next one in line tries."""
+        """Run one attempt at a time for a key: when the first fails, the next one tries."""
         deadline = monotonic() + _WAIT
         while True:
             first = self._running.get((request.tenant_id, request.key))
@@ -247,24 +247,24 @@ class Idempotency:
             if monotonic() > deadline:
                 raise _busy()
             await asyncio.sleep(_LOOK_AGAIN)
-        keeper = ResponseRecorder(turn, asked.body_hash, self._ttl, caller.secret)
+        recorder = ResponseRecorder(turn, asked.body_hash, self._ttl, caller.secret)
         kept = False
         try:
-            response = await run(keeper)
+            response = await run(recorder)
             crash.reach("post.served")
             answered = _answer_of(response)
             if response.status_code < 400:
-                kept = await self._keep(keeper, answered)
+                kept = await self._keep(recorder, answered)
             return answered
         finally:
             if not kept:
                 await self._give_up(turn)
 
-    async def _keep(self, keeper: ResponseRecorder, answered: Answered) -> bool:
-        """Store an answer, unless the transaction of its effect has done so. The effect is there,
-        whether this works or not: the caller hears of it."""
+    async def _keep(self, recorder: ResponseRecorder, answered: Answered) -> bool:
+        """Store an answer, unless the transaction of its effect has done so. The effect is
+        committed, so the caller is answered even if this fails."""
         try:
-            await self._answers.keep(keeper.turn, keeper.sealed(answered), keeper.ttl)
+            await self._answers.keep(recorder.turn, recorder.sealed(answered), recorder.ttl)
         except StoreUnavailable as problem:
             log.warning("an answer was not kept", action="answer.unkept", problem=str(problem))
         return True
@@ -279,7 +279,7 @@ class Idempotency:
 async def _follow(
     first: asyncio.Future[StoredAnswer | None], deadline: float
 ) -> StoredAnswer | None:
-    """The first one's answer; None when it failed."""
+    """Wait for the answer to the first request; None when it failed."""
     try:
         return await asyncio.wait_for(asyncio.shield(first), deadline - monotonic())
     except TimeoutError:
@@ -293,14 +293,14 @@ def _replay(request: RequestKey, answer: StoredAnswer) -> Answered:
 
 
 def _answer_of(response: Response) -> Answered:
-    """A handler's answer as it is kept: the length follows from the body."""
+    """A handler's answer as it is stored: the length follows from the body."""
     headers = {name: value for name, value in response.headers.items() if name != "content-length"}
     return Answered(bytes(response.body), response.status_code, replayed=False, headers=headers)
 
 
 def _sealed(body: bytes, secret: str, nonce: bytes) -> bytes:
-    """The body under a pad that only the caller's secret, of which we keep a hash, gives again.
-    Sealing what is sealed opens it."""
+    """The body under a pad derived from the caller's secret, of which only a hash is stored.
+    Sealing a sealed body opens it."""
     pad = shake_256(nonce + secret.encode("utf-8", "surrogatepass")).digest(len(body))
     return bytes(a ^ b for a, b in zip(body, pad, strict=True))
 

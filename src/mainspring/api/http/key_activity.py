@@ -1,4 +1,4 @@
-"""What this process knows about keys in use: when each was used last, and which have just ended."""
+"""Activity of keys in this process: when each was used last, and which have just ended."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,14 +15,14 @@ _WRITE_EVERY = 60.0
 
 
 class KeyActivity:
-    """Requests only make a note here: writing it down is left to a loop in the background."""
+    """Last uses in memory, which a loop in the background writes to the database."""
 
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
         self._listeners: list[Callable[[str], None]] = []
 
     def note(self, key_id: str, now: float) -> None:
-        """A key was used."""
+        """Remember that a key was used."""
         self._used[key_id] = now
 
     def when_ended(self, listener: Callable[[str], None]) -> None:
@@ -30,13 +30,12 @@ class KeyActivity:
         self._listeners.append(listener)
 
     def ended(self, key_id: str) -> None:
-        """A key was revoked here: what this process remembers of it must go at once. Other nodes
-        find out within seconds by themselves."""
+        """Forget a key that was revoked through this node; other nodes do so within seconds."""
         for listener in self._listeners:
             listener(key_id)
 
     async def write(self, keys: KeyStore) -> None:
-        """Hand the notes to the store; what it could not take is kept for the next time."""
+        """Write the last uses; what cannot be written now is kept for the next time."""
         used, self._used = self._used, {}
         if not used:
             return
@@ -48,7 +47,7 @@ class KeyActivity:
             log.warning("last uses of keys wait", action="keys.untouched", problem=str(problem))
 
     async def keep_writing(self, keys: KeyStore) -> None:
-        """The loop: once a minute, so that no key's row is rewritten more often than that."""
+        """Write once a minute, so that no key's row is rewritten more often than that."""
         while True:
             await asyncio.sleep(_WRITE_EVERY)
             await self.write(keys)

@@ -1,4 +1,4 @@
-"""What every request passes: an id, a limit on its body, a problem document if it fails, a count.
+"""What every request gets: an id, a limit on its body, a problem document if it fails, a count.
 
 One plain ASGI layer, because every layer costs time on every request.
 """
@@ -55,7 +55,7 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9_.:/+=@-]{1,128}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-Learn = Callable[[Mapping[bytes, bytes]], FastHandler | None]
+CompileHeaders = Callable[[Mapping[bytes, bytes]], FastHandler | None]
 
 
 class RequestMiddleware:
@@ -64,14 +64,14 @@ class RequestMiddleware:
     def __init__(
         self,
         app: ASGIApp,
-        prompts: Mapping[str, Learn] | None = None,
+        fast_paths: Mapping[str, CompileHeaders] | None = None,
         *,
         metrics: Metrics,
         rng: Random,
         max_body: int,
     ) -> None:
         self._app = app
-        self._prompts = prompts or {}
+        self._fast_paths = fast_paths or {}
         self._metrics = metrics
         self._rng = rng
         self._max_body = max_body
@@ -99,20 +99,19 @@ class RequestMiddleware:
             self._end(exchange, started)
 
     def compile_fast_path(self, scope: Scope) -> ServeFast | None:
-        """How to serve requests with the head of this one on the spot, as in `fast.py`."""
-        compile_fast_path = self._prompts.get(scope["path"])
+        """How to serve requests with the head of this one on the fast path."""
+        compile_fast_path = self._fast_paths.get(scope["path"])
         if compile_fast_path is None or scope["method"] != "POST" or scope["query_string"]:
             return None
         fields: dict[bytes, bytes] = dict(scope["headers"])
         if not _ONE_OFF.isdisjoint(fields):
             return None
         try:
-            create_fast = (
-                compile_fast_path(fields) if _declares_length(fields, self._max_body) else None
-            )
+            known_length = _declares_length(fields, self._max_body)
+            handle = compile_fast_path(fields) if known_length else None
         except RequestError:
             return None
-        return None if create_fast is None else _FastPath(self, scope["path"], create_fast).serve
+        return None if handle is None else _FastPath(self, scope["path"], handle).serve
 
     def answer_to(self, error: Exception, path: str, request_id: str) -> Response:
         if isinstance(error, StoreUnavailable):
@@ -138,7 +137,7 @@ class RequestMiddleware:
         scope.pop(CYCLE, None)
 
     def count(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Labels come from a fixed set only: a caller must not be able to make new series."""
+        """Count a request. Labels come from a fixed set: a caller must not make new series."""
         series = (route, method, status)
         found = self._series.get(series)
         if found is None:
@@ -151,35 +150,35 @@ class RequestMiddleware:
 class _FastPath:
     """Serves the requests with one head."""
 
-    def __init__(self, envelope: RequestMiddleware, path: str, create_fast: FastHandler) -> None:
-        self._envelope = envelope
+    def __init__(self, middleware: RequestMiddleware, path: str, handle: FastHandler) -> None:
+        self._middleware = middleware
         self._path = path
-        self._promptly = create_fast
+        self._handle = handle
 
     def serve(self, body: bytes, reply: ResponseSink) -> bool:
         started = monotonic()
         try:
-            admitted = self._promptly(body)
+            admitted = self._handle(body)
         except Exception:
-            return False  # the ordinary way comes to the same end, and says what is wrong
+            return False  # the full path comes to the same end, and says what is wrong
         if admitted is None:
             return False
-        promise, headers = admitted
-        promise.kept.add_done_callback(lambda _: self._keep(promise, headers, reply, started))
+        pending, headers = admitted
+        pending.done.add_done_callback(lambda _: self._answer(pending, headers, reply, started))
         return True
 
-    def _keep(
-        self, promise: PendingResponse, headers: Headers, reply: ResponseSink, started: float
+    def _answer(
+        self, pending: PendingResponse, headers: Headers, reply: ResponseSink, started: float
     ) -> None:
-        request_id = self._envelope.new_id()
+        request_id = self._middleware.new_id()
         try:
-            response = promise.answer()
+            response = pending.answer()
         except Exception as error:
-            response = self._envelope.answer_to(error, self._path, request_id)
+            response = self._middleware.answer_to(error, self._path, request_id)
         response.raw_headers.append((b"x-request-id", request_id.encode("ascii")))
         response.raw_headers.extend(headers)
         reply.answer_now(response)
-        self._envelope.count(self._path, "POST", response.status_code, monotonic() - started)
+        self._middleware.count(self._path, "POST", response.status_code, monotonic() - started)
 
 
 class Exchange:
@@ -201,7 +200,7 @@ class Exchange:
         await self._send(message)
 
     async def answer(self, response: Response) -> None:
-        """Send a whole answer at once: nearly all are, and each write to a socket has its price."""
+        """Send a whole answer at once, as nearly all are: each write to a socket costs."""
         cycle = self.scope.get(CYCLE)
         if cycle is None:
             await response(self.scope, _nothing_comes, self.send)

@@ -1,4 +1,4 @@
-"""What a request must respect before anybody looks at its body: forms and parameters.
+"""Rules for a request before its body is read: media types and parameters.
 
 The documentation of an operation names the forms it reads (415) and answers in (406), and its
 parameters: one that is misspelt must not be taken for none (422).
@@ -34,7 +34,7 @@ class RequestRules:
         self._repeatable = frozenset(p.name for p in query if get_origin(p.type) is list)
 
     def check(self, headers: Headers, query: bytes) -> None:
-        """Before anything else is done: a request that cannot be answered shall change nothing."""
+        """Refuse a request that cannot be answered, before it changes anything."""
         accept = headers.get(b"accept")
         if accept and accept != b"*/*" and not self._suits(accept):
             raise NotAcceptable(f"this answers in {' or '.join(sorted(self._produces))} only")
@@ -48,8 +48,8 @@ class RequestRules:
 
     def _check_form(self, headers: Headers) -> None:
         kind = headers.get(b"content-type", _CURLS_DEFAULT)
-        # Who does not say sends JSON, and so does who leaves curl's own word for `-d` as it is:
-        # nothing else is likely, and the body is checked anyway.
+        # Without a Content-Type, or with the one that curl sends for `-d`, the body is JSON:
+        # nothing else is likely, and it is checked anyway.
         if kind != _CURLS_DEFAULT and not _is_one_of(kind, self._consumes):
             raise UnsupportedMediaType(
                 f"send the body as {' or '.join(sorted(self._consumes))}, in UTF-8"

@@ -1,4 +1,4 @@
-"""Problem documents (RFC 9457): the one form of every answer that says no."""
+"""Problem documents (RFC 9457): the form of all errors."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,6 +26,17 @@ _log = structlog.get_logger()
 _encode = msgspec.json.Encoder().encode
 _HTTP_CODES = {404: "not-found", 405: "method-not-allowed"}
 _HTTP_TITLES = {404: "Not found", 405: "This resource does not know the method"}
+_UNAVAILABLE = (
+    "The database cannot be reached",
+    503,
+    "The database cannot be reached at the moment. Whether a change took effect is not known; "
+    "it is safe to retry with the same Idempotency-Key.",
+)
+_INTERNAL = (
+    "Something went wrong on our side",
+    500,
+    "The log has the details under this request_id.",
+)
 
 
 class ProblemDocument(msgspec.Struct, omit_defaults=True):
@@ -41,31 +52,34 @@ class ProblemDocument(msgspec.Struct, omit_defaults=True):
 
 
 def answer_to(error: Exception, *, path: str, request_id: str) -> Response:
-    """The answer that tells a caller about an error; what is our own fault is also logged."""
+    """Return the answer that tells a caller about an error; log what is not the caller's fault."""
+
+    def respond(
+        code: str,
+        title: str,
+        status: int,
+        detail: str,
+        headers: Mapping[str, str] | None = None,
+        errors: Sequence[Problem] = (),
+    ) -> Response:
+        kind = TYPE_PREFIX + code
+        document = ProblemDocument(kind, title, status, detail, path, request_id, errors)
+        return Response(_encode(document), status, dict(headers or {}), MEDIA_TYPE)
+
     match error:
-        case RequestError():
-            document = ProblemDocument(
-                TYPE_PREFIX + error.code,
-                error.title,
-                error.status,
-                error.detail,
-                path,
-                request_id,
-                error.problems,
-            )
-            return _respond(document, _headers_for(error))
+        case RequestError(code=code, title=title, status=status, detail=detail):
+            return respond(code, title, status, detail, _headers_for(error), error.problems)
         case StoreUnavailable():
-            return _unavailable(error, path, request_id)
-        case HTTPException():
-            code = _HTTP_CODES.get(error.status_code, "http-error")
-            title = _HTTP_TITLES.get(error.status_code, "The request cannot be served")
-            detail = f"there is no {path}" if error.status_code == 404 else error.detail
-            document = ProblemDocument(
-                TYPE_PREFIX + code, title, error.status_code, detail, path, request_id
-            )
-            return _respond(document, error.headers or {})
+            _log_unavailable(error, path, request_id)
+            return respond(error.code, *_UNAVAILABLE, {"Retry-After": "1"})
+        case HTTPException(status_code=status):
+            code = _HTTP_CODES.get(status, "http-error")
+            title = _HTTP_TITLES.get(status, "The request cannot be served")
+            detail = f"there is no {path}" if status == 404 else error.detail
+            return respond(code, title, status, detail, error.headers)
         case _:
-            return _internal(error, path, request_id)
+            _log_internal(error, path, request_id)
+            return respond("internal", *_INTERNAL)
 
 
 def _headers_for(error: RequestError) -> Mapping[str, str]:
@@ -83,7 +97,7 @@ def _headers_for(error: RequestError) -> Mapping[str, str]:
             return {}
 
 
-def _unavailable(error: StoreUnavailable, path: str, request_id: str) -> Response:
+def _log_unavailable(error: StoreUnavailable, path: str, request_id: str) -> None:
     _log.warning(
         "a request met no database",
         action="request.store_unavailable",
@@ -91,19 +105,9 @@ def _unavailable(error: StoreUnavailable, path: str, request_id: str) -> Respons
         path=path,
         cause=str(error),
     )
-    document = ProblemDocument(
-        TYPE_PREFIX + error.code,
-        "The database cannot be reached",
-        503,
-        "The database cannot be reached at the moment. Whether a change took effect is not known; "
-        "it is safe to retry with the same Idempotency-Key.",
-        path,
-        request_id,
-    )
-    return _respond(document, {"Retry-After": "1"})
 
 
-def _internal(error: Exception, path: str, request_id: str) -> Response:
+def _log_internal(error: Exception, path: str, request_id: str) -> None:
     _log.error(
         "a request failed",
         action="request.failed",
@@ -111,16 +115,3 @@ def _internal(error: Exception, path: str, request_id: str) -> Response:
         path=path,
         exc_info=error,
     )
-    document = ProblemDocument(
-        TYPE_PREFIX + "internal",
-        "Something went wrong on our side",
-        500,
-        "The log has the details under this request_id.",
-        path,
-        request_id,
-    )
-    return _respond(document, {})
-
-
-def _respond(document: ProblemDocument, headers: Mapping[str, str]) -> Response:
-    return Response(_encode(document), document.status, dict(headers), MEDIA_TYPE)

@@ -1,4 +1,4 @@
-"""So many requests a second for each tenant, counted by this node alone.
+"""Rate limits: requests per second of each tenant, counted by this node alone.
 
 The count lives in memory: asking the database before every request would cost more than the
 requests that are kept out. A tenant that spreads its requests over n nodes gets n times as much.
@@ -14,7 +14,7 @@ _MOST_REMEMBERED = 10_000
 
 
 class RateLimits:
-    """A bucket for each tenant. A rate of 0 means no limit, and no headers that tell of one."""
+    """A token bucket for each tenant. A rate of 0 means no limit, and no headers."""
 
     def __init__(self, rate: float, now: Callable[[], float] = monotonic) -> None:
         self._rate = rate
@@ -22,7 +22,7 @@ class RateLimits:
         self._buckets: dict[int, TokenBucket] = {}
 
     def admit(self, tenant_id: int) -> list[tuple[bytes, bytes]]:
-        """The headers that tell a tenant where it stands; TooManyRequests carries them too."""
+        """Count a request; return the headers of its answer. TooManyRequests has them too."""
         if not self._rate:
             return []
         now = self._now()
@@ -33,7 +33,7 @@ class RateLimits:
         return _headers(bucket.take(now))
 
     def give_back(self, tenant_id: int) -> None:
-        """A request that was let in is not served after all."""
+        """Undo `admit` for a request that is not served after all."""
         if self._rate:
             self._buckets[tenant_id].give_back()
 

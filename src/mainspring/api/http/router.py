@@ -1,4 +1,4 @@
-"""From a path to its resource: a look-up where the path is fixed, a short walk where it has ids."""
+"""Routing: a look-up where the path is fixed, a search in few templates where it has ids."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 class Router:
     """The resources by path template (`/v1/tasks/{id}`); fixed names go before ids.
 
-    The walk takes only templates with as many steps and the same second step as the path: with
+    The search takes only templates with as many steps and the same second step as the path: with
     `/v1/tasks/…` those of tasks, whatever else there is.
     """
 

@@ -1,7 +1,7 @@
 """JSON Schemas of the types that the docs name, in a form that generators of clients understand.
 
-msgspec describes the types. What it says is true, but reads badly to generators, so the same is
-said in other words: a default stands in the description (openapi-typescript requires a field that
+msgspec describes the types in a way that generators read badly, so the same is written otherwise:
+a default stands in the description (openapi-typescript requires a field that
 has one), an enumeration names its type, and a field that every answer has is required.
 """
 
@@ -51,7 +51,7 @@ class Components:
 
 
 def _with_rules(schema: Json, rules: Mapping[str, Any]) -> Json:
-    """Add the rules; of a property that a rule describes anew, its default stays in its words."""
+    """Add the rules. A property that a rule describes anew keeps the description of its default."""
     properties: Json = dict(schema.get("properties", {}))
     for name, part in rules.get("properties", {}).items():
         if part is None:
@@ -63,7 +63,7 @@ def _with_rules(schema: Json, rules: Mapping[str, Any]) -> Json:
 
 
 def _readable(schema: Json, *, always_sent: bool) -> Json:
-    """An object whose defaults are told in words, or are no matter because it is an answer."""
+    """An object with its defaults in the description, or without them if it is an answer."""
     properties: Json = {}
     required = set(schema.get("required", ()))
     for name, part in schema.get("properties", {}).items():

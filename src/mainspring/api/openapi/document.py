@@ -12,16 +12,10 @@ from uuid import UUID
 
 from msgspec import Meta
 
-from mainspring.api.http.endpoint import OpenOperation, Operation, TenantOperation
+from mainspring.api.http.operations import OpenOperation, Operation, TenantOperation
 from mainspring.api.http.problems import MEDIA_TYPE, TYPE_PREFIX, ProblemDocument
 from mainspring.api.openapi.components import Components, Json
-from mainspring.api.openapi.operation import (
-    Body,
-    Doc,
-    Header,
-    Param,
-    ResponseDoc,
-)
+from mainspring.api.openapi.operation import Body, Doc, Header, Param, ResponseDoc
 from mainspring.errors import (
     Busy,
     Forbidden,

@@ -11,14 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring import __version__
-from mainspring.api.http.endpoint import OpenOperation, Operation
+from mainspring.api.http.operations import OpenOperation, Operation
 from mainspring.api.openapi.document import Paths, describe
-from mainspring.api.openapi.operation import (
-    ETAG,
-    IF_NONE_MATCH,
-    Doc,
-    ResponseDoc,
-)
+from mainspring.api.openapi.operation import ETAG, IF_NONE_MATCH, Doc, ResponseDoc
 
 _TAG = "Description"
 _UNCHANGED = ResponseDoc(304, "It has not changed.", headers=[ETAG])
@@ -59,7 +54,7 @@ def _page(name: str, summary: str, media_type: str) -> Doc:
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """Bytes that stay the same while the process lives; asked for again, they are not sent."""
+    """Bytes that stay the same while the process lives, with their ETag."""
 
     body: bytes
     media_type: str

@@ -1,17 +1,19 @@
-"""What every operation says about itself: the words and types from which /openapi.json is made.
+"""Documentation of operations: the words and types from which /openapi.json is made.
 
 A route carries a `Doc`. It names only what is particular to the operation; what follows from the
 route (the key and scope it needs, the id in its path, Idempotency-Key on a POST, the problems every
 body or key can cause) is added by `openapi`. To document an operation:
 
-    ForTenants("write", letters.replay, Doc(
+    TenantOperation("write", dead_letters.replay, Doc(
         id="replayDeadLetter",
         tag="Dead letters",
         summary="Run a dead letter again",
         description="Makes a new task … Calling twice gives the same new task.",
-        replies=[Reply(201, "the new task", TaskOut, headers=[ETAG, LOCATION])],
+        replies=[ResponseDoc(201, "The new task.", TaskOut, headers=[ETAG, LOCATION])],
         problems=[Conflict],
     ))
+
+`routes.py` of `mainspring.api` has shorter forms.
 """
 
 from collections.abc import Mapping, Sequence
@@ -124,8 +126,8 @@ Case = Mapping[str, object]
 def never(*cases: Case) -> dict[str, object]:
     """JSON Schema for bodies that are none of these cases.
 
-    Said by `not`, which generators of clients pass over: of `oneOf` with parts of an object they
-    make classes that have these parts only.
+    Written with `not`, which generators of clients pass over: of `oneOf` with parts of an object
+    they make classes that have these parts only.
     """
     return {"not": {"anyOf": list(cases)}}
 
@@ -212,3 +214,5 @@ NUMBER_CURSOR = Param(
     Annotated[str, Meta(pattern=r"^A{10}[AB][A-Za-z0-9_-]{10}[AQgw]$")],
     "Where to go on: `next_cursor` of the page before.",
 )
+PAGED = (LIMIT, CURSOR)
+NUMBERED = (LIMIT, NUMBER_CURSOR)

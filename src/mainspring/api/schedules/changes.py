@@ -8,21 +8,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as, readable_as
-from mainspring.api.http.endpoint import TenantCall, json_response
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import flag
-from mainspring.api.ports import NodePort
-from mainspring.api.schedules.reading import (
-    ScheduleReading,
-    existing_schedule,
-    no_such_schedule,
-    schedule_id_in,
-)
+from mainspring.api.items import check_rev, existing, if_match, item_response
+from mainspring.api.ports import NodePort, announce_changes
+from mainspring.api.schedules.reading import ScheduleReading, existing_schedule, no_such_schedule
 from mainspring.api.schedules.validation import (
     Checked,
     ScheduleValidator,
@@ -35,7 +33,6 @@ from mainspring.api.schedules.validation import (
     wanted_task,
 )
 from mainspring.api.schedules.views import asked_run, compared, schedule_out
-from mainspring.api.tasks.changes import check_rev, if_match
 from mainspring.api.tasks.views import new_task_out
 from mainspring.clock import Clock, monotonic
 from mainspring.config import Config
@@ -55,48 +52,35 @@ from mainspring.wire.schedules import (
     TemplateIn,
 )
 
-_SCHEDULE = msgspec.json.Decoder(ScheduleIn)
-_PATCH = msgspec.json.Decoder(SchedulePatch)
-_BACKFILL = msgspec.json.Decoder(BackfillIn)
 _encode = msgspec.json.Encoder().encode
 MOST_BACKFILLED = 10_000
-_PATIENCE = 5.0
+_BACKFILL_TIMEOUT = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What a schedule shall be."""
+class _Wanted(NamedTuple):
+    """A schedule as a request wants it."""
 
     name: str
     checked: Checked
     template: Template
 
 
+@dataclass(frozen=True, slots=True)
 class ScheduleChangeResource:
     """POST, PUT, PATCH, DELETE and the verbs of /v1/schedules."""
 
-    def __init__(
-        self,
-        config: Config,
-        clock: Clock,
-        ids: TaskIds,
-        schedules: ScheduleService,
-        validator: ScheduleValidator,
-        reading: ScheduleReading,
-        node: NodePort,
-    ) -> None:
-        self._config = config
-        self._clock = clock
-        self._ids = ids
-        self._schedules = schedules
-        self._validator = validator
-        self._reading = reading
-        self._node = node
+    config: Config
+    clock: Clock
+    ids: TaskIds
+    schedules: ScheduleService
+    validator: ScheduleValidator
+    reading: ScheduleReading
+    node: NodePort
 
     async def create(self, call: TenantCall) -> Response:
-        now = self._clock.now()
+        now = self.clock.now()
         wanted = await self._whole(call, now)
-        schedule_id = self._ids.make(now)
+        schedule_id = self.ids.make(now)
         definition, table = wanted.checked.definition, wanted.checked.timetable
         following = table.next(now)
         if flag(call.request.query_params, "dry_run"):
@@ -106,10 +90,10 @@ class ScheduleChangeResource:
                 _encode(wanted.template), moment, moment, now, following, None, 0,
                 list(wanted.checked.holidays), now,
             )  # fmt: skip
-            shown = schedule_out(unsaved, self._config.overdue_after)
+            shown = schedule_out(unsaved, self.config.overdue_after)
             shown.fire_times = compared(None, table, now)
             return json_response(shown)
-        made = await self._schedules.create(
+        made = await self.schedules.create(
             call.tenant_id,
             schedule_id,
             wanted.name,
@@ -125,33 +109,33 @@ class ScheduleChangeResource:
         return self._created(made)
 
     def _created(self, schedule: StoredSchedule) -> Response:
-        response = self._reading.response(schedule)
+        response = self.reading.response(schedule)
         response.status_code = 201
         response.headers["Location"] = f"/v1/schedules/{schedule.id}"
         return response
 
     async def replace(self, call: TenantCall) -> Response:
-        old = await existing_schedule(self._schedules, call)
+        old = await existing_schedule(self.schedules, call)
         check_rev(if_match(call.request), old.edition)
-        return await self._become(call, old, await self._whole(call, self._clock.now(), old))
+        return await self._become(call, old, await self._whole(call, self.clock.now(), old))
 
     async def edit(self, call: TenantCall) -> Response:
-        patch = decode_as(_PATCH, await call.body(), _payloads)
-        old = await existing_schedule(self._schedules, call)
+        patch = decode_as(SchedulePatch, await call.body(), _payloads)
+        old = await existing_schedule(self.schedules, call)
         check_rev(if_match(call.request), old.edition)
-        now = self._clock.now()
+        now = self.clock.now()
         problems: list[Problem] = []
         timing = merged(old.definition, patch)
-        checked = await self._validator.timing(
+        checked = await self.validator.timing(
             call.tenant_id, timing, now, problems, anchor=kept_anchor(old.definition, timing)
         )
         template = old.template
         if patch.workflow is not UNSET:
             # One that stays as it is may have been deleted: that is no reason to refuse the rest.
-            problems += await self._validator.workflow(call.tenant_id, patch.workflow)
+            problems += await self.validator.workflow(call.tenant_id, patch.workflow)
         if (task := _patched_task(old, patch, problems)) is not None:
             definition = checked.definition if checked else None
-            template = self._validator.template(task, definition, problems)
+            template = self.validator.template(task, definition, problems)
         elif checked is not None:
             problems += check_key(checked.definition, template)
         if checked is not None:
@@ -162,33 +146,32 @@ class ScheduleChangeResource:
         return await self._become(call, old, _Wanted(name, checked, template))
 
     async def delete(self, call: TenantCall) -> Response:
-        schedule_id = schedule_id_in(call)
+        schedule_id = call.id_or(no_such_schedule)
         revs = if_match(call.request)
-        if not await self._schedules.delete(
+        if not await self.schedules.delete(
             call.tenant_id, schedule_id, call.actor, lambda s: check_rev(revs, s.edition)
         ):
-            raise no_such_schedule(str(schedule_id))
+            raise no_such_schedule(schedule_id)
         return Response(status_code=204)
 
     async def pause(self, call: TenantCall) -> Response:
-        return await self._change(call, _paused)
+        return await self._change(call, _to_state("paused", "paused"))
 
     async def resume(self, call: TenantCall) -> Response:
-        return await self._change(call, _resumed)
+        return await self._change(call, _to_state("active", "resumed"))
 
     async def run(self, call: TenantCall) -> Response:
-        schedule_id = schedule_id_in(call)
-        settled = await self._schedules.run_now(
+        schedule_id = call.id_or(no_such_schedule)
+        done = await self.schedules.run_now(
             call.tenant_id, schedule_id, NO_OWNERSHIP, call.remember(_first_task)
         )
-        if settled is None:
-            raise no_such_schedule(str(schedule_id))
-        self._announce(settled)
-        return _first_task(settled)
+        decided = existing(done, no_such_schedule, schedule_id)
+        self._announce(decided)
+        return _first_task(decided)
 
     async def backfill(self, call: TenantCall) -> Response:
-        schedule_id = (await existing_schedule(self._schedules, call)).id
-        wanted = decode_as(_BACKFILL, await call.body())
+        schedule_id = (await existing_schedule(self.schedules, call)).id
+        wanted = decode_as(BackfillIn, await call.body())
         first, last = max(0.0, wanted.from_.timestamp()), wanted.to.timestamp()
         if wanted.to < wanted.from_:
             raise InvalidRequest("the range is empty", [Problem("/to", "is before from")])
@@ -196,7 +179,7 @@ class ScheduleChangeResource:
         def choose(schedule: StoredSchedule) -> list[float]:
             return _between(schedule.timetable, first, min(last, schedule.now - schedule.offset))
 
-        settled = await self._schedules.backfill(
+        done = await self.schedules.backfill(
             call.tenant_id,
             schedule_id,
             NO_OWNERSHIP,
@@ -204,10 +187,9 @@ class ScheduleChangeResource:
             wanted.max_running,
             call.remember(_all_tasks),
         )
-        if settled is None:
-            raise no_such_schedule(str(schedule_id))
-        self._announce(settled)
-        return _all_tasks(settled)
+        decided = existing(done, no_such_schedule, schedule_id)
+        self._announce(decided)
+        return _all_tasks(decided)
 
     # Details ----------------------------------------------------------------------------------
 
@@ -218,7 +200,7 @@ class ScheduleChangeResource:
         body = await call.body()
         problems: list[Problem] = []
         try:
-            wanted = decode_as(_SCHEDULE, body, _payloads)
+            wanted = decode_as(ScheduleIn, body, _payloads)
         except RequestError as error:
             rest = readable_as(ScheduleIn, body)
             if rest is not None:
@@ -240,11 +222,11 @@ class ScheduleChangeResource:
         problems: list[Problem],
     ) -> tuple[Checked | None, Template]:
         task = wanted_task(wanted.task, wanted.workflow, wanted.input, problems)
-        problems += await self._validator.workflow(call.tenant_id, wanted.workflow)
+        problems += await self.validator.workflow(call.tenant_id, wanted.workflow)
         anchor = kept_anchor(old.definition, wanted) if old else None
-        checked = await self._validator.timing(call.tenant_id, wanted, now, problems, anchor=anchor)
+        checked = await self.validator.timing(call.tenant_id, wanted, now, problems, anchor=anchor)
         definition = checked.definition if checked else None
-        template = self._validator.template(task, definition, problems)
+        template = self.validator.template(task, definition, problems)
         if checked is not None:
             problems += never_fires(checked, now)
         return checked, template
@@ -253,7 +235,7 @@ class ScheduleChangeResource:
         table = wanted.checked.timetable
         if flag(call.request.query_params, "dry_run"):
             preview = _previewed(old, wanted)
-            shown = schedule_out(preview, self._config.overdue_after)
+            shown = schedule_out(preview, self.config.overdue_after)
             shown.fire_times = compared(old.timetable, table, old.now)
             return json_response(shown)
 
@@ -279,35 +261,32 @@ class ScheduleChangeResource:
     async def _change(
         self, call: TenantCall, decide: Callable[[StoredSchedule], ScheduleChange | None]
     ) -> Response:
-        schedule_id = schedule_id_in(call)
+        schedule_id = call.id_or(no_such_schedule)
         revs = if_match(call.request)
 
         def checked(locked: StoredSchedule) -> ScheduleChange | None:
             check_rev(revs, locked.edition)
             return decide(locked)
 
-        changed = await self._schedules.change(call.tenant_id, schedule_id, NO_OWNERSHIP, checked)
-        if changed is None:
-            raise no_such_schedule(str(schedule_id))
+        done = await self.schedules.change(call.tenant_id, schedule_id, NO_OWNERSHIP, checked)
+        changed = existing(done, no_such_schedule, schedule_id)
         self._announce(changed.settled, changed.schedule.partition)
-        return self._reading.response(changed.schedule)
+        return self.reading.response(changed.schedule)
 
-    def _announce(self, settled: DecidedSchedules, partition: int | None = None) -> None:
+    def _announce(self, decided: DecidedSchedules, partition: int | None = None) -> None:
         """Tell the owners of new tasks, of cancelled ones and of the schedule itself."""
-        ours = self._node.ownership().partitions
-        self._node.created(
-            [window_row(m.task, m.partition) for m in settled.made if m.partition in ours]
+        ours = self.node.ownership().partitions
+        self.node.created(
+            [window_row(m.task, m.partition) for m in decided.made if m.partition in ours]
         )
-        concerned = {made.partition for made in settled.made} | settled.cancelled_in
+        concerned = {made.partition for made in decided.made} | decided.cancelled_in
         if partition is not None:
             concerned.add(partition)
-        self._node.changed()
-        if elsewhere := concerned - ours:
-            self._node.hint_others(elsewhere)
+        announce_changes(self.node, concerned)
 
 
 def _payloads(body: ScheduleIn | SchedulePatch) -> list[msgspec.Raw]:
-    """What is the caller's own in a body."""
+    """The parts of a body that are the caller's own."""
     task = [] if body.task is UNSET or body.task is None else [body.task.payload]
     return task if body.input is UNSET else [*task, *body.input.values()]
 
@@ -330,31 +309,29 @@ def _patched_task(
     return wanted_task(task, workflow, given, problems)
 
 
-def _first_task(settled: DecidedSchedules) -> Response:
-    task = settled.made[0].task
-    headers = {"Location": f"/v1/tasks/{task.id}", "ETag": '"1"'}
-    return json_response(new_task_out(task), 201, headers)
+def _first_task(decided: DecidedSchedules) -> Response:
+    task = decided.made[0].task
+    return item_response(new_task_out(task), 1, 201, f"/v1/tasks/{task.id}")
 
 
-def _all_tasks(settled: DecidedSchedules) -> Response:
-    ids = [made.task.id for made in settled.made]
+def _all_tasks(decided: DecidedSchedules) -> Response:
+    ids = [made.task.id for made in decided.made]
     return json_response(BackfilledOut(len(ids), ids), 201)
 
 
-def _paused(schedule: StoredSchedule) -> ScheduleChange | None:
-    if schedule.state == "paused":
-        return None
-    if schedule.state == "ended":
-        raise Conflict("a schedule that has ended cannot be paused")
-    return replace(ScheduleChange.of(schedule), state="paused")
+def _to_state(
+    state: Literal["paused", "active"], verb: str
+) -> Callable[[StoredSchedule], ScheduleChange | None]:
+    """The change to a state, from any but the end."""
 
+    def change(schedule: StoredSchedule) -> ScheduleChange | None:
+        if schedule.state == state:
+            return None
+        if schedule.state == "ended":
+            raise Conflict(f"a schedule that has ended cannot be {verb}")
+        return replace(ScheduleChange.of(schedule), state=state)
 
-def _resumed(schedule: StoredSchedule) -> ScheduleChange | None:
-    if schedule.state == "active":
-        return None
-    if schedule.state == "ended":
-        raise Conflict("a schedule that has ended cannot be resumed")
-    return replace(ScheduleChange.of(schedule), state="active")
+    return change
 
 
 def _previewed(old: StoredSchedule, wanted: _Wanted) -> StoredSchedule:
@@ -376,13 +353,13 @@ def _taken(name: str) -> Conflict:
 
 
 def _between(table: Timetable, first: float, last: float) -> list[float]:
-    """The times to backfill. Some rules take long to work out, so there is a bound on that too."""
-    patience = monotonic() + _PATIENCE
+    """The times to backfill, limited in number and in the time to work them out."""
+    deadline = monotonic() + _BACKFILL_TIMEOUT
     chosen: list[float] = []
     at = table.next_run(first - 1e-6)
     while at is not None and at <= last:
         chosen.append(at)
-        if len(chosen) > MOST_BACKFILLED or monotonic() > patience:
+        if len(chosen) > MOST_BACKFILLED or monotonic() > deadline:
             detail = f"more than {MOST_BACKFILLED} occurrences, or too much to work out at once"
             raise InvalidRequest("the range is too long", [Problem("/to", detail)])
         at = table.next_run(at)

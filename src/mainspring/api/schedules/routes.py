@@ -1,66 +1,217 @@
-"""The paths of schedules and calendars, and what stands behind them."""
+"""The routes of schedules."""
 
-from collections.abc import Mapping
+from typing import Annotated
 
-from mainspring.api.http.endpoint import Operation, TenantOperation
-from mainspring.api.ports import NodePort
-from mainspring.api.schedules import docs
-from mainspring.api.schedules.calendars import CalendarResource
+from msgspec import Meta
+
+from mainspring.api.http.operations import TenantOperation
+from mainspring.api.openapi.operation import (
+    CURSOR,
+    DRY_RUN,
+    ETAG,
+    GONE,
+    IF_MATCH,
+    LIMIT,
+    NUMBERED,
+    REPLAYED,
+    AnyText,
+    Body,
+    Param,
+    ResponseDoc,
+    never,
+    none_of,
+    only_null,
+    several,
+    span,
+)
+from mainspring.api.routes import Routes, Tag, created, links_by, ok
 from mainspring.api.schedules.changes import ScheduleChangeResource
 from mainspring.api.schedules.reading import ScheduleReading
-from mainspring.api.schedules.validation import ScheduleValidator
-from mainspring.api.tasks.validation import TaskValidator
-from mainspring.clock import Clock
-from mainspring.config import Config
-from mainspring.domain.ids import TaskIds
-from mainspring.schedules.service import ScheduleService
-from mainspring.store.calendars import CalendarStore
-from mainspring.store.workflows import WorkflowStore
+from mainspring.api.schedules.validation import INTERVALS
+from mainspring.domain.schedule.policies import Decision
+from mainspring.errors import Conflict, PreconditionFailed
+from mainspring.wire.schedules import (
+    BackfilledOut,
+    BackfillIn,
+    OccurrencePage,
+    PreviewIn,
+    PreviewOut,
+    ScheduleIn,
+    ScheduleOut,
+    SchedulePage,
+    SchedulePatch,
+    StateName,
+    Upcoming,
+)
+from mainspring.wire.tasks import Instant, TaskOut
+
+_SCHEDULES = Tag("Schedules")
+_EXAMPLES = {
+    "cron": {
+        "name": "daily-report",
+        "cron": "0 8 * * MON-FRI",
+        "timezone": "Europe/Berlin",
+        "task": {"target": {"type": "http", "url": "https://api.example.com/report"}},
+    },
+    "interval": {
+        "name": "heartbeat",
+        "interval": "PT30S",
+        "task": {"target": {"type": "handler", "name": "mainspring.noop"}},
+    },
+    "rrule": {
+        "name": "payday",
+        "rrule": "FREQ=MONTHLY;BYDAY=MO,TU,WE,TH,FR;BYSETPOS=-1",
+        "task": {"target": {"type": "handler", "name": "pay"}},
+    },
+    "workflow": {
+        "name": "nightly",
+        "cron": "0 2 * * *",
+        "workflow": "nightly",
+        "input": {"full": True},
+    },
+}
+_KINDS = ("cron", "interval", "rrule")
+_INTERVAL = {"interval": span(INTERVALS[1], least=INTERVALS[0])}
+# Policies that make tasks wait have a concurrency key of their own.
+_SECOND_KEY = {
+    "required": ["overlap", "task"],
+    "properties": {
+        "overlap": {"type": "string", "enum": ["queue", "cancel_running"]},
+        "task": {
+            "type": "object",
+            "required": ["concurrency"],
+            "properties": {"concurrency": {"type": "object"}},
+        },
+    },
+}
+_TIMING = (none_of(*_KINDS), *several(*_KINDS), _SECOND_KEY)
+_WHAT = (none_of("task", "workflow"), *several("task", "workflow"))
+_RULES = {
+    "ScheduleIn": {**never(*_TIMING, *_WHAT), "properties": _INTERVAL},
+    "PreviewIn": {**never(*_TIMING), "properties": _INTERVAL},
+    "SchedulePatch": {
+        **never(only_null(*_KINDS), *several(*_KINDS)),
+        "properties": _INTERVAL,
+    },
+}
+_AFTERWARDS = links_by(
+    "id",
+    read=("getSchedule", "read it again"),
+    upcoming=("upcomingTimes", "its next times"),
+    occurrences=("listOccurrences", "what was decided"),
+    edit=("editSchedule", "change it"),
+    delete=("deleteSchedule", "remove it"),
+    **{verb: (f"{verb}Schedule", "") for verb in ("pause", "resume", "run")},
+)
+_THE_SCHEDULE = ok("The schedule as it is now.", ScheduleOut, ETAG, links=_AFTERWARDS)
+_AFTER = Param("after", Instant, "Show times after this one, instead of after now.")
+_TIMES = Param("n", Annotated[int, Meta(ge=1, le=1000)], "How many times to show (10).")
 
 
-def schedule_paths(
-    config: Config,
-    clock: Clock,
-    ids: TaskIds,
-    schedules: ScheduleService,
-    calendars: CalendarStore,
-    workflows: WorkflowStore,
-    tasks: TaskValidator,
-    node: NodePort,
-) -> dict[str, Mapping[str, Operation]]:
-    """Every path with its operations."""
-    validator = ScheduleValidator(tasks, calendars, workflows, config.max_payload)
-    reading = ScheduleReading(config, clock, schedules, validator)
-    changes = ScheduleChangeResource(config, clock, ids, schedules, validator, reading, node)
-    dates = CalendarResource(calendars)
-    one = "/v1/schedules/{id}"
+def schedule_routes(reading: ScheduleReading, changes: ScheduleChangeResource) -> Routes:
     return {
-        "/v1/schedules": {
-            "GET": TenantOperation("read", reading.page, docs.LIST),
-            "POST": TenantOperation("write", changes.create, docs.CREATE),
-        },
-        "/v1/schedules/preview": {"POST": TenantOperation("read", reading.preview, docs.PREVIEW)},
-        one: {
-            "GET": TenantOperation("read", reading.one, docs.READ),
-            "PUT": TenantOperation("write", changes.replace, docs.REPLACE),
-            "PATCH": TenantOperation("write", changes.edit, docs.EDIT),
-            "DELETE": TenantOperation("write", changes.delete, docs.DELETE),
-        },
-        f"{one}/pause": {"POST": TenantOperation("write", changes.pause, docs.PAUSE)},
-        f"{one}/resume": {"POST": TenantOperation("write", changes.resume, docs.RESUME)},
-        f"{one}/run": {"POST": TenantOperation("write", changes.run, docs.RUN)},
-        f"{one}/backfill": {"POST": TenantOperation("write", changes.backfill, docs.BACKFILL)},
-        f"{one}/upcoming": {"GET": TenantOperation("read", reading.upcoming, docs.UPCOMING)},
-        f"{one}/occurrences": {
-            "GET": TenantOperation("read", reading.occurrences, docs.OCCURRENCES)
-        },
-        "/v1/calendars": {
-            "GET": TenantOperation("read", dates.page, docs.LIST_CALENDARS),
-            "POST": TenantOperation("write", dates.create, docs.CREATE_CALENDAR),
-        },
-        "/v1/calendars/{id}": {
-            "GET": TenantOperation("read", dates.one, docs.READ_CALENDAR),
-            "PUT": TenantOperation("write", dates.put, docs.PUT_CALENDAR),
-            "DELETE": TenantOperation("write", dates.delete, docs.DELETE_CALENDAR),
-        },
-    }
+        "GET /v1/schedules": _SCHEDULES.page(
+            "read", reading.page, "listSchedules", "schedules", "Newest first.", SchedulePage,
+            Param("state", StateName, "Only schedules in this state."),
+            Param("name", AnyText, "Only the schedule of this name."),
+            Param("overdue", bool, "Only those whose next time has passed without a decision."),
+            LIMIT, CURSOR,
+        ),
+        "POST /v1/schedules": _create(changes),
+        "POST /v1/schedules/preview": _preview(reading),
+        "GET /v1/schedules/{id}": _SCHEDULES.tenant(
+            "read", reading.one, "getSchedule", "Read a schedule", "", _THE_SCHEDULE
+        ),
+        **_change_routes(changes),
+        **_verb_routes(changes),
+        "GET /v1/schedules/{id}/upcoming": _SCHEDULES.tenant(
+            "read", reading.upcoming, "upcomingTimes", "Show a schedule's next times", "",
+            ok("The next times that are not excluded.", Upcoming), params=[_TIMES],
+        ),
+        "GET /v1/schedules/{id}/occurrences": _SCHEDULES.tenant(
+            "read", reading.occurrences, "listOccurrences", "List what was decided",
+            "Newest first. One line per decision; occurrences in a row that were not run share "
+            "one, with `to_at` and `count`.",
+            ok("A page of the ledger.", OccurrencePage),
+            params=[Param("decision", Decision, "Only these decisions."), *NUMBERED],
+        ),
+    }  # fmt: skip
+
+
+def _create(changes: ScheduleChangeResource) -> TenantOperation:
+    return _SCHEDULES.tenant(
+        "write", changes.create, "createSchedule", "Create a schedule",
+        "Exactly one of `cron`, `interval` and `rrule` is needed. An expression that can never "
+        "fire is refused. Strings in the task's payload may contain `{{scheduled_at}}`, "
+        "`{{occurrence}}` and `{{schedule_id}}`; `\\{{` escapes. The workflow and the calendars "
+        "that it names must be there.",
+        created("The new schedule.", ScheduleOut, ETAG, links=_AFTERWARDS),
+        ok("With `dry_run`: the schedule as it would be, and its fire times.", ScheduleOut),
+        params=[DRY_RUN], body=Body(ScheduleIn, examples=_EXAMPLES, rules=_RULES),
+        problems=[Conflict],
+    )  # fmt: skip
+
+
+def _preview(reading: ScheduleReading) -> TenantOperation:
+    nightly = {"nightly": {"cron": "30 2 * * *", "timezone": "Europe/Rome"}}
+    return _SCHEDULES.tenant(
+        "read", reading.preview, "previewSchedule", "Preview a schedule",
+        "The next times of a schedule that is not saved, what is worth knowing about them, and "
+        "the same in plain English.",
+        ok("What it would do.", PreviewOut), params=[_TIMES, _AFTER],
+        body=Body(PreviewIn, examples=nightly),
+    )  # fmt: skip
+
+
+def _change_routes(changes: ScheduleChangeResource) -> Routes:
+    return {
+        "PUT /v1/schedules/{id}": _SCHEDULES.tenant(
+            "write", changes.replace, "replaceSchedule", "Replace a schedule",
+            "What came due before is decided by the old definition, all else by the new one. With "
+            "`dry_run` the answer shows how the fire times would change.",
+            _THE_SCHEDULE, params=[DRY_RUN, IF_MATCH],
+            body=Body(ScheduleIn, examples={"cron": _EXAMPLES["cron"]}),
+            problems=[Conflict, PreconditionFailed],
+        ),
+        "PATCH /v1/schedules/{id}": _SCHEDULES.tenant(
+            "write", changes.edit, "editSchedule", "Change a schedule",
+            "A field that is given replaces the old value whole. With `dry_run` the answer shows "
+            "how the fire times would change.",
+            _THE_SCHEDULE, params=[DRY_RUN, IF_MATCH],
+            body=Body(SchedulePatch, examples={"later": {"cron": "0 9 * * MON-FRI"}}),
+            problems=[Conflict, PreconditionFailed],
+        ),
+        "DELETE /v1/schedules/{id}": _SCHEDULES.tenant(
+            "write", changes.delete, "deleteSchedule", "Delete a schedule",
+            "With its occurrences. Tasks that it made stay as they are.",
+            GONE, params=[IF_MATCH], problems=[PreconditionFailed],
+        ),
+    }  # fmt: skip
+
+
+def _verb_routes(changes: ScheduleChangeResource) -> Routes:
+    day = {"from": "2026-03-01T00:00:00Z", "to": "2026-03-02T00:00:00Z", "max_running": 2}
+    return {
+        "POST /v1/schedules/{id}/pause": _SCHEDULES.verb(
+            changes.pause, "pauseSchedule", "Pause a schedule",
+            "Times that pass meanwhile are recorded as `skipped_paused`.",
+            _THE_SCHEDULE,
+        ),
+        "POST /v1/schedules/{id}/resume": _SCHEDULES.verb(
+            changes.resume, "resumeSchedule", "Resume a paused schedule",
+            "It goes on with the next time to come.",
+            _THE_SCHEDULE,
+        ),
+        "POST /v1/schedules/{id}/run": _SCHEDULES.tenant(
+            "write", changes.run, "runSchedule", "Run a schedule's task now",
+            "Beside the timetable: nothing else of the schedule changes.",
+            created("The new task.", TaskOut, ETAG),
+        ),
+        "POST /v1/schedules/{id}/backfill": _SCHEDULES.tenant(
+            "write", changes.backfill, "backfillSchedule", "Make up for a stretch of the past",
+            "Makes a task for each occurrence from `from` to `to` that never had one, at most "
+            "10000. At most `max_running` of them run at once. Excluded dates stay excluded.",
+            ResponseDoc(201, "The new tasks.", BackfilledOut, [REPLAYED]),
+            body=Body(BackfillIn, examples={"a day": day}),
+        ),
+    }  # fmt: skip

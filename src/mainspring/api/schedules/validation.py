@@ -12,11 +12,7 @@ from msgspec import UNSET
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.tasks.validation import TaskValidator, seconds_of, span
 from mainspring.domain.schedule import cron, rrule
-from mainspring.domain.schedule.definition import (
-    ScheduleDefinition,
-    Timetable,
-    timetable,
-)
+from mainspring.domain.schedule.definition import ScheduleDefinition, Timetable, timetable
 from mainspring.domain.schedule.policies import Misfire
 from mainspring.domain.schedule.zones import DstPolicy, UnknownZone, zone
 from mainspring.domain.task import RUN_WORKFLOW
@@ -63,20 +59,14 @@ class Checked:
         return timetable(self.definition, self.holidays)
 
 
+@dataclass(frozen=True, slots=True)
 class ScheduleValidator:
     """Checks schedules; reports everything that is wrong together."""
 
-    def __init__(
-        self,
-        tasks: TaskValidator,
-        calendars: CalendarStore,
-        workflows: WorkflowStore,
-        max_payload: int,
-    ) -> None:
-        self._tasks = tasks
-        self._calendars = calendars
-        self._workflows = workflows
-        self._max_payload = max_payload
+    tasks: TaskValidator
+    calendars: CalendarStore
+    workflows: WorkflowStore
+    max_payload: int
 
     async def timing(
         self,
@@ -87,8 +77,8 @@ class ScheduleValidator:
         *,
         anchor: float | None = None,
     ) -> Checked | None:
-        """What the fields mean together; None when that cannot be said."""
-        found = await self._calendars.dates(tenant_id, wanted.calendars)
+        """Return what the fields mean together; None when they are wrong."""
+        found = await self.calendars.dates(tenant_id, wanted.calendars)
         problems += [
             Problem(f"/calendars/{index}", f"there is no calendar {name!r}")
             for index, name in enumerate(wanted.calendars)
@@ -99,7 +89,7 @@ class ScheduleValidator:
 
     async def workflow(self, tenant_id: int, name: str | None) -> list[Problem]:
         """What is wrong with the workflow that a schedule names, if it does."""
-        if name is None or await self._workflows.has(tenant_id, name):
+        if name is None or await self.workflows.has(tenant_id, name):
             return []
         return [Problem("/workflow", f"there is no workflow {name!r}")]
 
@@ -114,9 +104,9 @@ class ScheduleValidator:
             retry=wanted.retry,
             requires=wanted.requires,
         )
-        spec = self._tasks.compile(task)
+        spec = self.tasks.compile(task)
         payload = bytes(wanted.payload)
-        found = [*spec.problems, *payload_problems(payload, self._max_payload)]
+        found = [*spec.problems, *payload_problems(payload, self.max_payload)]
         problems += [p.at("/task" + p.pointer) for p in found]
         limit = wanted.concurrency
         if limit is not None and definition is not None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import Raw, Struct
 
-from mainspring.api.tasks.views import retry_out, target_out
+from mainspring.api.tasks.views import concurrency_out, retry_out, target_out
 from mainspring.domain.schedule.definition import Timetable
 from mainspring.domain.schedule.description import describe
 from mainspring.domain.schedule.policies import Decision
@@ -19,7 +19,6 @@ from mainspring.wire.schedules import (
     TemplateOut,
     UpcomingOut,
 )
-from mainspring.wire.tasks import ConcurrencyOut
 
 _COMPARED = 100
 
@@ -99,7 +98,7 @@ def upcoming_out(nominal: float, offset: float) -> UpcomingOut:
 
 
 def compared(old: Timetable | None, new: Timetable | None, now: float) -> FireTimes:
-    """How the next fire times differ; beyond the last that both know nothing is said."""
+    """How the next fire times differ, up to the last time that both show."""
     before = old.upcoming(now, _COMPARED) if old else []
     after = new.upcoming(now, _COMPARED) if new else []
     full = [times[-1] for times in (before, after) if len(times) == _COMPARED]
@@ -122,7 +121,6 @@ def instant_or_none(seconds: float | None) -> datetime | None:
 
 def _template_out(template: Template) -> TemplateOut:
     spec = template.decoded_spec
-    key, limit = template.concurrency_key, template.concurrency_limit
     return TemplateOut(
         target_out(spec.target),
         Raw(bytes(template.payload)),
@@ -132,7 +130,7 @@ def _template_out(template: Template) -> TemplateOut:
         spec.timeout,
         spec.sla,
         retry_out(spec.retry),
-        None if key is None or limit is None else ConcurrencyOut(key, limit),
+        concurrency_out(template.concurrency_key, template.concurrency_limit),
         spec.requires,
         template.labels or {},
     )

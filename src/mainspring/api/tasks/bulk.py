@@ -1,40 +1,35 @@
 """Changes of many tasks at once."""
 
-import msgspec
+from dataclasses import dataclass
+
 from starlette.responses import Response
 
-from mainspring.api.dead_letters.filters import task_filter
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import TenantCall, json_response
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import flag
-from mainspring.api.ports import NodePort
+from mainspring.api.ports import NodePort, announce_changes
+from mainspring.api.tasks.filters import task_filter
 from mainspring.wire.dead_letters import CancelIn, CancelledOut
 from mainspring.workflows.bulk_cancel import BulkChanges, CancelCounts
 
-_CANCEL = msgspec.json.Decoder(CancelIn)
 
-
+@dataclass(frozen=True, slots=True)
 class TaskBulk:
     """POST /v1/tasks/cancel."""
 
-    def __init__(self, bulk: BulkChanges, node: NodePort) -> None:
-        self._bulk = bulk
-        self._node = node
+    bulk: BulkChanges
+    node: NodePort
 
     async def cancel(self, call: TenantCall) -> Response:
-        wanted = decode_as(_CANCEL, await call.body())
+        wanted = decode_as(CancelIn, await call.body())
         where = task_filter(wanted.filter)
         if wanted.dry_run or flag(call.request.query_params, "dry_run"):
-            total = await self._bulk.count_cancellable(call.tenant_id, where)
+            total = await self.bulk.count_cancellable(call.tenant_id, where)
         else:
             total = CancelCounts()
-            async for done in self._bulk.cancel(call.tenant_id, where, call.actor):
+            async for done in self.bulk.cancel(call.tenant_id, where, call.actor):
                 total += done
-                self._tell(done)
+                if done.partitions:
+                    announce_changes(self.node, done.partitions)
         return json_response(CancelledOut(total.ended, total.asked))
-
-    def _tell(self, done: CancelCounts) -> None:
-        if done.partitions:
-            self._node.changed()
-        if elsewhere := done.partitions - self._node.ownership().partitions:
-            self._node.hint_others(elsewhere)

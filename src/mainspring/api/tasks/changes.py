@@ -9,20 +9,20 @@ from datetime import UTC, datetime
 from typing import NoReturn
 
 from msgspec import UNSET
-from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring.api.http.decoding import decode_patch, readable_as
-from mainspring.api.http.endpoint import TenantCall, no_such_task
+from mainspring.api.http.operations import TenantCall, no_such_task
 from mainspring.api.http.parameters import flag
-from mainspring.api.ports import NodePort
+from mainspring.api.items import check_rev, if_match
+from mainspring.api.ports import NodePort, announce_changes
 from mainspring.api.tasks.patching import TaskPatcher
 from mainspring.api.tasks.reading import existing_task, task_response
 from mainspring.clock import Clock
 from mainspring.domain import transitions
 from mainspring.domain.task import TaskState
 from mainspring.domain.transitions import Move, TaskStanding
-from mainspring.errors import PreconditionFailed, Problem, RequestError, StoreUnavailable
+from mainspring.errors import Problem, RequestError, StoreUnavailable
 from mainspring.store.tasks import (
     LockedTask,
     StoredTask,
@@ -41,16 +41,14 @@ class _Preview:
     change: TaskChange
 
 
+@dataclass(frozen=True, slots=True)
 class TaskChangeResource:
     """PATCH, DELETE and the verbs of /v1/tasks/{id}."""
 
-    def __init__(
-        self, tasks: TaskStore, node: NodePort, clock: Clock, patcher: TaskPatcher
-    ) -> None:
-        self._tasks = tasks
-        self._node = node
-        self._clock = clock
-        self._patcher = patcher
+    tasks: TaskStore
+    node: NodePort
+    clock: Clock
+    patcher: TaskPatcher
 
     async def cancel(self, call: TenantCall) -> Response:
         return await self._move(call, transitions.cancel)
@@ -62,7 +60,7 @@ class TaskChangeResource:
         return await self._move(call, transitions.resume)
 
     async def run(self, call: TenantCall) -> Response:
-        now = round(self._clock.now(), 6)
+        now = round(self.clock.now(), 6)
         return await self._move(call, lambda task: transitions.run(task, now))
 
     async def edit(self, call: TenantCall) -> Response:
@@ -76,7 +74,7 @@ class TaskChangeResource:
 
         def decide(locked: LockedTask) -> TaskChange | _Preview:
             transitions.check_editable(_standing(locked), sent)
-            change = self._patcher.apply(locked, patch)
+            change = self.patcher.apply(locked, patch)
             return _Preview(change) if dry_run else change
 
         decided, task = await self._decide(call, decide)
@@ -88,11 +86,11 @@ class TaskChangeResource:
 
     async def delete(self, call: TenantCall) -> Response:
         task_id, revs = call.task_id, if_match(call.request)
-        if not await self._tasks.purge(
+        if not await self.tasks.purge(
             call.tenant_id, task_id, call.actor, lambda rev: check_rev(revs, rev)
         ):
             raise no_such_task(task_id)
-        self._node.changed()
+        self.node.changed()
         return Response(status_code=204)
 
     async def _refuse(
@@ -105,9 +103,9 @@ class TaskChangeResource:
             patch.expires_at = UNSET  # whether it is late enough cannot be said
         more: Sequence[Problem] = ()
         try:
-            task = await self._tasks.see(call.tenant_id, call.task_id)
+            task = await self.tasks.see(call.tenant_id, call.task_id)
             if task is not None:
-                self._patcher.apply(task, patch)
+                self.patcher.apply(task, patch)
         except RequestError as found:
             more = found.problems
         except StoreUnavailable:
@@ -138,12 +136,10 @@ class TaskChangeResource:
             partitions.add(locked.partition)
             return decide(locked)
 
-        decided: bool | _Preview | None = await self._tasks.change(call.tenant_id, task_id, note)
+        decided: bool | _Preview | None = await self.tasks.change(call.tenant_id, task_id, note)
         if decided is True:
-            self._node.changed()
-            if elsewhere := partitions - self._node.ownership().partitions:
-                self._node.hint_others(elsewhere)
-        task = await existing_task(self._tasks, call.tenant_id, task_id)
+            announce_changes(self.node, partitions)
+        task = await existing_task(self.tasks, call.tenant_id, task_id)
         if decided is None:
             check_rev(revs, task.rev)
         return decided, task
@@ -167,20 +163,6 @@ def _moved(locked: LockedTask, move: Move) -> TaskChange:
         cancel_requested=move.cancel_requested,
         due=change.due if move.due is None else move.due,
     )
-
-
-def if_match(request: Request) -> frozenset[str] | None:
-    """The revisions the caller is content with; None when any will do."""
-    header = request.headers.get("if-match")
-    if header is None or header.strip() == "*":
-        return None
-    return frozenset(tag.strip() for tag in header.split(","))
-
-
-def check_rev(wanted: frozenset[str] | None, rev: int) -> None:
-    """PreconditionFailed when the caller saw another revision."""
-    if wanted is not None and f'"{rev}"' not in wanted:
-        raise PreconditionFailed(f'it is at revision "{rev}" now')
 
 
 def _as_changed(task: StoredTask, change: TaskChange) -> StoredTask:

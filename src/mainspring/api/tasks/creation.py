@@ -1,12 +1,14 @@
 """Creating tasks: one, or many at once."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring.api.http.auth import tenant_gone
+from mainspring.api.http.bodies import raw_json
 from mainspring.api.http.decoding import (
     decode_batch,
     decode_lines,
@@ -14,15 +16,9 @@ from mainspring.api.http.decoding import (
     readable_task,
     readable_tasks,
 )
-from mainspring.api.http.endpoint import TenantCall, raw_json
 from mainspring.api.http.fast_path import PendingResponse
-from mainspring.api.http.idempotency import (
-    Answered,
-    Idempotency,
-    RequestKey,
-    hash_of,
-    key_in,
-)
+from mainspring.api.http.idempotency import Answered, Idempotency, RequestKey, hash_of, key_in
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import flag
 from mainspring.api.tasks.ingest import Ingest
 from mainspring.api.tasks.validation import TaskValidator
@@ -40,16 +36,14 @@ Prepared = tuple[Sequence[NewTask], bytes]
 """Tasks that may be inserted, and the answer to give once they are."""
 
 
+@dataclass(frozen=True, slots=True)
 class TaskCreation:
     """POST /v1/tasks and POST /v1/tasks/batch."""
 
-    def __init__(
-        self, config: Config, validator: TaskValidator, ingest: Ingest, idempotency: Idempotency
-    ) -> None:
-        self._config = config
-        self._validator = validator
-        self._ingest = ingest
-        self._idempotency = idempotency
+    config: Config
+    validator: TaskValidator
+    ingest: Ingest
+    idempotency: Idempotency
 
     async def one(self, call: TenantCall) -> Response:
         body = await call.body()
@@ -58,8 +52,8 @@ class TaskCreation:
             try:
                 wanted = decode_task(body)
             except RequestError as error:
-                await self._validator.refuse(error, readable_task(body))
-            task = self._validator.one(call.tenant_id, wanted)
+                await self.validator.refuse(error, readable_task(body))
+            task = self.validator.one(call.tenant_id, wanted)
             return [task], new_task_json(task)
 
         outcome = await self._create(call, body, prepare)
@@ -70,9 +64,9 @@ class TaskCreation:
 
     def create_fast(self, tenant_id: int, body: bytes) -> PendingResponse:
         """The same as `one` for a create without key or options, as nearly all are."""
-        task = self._validator.one(tenant_id, decode_task(body))
+        task = self.validator.one(tenant_id, decode_task(body))
         answer = new_task_json(task)
-        inserted = self._ingest.create(Creation(tenant_id, (task,)))
+        inserted = self.ingest.create(Creation(tenant_id, (task,)))
 
         def created() -> Response:
             if not inserted.result():
@@ -85,13 +79,13 @@ class TaskCreation:
         body = await call.body()
 
         async def prepare() -> Prepared:
-            most, as_lines = self._config.max_batch, _is_ndjson(call.request)
+            most, as_lines = self.config.max_batch, _is_ndjson(call.request)
             try:
                 wanted = (decode_lines if as_lines else decode_batch)(body, most=most)
             except RequestError as error:
                 rest = readable_tasks(body, most=most, as_lines=as_lines)
-                await self._validator.refuse(error, rest)
-            tasks = await self._validator.many(call.tenant_id, wanted)
+                await self.validator.refuse(error, rest)
+            tasks = await self.validator.many(call.tenant_id, wanted)
             return tasks, _encode(Ids([task.id for task in tasks]))
 
         return _answer(await self._create(call, body, prepare), {})
@@ -108,7 +102,7 @@ class TaskCreation:
             return Answered(answer, 201, replayed=False)
         body_hash = hash_of(call.request, body)
         attempt = self._keyed_attempt(call.tenant_id, key, body_hash, prepare)
-        return await self._idempotency.create(RequestKey(call.tenant_id, key, body_hash), attempt)
+        return await self.idempotency.create(RequestKey(call.tenant_id, key, body_hash), attempt)
 
     def _keyed_attempt(
         self,
@@ -120,14 +114,14 @@ class TaskCreation:
         async def attempt() -> bytes | None:
             tasks, answer = await prepare()
             # The whole answer is known before the insert, so that both are stored together.
-            keyed = Keyed(key, body_hash, answer, self._config.idempotency_ttl)
-            created = await self._ingest.create(Creation(tenant_id, tasks, keyed))
+            keyed = Keyed(key, body_hash, answer, self.config.idempotency_ttl)
+            created = await self.ingest.create(Creation(tenant_id, tasks, keyed))
             return answer if created else None
 
         return attempt
 
     async def _insert(self, creation: Creation) -> None:
-        if not await self._ingest.create(creation):
+        if not await self.ingest.create(creation):
             raise tenant_gone()
 
 

@@ -1,12 +1,14 @@
-"""The effect log: of all who are about to do something once, the first one hears that it is."""
+"""The effect log: of all callers with one key, exactly one hears that it is the first."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import msgspec
 from starlette.responses import Response
 
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import TenantCall, json_response
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.tasks.validation import seconds_of
 from mainspring.errors import Problem, refusal
@@ -14,30 +16,29 @@ from mainspring.store.answers import EffectStore
 from mainspring.wire.dead_letters import LONGEST_EFFECT, EffectIn, EffectOut
 from mainspring.wire.tasks import DAY
 
-_EFFECT = msgspec.json.Decoder(EffectIn)
 _DEFAULT_TTL = 7 * DAY
 
 
+@dataclass(frozen=True, slots=True)
 class EffectLog:
     """/v1/effects."""
 
-    def __init__(self, effects: EffectStore, max_answer: int) -> None:
-        self._effects = effects
-        self._max_answer = max_answer
+    effects: EffectStore
+    max_answer: int
 
     async def note(self, call: TenantCall) -> Response:
-        """201 for the first, 200 and the first one's answer for all others."""
-        effect = decode_as(_EFFECT, await call.body(), lambda given: [given.answer])
+        """Return 201 to the first, 200 and the first one's answer to all others."""
+        effect = decode_as(EffectIn, await call.body(), lambda given: [given.answer])
         problems = list(self._problems(effect))
         if problems:
             raise refusal("some values do not make sense", problems)
         ttl = _DEFAULT_TTL if effect.ttl is None else seconds_of(effect.ttl)
-        noted = await self._effects.note(call.tenant_id, effect.key, bytes(effect.answer), ttl)
+        noted = await self.effects.note(call.tenant_id, effect.key, bytes(effect.answer), ttl)
         shown = EffectOut(effect.key, noted.first, msgspec.Raw(noted.answer), noted.created_at)
         return json_response(shown, 201 if noted.first else 200)
 
     def _problems(self, effect: EffectIn) -> Iterable[Problem]:
-        for problem in payload_problems(bytes(effect.answer), self._max_answer):
+        for problem in payload_problems(bytes(effect.answer), self.max_answer):
             yield problem.at("/answer")
         if effect.ttl is not None:
             try:

@@ -1,11 +1,12 @@
 """Why a task is not running, or where the seconds of its lateness went."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from starlette.responses import Response
 
-from mainspring.api.http.endpoint import TenantCall, json_response
+from mainspring.api.http.bodies import json_response
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.ports import NodePort
 from mainspring.api.tasks.reading import existing_task
 from mainspring.clock import Clock
@@ -16,36 +17,36 @@ from mainspring.store.tasks import StoredTask, TaskStore
 from mainspring.wire.tasks import ExplanationOut, GateOut
 
 
+@dataclass(frozen=True, slots=True)
 class TaskExplanation:
     """GET /v1/tasks/{id}/explain."""
 
-    def __init__(self, tasks: TaskStore, store: ExplainStore, node: NodePort, clock: Clock) -> None:
-        self._tasks = tasks
-        self._store = store
-        self._node = node
-        self._clock = clock
+    tasks: TaskStore
+    store: ExplainStore
+    node: NodePort
+    clock: Clock
 
     async def one(self, call: TenantCall) -> Response:
         task_id = call.task_id
-        waiting = await self._store.waiting(call.tenant_id, task_id)
+        waiting = await self.store.waiting(call.tenant_id, task_id)
         if waiting is None:
             return json_response(
-                _finished(await existing_task(self._tasks, call.tenant_id, task_id))
+                _finished(await existing_task(self.tasks, call.tenant_id, task_id))
             )
         around = await self._around(waiting)
-        told = explain(waiting.row, waiting.attempts, around, self._clock.now())
+        told = explain(waiting.row, waiting.attempts, around, self.clock.now())
         return json_response(_unfinished(waiting, told, around))
 
     async def _around(self, waiting: WaitingTask) -> Situation:
-        around = replace(self._node.explain(waiting.row), waits_for=_waits_for(waiting.dependency))
+        around = replace(self.node.explain(waiting.row), waits_for=_waits_for(waiting.dependency))
         if around.owned:
             return around
-        crowd = await self._store.crowd(waiting.row)
+        counts = await self.store.crowd(waiting.row)
         return replace(
             around,
-            tenant_running=crowd.running,
+            tenant_running=counts.running,
             tenant_limit=waiting.tenant_limit,
-            key_running=crowd.under_key,
+            key_running=counts.under_key,
         )
 
 

@@ -1,7 +1,7 @@
 """Group commit: creations that come at the same time share one INSERT.
 
-Nothing waits for company: a flush takes whatever gathered while the flushes before it ran. Big
-batches have a lane of their own, so that a single create never queues behind one.
+Nothing waits to form a batch: a flush takes what gathered while the flushes before it ran. Big
+batches have a queue of their own, so that a single create never waits behind one.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class _PendingCreation(NamedTuple):
 
 
 class Ingest:
-    """The one way by which the API creates tasks."""
+    """Inserts all tasks that the API creates."""
 
     def __init__(
         self, tasks: TaskStore, node: NodePort, clock: Clock, metrics: Metrics, near: float
@@ -63,10 +63,10 @@ class Ingest:
         self._big = _InsertQueue(self._flush)
 
     def create(self, creation: Creation) -> "asyncio.Future[bool]":
-        """Insert all its tasks or none. True when it is committed; False when its idempotency key
-        was taken already. StoreUnavailable when that cannot be known."""
-        lane = self._big if len(creation.tasks) > _BIG else self._small
-        return lane.add(creation)
+        """Insert all its tasks or none. The result: True when it is committed, False when its
+        idempotency key was taken already, StoreUnavailable when that cannot be known."""
+        queue = self._big if len(creation.tasks) > _BIG else self._small
+        return queue.add(creation)
 
     async def _flush(self, group: Sequence[_PendingCreation]) -> None:
         creations = [waiting.creation for waiting in group]
@@ -115,8 +115,8 @@ class Ingest:
         ownership: Ownership,
         known: Collection[UUID],
     ) -> None:
-        """Tell the owners of what is due soon; the rest they will find when its time comes near.
-        What is `known` this node looks after already."""
+        """Tell the owners of what is due soon; they load the rest when its time comes near. This
+        node has the `known` ones already."""
         until = self._clock.now() + self._near
         ours: list[TaskRow] = []
         others: set[int] = set()
@@ -135,7 +135,7 @@ class Ingest:
             self._node.hint_others(others)
 
     async def _try_alone(self, group: Sequence[_PendingCreation], error: Exception) -> None:
-        """One bad row failed the whole statement: find it without failing the others."""
+        """Insert each alone, after one bad row failed the whole statement."""
         if len(group) > 1:
             for waiting in group:
                 await self._flush([waiting])
@@ -149,7 +149,7 @@ class Ingest:
     async def _read_again(
         self, group: Sequence[_PendingCreation], start: EagerLeaseOffer, error: StoreUnavailable
     ) -> None:
-        """The answer to an insert was lost: look, rather than guess, whether it took effect."""
+        """Look whether an insert took effect, after its answer was lost."""
         deadline = monotonic() + _REREAD_FOR
         by_tenant: dict[int, list[_PendingCreation]] = {}
         for waiting in group:
@@ -168,7 +168,7 @@ class Ingest:
     async def _find(
         self, tenant_id: int, creations: Sequence[Creation], deadline: float
     ) -> Mapping[UUID, int | None]:
-        """Which tasks exist, each with its partition while it is unfinished."""
+        """Return the tasks that exist, each with its partition while it is unfinished."""
         ids = [task.id for creation in creations for task in creation.tasks]
         while monotonic() < deadline:
             try:

@@ -1,7 +1,7 @@
 """What a PATCH makes of a task: the same rules as for a new one, on the merged values."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
@@ -35,13 +35,13 @@ T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 
 
+@dataclass(frozen=True, slots=True)
 class TaskPatcher:
     """Merges a patch into a task; reports everything that is wrong together."""
 
-    def __init__(self, validator: TaskValidator, clock: Clock, max_payload: int) -> None:
-        self._validator = validator
-        self._clock = clock
-        self._max_payload = max_payload
+    validator: TaskValidator
+    clock: Clock
+    max_payload: int
 
     def apply(self, task: LockedTask, patch: TaskPatch) -> TaskChange:
         problems: list[Problem] = []
@@ -50,10 +50,10 @@ class TaskPatcher:
                 Problem("/concurrency", "cannot be changed: it decides where the task lives")
             )
         if patch.payload is not UNSET:
-            problems.extend(payload_problems(bytes(patch.payload), self._max_payload))
+            problems.extend(payload_problems(bytes(patch.payload), self.max_payload))
         if patch.target is not UNSET:
             problems.extend(target_problems(patch.target))
-        spec = _merge_spec(spec_of(task), patch, self._validator.target, problems)
+        spec = _merge_spec(spec_of(task), patch, self.validator.target, problems)
         change = replace(
             self._retimed(task, patch, spec, problems),
             priority=_given(patch.priority, task.priority),
@@ -71,16 +71,16 @@ class TaskPatcher:
     def _retimed(
         self, task: LockedTask, patch: TaskPatch, spec: TaskSpec, problems: list[Problem]
     ) -> TaskChange:
-        change, now = TaskChange.of(task), round(self._clock.now(), 6)
+        change, now = TaskChange.of(task), round(self.clock.now(), 6)
         if all(field is UNSET for field in (patch.run_at, patch.delay, patch.jitter)):
             if patch.expires_at is UNSET:
                 return change
-            expires = self._validator.expiry(patch.expires_at, max(change.due, now), now, problems)
+            expires = self.validator.expiry(patch.expires_at, max(change.due, now), now, problems)
             return replace(change, expires=expires)
         delay = _given(patch.delay, None)
         kept = task.run_at if delay is None else None
         found: list[Problem] = []
-        times = self._validator.times(
+        times = self.validator.times(
             _given(patch.run_at, kept),
             delay,
             spec.jitter,

@@ -1,25 +1,29 @@
 """Reading tasks: one, a page of them, and the tries of one."""
 
+from dataclasses import dataclass
 from uuid import UUID
 
 from starlette.responses import Response
 
-from mainspring.api.http.endpoint import TenantCall, json_response, no_such_task
-from mainspring.api.http.parameters import encode_cursor, outcome_query, task_query
+from mainspring.api.http.bodies import json_response
+from mainspring.api.http.operations import TenantCall, no_such_task
+from mainspring.api.http.parameters import next_cursor
+from mainspring.api.items import existing, item_response, names_revision
+from mainspring.api.tasks.filters import outcome_query, task_query
 from mainspring.api.tasks.views import executions_out, task_out
 from mainspring.store.tasks import StoredTask, TaskStore
 from mainspring.wire.tasks import TaskPage
 
 
+@dataclass(frozen=True, slots=True)
 class TaskReading:
     """GET under /v1/tasks."""
 
-    def __init__(self, tasks: TaskStore) -> None:
-        self._tasks = tasks
+    tasks: TaskStore
 
     async def page(self, call: TenantCall) -> Response:
         query = task_query(call.request.query_params)
-        page = await self._tasks.list(
+        page = await self.tasks.list(
             call.tenant_id,
             query.where,
             before=query.before,
@@ -27,11 +31,10 @@ class TaskReading:
             payloads=query.payloads,
         )
         items = [task_out(task, with_payload=query.payloads) for task in page.tasks]
-        cursor = encode_cursor(page.next_before) if page.next_before else None
-        return json_response(TaskPage(items, cursor))
+        return json_response(TaskPage(items, next_cursor(page.next_before)))
 
     async def one(self, call: TenantCall) -> Response:
-        task = await existing_task(self._tasks, call.tenant_id, call.task_id)
+        task = await existing_task(self.tasks, call.tenant_id, call.task_id)
         known = call.request.headers.get("if-none-match")
         if known is not None and names_revision(known, task.rev):
             return Response(status_code=304, headers={"ETag": f'"{task.rev}"'})
@@ -39,25 +42,16 @@ class TaskReading:
 
     async def executions(self, call: TenantCall) -> Response:
         outcome = outcome_query(call.request.query_params)
-        found = await self._tasks.executions(call.tenant_id, call.task_id, outcome=outcome)
+        found = await self.tasks.executions(call.tenant_id, call.task_id, outcome=outcome)
         if not found:
-            await existing_task(self._tasks, call.tenant_id, call.task_id)
+            await existing_task(self.tasks, call.tenant_id, call.task_id)
         return json_response(executions_out(found))
 
 
 async def existing_task(tasks: TaskStore, tenant_id: int, task_id: UUID) -> StoredTask:
-    """The task, or the one answer for all that are not there or not yours."""
-    task = await tasks.get(tenant_id, task_id)
-    if task is None:
-        raise no_such_task(task_id)
-    return task
-
-
-def names_revision(header: str, rev: int) -> bool:
-    """Whether a list of entity tags has this revision; for reading, weak ones are good enough."""
-    tags = {tag.strip().removeprefix("W/") for tag in header.split(",")}
-    return "*" in tags or f'"{rev}"' in tags
+    """Return the task; raise when there is none, or it is another tenant's."""
+    return existing(await tasks.get(tenant_id, task_id), no_such_task, task_id)
 
 
 def task_response(task: StoredTask) -> Response:
-    return json_response(task_out(task), headers={"ETag": f'"{task.rev}"'})
+    return item_response(task_out(task), task.rev)

@@ -16,12 +16,7 @@ from msgspec import Meta
 
 from mainspring.api.http.decoding import MOST_PROBLEMS
 from mainspring.api.http.payloads import payload_problems
-from mainspring.api.tasks.http_targets import (
-    Seal,
-    has_secrets,
-    http_problems,
-    sealed_headers,
-)
+from mainspring.api.tasks.http_targets import Seal, has_secrets, http_problems, sealed_headers
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.capability import capability_of

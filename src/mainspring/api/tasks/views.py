@@ -38,7 +38,6 @@ MASK = "***"
 def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
     """A task as it was found."""
     spec, target = _read_spec(task.spec)
-    key, limit = task.concurrency_key, task.concurrency_limit
     return TaskOut(
         id=task.id,
         name=task.name,
@@ -55,7 +54,7 @@ def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
         sla=spec.sla,
         jitter=spec.jitter,
         retry=retry_out(spec.retry),
-        concurrency=None if key is None or limit is None else ConcurrencyOut(key, limit),
+        concurrency=concurrency_out(task.concurrency_key, task.concurrency_limit),
         requires=spec.requires,
         labels=task.labels or {},
         attempts=task.attempts,
@@ -64,8 +63,8 @@ def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
         picked_at=task.picked_at,
         started_at=task.started_at,
         finished_at=task.finished_at,
-        result=None if task.result is None else Raw(task.result),
-        progress=None if task.progress is None else Raw(task.progress),
+        result=raw_or_none(task.result),
+        progress=raw_or_none(task.progress),
         error=task.error,
         sla_met=task.sla_met,
         blame=task.blame,
@@ -79,10 +78,10 @@ def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
 
 
 def new_task_json(task: NewTask) -> bytes:
-    """`new_task_out` as JSON: cast from a mold where the task is a plain one, as nearly all are."""
+    """`new_task_out` as JSON, from a template where the task is a plain one, as nearly all are."""
     if not _is_plain(task):
         return _encode(new_task_out(task))
-    start, named, given, runs, is_due, made, end = _mold(task.spec, task.queue, task.priority)
+    start, named, given, runs, is_due, made, end = _template(task.spec, task.queue, task.priority)
     run = _encode(_instant(task.run))
     return b"".join(
         (
@@ -113,7 +112,7 @@ _BLANK = NewTask(0, UUID(int=0), 0, 0, 0, None, None, None, 0, "", "", None, Non
 
 
 @lru_cache(1024)
-def _mold(spec: bytes, queue: str, priority: int) -> list[bytes]:
+def _template(spec: bytes, queue: str, priority: int) -> list[bytes]:
     """The JSON of new tasks that share all this, cut where one differs from another. The marks that
     say where are random: nothing a caller wrote can look like one."""
     marks = [token_hex(16).encode("ascii") for _ in range(6)]
@@ -129,7 +128,6 @@ def _mold(spec: bytes, queue: str, priority: int) -> list[bytes]:
 def new_task_out(task: NewTask) -> TaskOut:
     """A task as it will be found right after it was created: known before it is inserted."""
     spec, target = _read_spec(task.spec)
-    key, limit = task.concurrency_key, task.concurrency_limit
     created = _instant(task.created)
     run = created if task.run == task.created else _instant(task.run)
     return TaskOut(
@@ -148,7 +146,7 @@ def new_task_out(task: NewTask) -> TaskOut:
         sla=spec.sla,
         jitter=spec.jitter,
         retry=retry_out(spec.retry),
-        concurrency=None if key is None or limit is None else ConcurrencyOut(key, limit),
+        concurrency=concurrency_out(task.concurrency_key, task.concurrency_limit),
         requires=spec.requires,
         labels=dict(task.labels or {}),
         created_at=created,
@@ -184,6 +182,15 @@ def executions_out(executions: Sequence[StoredExecution]) -> ExecutionList:
 def spec_of(task: LockedTask) -> TaskSpec:
     """The spec of a task that is about to be changed."""
     return _decode_spec(task.spec)
+
+
+def concurrency_out(key: str | None, limit: int | None) -> ConcurrencyOut | None:
+    return None if key is None or limit is None else ConcurrencyOut(key, limit)
+
+
+def raw_or_none(text: bytes | None) -> Raw | None:
+    """JSON that is stored, as it is."""
+    return None if text is None else Raw(text)
 
 
 def retry_out(retry: RetryPolicy) -> RetryOut:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -11,19 +12,20 @@ from msgspec import UNSET, Raw, UnsetType
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import TenantCall, json_response
-from mainspring.api.http.key_watch import KeyWatch
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.payloads import result_problems
 from mainspring.api.ports import LeasePort
 from mainspring.api.tasks.views import target_out
+from mainspring.api.workers.key_watch import KeyWatch
 from mainspring.config import Config
 from mainspring.domain.capability import ALONE, Offer
 from mainspring.domain.execution import Outcome, TaskError
 from mainspring.engine.demand import WorkerSession
 from mainspring.errors import Unauthenticated, refusal
 from mainspring.node.workers.lease_service import LeaseRequest
-from mainspring.node.workers.reports import WorkerReport
+from mainspring.node.workers.reports import HeartbeatAnswer, WorkerReport
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
 from mainspring.wire.workers import (
     AboutIn,
@@ -45,9 +47,6 @@ from mainspring.wire.workers import (
 
 T = TypeVar("T")
 
-_LEASE = msgspec.json.Decoder(LeaseIn)
-_HEARTBEAT = msgspec.json.Decoder(HeartbeatIn)
-_REPORT = msgspec.json.Decoder(ReportIn)
 _OUTCOMES = {
     "succeeded": Outcome.SUCCEEDED,
     "failed": Outcome.FAILED,
@@ -57,16 +56,17 @@ _NO_RESOURCES = ResourcesIn()
 _LARGEST_PROGRESS = 10_000
 
 
+@dataclass(frozen=True, slots=True)
 class LeaseResource:
-    """/v1/leases and what is below it."""
+    """/v1/leases: leases, heartbeats and reports of workers."""
 
-    def __init__(self, config: Config, lease_service: LeasePort, watch: KeyWatch) -> None:
-        self._config = config
-        self._lease_service = lease_service
-        self._watch = watch
+    config: Config
+    lease_service: LeasePort
+    watch: KeyWatch
+    """Ends a poll whose key has ended."""
 
     async def lease(self, call: TenantCall) -> Response:
-        asked = decode_as(_LEASE, await call.body())
+        asked = decode_as(LeaseIn, await call.body())
         resources = asked.resources or _NO_RESOURCES
         offer = Offer(
             frozenset(asked.queues),
@@ -80,49 +80,38 @@ class LeaseResource:
         if asked.running is not None:
             running = frozenset((held.id, held.fence) for held in asked.running)
         holder = WorkerSession(call.tenant_id, asked.worker, asked.incarnation)
-        wait = min(asked.wait, self._config.longest_poll)
-        wish = LeaseRequest(
+        wait = min(asked.wait, self.config.longest_poll)
+        wanted = LeaseRequest(
             holder, offer, asked.max, wait, _about(asked.about), running, asked.announces_starts
         )
-        with self._watch.over(call.request.headers.get("authorization")) as ended:
+        with self.watch.over(call.request.headers.get("authorization")) as ended:
             leased = await _unless_gone(
-                call.request, ended, lambda: self._lease_service.lease(wish)
+                call.request, ended, lambda: self.lease_service.lease(wanted)
             )
         cut = wait if wait < asked.wait else None
         return json_response(LeasesOut([_lease_out(task) for task in leased], cut))
 
     async def heartbeat(self, call: TenantCall) -> Response:
-        said = decode_as(_HEARTBEAT, await call.body(), _progresses)
-        holder = WorkerSession(call.tenant_id, said.worker, said.incarnation)
-        beats = [_beat(index, beat) for index, beat in enumerate(said.running)]
-        pulses = await self._lease_service.beat(holder, beats, _about(said.about))
-        return json_response(
-            PulsesOut(
-                [
-                    PulseOut(
-                        id=pulse.id,
-                        lease_until=None if pulse.lease_end is None else _instant(pulse.lease_end),
-                        action=pulse.action,
-                    )
-                    for pulse in pulses
-                ]
-            )
-        )
+        heard = decode_as(HeartbeatIn, await call.body(), _progresses)
+        holder = WorkerSession(call.tenant_id, heard.worker, heard.incarnation)
+        beats = [_beat(index, beat) for index, beat in enumerate(heard.running)]
+        pulses = await self.lease_service.beat(holder, beats, _about(heard.about))
+        return json_response(PulsesOut([_pulse_out(pulse) for pulse in pulses]))
 
     async def report(self, call: TenantCall) -> Response:
-        told = decode_as(_REPORT, await call.body(), _results)
+        sent = decode_as(ReportIn, await call.body(), _results)
         problems = [
             problem.at(f"/outcomes/{index}/result")
-            for index, outcome in enumerate(told.outcomes)
+            for index, outcome in enumerate(sent.outcomes)
             if len(result := _json(outcome.result)) > len(b"null")
-            for problem in result_problems(result, self._config.max_payload)
+            for problem in result_problems(result, self.config.max_payload)
         ]
         if problems:
             raise refusal("some results cannot be kept", problems[:100])
-        said = [_said(outcome) for outcome in told.outcomes]
-        verdicts = await self._lease_service.report(call.tenant_id, said)
-        judged = zip(told.outcomes, verdicts, strict=True)
-        return json_response(JudgedListOut([JudgedOut(o.id, verdict) for o, verdict in judged]))
+        reports = [_report(outcome) for outcome in sent.outcomes]
+        verdicts = await self.lease_service.report(call.tenant_id, reports)
+        pairs = zip(sent.outcomes, verdicts, strict=True)
+        return json_response(JudgedListOut([JudgedOut(o.id, verdict) for o, verdict in pairs]))
 
 
 async def _unless_gone(
@@ -158,7 +147,7 @@ def _beat(index: int, beat: BeatIn) -> HeldHeartbeat:
     return HeldHeartbeat(beat.id, beat.fence, progress or None, beat.started, beat.alone)
 
 
-def _said(outcome: OutcomeIn) -> WorkerReport:
+def _report(outcome: OutcomeIn) -> WorkerReport:
     kind, error = _OUTCOMES[outcome.status], None
     if isinstance(outcome.error, ErrorIn):
         error = TaskError(outcome.error.code, outcome.error.message)
@@ -177,6 +166,11 @@ def _said(outcome: OutcomeIn) -> WorkerReport:
         outcome.retryable,
         outcome.retry_after,
     )
+
+
+def _pulse_out(pulse: HeartbeatAnswer) -> PulseOut:
+    end = None if pulse.lease_end is None else _instant(pulse.lease_end)
+    return PulseOut(id=pulse.id, lease_until=end, action=pulse.action)
 
 
 def _lease_out(leased: LeasedTask) -> LeaseOut:
@@ -228,9 +222,9 @@ def _about(about: AboutIn | None) -> dict[str, Any] | None:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _progresses(said: HeartbeatIn) -> list[Raw]:
-    return [beat.progress for beat in said.running if beat.progress is not UNSET]
+def _progresses(heard: HeartbeatIn) -> list[Raw]:
+    return [beat.progress for beat in heard.running if beat.progress is not UNSET]
 
 
-def _results(told: ReportIn) -> list[Raw]:
-    return [outcome.result for outcome in told.outcomes if outcome.result is not UNSET]
+def _results(sent: ReportIn) -> list[Raw]:
+    return [outcome.result for outcome in sent.outcomes if outcome.result is not UNSET]

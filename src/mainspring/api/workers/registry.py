@@ -1,23 +1,18 @@
-"""Workers as people see them, where workers find the nodes, and the lines they log."""
+"""Workers in the eyes of their users, and addresses of nodes for workers."""
+
+from dataclasses import dataclass
 
 import msgspec
 from starlette.responses import Response
 
-from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.endpoint import TenantCall, json_response
-from mainspring.api.http.parameters import number_cursor, page_query
-from mainspring.api.tasks.reading import existing_task
+from mainspring.api.http.bodies import json_response
+from mainspring.api.http.operations import TenantCall
+from mainspring.api.http.parameters import page_query
 from mainspring.clock import Clock
 from mainspring.config import Config
-from mainspring.store.tasks import TaskStore
-from mainspring.store.workers import NewLogLine, WorkerRecord, WorkerStore
+from mainspring.store.workers import WorkerRecord, WorkerStore
 from mainspring.wire.workers import (
     AboutIn,
-    LogLineIn,
-    LogLineOut,
-    LogPage,
-    LogsIn,
-    LogsTakenOut,
     NodeAddressList,
     NodeAddressOut,
     ResourcesIn,
@@ -26,69 +21,27 @@ from mainspring.wire.workers import (
     WorkerPage,
 )
 
-_LOGS = msgspec.json.Decoder(LogsIn)
 _SILENT_AFTER = 30.0
-_MOST_LINES = 1000
-_MORE_ERRORS = 100
-_LONGEST_LINE = 4000
 
 
+@dataclass(frozen=True, slots=True)
 class WorkerResource:
     """/v1/workers."""
 
-    def __init__(self, config: Config, workers: WorkerStore, clock: Clock) -> None:
-        self._config = config
-        self._workers = workers
-        self._clock = clock
+    config: Config
+    workers: WorkerStore
+    clock: Clock
 
     async def page(self, call: TenantCall) -> Response:
         query = page_query(call.request.query_params)
-        found = await self._workers.list(call.tenant_id, before=query.before, limit=query.limit)
-        cursor = number_cursor(found, query.limit, found[-1].seq if found else None)
-        silent_since = self._clock.now() - _SILENT_AFTER
+        found = await self.workers.list(call.tenant_id, before=query.before, limit=query.limit)
+        cursor = query.cursor_after([item.seq for item in found])
+        silent_since = self.clock.now() - _SILENT_AFTER
         return json_response(WorkerPage([_worker_out(w, silent_since) for w in found], cursor))
 
     async def nodes(self, _call: TenantCall) -> Response:
-        found = await self._workers.nodes(self._config.node_ttl)
+        found = await self.workers.nodes(self.config.node_ttl)
         return json_response(NodeAddressList([NodeAddressOut(*node) for node in found]))
-
-
-class LogResource:
-    """POST /v1/leases/logs and GET /v1/tasks/{id}/logs."""
-
-    def __init__(self, workers: WorkerStore, tasks: TaskStore, clock: Clock) -> None:
-        self._workers = workers
-        self._tasks = tasks
-        self._clock = clock
-
-    async def add(self, call: TenantCall) -> Response:
-        told = decode_as(_LOGS, await call.body())
-        now = self._clock.now()
-        lines = [_line(line, now) for line in told.lines]
-        kept = 0
-        if lines:
-            kept = await self._workers.add_logs(
-                call.tenant_id, lines, most=_MOST_LINES, more_errors=_MORE_ERRORS
-            )
-        return json_response(LogsTakenOut(kept, len(lines) - kept))
-
-    async def page(self, call: TenantCall) -> Response:
-        query = page_query(call.request.query_params)
-        found = await self._workers.logs(
-            call.tenant_id, call.task_id, after=query.before or 0, limit=query.limit
-        )
-        if not found:
-            await existing_task(self._tasks, call.tenant_id, call.task_id)
-        cursor = number_cursor(found, query.limit, found[-1].seq if found else None)
-        items = [LogLineOut(line.fence, line.at, line.level, line.message) for line in found]
-        return json_response(LogPage(items, cursor))
-
-
-def _line(line: LogLineIn, now: float) -> NewLogLine:
-    # A text in the database cannot hold a NUL, and programs print what they like.
-    message = line.message[:_LONGEST_LINE].replace("\x00", "\ufffd")
-    at = line.at.timestamp() if line.at is not None else now
-    return NewLogLine(line.id, line.fence, at, line.level, message)
 
 
 def _worker_out(worker: WorkerRecord, silent_since: float) -> WorkerOut:

@@ -1,34 +1,119 @@
-"""The paths of runs of workflows, and what stands behind them."""
+"""The routes of runs of workflows."""
 
-from collections.abc import Mapping
+from uuid import UUID
 
-from mainspring.api.http.endpoint import Operation, TenantOperation
-from mainspring.api.workflows import run_docs as docs
+from mainspring.api.http.operations import TenantHandler, TenantOperation
+from mainspring.api.openapi.operation import ETAG, PAGED, AnyText, Body, Param
+from mainspring.api.routes import Routes, Tag, created, links_by, ok
+from mainspring.api.workflows.routes import GRAPH_FORMAT, GRAPHS, WORKFLOW_NAME
 from mainspring.api.workflows.runs import RunResource
+from mainspring.errors import Conflict
+from mainspring.wire.runs import RunIn, RunOut, RunPage, RunStateOut, RunSummary
+from mainspring.wire.workflows import StepId
+
+_RUNS = Tag("Workflow runs")
+_AFTERWARDS = links_by(
+    "id",
+    read=("getWorkflowRun", "read it with its steps"),
+    graph=("drawWorkflowRun", "draw it"),
+    **{verb: (f"{verb}WorkflowRun", "") for verb in ("cancel", "pause", "resume", "retry")},
+)
+_STEP = Param("step", StepId, "The step's id.", "path", required=True)
+_ITEMS = Param("items", bool, "Show each task of the steps that are done for a list (false).")
+_FILTERS = (
+    Param("state", RunStateOut, "Only runs in this state."),
+    Param("schedule_id", UUID, "Only runs of this schedule."),
+    *PAGED,
+)
+_THE_RUN = ok("The run.", RunOut, ETAG, links=_AFTERWARDS)
+_NOW = ok("The run as it is now.", RunOut, ETAG, links=_AFTERWARDS)
 
 
-def run_paths(runs: RunResource) -> dict[str, Mapping[str, Operation]]:
-    """Every path with its operations."""
-    one = "/v1/workflow-runs/{id}"
+def run_routes(runs: RunResource) -> Routes:
     return {
-        "/v1/workflows/{id}/runs": {
-            "GET": TenantOperation("read", runs.page_of_workflow, docs.LIST_OF_WORKFLOW),
-            "POST": TenantOperation("write", runs.create, docs.CREATE),
-        },
-        "/v1/workflows/{id}/runs/{run_id}/status": {
-            "GET": TenantOperation("read", runs.status, docs.STATUS)
-        },
-        "/v1/workflow-runs": {"GET": TenantOperation("read", runs.page, docs.LIST)},
-        one: {"GET": TenantOperation("read", runs.one, docs.READ)},
-        f"{one}/graph": {"GET": TenantOperation("read", runs.graph, docs.GRAPH)},
-        f"{one}/cancel": {"POST": TenantOperation("write", runs.cancel, docs.CANCEL)},
-        f"{one}/pause": {"POST": TenantOperation("write", runs.pause, docs.PAUSE)},
-        f"{one}/resume": {"POST": TenantOperation("write", runs.resume, docs.RESUME)},
-        f"{one}/retry": {"POST": TenantOperation("write", runs.retry, docs.RETRY)},
-        f"{one}/steps/{{step}}/retry": {
-            "POST": TenantOperation("write", runs.retry_step, docs.RETRY_STEP)
-        },
-        f"{one}/steps/{{step}}/skip": {
-            "POST": TenantOperation("write", runs.skip_step, docs.SKIP_STEP)
-        },
-    }
+        **_routes_under_workflows(runs),
+        "GET /v1/workflow-runs": _RUNS.page(
+            "read", runs.page, "listWorkflowRuns", "runs",
+            "Newest first. A page may be short and still have a next one.",
+            RunPage,
+            Param("workflow", AnyText, "Only runs of this workflow."),
+            *_FILTERS,
+        ),
+        "GET /v1/workflow-runs/{id}": _RUNS.tenant(
+            "read", runs.one, "getWorkflowRun", "Read a run",
+            "Its steps with their states, times and results, and its graph.",
+            _THE_RUN, params=[_ITEMS],
+        ),
+        "GET /v1/workflow-runs/{id}/graph": _RUNS.tenant(
+            "read", runs.graph, "drawWorkflowRun", "Draw a run",
+            "The graph with the states of the steps, as data or as text for Mermaid or Graphviz.",
+            *GRAPHS, params=[GRAPH_FORMAT],
+        ),
+        **_verb_routes(runs),
+    }  # fmt: skip
+
+
+def _routes_under_workflows(runs: RunResource) -> Routes:
+    return {
+        "GET /v1/workflows/{id}/runs": _RUNS.tenant(
+            "read", runs.page_of_workflow, "listRunsOfWorkflow", "List the runs of a workflow",
+            "Newest first.",
+            ok("A page of runs.", RunPage), params=[WORKFLOW_NAME, *_FILTERS],
+        ),
+        "POST /v1/workflows/{id}/runs": _RUNS.tenant(
+            "write", runs.create, "runWorkflow", "Run a workflow",
+            "The run keeps the version it was made by. Its input is that of the workflow, with "
+            "the values given here in place of those of the same names.",
+            created("The new run.", RunSummary, ETAG, links=_AFTERWARDS), params=[WORKFLOW_NAME],
+            body=Body(RunIn, examples={"input": {"input": {"day": "2027-01-01"}}}),
+        ),
+        "GET /v1/workflows/{id}/runs/{run_id}/status": _RUNS.tenant(
+            "read", runs.status, "getWorkflowRunStatus", "Read a run, by way of its workflow", "",
+            _THE_RUN, params=[WORKFLOW_NAME, _ITEMS],
+        ),
+    }  # fmt: skip
+
+
+def _verb_routes(runs: RunResource) -> Routes:
+    return {
+        "POST /v1/workflow-runs/{id}/cancel": _verb(
+            runs.cancel, "cancelWorkflowRun", "Cancel a run",
+            "What waits is cancelled, what runs is asked to stop; cleanup steps are done. Calling "
+            "twice is harmless.",
+        ),
+        "POST /v1/workflow-runs/{id}/pause": _verb(
+            runs.pause, "pauseWorkflowRun", "Pause a run",
+            "Nothing more of it starts; what runs goes on to its end.",
+        ),
+        "POST /v1/workflow-runs/{id}/resume": _verb(
+            runs.resume, "resumeWorkflowRun", "Resume a run",
+            "What became ready meanwhile starts now.",
+        ),
+        "POST /v1/workflow-runs/{id}/retry": _verb(
+            runs.retry, "retryWorkflowRun", "Retry a run from its failed steps",
+            "The steps that did not succeed and all that come after them are done once more, by "
+            "new tasks; what succeeded before them stays as it is.",
+        ),
+        "POST /v1/workflow-runs/{id}/steps/{step}/retry": _verb(
+            runs.retry_step, "retryWorkflowStep", "Retry one step",
+            "The step and all that come after it are done once more. Audited.",
+            _STEP,
+        ),
+        "POST /v1/workflow-runs/{id}/steps/{step}/skip": _verb(
+            runs.skip_step, "skipWorkflowStep", "Skip one step by hand",
+            "The run goes on without it: those after it see a success without a result. A step "
+            "that has failed can be skipped, too; what came after it is then done once more. "
+            "Audited.",
+            _STEP,
+        ),
+    }  # fmt: skip
+
+
+def _verb(
+    handler: TenantHandler, id: str, summary: str, description: str, *params: Param
+) -> TenantOperation:
+    """A change of a run, which is answered with the run and its steps."""
+    return _RUNS.tenant(
+        "write", handler, id, summary, description, _NOW,
+        params=[*params, _ITEMS], problems=[Conflict],
+    )  # fmt: skip

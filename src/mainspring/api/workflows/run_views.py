@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import UNSET, Raw, structs
 
+from mainspring.api.tasks.views import raw_or_none
 from mainspring.api.workflows.views import graph_out
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.definition import Step, WorkflowDefinition
@@ -39,9 +40,7 @@ def run_summary(run: StoredRun) -> RunSummary:
     )
 
 
-def ended_leases(
-    run: StoredRun, definition: WorkflowDefinition, found: Sequence[StoredStep]
-) -> RunOut:
+def run_out(run: StoredRun, definition: WorkflowDefinition, found: Sequence[StoredStep]) -> RunOut:
     """A run with its steps, in the order in which they were written, and its graph."""
     own = {step.step: step for step in found if step.item == ITSELF}
     items: dict[str, list[StoredStep]] = {}
@@ -84,7 +83,7 @@ def _step(step: StoredStep, defined: Step, items: Sequence[StoredStep] | None) -
         due_at=step.due_at,
         started_at=step.started_at,
         finished_at=step.finished_at,
-        result=None if step.result is None else Raw(step.result),
+        result=raw_or_none(step.result),
         error=step.error,
         skipped_by_hand=step.waived,
         items_total=step.needed if begun else None,
@@ -101,6 +100,6 @@ def _item(item: StoredStep) -> ItemOut:
         attempts=item.attempts,
         started_at=item.started_at,
         finished_at=item.finished_at,
-        result=None if item.result is None else Raw(item.result),
+        result=raw_or_none(item.result),
         error=item.error,
     )

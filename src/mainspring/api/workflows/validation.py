@@ -13,19 +13,8 @@ from mainspring.domain.schedule.template import has_placeholders, rewrite
 from mainspring.domain.task import TaskSpec
 from mainspring.domain.workflow import condition
 from mainspring.domain.workflow.checks import Use, graph_problems, with_implied_needs
-from mainspring.domain.workflow.definition import (
-    MOST_STEPS,
-    Step,
-    TaskTemplate,
-    WorkflowDefinition,
-)
-from mainspring.domain.workflow.reference import (
-    BadReference,
-    Reference,
-    parts,
-    references,
-    whole,
-)
+from mainspring.domain.workflow.definition import MOST_STEPS, Step, TaskTemplate, WorkflowDefinition
+from mainspring.domain.workflow.reference import BadReference, Reference, parts, references, whole
 from mainspring.errors import InvalidRequest, Problem, refusal
 from mainspring.wire.tasks import (
     CommandTarget,
@@ -91,13 +80,13 @@ class _Findings:
             self.use(pointer, reference.step)
 
 
+@dataclass(frozen=True, slots=True)
 class WorkflowValidator:
     """Checks workflows; reports everything that is wrong together."""
 
-    def __init__(self, tasks: TaskValidator, max_payload: int, horizon: float) -> None:
-        self._tasks = tasks
-        self._max_payload = max_payload
-        self._horizon = horizon
+    tasks: TaskValidator
+    max_payload: int
+    horizon: float
 
     async def definition(self, name: str, wanted: WorkflowBody) -> WorkflowDefinition:
         """What a body describes; InvalidRequest names all that is wrong with it."""
@@ -109,7 +98,7 @@ class WorkflowValidator:
         if wanted.deadline is not None and deadline == 0 and not problems:
             problems.append(Problem("/deadline", "is no time at all"))
         given = _encode(wanted.input)
-        problems += [p.at("/input") for p in payload_problems(given, self._max_payload)]
+        problems += [p.at("/input") for p in payload_problems(given, self.max_payload)]
         steps, uses = await self._steps(wanted.steps, problems)
         steps = with_implied_needs(steps)
         # Some graphs take a while: the others shall not wait for it.
@@ -165,7 +154,7 @@ class WorkflowValidator:
         payload = bytes(wanted.payload)
         findings.problems += [
             p.at(f"/steps/{findings.index}{p.pointer}")
-            for p in payload_problems(payload, self._max_payload)
+            for p in payload_problems(payload, self.max_payload)
         ]
         findings.document("/payload", payload)
         for pointer, text in _texts(wanted):
@@ -193,7 +182,7 @@ class WorkflowValidator:
         if isinstance(target, HttpTarget) and "{{" in target.url:
             url = target.url
             target = msgspec.structs.replace(target, url=_sample(url))
-        compiled = self._tasks.compile(
+        compiled = self.tasks.compile(
             TaskIn(
                 target=target,
                 timeout=wanted.timeout,
@@ -216,7 +205,7 @@ class WorkflowValidator:
             return None
         given = _encode(wanted.foreach)
         at = f"/steps/{findings.index}/foreach"
-        found = [p.at(at) for p in payload_problems(given, self._max_payload)]
+        found = [p.at(at) for p in payload_problems(given, self.max_payload)]
         if not found and isinstance(wanted.foreach, str):
             found = [Problem(at, detail) for detail in _not_one_template(wanted.foreach)]
         findings.problems += found
@@ -237,8 +226,8 @@ class WorkflowValidator:
         except ValueError as error:
             problems.append(Problem(pointer, str(error)))
             return 0.0
-        if seconds > self._horizon:
-            days = self._horizon / 86400
+        if seconds > self.horizon:
+            days = self.horizon / 86400
             problems.append(Problem(pointer, f"is too long: at most {days:g} days are allowed"))
         return seconds
 

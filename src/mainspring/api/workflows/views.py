@@ -4,13 +4,12 @@ import msgspec
 from msgspec import Raw
 from starlette.responses import Response
 
-from mainspring.api.http.endpoint import json_response
-from mainspring.api.tasks.views import retry_out, target_out
+from mainspring.api.http.bodies import json_response
+from mainspring.api.tasks.views import concurrency_out, retry_out, target_out
 from mainspring.domain.task import TaskSpec
 from mainspring.domain.workflow import graph as graphs
 from mainspring.domain.workflow.definition import Step, WorkflowDefinition
 from mainspring.store.workflows import StoredWorkflow
-from mainspring.wire.tasks import ConcurrencyOut
 from mainspring.wire.workflows import (
     EdgeOut,
     GraphFormat,
@@ -45,7 +44,6 @@ def step_out(step: Step) -> StepOut:
     """A step with the fields of its task."""
     template = step.template
     spec = _spec.decode(template.spec)
-    key, limit = template.concurrency_key, template.concurrency_limit
     return StepOut(
         id=step.id,
         needs=[] if step.implied else list(step.needs),
@@ -63,7 +61,7 @@ def step_out(step: Step) -> StepOut:
         sla=spec.sla,
         jitter=spec.jitter,
         retry=retry_out(spec.retry),
-        concurrency=None if key is None or limit is None else ConcurrencyOut(key, limit),
+        concurrency=concurrency_out(template.concurrency_key, template.concurrency_limit),
         requires=spec.requires,
         labels=template.labels or {},
     )

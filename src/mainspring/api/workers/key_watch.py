@@ -1,4 +1,4 @@
-"""Keys behind requests that stay open: whose key ends meanwhile is cut off."""
+"""Keys of requests that stay open, watched for their end."""
 
 import asyncio
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class _Watched:
 
 
 class KeyWatch:
-    """One look a second for all requests that are open under a key, however many there are."""
+    """Looks a key up once a second for all requests that are open under it."""
 
     def __init__(self, authenticator: Authenticator) -> None:
         self._authenticator = authenticator
@@ -29,7 +29,7 @@ class KeyWatch:
 
     @contextmanager
     def over(self, authorization: str | None) -> "Iterator[asyncio.Future[None]]":
-        """What is done when the key has ended; to be waited for together with something else."""
+        """Yield a future that is done when the key has ended."""
         digest = digest_of(authorization)
         watched = self._watched.get(digest)
         if watched is None:

@@ -1,0 +1,61 @@
+"""Items of a resource: read by name or id, and changed at a revision, which is their ETag."""
+
+import re
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mainspring.api.http.bodies import json_response
+from mainspring.api.http.operations import Missing, TenantCall
+from mainspring.errors import PreconditionFailed
+
+T = TypeVar("T")
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}", re.ASCII)
+"""Names of items that are found by name."""
+
+
+def existing(item: T | None, missing: Missing, id: object) -> T:
+    """Return the item; raise when there is none, or it is another tenant's."""
+    if item is None:
+        raise missing(id)
+    return item
+
+
+def name_in(call: TenantCall, missing: Missing) -> str:
+    """The name in the path; what is not a name cannot be found."""
+    name: str = call.request.path_params["id"]
+    if not NAME.fullmatch(name):
+        raise missing(name)
+    return name
+
+
+def item_response(
+    item: object, revision: int, status: int = 200, location: str | None = None
+) -> Response:
+    """The item with its revision, and its place where it is new."""
+    headers = {"ETag": f'"{revision}"'}
+    if location is not None:
+        headers["Location"] = location
+    return json_response(item, status, headers)
+
+
+def if_match(request: Request) -> frozenset[str] | None:
+    """The revisions at which the caller wants a change; None when any will do."""
+    header = request.headers.get("if-match")
+    if header is None or header.strip() == "*":
+        return None
+    return frozenset(tag.strip() for tag in header.split(","))
+
+
+def check_rev(wanted: frozenset[str] | None, rev: int) -> None:
+    """Raise PreconditionFailed when the caller saw another revision."""
+    if wanted is not None and f'"{rev}"' not in wanted:
+        raise PreconditionFailed(f'it is at revision "{rev}" now')
+
+
+def names_revision(header: str, rev: int) -> bool:
+    """Whether a list of entity tags has this revision; for reading, weak ones are good enough."""
+    tags = {tag.strip().removeprefix("W/") for tag in header.split(",")}
+    return "*" in tags or f'"{rev}"' in tags

@@ -1,0 +1,162 @@
+"""Routes: operations by method and path, each with its documentation beside it.
+
+`routes.py` of a resource lists them, with these helpers for what routes have in common:
+
+    _KEYS = Tag("Keys")
+
+    def key_routes(keys: KeyResource) -> Routes:
+        return {
+            "GET /v1/keys/{id}": _KEYS.tenant(
+                "admin", keys.one, "getKey", "Read a key", "", ok("The key.", KeyOut)
+            ),
+        }
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict, Unpack
+
+from mainspring.api.http.operations import (
+    Operation,
+    OperatorHandler,
+    OperatorOperation,
+    TenantHandler,
+    TenantOperation,
+)
+from mainspring.api.openapi.operation import (
+    IF_MATCH,
+    LOCATION,
+    REPLAYED,
+    Body,
+    Doc,
+    Header,
+    Link,
+    Param,
+    ResponseDoc,
+)
+from mainspring.errors import Conflict, MainspringError, PreconditionFailed
+
+Routes = Mapping[str, Operation]
+"""Operations by method and path: `GET /v1/tasks/{id}`."""
+Links = Mapping[str, Link]
+
+
+class More(TypedDict, total=False):
+    """What a documentation holds besides words and replies."""
+
+    params: Sequence[Param]
+    body: Body
+    also_consumes: Sequence[str]
+    problems: Sequence[type[MainspringError]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """A group of operations in the document."""
+
+    name: str
+
+    def doc(
+        self, id: str, summary: str, description: str, *replies: ResponseDoc, **more: Unpack[More]
+    ) -> Doc:
+        """Documentation of an operation of this group."""
+        body = more.get("body")
+        return Doc(
+            id=id,
+            tag=self.name,
+            summary=summary,
+            description=description,
+            params=more.get("params", ()),
+            bodies=() if body is None else (body,),
+            also_consumes=more.get("also_consumes", ()),
+            replies=replies,
+            problems=more.get("problems", ()),
+        )
+
+    def tenant(
+        self,
+        scope: str,
+        handler: TenantHandler,
+        id: str,
+        summary: str,
+        description: str,
+        *replies: ResponseDoc,
+        or_scope: str | None = None,
+        secret: bool = False,
+        **more: Unpack[More],
+    ) -> TenantOperation:
+        """An operation for a tenant's key with this scope."""
+        doc = self.doc(id, summary, description, *replies, **more)
+        return TenantOperation(scope, handler, doc, or_scope, secret=secret)
+
+    def operator(
+        self,
+        handler: OperatorHandler,
+        id: str,
+        summary: str,
+        description: str,
+        *replies: ResponseDoc,
+        secret: bool = False,
+        **more: Unpack[More],
+    ) -> OperatorOperation:
+        """An operation for an operator's key."""
+        return OperatorOperation(
+            handler, self.doc(id, summary, description, *replies, **more), secret
+        )
+
+    def page(
+        self,
+        scope: str,
+        handler: TenantHandler,
+        id: str,
+        things: str,
+        description: str,
+        of: object,
+        *params: Param,
+        or_scope: str | None = None,
+        links: Links | None = None,
+    ) -> TenantOperation:
+        """The list of a resource, page by page."""
+        reply = ok(f"A page of {things}.", of, links=links)
+        return self.tenant(
+            scope, handler, id, f"List {things}", description, reply,
+            params=params, or_scope=or_scope,
+        )  # fmt: skip
+
+    def verb(
+        self, handler: TenantHandler, id: str, summary: str, description: str, reply: ResponseDoc
+    ) -> TenantOperation:
+        """A POST that changes the state of an item, at the revision that the caller saw."""
+        return self.tenant(
+            "write", handler, id, summary, f"{description} Calling twice is harmless.", reply,
+            params=[IF_MATCH], problems=[Conflict, PreconditionFailed],
+        )  # fmt: skip
+
+
+def ok(description: str, type: object, *headers: Header, links: Links | None = None) -> ResponseDoc:
+    """The answer 200 with a body of this type."""
+    return ResponseDoc(200, description, type, headers, links=links or {})
+
+
+def created(
+    description: str, type: object, *headers: Header, links: Links | None = None
+) -> ResponseDoc:
+    """The answer 201 with the place of what was created."""
+    return ResponseDoc(201, description, type, [LOCATION, *headers, REPLAYED], links=links or {})
+
+
+def links_by(field: str, **operations: tuple[str, str]) -> dict[str, Link]:
+    """What can be done next with an item, named by this field of the answer: operations by link,
+    each with its description."""
+    where = {"id": f"$response.body#/{field}"}
+    return {name: Link(id, where, words) for name, (id, words) in operations.items()}
+
+
+def by_path(routes: Iterable[Routes]) -> dict[str, dict[str, Operation]]:
+    """The operations of all routes by path, then by method."""
+    paths: dict[str, dict[str, Operation]] = {}
+    for some in routes:
+        for route, operation in some.items():
+            method, path = route.split(" ")
+            paths.setdefault(path, {})[method] = operation
+    return paths

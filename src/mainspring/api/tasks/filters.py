@@ -1,0 +1,97 @@
+"""Filters of tasks, in queries and in bodies, as the store knows them."""
+
+from datetime import datetime
+from uuid import UUID
+
+from msgspec import Struct
+from starlette.datastructures import QueryParams
+
+from mainspring.api.http.parameters import Parameters
+from mainspring.domain.execution import Outcome
+from mainspring.domain.task import TaskState
+from mainspring.errors import InvalidRequest, Problem
+from mainspring.store.tasks import TaskFilter
+from mainspring.wire.dead_letters import LetterFilterIn, TaskFilterIn
+
+_PARAMETERS = {
+    *("state", "queue", "name", "label", "due_after", "due_before", "schedule_id"),
+    *("workflow_run_id", "limit", "cursor", "payload"),
+}
+
+
+class TaskQuery(Struct, frozen=True):
+    """What GET /v1/tasks asks for."""
+
+    where: TaskFilter
+    before: UUID | None
+    limit: int
+    payloads: bool
+
+
+def task_query(params: QueryParams) -> TaskQuery:
+    """All parameters of a list of tasks; everything that is wrong is reported together."""
+    given = Parameters(params, _PARAMETERS)
+    where = TaskFilter(
+        state=given.choice("state", TaskState),
+        queue=given.text("queue"),
+        name=given.text("name"),
+        labels=given.labels(),
+        due_after=given.instant("due_after"),
+        due_before=given.instant("due_before"),
+        schedule_id=given.uuid("schedule_id"),
+        workflow_run_id=given.uuid("workflow_run_id"),
+    )
+    query = TaskQuery(where, given.cursor(), given.limit(), given.flag("payload"))
+    given.check()
+    return query
+
+
+def outcome_query(params: QueryParams) -> Outcome | None:
+    """The parameters of a list of executions."""
+    given = Parameters(params, {"outcome"})
+    outcome = given.choice("outcome", Outcome)
+    given.check()
+    return Outcome(outcome) if outcome else None
+
+
+def task_filter(given: TaskFilterIn) -> TaskFilter:
+    """The filter in a body; everything that is wrong is reported together."""
+    problems: list[Problem] = []
+    found = TaskFilter(
+        state=given.state,
+        queue=given.queue,
+        name=given.name,
+        labels=labels_in(given, problems),
+        due_after=instant_in(given.due_after, "due_after", problems),
+        due_before=instant_in(given.due_before, "due_before", problems),
+        schedule_id=given.schedule_id,
+        workflow_run_id=given.workflow_run_id,
+    )
+    refuse_filter(problems)
+    return found
+
+
+def labels_in(
+    given: TaskFilterIn | LetterFilterIn, problems: list[Problem]
+) -> dict[str, str] | None:
+    """The labels of a filter, which come in two forms."""
+    labels = dict(given.labels or {})
+    for pair in [given.label] if isinstance(given.label, str) else given.label or []:
+        name, _, value = pair.partition(":")
+        if labels.setdefault(name, value) != value:
+            problems.append(Problem("/filter/label", f"asks for two values of {name!r} at once"))
+    return labels or None
+
+
+def instant_in(given: datetime | None, name: str, problems: list[Problem]) -> datetime | None:
+    """A time in a filter."""
+    if given is not None and not 1 < given.year < 9999:
+        problems.append(Problem(f"/filter/{name}", "is out of range: the year is one of 2 to 9998"))
+        return None
+    return given
+
+
+def refuse_filter(problems: list[Problem]) -> None:
+    """Raise when there are problems."""
+    if problems:
+        raise InvalidRequest("the filter does not make sense", problems)

@@ -1,0 +1,233 @@
+"""The API of a node: what answers its requests, built over a database."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from random import Random, SystemRandom
+
+from mainspring.api.admin.egress import EgressResource
+from mainspring.api.admin.installation import AuditResource, ClusterResource
+from mainspring.api.admin.keys import KeyResource
+from mainspring.api.admin.operations import Operations
+from mainspring.api.admin.routes import (
+    audit_routes,
+    cluster_routes,
+    health_routes,
+    key_routes,
+    limit_routes,
+    tenant_routes,
+)
+from mainspring.api.admin.secret_routes import egress_routes, secret_routes
+from mainspring.api.admin.secrets import SecretResource
+from mainspring.api.admin.tenants import TenantResource
+from mainspring.api.app import serve
+from mainspring.api.dead_letters.replaying import Replayer
+from mainspring.api.dead_letters.resource import DeadLetterResource
+from mainspring.api.dead_letters.routes import dead_letter_routes
+from mainspring.api.http.auth import Authenticator
+from mainspring.api.http.idempotency import Idempotency
+from mainspring.api.http.key_activity import KeyActivity
+from mainspring.api.http.middleware import RequestMiddleware
+from mainspring.api.http.operations import Operation
+from mainspring.api.http.rate_limits import RateLimits
+from mainspring.api.openapi.endpoints import described
+from mainspring.api.ports import LeasePort, NodePort
+from mainspring.api.routes import Routes, by_path
+from mainspring.api.schedules.calendar_routes import calendar_routes
+from mainspring.api.schedules.calendars import CalendarResource
+from mainspring.api.schedules.changes import ScheduleChangeResource
+from mainspring.api.schedules.reading import ScheduleReading
+from mainspring.api.schedules.routes import schedule_routes
+from mainspring.api.schedules.validation import ScheduleValidator
+from mainspring.api.tasks.bulk import TaskBulk
+from mainspring.api.tasks.changes import TaskChangeResource
+from mainspring.api.tasks.completion import Completion
+from mainspring.api.tasks.creation import TaskCreation
+from mainspring.api.tasks.effects import EffectLog
+from mainspring.api.tasks.explaining import TaskExplanation
+from mainspring.api.tasks.ingest import Ingest
+from mainspring.api.tasks.patching import TaskPatcher
+from mainspring.api.tasks.reading import TaskReading
+from mainspring.api.tasks.routes import effect_routes, task_routes
+from mainspring.api.tasks.validation import TaskValidator
+from mainspring.api.workers.key_watch import KeyWatch
+from mainspring.api.workers.leases import LeaseResource
+from mainspring.api.workers.logs import LogResource
+from mainspring.api.workers.registry import WorkerResource
+from mainspring.api.workers.routes import lease_routes, log_routes, worker_routes
+from mainspring.api.workflows.definitions import WorkflowResource
+from mainspring.api.workflows.routes import workflow_routes
+from mainspring.api.workflows.run_routes import run_routes
+from mainspring.api.workflows.runs import RunResource
+from mainspring.api.workflows.validation import WorkflowValidator
+from mainspring.clock import Clock
+from mainspring.config import Config
+from mainspring.domain.ids import TaskIds
+from mainspring.observe.metrics import Metrics
+from mainspring.postgres.database import Database
+from mainspring.schedules.occurrences import OccurrenceWriter
+from mainspring.schedules.service import ScheduleService
+from mainspring.store.administration import Administration
+from mainspring.store.answers import AnswerStore, EffectStore
+from mainspring.store.calendars import CalendarStore
+from mainspring.store.dead_letters import DeadLetterStore
+from mainspring.store.explaining import ExplainStore
+from mainspring.store.keys import KeyStore
+from mainspring.store.secrets import SecretStore
+from mainspring.store.tasks import TaskStore
+from mainspring.store.vault import Vault
+from mainspring.store.workers import WorkerStore
+from mainspring.store.workflows import WorkflowStore
+from mainspring.workflows.advancing import Steps, new_steps
+from mainspring.workflows.bulk_cancel import BulkChanges
+from mainspring.workflows.definitions import Definitions
+from mainspring.workflows.runs import WorkflowRunService
+
+
+@dataclass(frozen=True, slots=True)
+class ApiDependencies:
+    """What the API is built from."""
+
+    config: Config
+    clock: Clock
+    tasks: TaskStore
+    keys: KeyStore
+    ids: TaskIds
+    rng: Random
+    node: NodePort
+    metrics: Metrics
+    database: Database
+    lease_service: LeasePort
+    activity: KeyActivity = field(default_factory=KeyActivity)
+    vault: Vault = field(default_factory=Vault)
+    definitions: Definitions = field(default_factory=Definitions)
+    profile_changed: Callable[[int], None] = lambda _tenant: None
+    complaint: Callable[[], str | None] = lambda: None
+    authenticator: Authenticator = field(init=False)
+    idempotency: Idempotency = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "authenticator", Authenticator(self.keys, self.activity))
+        answers = AnswerStore(self.database)
+        idempotency = Idempotency(answers, self.config.idempotency_ttl, self.rng)
+        object.__setattr__(self, "idempotency", idempotency)
+
+    @property
+    def task_validator(self) -> TaskValidator:
+        """The rules of new tasks."""
+        seal = self.vault.seal_headers
+        return TaskValidator(self.config, self.clock, self.ids, self.rng, seal)
+
+
+def build_app(deps: ApiDependencies) -> RequestMiddleware:
+    """The application over these dependencies."""
+    return serve(
+        paths_of(deps),
+        deps.authenticator,
+        RateLimits(deps.config.requests_per_second),
+        deps.idempotency,
+        metrics=deps.metrics,
+        rng=deps.rng,
+        max_body=deps.config.max_body,
+    )
+
+
+def paths_of(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
+    """Every path with its operations, and those that describe them."""
+    paths = by_path(_routes(deps))
+    return {**paths, **described(paths)}
+
+
+def _routes(deps: ApiDependencies) -> Iterator[Routes]:
+    """The routes of all resources, in the order of the document."""
+    yield _task_routes(deps)
+    yield _dead_letter_routes(deps)
+    yield effect_routes(EffectLog(EffectStore(deps.database), deps.config.max_payload))
+    yield _schedule_routes(deps)
+    yield _workflow_routes(deps)
+    yield _run_routes(deps)
+    yield from _webhook_routes(deps)
+    yield from _worker_routes(deps)
+    yield from _admin_routes(deps)
+    yield health_routes(Operations(deps.node, deps.metrics, deps.complaint))
+
+
+def _task_routes(deps: ApiDependencies) -> Routes:
+    config, tasks, node, clock = deps.config, deps.tasks, deps.node, deps.clock
+    validator = deps.task_validator
+    ingest = Ingest(tasks, node, clock, deps.metrics, config.near)
+    patcher = TaskPatcher(validator, clock, config.max_payload)
+    steps = new_steps(deps.rng, definitions=deps.definitions)
+    return task_routes(
+        TaskReading(tasks),
+        TaskCreation(config, validator, ingest, deps.idempotency),
+        TaskChangeResource(tasks, node, clock, patcher),
+        TaskBulk(BulkChanges(deps.database, steps=steps), node),
+        TaskExplanation(tasks, ExplainStore(deps.database), node, clock),
+        Completion(tasks, node, clock),
+    )
+
+
+def _dead_letter_routes(deps: ApiDependencies) -> Routes:
+    store = DeadLetterStore(deps.database, near=deps.config.near)
+    replayer = Replayer(store, deps.ids, deps.clock, deps.node)
+    return dead_letter_routes(DeadLetterResource(store, deps.tasks, replayer))
+
+
+def _schedule_routes(deps: ApiDependencies) -> Routes:
+    config, clock = deps.config, deps.clock
+    writer = OccurrenceWriter(deps.ids, deps.rng, near=config.near)
+    schedules = ScheduleService(deps.database, writer)
+    calendars = CalendarStore(deps.database)
+    workflows = WorkflowStore(deps.database)
+    validator = ScheduleValidator(deps.task_validator, calendars, workflows, config.max_payload)
+    reading = ScheduleReading(config, clock, schedules, validator)
+    changes = ScheduleChangeResource(
+        config, clock, deps.ids, schedules, validator, reading, deps.node
+    )
+    return {
+        **schedule_routes(reading, changes),
+        **calendar_routes(CalendarResource(calendars)),
+    }
+
+
+def _workflow_routes(deps: ApiDependencies) -> Routes:
+    config = deps.config
+    validator = WorkflowValidator(deps.task_validator, config.max_payload, config.horizon)
+    return workflow_routes(WorkflowResource(WorkflowStore(deps.database), validator, deps.clock))
+
+
+def _run_routes(deps: ApiDependencies) -> Routes:
+    steps = Steps(deps.definitions, deps.ids, deps.rng, deps.config.max_payload)
+    runs = WorkflowRunService(deps.database, steps, deps.definitions, deps.ids)
+    workflows = WorkflowStore(deps.database)
+    resource = RunResource(
+        deps.config, deps.clock, deps.ids, workflows, runs, deps.node, deps.metrics
+    )
+    return run_routes(resource)
+
+
+def _webhook_routes(deps: ApiDependencies) -> Iterator[Routes]:
+    store = SecretStore(deps.database, deps.vault)
+    yield secret_routes(SecretResource(store, deps.profile_changed))
+    yield egress_routes(EgressResource(store, deps.profile_changed))
+
+
+def _worker_routes(deps: ApiDependencies) -> Iterator[Routes]:
+    registry = WorkerStore(deps.database)
+    yield lease_routes(LeaseResource(deps.config, deps.lease_service, KeyWatch(deps.authenticator)))
+    yield log_routes(LogResource(registry, deps.tasks, deps.clock))
+    yield worker_routes(WorkerResource(deps.config, registry, deps.clock))
+
+
+def _admin_routes(deps: ApiDependencies) -> Iterator[Routes]:
+    config, store = deps.config, Administration.over(deps.database)
+    unpredictable = SystemRandom()
+    keys = KeyResource(
+        store.key_ring, deps.activity, deps.clock, config.key_environment, unpredictable
+    )
+    tenants = TenantResource(store.tenants, deps.activity, config, unpredictable)
+    yield key_routes(keys)
+    yield limit_routes(tenants)
+    yield audit_routes(AuditResource(store.audit))
+    yield tenant_routes(tenants)
+    yield cluster_routes(ClusterResource(store.topology, config.overdue_after))

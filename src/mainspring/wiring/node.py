@@ -1,0 +1,172 @@
+"""A node: the engine, and the drivers around it."""
+
+from collections.abc import Sequence
+from random import Random, SystemRandom
+
+from mainspring import __version__
+from mainspring.clock import DatabaseClock
+from mainspring.config import Config
+from mainspring.domain.capability import needs_worker, there_for
+from mainspring.engine.core import Engine
+from mainspring.engine.settings import EngineSettings
+from mainspring.execution.builtin import BuiltInExecutor
+from mainspring.execution.http import HttpExecutor
+from mainspring.execution.port import Executor
+from mainspring.node.deadlines import Deadlines
+from mainspring.node.dispatcher import Dispatcher
+from mainspring.node.housekeeping import Housekeeper
+from mainspring.node.loader import Loader
+from mainspring.node.materializer import Materializer
+from mainspring.node.membership import Membership
+from mainspring.node.node import Node
+from mainspring.node.partition_loader import PartitionLoader
+from mainspring.node.recorder import Recorder
+from mainspring.node.run_starter import RunStarter
+from mainspring.node.signals import Signals
+from mainspring.node.state import NodeState
+from mainspring.node.workers.lease_service import LeaseService
+from mainspring.node.workers.mailbox import Mailbox
+from mainspring.observe.metrics import Metrics
+from mainspring.postgres.database import Database, new_ids
+from mainspring.schedules.occurrences import OccurrenceWriter
+from mainspring.schedules.service import ScheduleService
+from mainspring.store.claims import EngineStore
+from mainspring.store.housekeeping import HousekeepingStore
+from mainspring.store.keys import KeyStore
+from mainspring.store.leases import LeaseStore
+from mainspring.store.messages import MessageStore
+from mainspring.store.secrets import SecretStore
+from mainspring.store.workers import WorkerStore
+from mainspring.wiring.settings import archive_of, http_settings, vault_of
+from mainspring.wiring.stores import heartbeat_connection, listening_connection
+from mainspring.workflows.advancing import new_steps
+from mainspring.workflows.definitions import Definitions
+from mainspring.workflows.outcomes import StepOutcomes
+from mainspring.workflows.runs import WorkflowRunService
+from mainspring.workflows.task_runs import TaskRuns
+
+
+class NodeParts:
+    """The parts of one node, each built from those above it."""
+
+    def __init__(
+        self, config: Config, database: Database, clock: DatabaseClock, metrics: Metrics
+    ) -> None:
+        self._config = config
+        self._database = database
+        self._clock = clock
+        self._metrics = metrics
+        self._rng = SystemRandom()
+        self.vault = vault_of(config)
+        self.definitions = Definitions()
+        self.state = NodeState(_engine(config, metrics), clock)
+        self._store = EngineStore(database)
+        self._steps = new_steps(self._rng, config.max_payload, self.definitions)
+        self._outcomes = StepOutcomes(database, self._steps)
+        self._signals = Signals(self.state, database, listening_connection(config))
+        self._recorder = Recorder(
+            config, self.state, self._store, self._outcomes, self._signals, metrics, self._rng
+        )
+        self._dispatcher = Dispatcher(config, self.state, self._store, self._recorder, metrics)
+        self.lease_service = self._lease_service()
+        self.webhooks = self._webhooks()
+        self.node = self._node()
+        self.state.on_new_incarnation(self.definitions.forget)
+        self.state.on_new_incarnation(self.webhooks.forget_all)
+
+    def _node(self) -> Node:
+        config, state, metrics = self._config, self.state, self._metrics
+        partition_loader = PartitionLoader(config, state, self._store, self._dispatcher, metrics)
+        keys = KeyStore(self._database)
+        loader = Loader(
+            config, state, self._store, keys, self._dispatcher, partition_loader, metrics
+        )
+        housekeeping = HousekeepingStore(self._database)
+        return Node(
+            config,
+            state,
+            self._membership(partition_loader),
+            loader,
+            partition_loader,
+            self._dispatcher,
+            self._recorder,
+            self._signals,
+            Housekeeper(config, state, housekeeping, archive_of(config)),
+            self._materializer(),
+            Deadlines(state, self._outcomes, self._recorder, metrics),
+            self._executors(),
+            self.lease_service,
+        )
+
+    def _lease_service(self) -> LeaseService:
+        config, database = self._config, self._database
+        mailbox = Mailbox(self.state, MessageStore(database), config.wake_poll)
+        self._signals.when_mailed(mailbox.hint)
+        lease_service = LeaseService(
+            config,
+            self.state,
+            LeaseStore(database),
+            self._recorder,
+            self._metrics,
+            WorkerStore(database),
+            mailbox,
+            self._dispatcher.expire_leases,
+        )
+        self._dispatcher.serve_workers(lease_service)
+        return lease_service
+
+    def _webhooks(self) -> HttpExecutor:
+        return HttpExecutor(
+            self._clock,
+            self._recorder.report,
+            http_settings(self._config),
+            SecretStore(self._database, self.vault),
+            self.vault.open_headers,
+            self._metrics,
+        )
+
+    def _executors(self) -> Sequence[Executor]:
+        return [
+            self._run_starter(),
+            BuiltInExecutor(self._clock, self._recorder.report),
+            self.webhooks,
+        ]
+
+    def _run_starter(self) -> RunStarter:
+        ids = new_ids(Random(self._rng.getrandbits(64)))
+        runs = WorkflowRunService(self._database, self._steps, self.definitions, ids)
+        task_runs = TaskRuns(self._database, self._steps, runs)
+        return RunStarter(self._clock, self.state, task_runs, self._recorder, self._recorder.report)
+
+    def _membership(self, partition_loader: PartitionLoader) -> Membership:
+        return Membership(
+            self._config,
+            self.state,
+            heartbeat_connection(self._config),
+            self._clock,
+            partition_loader,
+            self._signals,
+            self._metrics,
+            __version__,
+        )
+
+    def _materializer(self) -> Materializer:
+        ids = new_ids(Random(self._rng.getrandbits(64)))
+        rng = Random(self._rng.getrandbits(64))
+        writer = OccurrenceWriter(ids, rng, near=self._config.near)
+        schedules = ScheduleService(self._database, writer)
+        return Materializer(self._config, self.state, schedules, self._signals, self._metrics)
+
+
+def _engine(config: Config, metrics: Metrics) -> Engine:
+    settings = EngineSettings(
+        lease=config.lease,
+        aging_step=config.aging_step,
+        stream_cap=config.stream_cap,
+        tenant_cap=config.tenant_cap,
+        there_for=there_for(config.worker_lease),
+    )
+    engine = Engine(settings, needs_worker)
+    metrics.window_entries.set_function(lambda: engine.waiting)
+    metrics.running.set_function(lambda: engine.running)
+    return engine
