@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.sdk.results import Task
+from mainspring.sdk.resources.tasks import Task
 from support import worker_app as tasks
 from support.cluster import Cluster, Node
 from support.sdk_workers import Workers, workers_at

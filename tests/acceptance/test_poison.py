@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.sdk.results import Task
+from mainspring.sdk.resources.tasks import Task
 from support import worker_app as tasks
 from support.cluster import Cluster
 from support.process import MainspringProcess

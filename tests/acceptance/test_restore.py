@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from mainspring.postgres.migrate import migrate
-from mainspring.sdk.results import Task
+from mainspring.sdk.resources.tasks import Task
 from support import worker_app
 from support.client import Client, Unacknowledged
 from support.cluster import Cluster, Node, Tenant

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mainspring import command
-from mainspring.sdk.results import Task
+from mainspring.sdk.resources.tasks import Task
 from support.cluster import Cluster
 from support.process import run
 from support.sdk_workers import Workers, workers_at

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mainspring.sdk.results import Task
+from mainspring.sdk.resources.tasks import Task
 from support import worker_app as tasks
 from support.cluster import Cluster, Node
 from support.process import is_running

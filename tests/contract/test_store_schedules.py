@@ -8,7 +8,8 @@ import pytest
 
 from contract.store_lab import EVERYWHERE, Lab
 from mainspring.domain.placement import Ownership
-from mainspring.domain.schedule.definition import Misfire, OverlapPolicy, ScheduleDefinition
+from mainspring.domain.schedule.definition import ScheduleDefinition
+from mainspring.domain.schedule.policies import Misfire, OverlapPolicy
 from mainspring.schedules.occurrences import DecidedSchedules
 
 pytestmark = pytest.mark.slow

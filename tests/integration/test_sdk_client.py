@@ -9,7 +9,7 @@ import pytest
 
 import mainspring
 from mainspring import AsyncClient, Client, Conflict, NotFound, PreconditionFailed, TaskNotCompleted
-from mainspring.sdk.results import Task
+from mainspring.sdk.resources.tasks import Task
 from support.cluster import Cluster, Tenant
 
 NOOP = mainspring.handler("mainspring.noop")

@@ -10,7 +10,7 @@ import mainspring
 from mainspring import App, AsyncClient, Client, Conflict
 from mainspring.sdk.environment import Address
 from mainspring.sdk.http1 import Request, Response
-from mainspring.sdk.results import Schedule
+from mainspring.sdk.resources.schedules import Schedule
 from mainspring.sdk.transport import AsyncTransport
 from support.cluster import Cluster, Node
 from support.sdk_workers import Workers, workers_at

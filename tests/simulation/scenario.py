@@ -18,7 +18,8 @@ from mainspring.domain import transitions
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import partition_of
 from mainspring.domain.retry import RetryPolicy
-from mainspring.domain.schedule.definition import Misfire, ScheduleDefinition
+from mainspring.domain.schedule.definition import ScheduleDefinition
+from mainspring.domain.schedule.policies import Misfire
 from mainspring.domain.task import Target, TaskSpec, TaskState
 from mainspring.domain.tenant import TenantLimits
 from mainspring.domain.transitions import Move, TaskStanding

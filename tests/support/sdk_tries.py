@@ -6,8 +6,8 @@ from uuid import uuid4
 
 import msgspec
 
-from mainspring.sdk.results import TaskTarget
 from mainspring.sdk.worker.protocol import Leased
+from mainspring.wire.tasks import TargetOut
 
 EPOCH = datetime(2027, 1, 1, tzinfo=UTC)
 
@@ -23,7 +23,7 @@ def leased(
         1,
         1,
         began + timedelta(seconds=lease),
-        TaskTarget(type="handler", name="x"),
+        TargetOut(type="handler", name="x"),
         msgspec.Raw(b"{}"),
         timeout,
         {"deadline": deadline, **context},

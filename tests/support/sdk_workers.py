@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mainspring import App, AsyncClient
-from mainspring.sdk.results import Task
+from mainspring.sdk.resources.tasks import Task
 from support import worker_app
 from support.cluster import Cluster, Node, Tenant
 from support.process import START_WITHIN, MainspringProcess

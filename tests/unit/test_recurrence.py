@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from mainspring.domain.schedule import cron, rrule, rrule_days
 from mainspring.domain.schedule.definition import ScheduleDefinition, recurrence_of, timetable
+from mainspring.domain.schedule.policies import GapPolicy, RepeatPolicy
 from mainspring.domain.schedule.recurrence import Interval, ZonedRecurrence
 from mainspring.domain.schedule.zones import (
     DstPolicy,
-    GapPolicy,
-    RepeatPolicy,
     UnknownZone,
     zone,
 )

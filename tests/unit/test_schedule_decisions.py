@@ -14,15 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from mainspring.domain.schedule import misfire
 from mainspring.domain.schedule.definition import (
-    Misfire,
-    MisfirePolicy,
-    OverlapPolicy,
     ScheduleDefinition,
     spread_of,
     timetable,
 )
 from mainspring.domain.schedule.description import describe, warnings
-from mainspring.domain.schedule.misfire import Decision
+from mainspring.domain.schedule.policies import Decision, Misfire, MisfirePolicy, OverlapPolicy
 from mainspring.domain.schedule.template import Values, expand
 from mainspring.domain.schedule.zones import DstPolicy
 from mainspring.schedules.occurrences import decide

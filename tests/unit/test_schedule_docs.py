@@ -11,10 +11,10 @@ import pytest
 from mainspring.domain.schedule import cron, misfire
 from mainspring.domain.schedule.definition import (
     Backlog,
-    Misfire,
     ScheduleDefinition,
     timetable,
 )
+from mainspring.domain.schedule.policies import Misfire
 from mainspring.domain.schedule.recurrence import ZonedRecurrence
 from mainspring.domain.schedule.zones import DstPolicy, zone
 

@@ -30,7 +30,8 @@ from mainspring.sdk.http1 import ResponseReader
 
 TASK = (
     b'{"id":"01a1e170-40be-706a-9c6e-50040828df4d","state":"scheduled","target":{"type":"http"},'
-    b'"run_at":"2027-01-01T00:00:00Z","due_at":"2027-01-01T00:00:00Z"}'
+    b'"run_at":"2027-01-01T00:00:00Z","due_at":"2027-01-01T00:00:00Z",'
+    b'"created_at":"2027-01-01T00:00:00Z"}'
 )
 ID = "01a1e170-40be-706a-9c6e-50040828df4d"
 HANG_UP = b""

@@ -5,6 +5,7 @@ import sys
 
 SERVER_SIDE = (
     "asyncpg",
+    "cel_expr_python",
     "cryptography",
     "prometheus_client",
     "pycurl",
@@ -31,6 +32,16 @@ def test_the_package_alone_loads_nothing() -> None:
 
 def test_an_app_and_its_clients_load_no_server() -> None:
     program = "import mainspring; mainspring.App(); mainspring.AsyncClient; mainspring.http('x')"
+    assert loaded_by(program).isdisjoint(SERVER_SIDE)
+
+
+def test_the_resources_of_a_client_load_no_server() -> None:
+    program = """
+import mainspring
+from mainspring.sdk.client import _RESOURCES
+client = mainspring.Client("http://x", "key")
+assert all(getattr(client, name).blocking for name in _RESOURCES)
+"""
     assert loaded_by(program).isdisjoint(SERVER_SIDE)
 
 

@@ -14,8 +14,9 @@ from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.leasing import Lane, Leaser
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import RELEASED, ReportedOutcome
-from mainspring.sdk.worker.protocol import Leased, LeaseIn, LeaseOut
+from mainspring.sdk.worker.protocol import Leased, Leases
 from mainspring.sdk.worker.worker import Worker
+from mainspring.wire.workers import LeaseIn
 from support.sdk_tries import leased
 from support.waiting import eventually
 
@@ -38,7 +39,7 @@ class Runner:
 
     @property
     def running(self) -> list[Leased]:
-        return [attempt.leased for attempt in self.started if not attempt.settled]
+        return [attempt.leased for attempt in self.started if not attempt.finished]
 
 
 class Nodes:
@@ -47,7 +48,7 @@ class Nodes:
     urls = ("http://one", "http://two")
 
     def __init__(self) -> None:
-        self.polls: list[tuple[LeaseIn, asyncio.Future[LeaseOut]]] = []
+        self.polls: list[tuple[LeaseIn, asyncio.Future[Leases]]] = []
         self.told: list[Any] = []
 
     async def ask(self, _url: str, _path: str, body: LeaseIn, _answer: Any, **_how: Any) -> Any:
@@ -55,12 +56,12 @@ class Nodes:
         self.polls.append((body, answer))
         return await answer
 
-    def waiting(self) -> list[tuple[LeaseIn, "asyncio.Future[LeaseOut]"]]:
+    def waiting(self) -> list[tuple[LeaseIn, "asyncio.Future[Leases]"]]:
         return [poll for poll in self.polls if not poll[1].done()]
 
     async def give(self, *tasks: Leased) -> None:
         """Answer the poll that waits longest."""
-        self.waiting()[0][1].set_result(LeaseOut(list(tasks)))
+        self.waiting()[0][1].set_result(Leases(list(tasks)))
         await turns()
 
 
@@ -88,8 +89,8 @@ class Shop:
         self.announced: list[WorkerExecution] = []
         self.named: list[WorkerExecution] = []
         monkeypatch.setattr(self.worker._reader, "call", here)
-        monkeypatch.setattr(self.worker._heart, "announce", self.announced.append)
-        monkeypatch.setattr(self.worker._heart, "start_named", self.named.append)
+        monkeypatch.setattr(self.worker._heartbeats, "announce", self.announced.append)
+        monkeypatch.setattr(self.worker._heartbeats, "start_named", self.named.append)
         self.worker._lanes += [Lane(8, ["x"], commands=False), Lane(8, ["y"], commands=False)]
         monkeypatch.setattr(lanes, "_GATHER", 0)
         monkeypatch.setattr(self.worker, "_runner_of", lambda _leased, _function: self.runner)
@@ -102,7 +103,7 @@ class Shop:
         for task in self._work:
             task.cancel()
         await asyncio.gather(*self._work, return_exceptions=True)
-        self.worker._heart.stop()
+        self.worker._heartbeats.stop()
 
     async def confirm(self) -> WorkerExecution:
         """The server knows of the announced start."""
@@ -115,7 +116,7 @@ class Shop:
     async def finish(self, leased: Leased) -> None:
         """It ends, and its report is acknowledged."""
         (found,) = [one for one in self.runner.started if one.leased is leased]
-        found.settle(DONE)
+        found.finish(DONE)
         await self.acknowledge(leased)
 
     async def acknowledge(self, *reported: Leased) -> None:
@@ -147,7 +148,7 @@ async def test_beside_a_suspect_nothing_runs_and_nothing_is_asked_for(shop: Shop
         await shop.nodes.give(leased())
     assert shop.runner.running == [suspect]
     assert len(shop.released()) == polls - 1
-    shop.runner.started[0].settle(DONE)
+    shop.runner.started[0].finish(DONE)
     await turns()
     assert len(shop.nodes.waiting()) == polls
     await shop.nodes.give(other)
@@ -164,7 +165,7 @@ async def test_a_suspect_waits_until_all_others_are_over_and_told(shop: Shop) ->
     await shop.finish(first)
     await shop.acknowledge(late)
     assert not shop.announced
-    shop.runner.started[1].settle(DONE)
+    shop.runner.started[1].finish(DONE)
     await turns()
     assert not shop.announced, "should it kill this process, the report would be lost"
     await shop.acknowledge(second)
@@ -221,7 +222,7 @@ async def test_beside_code_that_does_not_stop_nothing_is_alone(shop: Shop) -> No
 async def test_a_suspect_that_ends_at_once_leaves_the_lanes_open(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shop.runner, "start", lambda attempt: attempt.settle(DONE))
+    monkeypatch.setattr(shop.runner, "start", lambda attempt: attempt.finish(DONE))
     await shop.nodes.give(leased(alone=True))
     shop.announced.pop().start()
     await turns()
@@ -288,7 +289,7 @@ async def test_what_was_withdrawn_while_it_waited_is_settled(shop: Shop) -> None
     assert waiting is not None
     assert waiting.withdraw()  # by another thread, while the loop stood still
     ticking = asyncio.create_task(shop.worker._tick())
-    await until(lambda: waiting.settled)
+    await until(lambda: waiting.finished)
     ticking.cancel()
     assert waiting.verdict == RELEASED
     assert not any(lane.closed for lane in shop.worker._lanes)
@@ -305,7 +306,7 @@ async def test_what_is_ended_before_it_arrives_is_still_counted(shop: Shop) -> N
     lane = shop.worker._lanes[0]
     (attempt,) = shop.worker.register([leased()], lane)
     attempt.end("lost")
-    assert not attempt.settled
+    assert not attempt.finished
     attempt.lease_end = 0.0
     shop.worker.begin_all([attempt])
     assert not attempt.begin(), "its lease is over"
@@ -320,7 +321,7 @@ async def test_every_poll_tells_what_the_others_brought(shop: Shop) -> None:
         body = shop.nodes.polls[before][0]
         held = {(entry.id, entry.fence) for entry in body.running or []}
         assert held == {(one.id, one.fence) for one in given[:count]}
-    shop.runner.started[0].settle(DONE)  # reported, but not acknowledged
+    shop.runner.started[0].finish(DONE)  # reported, but not acknowledged
     before = len(shop.nodes.polls)
     await shop.nodes.give()
     assert len(shop.nodes.polls[before][0].running or []) == 5

@@ -35,18 +35,10 @@ from mainspring.sdk.worker.leasing import Leaser
 from mainspring.sdk.worker.loop_runner import LoopRunner, tell
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, ReportedOutcome
-from mainspring.sdk.worker.protocol import (
-    Heard,
-    HeartbeatOut,
-    Kept,
-    LeaseOut,
-    LogsIn,
-    ReportIn,
-    ReportOut,
-    ServerClock,
-)
+from mainspring.sdk.worker.protocol import Leases, ServerClock
 from mainspring.sdk.worker.reports import LogSender, Reporter, outcome_of
 from mainspring.sdk.worker.worker import Worker
+from mainspring.wire.workers import JudgedListOut, JudgedOut, LogsIn, PulseOut, PulsesOut, ReportIn
 from support.process import is_running
 from support.sdk_tries import leased
 
@@ -87,9 +79,9 @@ class Desk:
         self.heard.set()
         if answer is object:
             return None
-        if answer is HeartbeatOut:
-            return HeartbeatOut([Kept(beat.id, "continue") for beat in body.running])
-        return ReportOut([Heard(outcome.id, "accepted") for outcome in body.outcomes])
+        if answer is PulsesOut:
+            return PulsesOut([PulseOut(id=beat.id, action="continue") for beat in body.running])
+        return JudgedListOut([JudgedOut(outcome.id, "accepted") for outcome in body.outcomes])
 
 
 class Deaf(Desk):
@@ -110,7 +102,7 @@ async def reported(lease_service: Desk, *tries: WorkerExecution) -> list[WorkerE
     reporter = Reporter(lease_service, LogSender(lease_service), done.append)  # type: ignore[arg-type]
     work = asyncio.create_task(reporter.run())
     for one in tries:
-        one.settle(ReportedOutcome("succeeded", b"1"))
+        one.finish(ReportedOutcome("succeeded", b"1"))
         reporter.put(one)
     assert await reporter.flush(5)
     work.cancel()
@@ -121,7 +113,7 @@ async def reported(lease_service: Desk, *tries: WorkerExecution) -> list[WorkerE
 @pytest.mark.parametrize("body", [PAGE, b"", b"[]", b'{"tasks": "\xff"}', b'{"tasks": 1}'])
 def test_an_answer_that_is_not_the_servers_is_no_answer(body: bytes) -> None:
     with pytest.raises(Unavailable, match="answered 200, but"):
-        read(Response(200, {}, body), LeaseOut)
+        read(Response(200, {}, body), Leases)
 
 
 def test_a_redirect_is_no_success() -> None:
@@ -223,10 +215,10 @@ class TestHeart:
         heart = heart_of(lease_service, list)
         heart._beat([one, other])
         heart.stop()
-        sent = [msgspec.json.encode(beat.progress) for beat in lease_service.asked[0].running]
+        sent = [msgspec.json.encode(beat) for beat in lease_service.asked[0].running]
         assert told in sent[0]
         assert len(sent[0]) <= 10_000
-        assert sent[1] == b"null"
+        assert b"progress" not in sent[1]
 
 
 class Unspeakable(Exception):
@@ -290,7 +282,7 @@ async def ended_with_a_line(lease_service: Desk) -> LogSender:
     reporter = Reporter(lease_service, sender, lambda _: None)  # type: ignore[arg-type]
     work = asyncio.create_task(reporter.run())
     sender.line_of(one.leased, HandlerLogLine("the last words", "info"))
-    one.settle(ReportedOutcome("succeeded", b"1"))
+    one.finish(ReportedOutcome("succeeded", b"1"))
     reporter.put(one)
     assert await reporter.flush(5)
     work.cancel()
@@ -306,7 +298,7 @@ async def test_the_log_of_a_task_is_there_before_its_end() -> None:
 async def test_an_outcome_does_not_wait_long_for_a_log_that_nobody_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reports, "_LAST_WORDS", 0.01)
+    monkeypatch.setattr(reports, "_FLUSH_WITHIN", 0.01)
     lease_service = Deaf()
     sender = await ended_with_a_line(lease_service)
     assert [type(body) for body in lease_service.asked] == [ReportIn]
@@ -460,7 +452,7 @@ async def test_who_is_refused_finishes_what_it_runs(monkeypatch: pytest.MonkeyPa
 
         async def ask(self, *_what: Any, **_how: Any) -> Any:
             if tasks:
-                return LeaseOut([tasks.pop()])
+                return Leases([tasks.pop()])
             raise Unauthenticated("the key is gone")
 
         async def compile_fast_path(self) -> None:

@@ -14,7 +14,8 @@ from mainspring.sdk.worker.leasing import (
     Pace,
 )
 from mainspring.sdk.worker.options import WorkerOptions
-from mainspring.sdk.worker.protocol import About, LeaseIn, LeaseOut
+from mainspring.sdk.worker.protocol import Leases
+from mainspring.wire.workers import AboutIn, LeaseIn
 from support.sdk_tries import leased
 
 SOON = 0.001
@@ -55,11 +56,11 @@ class Server:
 
     urls = ("http://one",)
 
-    def __init__(self, answer: LeaseOut | Exception) -> None:
+    def __init__(self, answer: Leases | Exception) -> None:
         self.answer = answer
         self.asked = 0
 
-    async def ask(self, *_what: Any, **_how: Any) -> LeaseOut:
+    async def ask(self, *_what: Any, **_how: Any) -> Leases:
         self.asked += 1
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -72,15 +73,15 @@ class Refusing:
     def __init__(self, server: Server) -> None:
         self.nodes: Any = server
         self.options = WorkerOptions()
-        self.complaints = LeaseErrors()
+        self.lease_errors = LeaseErrors()
 
-    async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[LeaseOut, int]:
+    async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
         return await self.nodes.ask(url, body), 0
 
     def held_tries(self, most: int) -> list[tuple[UUID, int]] | None:
         return []
 
-    def about(self) -> About | None:
+    def about(self) -> AboutIn | None:
         return None
 
     def polls_interrupted(self) -> None:
@@ -89,11 +90,11 @@ class Refusing:
 
 @pytest.mark.parametrize(
     "answer",
-    [LeaseOut([]), LeaseOut([], 0.0), LeaseOut([leased()]), Unavailable("down", 503)],
+    [Leases([]), Leases([], 0.0), Leases([leased()]), Unavailable("down", 503)],
     ids=["empty", "without waiting", "known tasks", "errors"],
 )
 async def test_no_answers_make_a_worker_ask_in_a_hot_loop(
-    monkeypatch: pytest.MonkeyPatch, answer: LeaseOut | Exception
+    monkeypatch: pytest.MonkeyPatch, answer: Leases | Exception
 ) -> None:
     rested: list[float] = []
     enough = asyncio.Event()

@@ -6,9 +6,10 @@ import logging
 import weakref
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
+from msgspec import UNSET
 
 from mainspring.clock import monotonic, wall_clock
 from mainspring.errors import (
@@ -28,19 +29,13 @@ from mainspring.sdk.worker import leasing as lanes
 from mainspring.sdk.worker import reports
 from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.leasing import Lane, LeaseErrors, Leaser
+from mainspring.sdk.worker.nodes import Nodes
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import Ending, ReportedOutcome
-from mainspring.sdk.worker.protocol import (
-    Heard,
-    LeaseIn,
-    LeaseOut,
-    NodeAddress,
-    Nodes,
-    ReportOut,
-    ServerClock,
-)
+from mainspring.sdk.worker.protocol import LEASES, Leases, ServerClock
 from mainspring.sdk.worker.reports import LogSender, Reporter
 from mainspring.sdk.worker.worker import Worker
+from mainspring.wire.workers import JudgedListOut, JudgedOut, LeaseIn, NodeAddressOut
 from support.sdk_tries import EPOCH, leased
 
 
@@ -76,8 +71,10 @@ def test_a_clock_that_is_set_changes_no_duration(
     passed, set_to = monotonic() + 20, wall_clock() + shift
     monkeypatch.setattr(tries, "monotonic", lambda: passed)
     monkeypatch.setattr(tries, "wall_clock", lambda: set_to)
-    one.settle(ReportedOutcome("succeeded"))
+    one.finish(ReportedOutcome("succeeded"))
     told = reports.outcome_of(one)
+    assert told.finished_at is not None
+    assert told.started_at is not None
     took = told.finished_at - told.started_at
     assert took.total_seconds() == pytest.approx(20, abs=1)
 
@@ -107,8 +104,8 @@ class TestTries:
     def test_it_settles_once(self) -> None:
         settled: list[WorkerExecution] = []
         one = attempt(settled)
-        one.settle(ReportedOutcome("succeeded", b"1"))
-        one.settle(ReportedOutcome("failed", None, "late"))
+        one.finish(ReportedOutcome("succeeded", b"1"))
+        one.finish(ReportedOutcome("failed", None, "late"))
         assert len(settled) == 1
         assert one.verdict == ReportedOutcome("succeeded", b"1")
 
@@ -119,7 +116,7 @@ class TestTries:
         settled: list[WorkerExecution] = []
         one = attempt(settled)
         one.end(why)
-        one.settle(ReportedOutcome("failed", None, "failed", "CancelledError"))
+        one.finish(ReportedOutcome("failed", None, "failed", "CancelledError"))
         assert one.verdict is not None
         assert one.verdict.code == code
         assert one.context.cancelled
@@ -127,7 +124,7 @@ class TestTries:
     def test_a_success_in_the_last_moment_counts(self) -> None:
         one = attempt([])
         one.end("timeout")
-        one.settle(ReportedOutcome("succeeded", b"1"))
+        one.finish(ReportedOutcome("succeeded", b"1"))
         assert one.verdict == ReportedOutcome("succeeded", b"1")
 
     def test_of_a_lost_try_nothing_is_told(self) -> None:
@@ -136,12 +133,12 @@ class TestTries:
         one.end("lost")
         one.end("cancelled")
         assert one.ending == "lost"
-        one.settle(ReportedOutcome("succeeded", b"1"))
+        one.finish(ReportedOutcome("succeeded", b"1"))
         assert one.verdict is None
 
     def test_a_settled_try_cannot_be_ended(self) -> None:
         one = attempt([])
-        one.settle(ReportedOutcome("succeeded", b"1"))
+        one.finish(ReportedOutcome("succeeded", b"1"))
         one.end("cancelled")
         assert one.ending is None
         assert one.runner.stopped == []  # type: ignore[attr-defined]
@@ -171,7 +168,7 @@ class Desk:
             raise found
         if found is not None:
             return found
-        return ReportOut([Heard(outcome.id, "accepted") for outcome in body.outcomes])
+        return JudgedListOut([JudgedOut(outcome.id, "accepted") for outcome in body.outcomes])
 
 
 class Home:
@@ -181,10 +178,10 @@ class Home:
         self.nodes = nodes
         self.options = WorkerOptions(name="w")
         self.nudges = 0
-        self.complaints = LeaseErrors()
+        self.lease_errors = LeaseErrors()
 
-    async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[LeaseOut, int]:
-        answer: LeaseOut = await self.nodes.ask(url, lanes.LEASES, body, LeaseOut, within=within)
+    async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
+        answer: Leases = await self.nodes.ask(url, LEASES, body, Leases, within=within)
         for _ in answer.tasks:
             lane.take()
         return answer, len(answer.tasks)
@@ -211,7 +208,7 @@ class TestDemand:
                 self.changed.set()
                 await asyncio.sleep(0.01)
                 self.open -= body.max
-                return LeaseOut([])
+                return Leases([])
 
         monkeypatch.setattr(lanes, "_FIRST_PAUSE", 3600)
         lease_service = HalfDead()
@@ -239,7 +236,7 @@ class TestDemand:
             async def ask(self, *what: Any, **how: Any) -> Any:
                 if not self.asked:
                     self.asked.append(what)
-                    return LeaseOut([], wait)
+                    return Leases([], wait)
                 return await super().ask(*what, **how)
 
         monkeypatch.setattr(lanes, "_TOO_SOON", too_soon)
@@ -270,7 +267,7 @@ class TestDemand:
         assert lane.open_slots == 0
         lane.free()
         assert lane.open_slots == 1
-        assert lanes.LEASES == "/v1/leases"
+        assert LEASES == "/v1/leases"
 
 
 class TestReports:
@@ -281,7 +278,7 @@ class TestReports:
         reporter = Reporter(lease_service, LogSender(lease_service), done.append)
         work = asyncio.create_task(reporter.run())
         for one in tries:
-            one.settle(ReportedOutcome("succeeded", b"1"))
+            one.finish(ReportedOutcome("succeeded", b"1"))
             reporter.put(one)
         assert await reporter.flush(5)
         work.cancel()
@@ -312,9 +309,9 @@ class TestReports:
         class Picky(Desk):
             async def ask_any(self, _path: str, body: Any, _answer: Any, **_how: Any) -> Any:
                 self.asked.append(body)
-                if any(o.id == bad.leased.id and o.result is not None for o in body.outcomes):
+                if any(o.id == bad.leased.id and o.result is not UNSET for o in body.outcomes):
                     raise InvalidRequest("it cannot be kept", [large])
-                return ReportOut([Heard(o.id, "accepted") for o in body.outcomes])
+                return JudgedListOut([JudgedOut(o.id, "accepted") for o in body.outcomes])
 
         tries = [attempt([]) for _ in range(9)]
         bad = tries[4]
@@ -395,23 +392,23 @@ class TestComplaints:
     def test_it_is_said_again_when_the_node_answered_meanwhile(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        complaints, lost = LeaseErrors(), Unreachable("http://a is gone")
+        lease_errors, lost = LeaseErrors(), Unreachable("http://a is gone")
         early = monotonic()
-        complaints.failed("http://a", lost)
-        complaints.answered("http://a", early)  # asked before that: it is no news
-        complaints.answered("http://b", monotonic() + 1)
-        complaints.failed("http://a", lost)
+        lease_errors.failed("http://a", lost)
+        lease_errors.answered("http://a", early)  # asked before that: it is no news
+        lease_errors.answered("http://b", monotonic() + 1)
+        lease_errors.failed("http://a", lost)
         assert [line.message for line in caplog.records] == ["http://a is gone"]
-        complaints.answered("http://a", monotonic() + 1)
-        complaints.answered("http://a", monotonic() + 1)
-        complaints.failed("http://a", lost)
+        lease_errors.answered("http://a", monotonic() + 1)
+        lease_errors.answered("http://a", monotonic() + 1)
+        lease_errors.failed("http://a", lost)
         said = [line.message for line in caplog.records]
         assert said == ["http://a is gone", "http://a answers again", "http://a is gone"]
 
     def test_each_node_has_its_own(self, caplog: pytest.LogCaptureFixture) -> None:
-        complaints = LeaseErrors()
+        lease_errors = LeaseErrors()
         for url in ("http://a", "http://b", "http://a", "http://b"):
-            complaints.failed(url, stopping())
+            lease_errors.failed(url, stopping())
         assert len(caplog.records) == 2
 
 
@@ -430,13 +427,15 @@ class TestNodes:
     )
     def test_whom_to_ask(self, given: str, told: list[str | None], called: list[str]) -> None:
         nodes = Nodes(Address(given, "key"))
-        nodes._take([NodeAddress(url, 10) for url in told])
+        nodes._take([NodeAddressOut(uuid4(), url, 10) for url in told])
         assert list(nodes.urls) == called
 
     def test_who_does_not_answer_is_left_to_the_others(self) -> None:
         nodes = Nodes(Address("http://lb", "key"))
-        nodes._take([NodeAddress("http://a:1", 10), NodeAddress("http://b:1", 10)])
-        nodes._shunned["http://a:1"] = monotonic() + 5
+        nodes._take(
+            [NodeAddressOut(uuid4(), "http://a:1", 10), NodeAddressOut(uuid4(), "http://b:1", 10)]
+        )
+        nodes._avoided["http://a:1"] = monotonic() + 5
         assert list(nodes.urls) == ["http://b:1", "http://lb"]
 
     @pytest.mark.parametrize(("kind", "asked_again"), [("not-ready", False), ("crowded", True)])
@@ -446,8 +445,10 @@ class TestNodes:
                 return Response(503, {}, b'{"type": "urn:mainspring:problem:%b"}' % kind.encode())
 
         nodes = Nodes(Address("http://lb", "key"))
-        nodes._take([NodeAddress("http://a:1", 10), NodeAddress("http://b:1", 10)])
-        nodes._ways["http://a:1", False] = Way()  # type: ignore[assignment]
+        nodes._take(
+            [NodeAddressOut(uuid4(), "http://a:1", 10), NodeAddressOut(uuid4(), "http://b:1", 10)]
+        )
+        nodes._transports["http://a:1", False] = Way()  # type: ignore[assignment]
         with pytest.raises(Unavailable):
             await nodes.ask("http://a:1", "/x", {}, object, within=1, blocking=False)
         assert ("http://a:1" in nodes.urls) is asked_again
@@ -469,11 +470,11 @@ async def test_a_task_that_is_given_twice_runs_once(monkeypatch: pytest.MonkeyPa
     assert (len(started), lane.running) == (1, 1)
     assert worker.held_tries(10) == [(task.id, task.fence)]
     started[0].end("lost")
-    started[0].settle(ReportedOutcome("succeeded", b"1"))
+    started[0].finish(ReportedOutcome("succeeded", b"1"))
     assert worker.held_tries(10) == []
     worker.begin_all(worker.register([task], lane))  # an answer that was slower than the task
     assert (len(started), lane.running) == (1, 0)
-    worker._heart.stop()
+    worker._heartbeats.stop()
 
 
 async def test_a_try_that_is_over_leaves_nothing_to_the_garbage_collector() -> None:
@@ -496,4 +497,4 @@ async def test_a_try_that_is_over_leaves_nothing_to_the_garbage_collector() -> N
         assert [context() for context in contexts] == [None]
     finally:
         gc.enable()
-        worker._heart.stop()
+        worker._heartbeats.stop()

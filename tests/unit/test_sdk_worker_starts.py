@@ -20,22 +20,21 @@ from mainspring.sdk.worker import start_channels
 from mainspring.sdk.worker.execution import Runner, WorkerExecution
 from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread
 from mainspring.sdk.worker.loop_runner import LoopRunner
+from mainspring.sdk.worker.nodes import Nodes
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import RELEASED, Ending, ReportedOutcome
-from mainspring.sdk.worker.protocol import (
-    Beat,
-    Heard,
-    HeartbeatIn,
-    HeartbeatOut,
-    Kept,
-    LeaseIn,
-    LeaseOut,
-    Nodes,
-    ReportOut,
-    ServerClock,
-)
+from mainspring.sdk.worker.protocol import Leases, ServerClock
 from mainspring.sdk.worker.start_channels import StartChannels
 from mainspring.sdk.worker.threads import ThreadRunner
+from mainspring.wire.workers import (
+    BeatIn,
+    HeartbeatIn,
+    JudgedListOut,
+    JudgedOut,
+    LeaseIn,
+    PulseOut,
+    PulsesOut,
+)
 from support.sdk_tries import leased
 from support.waiting import eventually
 
@@ -99,7 +98,7 @@ class TestTries:
         one = attempt()
         one.start()
         one.end("timeout")
-        one.settle(ReportedOutcome("failed", None, "failed", "CancelledError"))
+        one.finish(ReportedOutcome("failed", None, "failed", "CancelledError"))
         assert one.verdict == RELEASED
 
     def test_it_says_that_it_begins_before_it_does(self) -> None:
@@ -140,7 +139,7 @@ class TestRunners:
         one.start()
 
         async def settled() -> bool:
-            return one.settled
+            return one.finished
 
         await eventually(settled, within=5, what="it is over")
         assert calls == ([name] if lease else [])
@@ -164,8 +163,8 @@ class Server:
         if isinstance(answer, Exception):
             raise answer
         if isinstance(body, HeartbeatIn):
-            return HeartbeatOut([Kept(beat.id, answer) for beat in body.running])
-        return ReportOut([Heard(outcome.id, "accepted") for outcome in body.outcomes])
+            return PulsesOut([PulseOut(id=beat.id, action=answer) for beat in body.running])
+        return JudgedListOut([JudgedOut(outcome.id, "accepted") for outcome in body.outcomes])
 
     def said(self) -> list[tuple[bool, bool]]:
         beats = [beat for body in self.asked for beat in body.running]
@@ -211,12 +210,12 @@ class TestHeartbeats:
     async def test_what_runs_for_a_while_is_named_once(
         self, beating: Callable[..., Beating], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(heart_module, "_NAMED_AFTER", 0.05)
+        monkeypatch.setattr(heart_module, "_ANNOUNCE_AFTER", 0.05)
         running, waiting, over = (attempt(lease=900.0) for _ in range(3))
         for one in (running, over):
             one.start()
             one.begin()
-        over.settle(RELEASED)
+        over.finish(RELEASED)
         found = beating(running, waiting, over)
         await found.hears()
 
@@ -261,7 +260,7 @@ class TestHeartbeats:
         found.heart.announce(one)
 
         async def settled() -> bool:
-            return one.settled
+            return one.finished
 
         await eventually(settled, within=5, what="it is over")
         assert not one.started
@@ -378,7 +377,7 @@ class TestStartChannels:
         assert head.startswith(b"POST /v1/leases/heartbeat HTTP/1.1")
         said = msgspec.json.decode(body, type=HeartbeatIn)
         assert (said.worker, said.incarnation) == ("w", "1")
-        assert said.running == [Beat(*one.key)]
+        assert said.running == (BeatIn(*one.key),)
         assert b"started" not in body, "older nodes do not know that word"
 
     def test_one_message_at_a_time_on_each(
@@ -396,7 +395,7 @@ class TestStartChannels:
         assert not channels.reserve(tries[2])
         first.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
         assert channels.reserve(tries[2])
-        tries[1].settle(RELEASED)
+        tries[1].finish(RELEASED)
         assert channels.reserve(tries[3]), "the other one was not used after all"
         assert len(sockets.taken) == 2
 
@@ -453,16 +452,16 @@ class TestOlderNodes:
     @pytest.fixture
     def nodes(self, node: OlderNode) -> Nodes:
         nodes = Nodes(Address("http://old", "key"))
-        nodes._ways["http://old", False] = node  # type: ignore[assignment]
+        nodes._transports["http://old", False] = node  # type: ignore[assignment]
         return nodes
 
     async def test_they_are_asked_as_their_version_has_it(
         self, node: OlderNode, nodes: Nodes
     ) -> None:
-        body = LeaseIn("w", "1", ["q"], ["h"], False, [], 1, 5.0, announces_starts=True)
+        body = LeaseIn("w", "1", ("q",), ("h",), False, (), 1, 5.0, announces_starts=True)
         for _ in range(2):
             answer = await nodes.ask(
-                "http://old", "/v1/leases", body, LeaseOut, within=1, blocking=False
+                "http://old", "/v1/leases", body, Leases, within=1, blocking=False
             )
             assert answer.tasks == []
         assert ["announces_starts" in asked for asked in node.asked] == [True, False, False]
@@ -471,9 +470,13 @@ class TestOlderNodes:
         self, node: OlderNode, nodes: Nodes
     ) -> None:
         begun, alone, waiting = attempt(), attempt(), attempt()
-        beats = [Beat(*begun.key), Beat(*alone.key, alone=True), Beat(*waiting.key, started=False)]
+        beats = (
+            BeatIn(*begun.key),
+            BeatIn(*alone.key, alone=True),
+            BeatIn(*waiting.key, started=False),
+        )
         answer = await nodes.ask(
-            "http://old", "/x", HeartbeatIn("w", "1", beats), HeartbeatOut, within=1, blocking=False
+            "http://old", "/x", HeartbeatIn("w", "1", beats), PulsesOut, within=1, blocking=False
         )
         assert [kept.id for kept in answer.tasks] == [begun.leased.id, alone.leased.id]
         assert {name for beat in node.asked[-1]["running"] for name in beat} == {"id", "fence"}
@@ -485,6 +488,6 @@ class TestOlderNodes:
             raise InvalidRequest("no such queue")
 
         monkeypatch.setattr(nodes, "_ask", refuse)
-        body = LeaseIn("w", "1", ["q"], ["h"], False, [], 1, 5.0, announces_starts=True)
+        body = LeaseIn("w", "1", ("q",), ("h",), False, (), 1, 5.0, announces_starts=True)
         with pytest.raises(InvalidRequest):
-            await nodes.ask("http://old", "/x", body, LeaseOut, within=1, blocking=False)
+            await nodes.ask("http://old", "/x", body, Leases, within=1, blocking=False)

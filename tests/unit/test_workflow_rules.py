@@ -21,7 +21,6 @@ from mainspring.domain.workflow.definition import (
 )
 from mainspring.domain.workflow.rules import (
     RenderFailed,
-    RunState,
     Scope,
     StepDecision,
     StepResult,
@@ -32,6 +31,7 @@ from mainspring.domain.workflow.rules import (
     render_each,
     run_state,
 )
+from mainspring.domain.workflow.states import RunState
 from support.workflow_model import (
     CANCELLED,
     COMPLETED,

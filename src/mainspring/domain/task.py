@@ -13,6 +13,8 @@ BUILT_IN_HANDLERS = "mainspring."
 """Handlers whose name starts so run inside the node; all others wait for a worker."""
 
 
+LONGEST_URL = 2048
+
 RUN_WORKFLOW = f"{BUILT_IN_HANDLERS}workflow"
 """The handler that runs a workflow, and lasts as long as the run does."""
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from urllib.parse import SplitResult, urlsplit
 
-LONGEST_URL = 2048
+from mainspring.domain.task import LONGEST_URL
 
 _AUTHORITY = re.compile(r"[A-Za-z0-9_.~:\[\]-]+")
 _NUMERIC = re.compile(r"0[xX][0-9A-Fa-f]*|[0-9]+")

@@ -18,7 +18,8 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Ownership
 from mainspring.domain.schedule import misfire
 from mainspring.domain.schedule.definition import Backlog, ScheduleDefinition, Span
-from mainspring.domain.schedule.misfire import BacklogDecision, Decision, Ruling
+from mainspring.domain.schedule.misfire import BacklogDecision, Ruling
+from mainspring.domain.schedule.policies import Decision
 from mainspring.domain.schedule.template import Values, expand, has_placeholders
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import sparse

@@ -13,7 +13,8 @@ import msgspec
 from mainspring import timezones
 from mainspring.domain.placement import Ownership
 from mainspring.domain.schedule.definition import ScheduleDefinition, spread_of
-from mainspring.domain.schedule.misfire import Decision, Ruling
+from mainspring.domain.schedule.misfire import Ruling
+from mainspring.domain.schedule.policies import Decision
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 from mainspring.schedules.occurrences import DecidedSchedules, OccurrenceWriter, record

@@ -10,28 +10,60 @@ async with mainspring.AsyncClient() as client:
 """
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from mainspring.sdk.calling import PATIENCE, ApiCaller
 from mainspring.sdk.environment import Address, address
-from mainspring.sdk.resources.administration import Installation, Keys, Secrets, Tenants
-from mainspring.sdk.resources.dead_letters import DeadLetters, Effects
-from mainspring.sdk.resources.schedules import Calendars, Schedules
-from mainspring.sdk.resources.tasks import Tasks
-from mainspring.sdk.resources.workflows import WorkflowRuns, Workflows
-from mainspring.sdk.sync_async import Awaiting, Blocking, F, both, run
+from mainspring.sdk.resources.installation import Installation
+from mainspring.sdk.sync_async import (
+    Awaiting,
+    Blocking,
+    F,
+    both,
+    run,
+)
 from mainspring.sdk.transport import AsyncTransport, BlockingTransport, Transport
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from mainspring.sdk.resources.administration import Keys, Secrets, Tenants
+    from mainspring.sdk.resources.dead_letters import DeadLetters, Effects
+    from mainspring.sdk.resources.schedules import Calendars, Schedules
+    from mainspring.sdk.resources.tasks import Tasks
+    from mainspring.sdk.resources.workflows import WorkflowRuns, Workflows
+
+_RESOURCES = {
+    "tasks": ("tasks", "Tasks"),
+    "schedules": ("schedules", "Schedules"),
+    "calendars": ("schedules", "Calendars"),
+    "workflows": ("workflows", "Workflows"),
+    "workflow_runs": ("workflows", "WorkflowRuns"),
+    "dead_letters": ("dead_letters", "DeadLetters"),
+    "effects": ("dead_letters", "Effects"),
+    "keys": ("administration", "Keys"),
+    "secrets": ("administration", "Secrets"),
+    "tenants": ("administration", "Tenants"),
+}
+"""By attribute: the module and the class, loaded when the attribute is first used."""
 
 
 class _Client(Installation[F]):
     """The common part: every resource of the API is an attribute or a method."""
 
     _transport: Callable[[Address], Transport]
+    tasks: "Tasks[F]"
+    schedules: "Schedules[F]"
+    calendars: "Calendars[F]"
+    workflows: "Workflows[F]"
+    workflow_runs: "WorkflowRuns[F]"
+    dead_letters: "DeadLetters[F]"
+    effects: "Effects[F]"
+    keys: "Keys[F]"
+    secrets: "Secrets[F]"
+    tenants: "Tenants[F]"
 
     def __init__(
         self,
@@ -56,16 +88,17 @@ class _Client(Installation[F]):
         caller = ApiCaller(transport or self._transport(where), where.api_key, patience)
         super().__init__(caller)
         self.address = where
-        self.tasks: Tasks[F] = Tasks(caller)
-        self.schedules: Schedules[F] = Schedules(caller)
-        self.calendars: Calendars[F] = Calendars(caller)
-        self.workflows: Workflows[F] = Workflows(caller)
-        self.workflow_runs: WorkflowRuns[F] = WorkflowRuns(caller)
-        self.dead_letters: DeadLetters[F] = DeadLetters(caller)
-        self.effects: Effects[F] = Effects(caller)
-        self.keys: Keys[F] = Keys(caller)
-        self.secrets: Secrets[F] = Secrets(caller)
-        self.tenants: Tenants[F] = Tenants(caller)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _RESOURCES:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            module, kind = _RESOURCES[name]
+            place = import_module(f"mainspring.sdk.resources.{module}")
+            resource = getattr(place, kind)(self._caller)
+            setattr(self, name, resource)
+            return resource
 
     @both
     async def call(

@@ -64,7 +64,7 @@ class Context:
         self._ends = None if timeout is None else self._began + timeout
         self._cancelled = False
         self._bell: threading.Event | None = None
-        """Made by who waits for a cancel: most never do."""
+        """Made when a handler first waits for a cancel: most never do."""
         self._progress: Any = None
 
     @property
@@ -76,7 +76,7 @@ class Context:
 
     @property
     def remaining(self) -> float:
-        """Seconds until then."""
+        """Seconds until the deadline."""
         return float("inf") if self._ends is None else max(0.0, self._ends - monotonic())
 
     @property
@@ -86,12 +86,12 @@ class Context:
         return self._cancelled
 
     def wait(self, seconds: float) -> bool:
-        """Sleep, but wake up when cancelled; answers whether that happened."""
+        """Sleep, but wake up when cancelled; return whether that happened."""
         bell = self._bell = self._bell or threading.Event()
         return self._cancelled or bell.wait(seconds)
 
     def heartbeat(self, progress: Any = None) -> bool:
-        """Say how far it is, if you like; answers whether to go on. It need not be called."""
+        """Say how far it is, if you like; return whether to go on. It need not be called."""
         if progress is not None:
             self._progress = progress
         return not self.cancelled

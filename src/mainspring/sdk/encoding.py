@@ -1,4 +1,4 @@
-"""JSON of what users pass around: msgspec structs, dataclasses, pydantic models, plain values."""
+"""JSON of the values of users: msgspec structs, dataclasses, pydantic models, plain values."""
 
 from datetime import datetime
 from math import isfinite
@@ -10,7 +10,7 @@ from mainspring.errors import InvalidArguments
 
 
 def encode(value: object) -> bytes:
-    """The value's JSON; InvalidArguments for what has none."""
+    """Return the value's JSON; InvalidArguments for what has none."""
     try:
         data = _ENCODER.encode(value)
         if b"null" in data:  # what most values do without, and found in no time
@@ -21,7 +21,7 @@ def encode(value: object) -> bytes:
 
 
 def to_builtins(value: object) -> Any:
-    """The value as plain lists, dictionaries, texts and numbers."""
+    """Return the value as plain lists, dictionaries, texts and numbers."""
     try:
         return msgspec.to_builtins(value, enc_hook=_hook)
     except Exception as problem:  # a model's own code may raise anything
@@ -29,20 +29,20 @@ def to_builtins(value: object) -> Any:
 
 
 def sendable(text: str) -> str:
-    """The text without what neither JSON nor the database takes: lone surrogates, as in the names
-    of strange files, and zeros."""
+    """Return the text without what neither JSON nor the database takes: lone surrogates, as
+    in the names of some files, and zeros."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
 def with_offset(moment: datetime | str) -> datetime | str:
-    """A time that means the same everywhere; one without an offset is refused."""
+    """Return the time if it has an offset; InvalidArguments if not."""
     if isinstance(moment, datetime) and moment.tzinfo is None:
         raise InvalidArguments(f"{moment!r} has no offset: say in which time zone it is meant")
     return moment
 
 
 def _check_numbers(plain: Any) -> None:
-    """NaN and infinity would become null, and nobody would know."""
+    """Refuse NaN and infinity, which would become null without notice."""
     found = [plain]
     for one in found:  # it grows meanwhile
         kind = type(one)

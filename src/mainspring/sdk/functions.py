@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property, update_wrapper
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 from uuid import uuid4
 
 from msgspec import Raw
@@ -16,10 +16,12 @@ from mainspring.sdk.arguments import Signature
 from mainspring.sdk.client import AsyncClient, Client
 from mainspring.sdk.context import Context
 from mainspring.sdk.periodic import Periodic
-from mainspring.sdk.resources.tasks import described
-from mainspring.sdk.results import Schedule, Task
-from mainspring.sdk.targets import Duration, Moment, Requires, Retry, handler
+from mainspring.sdk.targets import Duration, Moment, Requires, Retry, described, handler
 from mainspring.sdk.workflow import DeclaredStep
+
+if TYPE_CHECKING:
+    from mainspring.sdk.resources.schedules import Schedule
+    from mainspring.sdk.resources.tasks import Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -78,7 +80,7 @@ class Options:
 
 
 def check(function: Any, name: str | None) -> str:
-    """The name of a task that is made of this; InvalidArguments where none can be."""
+    """Return the name of the task of a function; InvalidArguments where it can have none."""
     if isinstance(function, TaskFunction):
         raise InvalidArguments(f"{function.name!r} is a task already: see `with_options`")
     if isinstance(function, DeclaredStep):
@@ -102,7 +104,7 @@ def check(function: Any, name: str | None) -> str:
 
 
 def _codes(function: Any) -> tuple[Any, Any]:
-    """Where its code may be: in itself, or in what makes an object callable."""
+    """Yield the objects that may hold its code: itself, or what makes it callable."""
     return function, getattr(function, "__call__", None)  # noqa: B004
 
 
@@ -142,18 +144,18 @@ class TaskFunction(Generic[P, R]):
         return self._prepared(args, kwargs)
 
     def as_step(self) -> dict[str, Any]:
-        """What a step of a workflow says that calls it: see `Workflow.step`."""
+        """Return what a step of a workflow needs to call it: see `Workflow.step`."""
         if self.options.expires_at is not None:
             raise InvalidArguments(f"{self.name}: a step of a workflow has no expires_at")
         return {"handler": self.name, **self.options.fields(self.name)}
 
     # Now -------------------------------------------------------------------------------------
 
-    def delay(self, *args: P.args, **kwargs: P.kwargs) -> Task:
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> "Task":
         """Let a worker call it as soon as one is free."""
         return self._create(self._prepared(args, kwargs), None)
 
-    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Task:
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> "Task":
         """`delay` for async code."""
         return await self._acreate(self._prepared(args, kwargs), None)
 
@@ -168,7 +170,7 @@ class TaskFunction(Generic[P, R]):
         timezone: str | None = None,
         schedule_name: str | None = None,
         **kwargs: Any,
-    ) -> Task | Schedule:
+    ) -> "Task | Schedule":
         """Let a worker call it at a time, after a delay, or by a cron expression. The last makes a
         schedule of this name (else the task's), or changes the one that there is."""
         if cron is not None:
@@ -187,7 +189,7 @@ class TaskFunction(Generic[P, R]):
         timezone: str | None = None,
         schedule_name: str | None = None,
         **kwargs: Any,
-    ) -> Task | Schedule:
+    ) -> "Task | Schedule":
         """`schedule` for async code."""
         if cron is not None:
             wanted = self._recurring(args, kwargs, at, delay, cron, timezone, schedule_name)
@@ -209,7 +211,7 @@ class TaskFunction(Generic[P, R]):
         queue: str | None = None,
         priority: int | None = None,
         task_id: str | None = None,
-    ) -> Task:
+    ) -> "Task":
         """`delay` and `schedule` under the names that Celery gave them. A `task_id` is sent as the
         idempotency key: the same one again makes no second task."""
         changes = {"expires_at": expires, "queue": queue, "priority": priority}
@@ -251,11 +253,11 @@ class TaskFunction(Generic[P, R]):
         payload = self.signature.pack(args, kwargs)
         return Periodic(name, self.name, self.options.fields(self.name), payload, timing)
 
-    def _create(self, wanted: dict[str, Any], key: str | None) -> Task:
+    def _create(self, wanted: dict[str, Any], key: str | None) -> "Task":
         target = wanted.pop("target")
         return self.app.client.tasks.create(target, idempotency_key=key, **wanted)
 
-    async def _acreate(self, wanted: dict[str, Any], key: str | None) -> Task:
+    async def _acreate(self, wanted: dict[str, Any], key: str | None) -> "Task":
         target = wanted.pop("target")
         return await self.app.async_client.tasks.create(target, idempotency_key=key, **wanted)
 

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Raw
 
 from mainspring.errors import NotFound, PreconditionFailed
-from mainspring.sdk.resources.schedules import OWNER, VERSION, labels_of, version_in
-from mainspring.sdk.results import Schedule
+from mainspring.sdk.schedule_labels import OWNER, VERSION, labels_of, version_in
 from mainspring.sdk.targets import handler
 
 if TYPE_CHECKING:
     from mainspring.sdk.client import AsyncClient
+    from mainspring.sdk.resources.schedules import Schedule
 
 _PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Which app declares schedules, and which version of it. 0: it does not say."""
+    """The app that declares schedules, and its version; 0 where it has none."""
 
     name: str
     version: int = 0
@@ -34,14 +34,14 @@ class Owner:
         version = {VERSION: str(self.version)} if self.version else {}
         return {OWNER: self.name, **version}
 
-    def has(self, schedule: Schedule) -> bool:
-        return labels_of(schedule).get(OWNER) == self.name
+    def has(self, schedule: "Schedule") -> bool:
+        return labels_of(schedule.task).get(OWNER) == self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """What became of an app's schedules: those in place, and those that were removed; or the newer
-    version that they were left to."""
+    """The result of `sync`: the schedules in place and those removed; or the newer version that
+    they were left to."""
 
     names: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class Periodic:
-    """A schedule that somebody declared in code."""
+    """A schedule that is declared in code."""
 
     name: str
     handler: str
@@ -60,7 +60,7 @@ class Periodic:
     timing: Mapping[str, Any]
 
     def template(self, owner: Owner | None = None) -> dict[str, Any]:
-        """The task to make at each occurrence."""
+        """Return the task to make at each occurrence."""
         labels = dict(self.fields.get("labels", {}))
         if owner is not None:
             labels |= owner.labels
@@ -72,7 +72,7 @@ class Periodic:
 async def sync(client: "AsyncClient", owner: Owner, declared: list[Periodic]) -> Synced:
     """Create, change and remove the schedules of an app, unless a newer version of it did."""
     own = [found async for found in client.schedules.list(limit=_PAGE) if owner.has(found)]
-    newest = max((version_in(labels_of(found)) for found in own), default=0)
+    newest = max((version_in(labels_of(found.task)) for found in own), default=0)
     if newest > owner.version:
         return Synced(newer=newest)
     for wanted in declared:
@@ -83,11 +83,11 @@ async def sync(client: "AsyncClient", owner: Owner, declared: list[Periodic]) ->
     return Synced(sorted(names), sorted(removed))
 
 
-async def _removed(client: "AsyncClient", owner: Owner, found: Schedule) -> bool:
-    """Whether this call removed it: another worker may be quicker, or somebody change it."""
+async def _removed(client: "AsyncClient", owner: Owner, found: "Schedule") -> bool:
+    """Remove a schedule. Return False where another worker was first, or it has changed."""
     try:
         present = await client.schedules.get(found.id)
-        if not owner.has(present) or version_in(labels_of(present)) > owner.version:
+        if not owner.has(present) or version_in(labels_of(present.task)) > owner.version:
             return False
         await client.schedules.delete(found.id, if_match=present.etag)
     except (NotFound, PreconditionFailed):

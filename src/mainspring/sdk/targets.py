@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
+from mainspring.sdk.encoding import with_offset
+
 Target = Mapping[str, Any]
 Duration = float | timedelta | str
 """Seconds, a timedelta, or ISO 8601 such as PT15M."""
@@ -122,3 +124,14 @@ def handler(name: str) -> Target:
 def command(*argv: str) -> Target:
     """Run a program on a worker that allows it."""
     return {"type": "command", "argv": list(argv)}
+
+
+def described(target: Target, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A task as it is sent; None means that a field is left out."""
+    wanted = {name: value for name, value in fields.items() if value is not None}
+    if "payload" in fields:
+        wanted["payload"] = fields["payload"]
+    for name in ("run_at", "expires_at", "start_at", "end_at"):
+        if name in wanted:
+            wanted[name] = with_offset(wanted[name])
+    return {"target": target, **wanted}

@@ -13,7 +13,7 @@ from mainspring.domain.outcome_rules import Finish
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.definition import Step, TaskTemplate, WorkflowDefinition
-from mainspring.domain.workflow.rules import RunState
+from mainspring.domain.workflow.states import RunState
 from mainspring.postgres.database import sparse
 
 ITSELF = -1

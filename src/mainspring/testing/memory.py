@@ -1,12 +1,14 @@
 """As much of the API as handlers and apps call, in memory: clients that need no server."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from mainspring.clock import wall_clock
 from mainspring.errors import InvalidRequest, NotFound, RequestError
 from mainspring.sdk.client import AsyncClient, Client
 from mainspring.sdk.http1 import Request, Response
@@ -21,8 +23,8 @@ class MemoryApi:
     """The effect log, and whatever routes are added: a method and a path with `*` for ids."""
 
     def __init__(self) -> None:
-        self._effects: dict[str, Any] = {}
-        self._firsts: dict[str, str] = {}
+        self._effects: dict[str, tuple[str, dict[str, Any]]] = {}
+        """By key: the idempotency key of the first call, and its answer."""
         self._routes: dict[tuple[str, tuple[str, ...]], Route] = {}
         self.route("POST", "/v1/effects", self._note)
 
@@ -52,14 +54,12 @@ class MemoryApi:
         name = body["key"]
         first = name not in self._effects
         if first:
-            self._effects[name] = body.get("answer")
-            self._firsts[name] = key or ""
-        again = bool(key) and self._firsts[name] == key
-        return (201 if first else 200), {
-            "key": name,
-            "first": first or again,
-            "answer": self._effects[name],
-        }
+            now = datetime.fromtimestamp(wall_clock(), UTC)
+            effect = {"key": name, "answer": body.get("answer"), "created_at": now}
+            self._effects[name] = (key or "", effect)
+        first_key, effect = self._effects[name]
+        again = bool(key) and first_key == key
+        return (201 if first else 200), {**effect, "first": first or again}
 
 
 class _Wire:

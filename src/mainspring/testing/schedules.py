@@ -10,13 +10,13 @@ import msgspec
 
 from mainspring.domain.schedule import misfire
 from mainspring.domain.schedule.definition import (
-    Misfire,
     ScheduleDefinition,
     Timetable,
     spread_of,
     timetable,
 )
 from mainspring.domain.schedule.misfire import BacklogDecision, Ruling
+from mainspring.domain.schedule.policies import Misfire
 from mainspring.domain.schedule.template import Values, expand
 from mainspring.domain.schedule.zones import DstPolicy
 from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem
@@ -36,6 +36,7 @@ class VirtualSchedule:
     id: UUID
     body: dict[str, Any]
     definition: ScheduleDefinition
+    made: float
     decided_to: float
     next: float | None
     runs: int = 0
@@ -58,8 +59,16 @@ class VirtualSchedule:
         """As the API shows it."""
         state = "paused" if self.paused else "ended" if self.next is None else "active"
         following = None if self.next is None else _instant(self.next)
-        shown = {"id": self.id, "state": state, "runs": self.runs, "next_run_at": following}
-        return {**self.body, **shown}
+        made = _instant(self.made)
+        return {
+            **self.body,
+            "id": self.id,
+            "state": state,
+            "runs": self.runs,
+            "next_run_at": following,
+            "created_at": made,
+            "updated_at": made,
+        }
 
     def decide(self, now: float, unfinished: int) -> BacklogDecision:
         """Return what becomes of what is due, by the rules of `domain/schedule/misfire.py`."""
@@ -163,7 +172,7 @@ class VirtualSchedules:
             where = next((name for name in ("cron", "rrule") if name in body), "timezone")
             detail = "the schedule does not make sense"
             raise InvalidRequest(detail, [Problem(f"/{where}", str(problem))]) from None
-        return VirtualSchedule(schedule_id, body, definition, now, following)
+        return VirtualSchedule(schedule_id, body, definition, now, now, following)
 
 
 def _definition(body: Mapping[str, Any], now: float) -> ScheduleDefinition:

@@ -15,6 +15,7 @@ from mainspring.wire.tasks import (
     Labels,
     TaskOut,
 )
+from mainspring.wire.values import Json, OpenEnum
 
 MOST_REPLAYED = 10_000
 LONGEST_EFFECT = 366 * DAY
@@ -79,7 +80,7 @@ class ReplayedOut(Struct):
     replayed: int
     ids: list[UUID]
     stopped: bool = False
-    stopped_because: Literal["failure_rate", "time"] | None = None
+    stopped_because: OpenEnum[Literal["failure_rate", "time"]] | None = None
 
 
 class AttemptOut(Struct):
@@ -91,18 +92,18 @@ class AttemptOut(Struct):
     finished_at: datetime
 
 
-class DeadLetterOut(Struct):
+class DeadLetterOut(Struct, kw_only=True):
     """A task that failed for good, and what was done about it."""
 
     id: UUID
     task: TaskOut
-    attempts: list[AttemptOut]
-    final_error: dict[str, str] | None
+    attempts: list[AttemptOut] = field(default_factory=list)
+    final_error: dict[str, str] | None = None
     reason: str
     fingerprint: str
-    resolution: Resolution | None
-    resolved_at: datetime | None
-    replayed_as: UUID | None
+    resolution: OpenEnum[Resolution] | None = None
+    resolved_at: datetime | None = None
+    replayed_as: UUID | None = None
     died_at: datetime
 
 
@@ -147,5 +148,5 @@ class EffectOut(Struct):
 
     key: str
     first: bool
-    answer: Raw
+    answer: Json
     created_at: datetime

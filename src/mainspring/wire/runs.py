@@ -1,12 +1,14 @@
 """The shapes of runs of workflows, as callers send and read them."""
 
+from collections.abc import Sequence
 from typing import Annotated
 from uuid import UUID
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from mainspring.domain.workflow.rules import RunState
+from mainspring.domain.workflow.states import RunState
 from mainspring.wire.tasks import ErrorOut, State, Time
+from mainspring.wire.values import Json, JsonOrNull
 from mainspring.wire.workflows import GraphOut
 
 RunStateOut = Annotated[str, Meta(extra_json_schema={"enum": list(RunState)})]
@@ -26,11 +28,11 @@ class ItemOut(Struct, kw_only=True):
     index: int
     state: State
     task_id: UUID
-    attempts: int
-    started_at: Time | None
-    finished_at: Time | None
-    result: Raw | None
-    error: ErrorOut | None
+    attempts: int = 0
+    started_at: Time | None = None
+    finished_at: Time | None = None
+    result: JsonOrNull = None
+    error: ErrorOut | None = None
 
 
 class RunStepOut(Struct, kw_only=True):
@@ -39,16 +41,16 @@ class RunStepOut(Struct, kw_only=True):
     id: str
     state: State
     task_id: UUID
-    needs: list[str]
-    attempts: int
-    due_at: Time | None
-    started_at: Time | None
-    finished_at: Time | None
-    result: Raw | None
-    error: ErrorOut | None
-    skipped_by_hand: bool
-    items_total: int | None
-    items_finished: int | None
+    needs: list[str] = field(default_factory=list)
+    attempts: int = 0
+    due_at: Time | None = None
+    started_at: Time | None = None
+    finished_at: Time | None = None
+    result: JsonOrNull = None
+    error: ErrorOut | None = None
+    skipped_by_hand: bool = False
+    items_total: int | None = None
+    items_finished: int | None = None
     items: list[ItemOut] | UnsetType = UNSET
 
 
@@ -59,22 +61,22 @@ class RunSummary(Struct, kw_only=True):
     workflow: str
     version: int
     state: RunStateOut
-    ending: Ending | None
-    steps_total: int
-    steps_unfinished: int
-    steps_failed: int
+    ending: Ending | None = None
+    steps_total: int = 0
+    steps_unfinished: int = 0
+    steps_failed: int = 0
     created_at: Time
-    finished_at: Time | None
-    deadline_at: Time | None
-    schedule_id: UUID | None
-    nominal_at: Time | None
+    finished_at: Time | None = None
+    deadline_at: Time | None = None
+    schedule_id: UUID | None = None
+    nominal_at: Time | None = None
 
 
 class RunOut(RunSummary, kw_only=True):
     """A run as callers read it."""
 
-    input: Raw
-    steps: list[RunStepOut]
+    input: Json = None
+    steps: Sequence[RunStepOut] = field(default_factory=list)
     graph: GraphOut
 
 
@@ -82,4 +84,4 @@ class RunPage(Struct):
     """Some runs, newest first, and where the list goes on."""
 
     items: list[RunSummary]
-    next_cursor: str | None
+    next_cursor: str | None = None

@@ -6,9 +6,14 @@ from uuid import UUID
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from mainspring.domain.schedule.definition import Misfire, MisfirePolicy, OverlapPolicy
-from mainspring.domain.schedule.misfire import Decision
-from mainspring.domain.schedule.zones import GapPolicy, RepeatPolicy
+from mainspring.domain.schedule.policies import (
+    Decision,
+    GapPolicy,
+    Misfire,
+    MisfirePolicy,
+    OverlapPolicy,
+    RepeatPolicy,
+)
 from mainspring.domain.task import Requirements
 from mainspring.wire import patterns
 from mainspring.wire.tasks import (
@@ -25,6 +30,7 @@ from mainspring.wire.tasks import (
     TimelessTask,
     WorkflowName,
 )
+from mainspring.wire.values import OpenEnum
 
 Cron = Annotated[str, Meta(min_length=1, max_length=1000, extra_json_schema={"format": "cron"})]
 Rule = Annotated[str, Meta(min_length=1, max_length=1000, extra_json_schema={"format": "rrule"})]
@@ -174,32 +180,32 @@ class ScheduleOut(Struct, kw_only=True):
 
     id: UUID
     name: str
-    state: StateName
-    cron: str | None
-    interval: float | None
-    rrule: str | None
-    timezone: str
-    start_at: Time | None
-    end_at: Time | None
-    max_runs: int | None
-    jitter: float
-    spread: float
+    state: OpenEnum[StateName]
+    cron: str | None = None
+    interval: float | None = None
+    rrule: str | None = None
+    timezone: str = "UTC"
+    start_at: Time | None = None
+    end_at: Time | None = None
+    max_runs: int | None = None
+    jitter: float = 0.0
+    spread: float = 0.0
     misfire: Misfire
-    overlap: OverlapPolicy
-    max_running: int
+    overlap: OpenEnum[OverlapPolicy] = "skip"
+    max_running: int = 1
     dst: DstIn
-    exclude: list[str]
-    calendars: list[str]
-    stop_on_410: bool
-    task: TemplateOut | None
-    workflow: str | None
-    input: dict[str, Raw] | None
-    description: str
-    next_run_at: Time | None
-    next_due_at: Time | None
-    last_run_at: Time | None
-    runs: int
-    overdue: bool
+    exclude: list[str] = field(default_factory=list)
+    calendars: list[str] = field(default_factory=list)
+    stop_on_410: bool = False
+    task: TemplateOut | None = None
+    workflow: str | None = None
+    input: dict[str, Raw] | None = None
+    description: str = ""
+    next_run_at: Time | None = None
+    next_due_at: Time | None = None
+    last_run_at: Time | None = None
+    runs: int = 0
+    overdue: bool = False
     created_at: Time
     updated_at: Time
     fire_times: FireTimes | UnsetType = UNSET
@@ -223,7 +229,7 @@ class Upcoming(Struct):
     """The next times."""
 
     times: list[Time]
-    items: list[UpcomingOut]
+    items: list[UpcomingOut] = field(default_factory=list)
 
 
 class OccurrenceOut(Struct):

@@ -6,15 +6,15 @@ and hash by value, so that the same spec sent again is neither checked nor encod
 """
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from mainspring.domain.execution import Outcome
-from mainspring.domain.task import Requirements, TaskState
-from mainspring.domain.urls import LONGEST_URL
+from mainspring.domain.task import LONGEST_URL, Requirements, TaskState
 from mainspring.wire import patterns
+from mainspring.wire.values import Json, JsonOrNull, OpenEnum
 
 Line = Annotated[str, Meta(min_length=1, max_length=200, pattern=patterns.LINE)]
 Queue = Annotated[str, Meta(pattern=patterns.NAME)]
@@ -206,13 +206,16 @@ ErrorOut = Annotated[
         extra_json_schema={"required": ["code", "message"]},
     ),
 ]
+ResponseOut = Annotated[
+    Any, Meta(extra_json_schema={"anyOf": [{}, {"type": "string"}, {"type": "null"}]})
+]
 Lateness = Annotated[dict[str, float], Meta(description="Seconds of waiting by cause.")]
 
 
 class TargetOut(Struct, omit_defaults=True):
     """A target, with the fields of its type only."""
 
-    type: Literal["http", "handler", "command"]
+    type: OpenEnum[Literal["http", "handler", "command"]]
     url: str | None = None
     method: str | None = None
     headers: dict[str, str] | None = None
@@ -244,35 +247,35 @@ class TaskOut(Struct, kw_only=True):
     """A task as callers read it."""
 
     id: UUID
-    name: str | None
+    name: str | None = None
     state: State
-    cancel_requested: bool
+    cancel_requested: bool = False
     target: TargetOut
-    payload: Raw | UnsetType = UNSET
+    payload: Json | UnsetType = UNSET
     run_at: Time
     due_at: Time
-    expires_at: Time | None
-    queue: str
-    priority: int
-    timeout: float
-    sla: float
-    jitter: float
+    expires_at: Time | None = None
+    queue: str = "default"
+    priority: int = 5
+    timeout: float = 30.0
+    sla: float = 30.0
+    jitter: float = 0.0
     retry: RetryOut
-    concurrency: ConcurrencyOut | None
-    requires: Requirements | None
-    labels: dict[str, str]
-    attempts: int
-    fence: int
+    concurrency: ConcurrencyOut | None = None
+    requires: Requirements | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    attempts: int = 0
+    fence: int = 0
     created_at: Time
-    picked_at: Time | None
-    started_at: Time | None
-    finished_at: Time | None
-    result: Raw | None
-    progress: Raw | None = None
-    error: ErrorOut | None
-    sla_met: bool | None
-    blame: Blame | None
-    lateness: Lateness
+    picked_at: Time | None = None
+    started_at: Time | None = None
+    finished_at: Time | None = None
+    result: JsonOrNull = None
+    progress: JsonOrNull = None
+    error: ErrorOut | None = None
+    sla_met: bool | None = None
+    blame: Blame | None = None
+    lateness: Lateness = field(default_factory=dict)
     schedule_id: UUID | None = None
     nominal_at: Time | None = None
     workflow_run_id: UUID | None = None
@@ -299,7 +302,7 @@ class ExecutionOut(Struct):
     finished_at: Time
     outcome: OutcomeOut
     status_code: int | None
-    response: Raw | str | None
+    response: ResponseOut
     error: ErrorOut | None
     duration_ms: float
     lateness: Lateness
@@ -309,3 +312,46 @@ class ExecutionList(Struct):
     """The tries of a task."""
 
     items: list[ExecutionOut]
+
+
+class Ids(Struct):
+    """The new tasks' ids, in the order of the batch."""
+
+    ids: list[UUID]
+
+
+class GateOut(Struct):
+    """One question on the way to the start, in the order in which they are asked."""
+
+    gate: str
+    passed: bool
+    detail: str
+
+
+class ExplanationOut(Struct, kw_only=True):
+    """`verdict` is the first gate that says no, or `ready`, `running`, `finished`.
+
+    `source` says who tells: the task's owner knows most, the database alone knows less.
+    """
+
+    task_id: UUID
+    state: str
+    verdict: str
+    gates: list[GateOut] = field(default_factory=list)
+    position: int | None = None
+    estimated_start: datetime | None = None
+    unblock: str
+    source: OpenEnum[Literal["owner", "database"]] = "owner"
+    sla_met: bool | None = None
+    blame: str | None = None
+    lateness: dict[str, float] = field(default_factory=dict)
+
+
+class CompleteIn(Struct, forbid_unknown_fields=True):
+    """How the work ended that a receiver had accepted with `Mainspring-Complete: later`."""
+
+    fence: int
+    status: Literal["succeeded", "failed"]
+    result: Raw = field(default_factory=Raw)
+    error: Annotated[str, Meta(max_length=10_000)] | None = None
+    retryable: bool = True

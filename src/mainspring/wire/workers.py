@@ -1,9 +1,10 @@
 """The shapes of the worker protocol."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 from uuid import UUID
 
-from msgspec import Meta, Raw, Struct, field
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from mainspring.wire import patterns
 from mainspring.wire.tasks import (
@@ -14,6 +15,7 @@ from mainspring.wire.tasks import (
     TargetOut,
     Time,
 )
+from mainspring.wire.values import OpenEnum
 
 MOST_LEASES = 1000
 MOST_ENTRIES = 10_000
@@ -23,6 +25,7 @@ WorkerName = Annotated[str, Meta(pattern=patterns.WORKER)]
 Incarnation = Annotated[str, Meta(pattern=patterns.INCARNATION)]
 Fence = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
+LogLevel = Literal["debug", "info", "warning", "error", "stdout", "stderr"]
 Names = Annotated[dict[Line, Line], Meta(max_length=50)]
 
 
@@ -52,18 +55,18 @@ class HeldIn(Struct, frozen=True, forbid_unknown_fields=True):
     fence: Fence
 
 
-class BeatIn(Struct, frozen=True, forbid_unknown_fields=True):
+class BeatIn(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A try that a worker holds, whether it has begun, with nothing else beside it, and how far it
     has come."""
 
     id: UUID
     fence: Fence
-    progress: Raw = field(default_factory=Raw)
+    progress: Raw | UnsetType = UNSET
     started: bool = True
     alone: bool = False
 
 
-class LeaseIn(Struct, forbid_unknown_fields=True):
+class LeaseIn(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A worker with free slots."""
 
     worker: WorkerName
@@ -80,7 +83,7 @@ class LeaseIn(Struct, forbid_unknown_fields=True):
     announces_starts: bool = False
 
 
-class HeartbeatIn(Struct, forbid_unknown_fields=True):
+class HeartbeatIn(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A worker is alive, and runs these."""
 
     worker: WorkerName
@@ -96,13 +99,13 @@ class ErrorIn(Struct, frozen=True, forbid_unknown_fields=True):
     code: Annotated[str, Meta(pattern=patterns.ERROR_CODE)] = "failed"
 
 
-class OutcomeIn(Struct, frozen=True, forbid_unknown_fields=True):
+class OutcomeIn(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How a try ended."""
 
     id: UUID
     fence: Fence
     status: Literal["succeeded", "failed", "released"]
-    result: Raw = field(default_factory=Raw)
+    result: Raw | UnsetType = UNSET
     error: ErrorIn | Annotated[str, Meta(max_length=10_000)] | None = None
     retryable: bool = True
     retry_after: Annotated[float, Meta(ge=0, le=30 * 86400)] | None = None
@@ -110,7 +113,7 @@ class OutcomeIn(Struct, frozen=True, forbid_unknown_fields=True):
     finished_at: Instant | None = None
 
 
-class ReportIn(Struct, forbid_unknown_fields=True):
+class ReportIn(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Tries that ended."""
 
     outcomes: Annotated[tuple[OutcomeIn, ...], Meta(max_length=MOST_ENTRIES)]
@@ -154,16 +157,16 @@ class LeasesOut(Struct, omit_defaults=True):
     """The tasks that a worker got; none when nothing came while it waited. `wait` is there where
     the node waits no longer than that, and was asked to."""
 
-    tasks: list[LeaseOut]
+    tasks: Sequence[LeaseOut]
     wait: float | None = None
 
 
-class PulseOut(Struct):
+class PulseOut(Struct, kw_only=True):
     """What to do about a try: go on, stop because it was cancelled, or stop because it is lost."""
 
     id: UUID
-    lease_until: Time | None
-    action: Literal["continue", "cancel", "lost"]
+    lease_until: Time | None = None
+    action: OpenEnum[Literal["continue", "cancel", "lost"]]
 
 
 class PulsesOut(Struct):
@@ -176,7 +179,7 @@ class JudgedOut(Struct):
     """What became of a report."""
 
     id: UUID
-    status: Literal["accepted", "fenced", "unknown"]
+    status: OpenEnum[Literal["accepted", "fenced", "unknown"]]
 
 
 class JudgedListOut(Struct):
@@ -185,17 +188,17 @@ class JudgedListOut(Struct):
     outcomes: list[JudgedOut]
 
 
-class LogLineIn(Struct, frozen=True, forbid_unknown_fields=True):
+class LogLineIn(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A line about a try. A longer message is cut."""
 
     id: UUID
     fence: Fence
     message: Annotated[str, Meta(max_length=100_000)]
     at: Instant | None = None
-    level: Literal["debug", "info", "warning", "error", "stdout", "stderr"] = "info"
+    level: LogLevel = "info"
 
 
-class LogsIn(Struct, forbid_unknown_fields=True):
+class LogsIn(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Lines that handlers and programs wrote."""
 
     lines: Annotated[tuple[LogLineIn, ...], Meta(max_length=1000)]
@@ -240,7 +243,7 @@ class WorkerOut(Struct):
 
     name: str
     incarnation: str
-    state: Literal["alive", "silent"]
+    state: OpenEnum[Literal["alive", "silent"]]
     queues: list[str]
     handlers: list[str]
     commands: bool

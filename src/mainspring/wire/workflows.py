@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Raw, Struct, field
 
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.condition import LONGEST_CONDITION
-from mainspring.domain.workflow.definition import MOST_ITEMS, OnFailure, When
+from mainspring.domain.workflow.definition import LONGEST_CONDITION, MOST_ITEMS, OnFailure, When
 from mainspring.wire import patterns
 from mainspring.wire.schedules import TemplateOut
 from mainspring.wire.tasks import (
@@ -18,6 +17,7 @@ from mainspring.wire.tasks import (
     TimelessTask,
     WorkflowName,
 )
+from mainspring.wire.values import JsonOrNull, OpenEnum
 
 # No dots: they separate the parts of a reference.
 StepId = Annotated[str, Meta(pattern=patterns.STEP)]
@@ -72,9 +72,9 @@ class StepOut(TemplateOut, kw_only=True):
 
     id: str
     needs: list[str]
-    when: When
+    when: OpenEnum[When]
     if_: str | None = field(name="if")
-    foreach: Raw | None
+    foreach: JsonOrNull
     delay: float
     cleanup: bool
     jitter: float
@@ -86,9 +86,9 @@ class WorkflowOut(Struct, kw_only=True):
     name: str
     version: int
     steps: list[StepOut]
-    on_failure: OnFailure
-    deadline: float | None
-    input: dict[str, Raw]
+    on_failure: OpenEnum[OnFailure]
+    deadline: float | None = None
+    input: dict[str, Raw] = field(default_factory=dict)
     created_at: Time
 
 
@@ -98,7 +98,7 @@ class WorkflowSummary(Struct):
     name: str
     version: int
     step_count: int
-    on_failure: OnFailure
+    on_failure: OpenEnum[OnFailure]
     created_at: Time
     updated_at: Time
 
@@ -140,7 +140,7 @@ class EdgeOut(Struct):
 
     from_: str = field(name="from")
     to: str
-    when: When
+    when: OpenEnum[When]
 
 
 class GraphOut(Struct):

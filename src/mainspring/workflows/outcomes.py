@@ -14,7 +14,7 @@ from mainspring.domain.outcome_rules import Finish, finish
 from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.rules import RunState
+from mainspring.domain.workflow.states import RunState
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 from mainspring.store.claims import (

@@ -13,12 +13,12 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from starlette.responses import Response
 
-from mainspring.api.admin.schema import EgressIn, EgressOut
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import OperatorCall
 from mainspring.errors import InvalidRequest, Problem
 from mainspring.store.secrets import EgressSettings, SecretStore
+from mainspring.wire.webhooks import EgressIn, EgressOut
 
 
 @dataclass(frozen=True, slots=True)

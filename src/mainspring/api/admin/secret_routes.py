@@ -1,15 +1,6 @@
 """The routes of signing secrets, and of what a tenant's webhooks may call."""
 
 from mainspring.api.admin.egress import EgressResource
-from mainspring.api.admin.schema import (
-    EgressIn,
-    EgressOut,
-    NewSecretOut,
-    RotatedOut,
-    RotateIn,
-    SecretIn,
-    SecretList,
-)
 from mainspring.api.admin.secrets import SecretResource
 from mainspring.api.openapi.operation import (
     GONE,
@@ -24,6 +15,15 @@ from mainspring.api.routes import Routes, Tag, links_by, ok
 from mainspring.errors import Conflict
 from mainspring.execution.signing import SECRET_PATTERN
 from mainspring.store.vault import NoKey
+from mainspring.wire.webhooks import (
+    EgressIn,
+    EgressOut,
+    NewSecretOut,
+    RotatedOut,
+    RotateIn,
+    SecretIn,
+    SecretList,
+)
 
 _WEBHOOKS = Tag("Webhooks")
 _SECRET = {"anyOf": [{"type": "string", "pattern": SECRET_PATTERN}, {"type": "null"}]}

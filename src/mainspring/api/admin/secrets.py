@@ -8,14 +8,6 @@ from uuid import uuid4
 
 from starlette.responses import Response
 
-from mainspring.api.admin.schema import (
-    NewSecretOut,
-    RotatedOut,
-    RotateIn,
-    SecretIn,
-    SecretList,
-    SecretOut,
-)
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall, missing
@@ -27,6 +19,14 @@ from mainspring.store.secrets import (
     SecretStore,
     StoredSecret,
     Successor,
+)
+from mainspring.wire.webhooks import (
+    NewSecretOut,
+    RotatedOut,
+    RotateIn,
+    SecretIn,
+    SecretList,
+    SecretOut,
 )
 
 _SECRET_HEADERS = {"Cache-Control": "no-store"}

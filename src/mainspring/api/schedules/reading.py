@@ -26,7 +26,7 @@ from mainspring.api.schedules.views import instant, occurrence_out, schedule_out
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.schedule import description as describe
-from mainspring.domain.schedule.misfire import Decision
+from mainspring.domain.schedule.policies import Decision
 from mainspring.errors import Problem
 from mainspring.schedules.service import ScheduleService
 from mainspring.store.schedule_rows import StoredOccurrence, StoredSchedule

@@ -28,7 +28,7 @@ from mainspring.api.routes import Routes, Tag, created, links_by, ok
 from mainspring.api.schedules.changes import ScheduleChangeResource
 from mainspring.api.schedules.reading import ScheduleReading
 from mainspring.api.schedules.validation import INTERVALS
-from mainspring.domain.schedule.misfire import Decision
+from mainspring.domain.schedule.policies import Decision
 from mainspring.errors import Conflict, PreconditionFailed
 from mainspring.wire.schedules import (
     BackfilledOut,

@@ -12,7 +12,8 @@ from msgspec import UNSET
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.tasks.validation import TaskValidator, seconds_of, span
 from mainspring.domain.schedule import cron, rrule
-from mainspring.domain.schedule.definition import Misfire, ScheduleDefinition, Timetable, timetable
+from mainspring.domain.schedule.definition import ScheduleDefinition, Timetable, timetable
+from mainspring.domain.schedule.policies import Misfire
 from mainspring.domain.schedule.zones import DstPolicy, UnknownZone, zone
 from mainspring.domain.task import RUN_WORKFLOW
 from mainspring.errors import Problem, refusal

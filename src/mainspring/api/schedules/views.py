@@ -8,7 +8,7 @@ from msgspec import Raw, Struct
 from mainspring.api.tasks.views import concurrency_out, retry_out, target_out
 from mainspring.domain.schedule.definition import Timetable
 from mainspring.domain.schedule.description import describe
-from mainspring.domain.schedule.misfire import Decision
+from mainspring.domain.schedule.policies import Decision
 from mainspring.domain.task import RUN_WORKFLOW
 from mainspring.store.schedule_rows import StoredOccurrence, StoredSchedule, Template
 from mainspring.wire.schedules import (

@@ -1,10 +1,8 @@
 """POST /v1/tasks/{id}/complete: a receiver reports the end of work it had accepted."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Raw, Struct, field
 from starlette.responses import Response
 
 from mainspring.api.http.decoding import decode_as
@@ -15,16 +13,7 @@ from mainspring.clock import Clock
 from mainspring.domain.execution import Outcome, Report, TaskError
 from mainspring.errors import Conflict
 from mainspring.store.tasks import TaskStore
-
-
-class CompleteIn(Struct, forbid_unknown_fields=True):
-    """How the work ended that a receiver had accepted with `Mainspring-Complete: later`."""
-
-    fence: int
-    status: Literal["succeeded", "failed"]
-    result: Raw = field(default_factory=Raw)
-    error: Annotated[str, Meta(max_length=10_000)] | None = None
-    retryable: bool = True
+from mainspring.wire.tasks import CompleteIn
 
 
 @dataclass(frozen=True, slots=True)

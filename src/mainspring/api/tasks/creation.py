@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from uuid import UUID
 
 import msgspec
 from starlette.requests import Request
@@ -27,6 +26,7 @@ from mainspring.api.tasks.views import new_task_json
 from mainspring.config import Config
 from mainspring.errors import RequestError
 from mainspring.store.creation import Creation, Keyed, NewTask
+from mainspring.wire.tasks import Ids
 
 _encode = msgspec.json.Encoder().encode
 _NDJSON = "application/x-ndjson"
@@ -34,12 +34,6 @@ _ID_OPENS = b'{"id":"'
 
 Prepared = tuple[Sequence[NewTask], bytes]
 """Tasks that may be inserted, and the answer to give once they are."""
-
-
-class Ids(msgspec.Struct):
-    """The new tasks' ids, in the order of the batch."""
-
-    ids: list[UUID]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,7 @@
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Literal
-from uuid import UUID
 
-from msgspec import Struct
 from starlette.responses import Response
 
 from mainspring.api.http.bodies import json_response
@@ -17,33 +14,7 @@ from mainspring.domain.task import TaskState
 from mainspring.engine.explain import Explanation, Situation, explain
 from mainspring.store.explaining import Dependency, ExplainStore, WaitingTask
 from mainspring.store.tasks import StoredTask, TaskStore
-
-
-class GateOut(Struct):
-    """One question on the way to the start, in the order in which they are asked."""
-
-    gate: str
-    passed: bool
-    detail: str
-
-
-class ExplanationOut(Struct):
-    """`verdict` is the first gate that says no, or `ready`, `running`, `finished`.
-
-    `source` says who tells: the task's owner knows most, the database alone knows less.
-    """
-
-    task_id: UUID
-    state: str
-    verdict: str
-    gates: list[GateOut]
-    position: int | None
-    estimated_start: datetime | None
-    unblock: str
-    source: Literal["owner", "database"]
-    sla_met: bool | None
-    blame: str | None
-    lateness: dict[str, float]
+from mainspring.wire.tasks import ExplanationOut, GateOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +73,6 @@ def _unfinished(waiting: WaitingTask, told: Explanation, around: Situation) -> E
         estimated_start=None if start is None else datetime.fromtimestamp(start, UTC),
         unblock=told.unblock,
         source="owner" if around.owned else "database",
-        sla_met=None,
-        blame=None,
-        lateness={},
     )
 
 
@@ -113,9 +81,6 @@ def _finished(task: StoredTask) -> ExplanationOut:
         task_id=task.id,
         state=task.state,
         verdict="finished",
-        gates=[],
-        position=None,
-        estimated_start=None,
         unblock=f"The task is over: it is {task.state}.",
         source="database",
         sla_met=task.sla_met,

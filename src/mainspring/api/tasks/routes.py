@@ -25,17 +25,20 @@ from mainspring.api.openapi.operation import (
 from mainspring.api.routes import Routes, Tag, created, links_by, ok
 from mainspring.api.tasks.bulk import TaskBulk
 from mainspring.api.tasks.changes import TaskChangeResource
-from mainspring.api.tasks.completion import CompleteIn, Completion
-from mainspring.api.tasks.creation import Ids, TaskCreation
+from mainspring.api.tasks.completion import Completion
+from mainspring.api.tasks.creation import TaskCreation
 from mainspring.api.tasks.effects import EffectLog
-from mainspring.api.tasks.explaining import ExplanationOut, TaskExplanation
+from mainspring.api.tasks.explaining import TaskExplanation
 from mainspring.api.tasks.reading import TaskReading
 from mainspring.errors import Conflict, PreconditionFailed
 from mainspring.store.vault import NoKey
 from mainspring.wire.dead_letters import LONGEST_EFFECT, CancelIn, CancelledOut, EffectIn, EffectOut
 from mainspring.wire.tasks import (
     BatchIn,
+    CompleteIn,
     ExecutionList,
+    ExplanationOut,
+    Ids,
     Instant,
     OutcomeOut,
     State,

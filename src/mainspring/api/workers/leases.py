@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET, Raw, UnsetType
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -102,8 +103,8 @@ class LeaseResource:
         problems = [
             problem.at(f"/outcomes/{index}/result")
             for index, outcome in enumerate(sent.outcomes)
-            if len(bytes(outcome.result)) > len(b"null")
-            for problem in result_problems(bytes(outcome.result), self.config.max_payload)
+            if len(result := _json(outcome.result)) > len(b"null")
+            for problem in result_problems(result, self.config.max_payload)
         ]
         if problems:
             raise refusal("some results cannot be kept", problems[:100])
@@ -138,7 +139,7 @@ async def _disconnected(request: Request) -> None:
 
 
 def _beat(index: int, beat: BeatIn) -> HeldHeartbeat:
-    progress = bytes(beat.progress)
+    progress = _json(beat.progress)
     problems = result_problems(progress, _LARGEST_PROGRESS) if progress else ()
     if problems:
         at = f"/running/{index}/progress"
@@ -160,7 +161,7 @@ def _report(outcome: OutcomeIn) -> WorkerReport:
         kind,
         outcome.started_at.timestamp() if outcome.started_at else None,
         outcome.finished_at.timestamp() if outcome.finished_at else None,
-        bytes(outcome.result) or None,
+        _json(outcome.result) or None,
         None if kind is Outcome.SUCCEEDED else error,
         outcome.retryable,
         outcome.retry_after,
@@ -169,7 +170,7 @@ def _report(outcome: OutcomeIn) -> WorkerReport:
 
 def _pulse_out(pulse: HeartbeatAnswer) -> PulseOut:
     end = None if pulse.lease_end is None else _instant(pulse.lease_end)
-    return PulseOut(pulse.id, end, pulse.action)
+    return PulseOut(id=pulse.id, lease_until=end, action=pulse.action)
 
 
 def _lease_out(leased: LeasedTask) -> LeaseOut:
@@ -197,7 +198,7 @@ def _lease_out(leased: LeasedTask) -> LeaseOut:
         task.attempt,
         _instant(task.lease_end),
         target_out(spec.target),
-        msgspec.Raw(task.payload),
+        Raw(task.payload),
         spec.timeout,
         context,
     )
@@ -209,6 +210,11 @@ def _instant(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
+def _json(value: Raw | UnsetType) -> bytes:
+    """The JSON of a field; nothing where it was left out."""
+    return b"" if value is UNSET else bytes(value)
+
+
 def _about(about: AboutIn | None) -> dict[str, Any] | None:
     if about is None:
         return None
@@ -216,9 +222,9 @@ def _about(about: AboutIn | None) -> dict[str, Any] | None:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _progresses(heard: HeartbeatIn) -> list[msgspec.Raw]:
-    return [beat.progress for beat in heard.running if bytes(beat.progress)]
+def _progresses(heard: HeartbeatIn) -> list[Raw]:
+    return [beat.progress for beat in heard.running if beat.progress is not UNSET]
 
 
-def _results(sent: ReportIn) -> list[msgspec.Raw]:
-    return [outcome.result for outcome in sent.outcomes if bytes(outcome.result)]
+def _results(sent: ReportIn) -> list[Raw]:
+    return [outcome.result for outcome in sent.outcomes if outcome.result is not UNSET]

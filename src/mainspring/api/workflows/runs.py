@@ -25,7 +25,7 @@ from mainspring.api.workflows.views import graph_response
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.workflow.rules import RunState
+from mainspring.domain.workflow.states import RunState
 from mainspring.errors import Problem, StoreUnavailable, refusal
 from mainspring.observe.metrics import Metrics
 from mainspring.store.answers import BeforeCommit

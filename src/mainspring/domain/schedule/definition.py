@@ -11,10 +11,11 @@ from datetime import date, timedelta
 from functools import lru_cache
 from hashlib import sha256
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from mainspring.domain.schedule import cron, rrule
+from mainspring.domain.schedule.policies import Misfire, OverlapPolicy
 from mainspring.domain.schedule.recurrence import (
     SEARCH_SECONDS,
     Interval,
@@ -23,22 +24,10 @@ from mainspring.domain.schedule.recurrence import (
 )
 from mainspring.domain.schedule.zones import DstPolicy, Zone, zone
 
-MisfirePolicy = Literal["skip", "latest", "all"]
-OverlapPolicy = Literal["allow", "skip", "queue", "cancel_running"]
-
 INSTANT = 1e-6
 """The smallest difference between two times that we keep."""
 EXCLUDED_AHEAD = 3600.0
 """So much of an excluded day is decided at once: few rows, and an edit counts within the hour."""
-
-
-@dataclass(frozen=True, slots=True)
-class Misfire:
-    """What to do about occurrences whose time passed while nobody could decide on them."""
-
-    policy: MisfirePolicy = "latest"
-    window: float = 3600.0
-    cap: int = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,25 +8,13 @@ fate share one line of the ledger.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from mainspring.domain.schedule.definition import Backlog, ScheduleDefinition, Span
+from mainspring.domain.schedule.policies import Decision
 
 MOST_ON_TIME = 2
 _LEAST_TOLERANCE = 1.0
 _MOST_TOLERANCE = 30.0
-
-
-class Decision(StrEnum):
-    """What became of an occurrence."""
-
-    FIRED = "fired"
-    SKIPPED_OVERLAP = "skipped_overlap"
-    SKIPPED_MISFIRE = "skipped_misfire"
-    SKIPPED_EXCLUDED = "skipped_excluded"
-    SKIPPED_PAUSED = "skipped_paused"
-    COALESCED = "coalesced"
-    BACKFILLED = "backfilled"
 
 
 @dataclass(frozen=True, slots=True)

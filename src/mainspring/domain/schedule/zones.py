@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-GapPolicy = Literal["shift", "skip"]
-RepeatPolicy = Literal["first", "second", "both"]
+from mainspring.domain.schedule.policies import GapPolicy, RepeatPolicy
 
 EPOCH = datetime(1970, 1, 1)
 SECOND = timedelta(seconds=1)

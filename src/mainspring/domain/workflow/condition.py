@@ -13,9 +13,8 @@ from functools import lru_cache
 
 from cel_expr_python import cel
 
+from mainspring.domain.workflow.definition import LONGEST_CONDITION
 from mainspring.domain.workflow.reference import STEP_PARTS
-
-LONGEST_CONDITION = 1000
 
 _SUBSET = """
 stdlib:

@@ -12,6 +12,8 @@ from typing import Literal
 When = Literal["all_succeeded", "all_finished", "any_failed", "one_succeeded"]
 OnFailure = Literal["fail_fast", "continue"]
 
+LONGEST_CONDITION = 1000
+"""Maximum characters of a condition."""
 MOST_STEPS = 10_000
 MOST_NEEDS = 100_000
 """So many edges has the whole graph at most."""

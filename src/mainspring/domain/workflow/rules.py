@@ -21,6 +21,7 @@ from mainspring.domain.urls import url_problem
 from mainspring.domain.workflow import condition as conditions
 from mainspring.domain.workflow.definition import MOST_ITEMS, Step, TaskTemplate
 from mainspring.domain.workflow.reference import BadReference, Reference, parts, whole
+from mainspring.domain.workflow.states import RunState
 
 MOST_BYTES = 2**20
 """So long may a rendered payload be, if nobody says otherwise."""
@@ -37,20 +38,6 @@ class StepDecision(StrEnum):
     WAIT = "wait"
     START = "start"
     SKIP = "skip"
-
-
-class RunState(StrEnum):
-    """Where a run is. The last three are final."""
-
-    RUNNING = "running"
-    PAUSED = "paused"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def final(self) -> bool:
-        return self not in (RunState.RUNNING, RunState.PAUSED)
 
 
 class RenderFailed(ValueError):

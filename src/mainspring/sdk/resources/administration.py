@@ -1,31 +1,49 @@
-"""`client.keys`, `secrets`, `limits`, `audit` for admins; `tenants` and `cluster` for operators."""
+"""`client.keys` and `client.secrets` for admins, `client.tenants` for operators."""
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from mainspring.sdk.calling import part
 from mainspring.sdk.resources.base import ApiResource, Page
-from mainspring.sdk.results import (
-    AuditEntry,
-    Cluster,
-    Egress,
-    Key,
-    Limits,
-    RotatedSecret,
-    Secret,
-    Tenant,
-    Worker,
-)
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import Duration
+from mainspring.wire.admin import KeyOut, TenantOut
+from mainspring.wire.webhooks import EgressOut, NewSecretOut, RotatedOut
+
+
+class Key(KeyOut, kw_only=True):
+    """An API key; `api_key` is there once, when it was made."""
+
+    api_key: str | None = None
+
+
+class Tenant(TenantOut, kw_only=True):
+    """A tenant and its limits; `api_key` is there once, when it was made."""
+
+    api_key: str | None = None
+
+
+class Secret(NewSecretOut, kw_only=True):
+    """A signing secret; `secret` is there once, when it was made."""
+
+    secret: Any = None
+
+
+class RotatedSecret(RotatedOut):
+    """The new secret, and the old one with its end."""
+
+    current: Secret
+    previous: Secret
+
 
 SecretList = list[Secret]
 
 
 class Keys(ApiResource[F]):
     """A tenant's API keys."""
+
+    _path = "/v1/keys"
 
     @both
     async def create(
@@ -38,65 +56,66 @@ class Keys(ApiResource[F]):
     ) -> Key:
         """Make a key; the answer's `api_key` is shown this once."""
         body = {"name": name, "expires_at": expires_at, "expires_in": expires_in}
-        return await self._caller.call(
-            "POST", "/v1/keys", {"scopes": scopes, **_given(body)}, answer=Key
-        )
+        return await self._call("POST", self._path, {"scopes": scopes, **_given(body)}, answer=Key)
 
     @both
     async def get(self, key_id: str) -> Key:
-        return await self._caller.call("GET", f"/v1/keys/{part(key_id)}", answer=Key)
+        return await self._call("GET", self._at(key_id), answer=Key)
 
     @each
     async def list(self, *, limit: int | None = None) -> AsyncIterator[Key]:
-        """All of them, newest first, those that have ended too."""
-        async for key in self._every("/v1/keys", Page[Key], {"limit": limit}):
+        """Yield all keys, newest first, revoked and expired ones too."""
+        async for key in self._every(self._path, Page[Key], {"limit": limit}):
             yield key
 
     @both
     async def rotate(self, key_id: str, *, grace: Duration | None = None) -> Key:
-        """A key in its place; the old one stays valid for `grace`."""
+        """Make a key in its place; the old one stays valid for `grace`."""
         body = _given({"grace": grace})
-        return await self._caller.call("POST", f"/v1/keys/{part(key_id)}/rotate", body, answer=Key)
+        return await self._call("POST", self._at(key_id, "rotate"), body, answer=Key)
 
     @both
     async def revoke(self, key_id: str) -> None:
-        """End it now."""
-        await self._caller.call("DELETE", f"/v1/keys/{part(key_id)}")
+        """End a key now."""
+        await self._call("DELETE", self._at(key_id))
 
 
 class Secrets(ApiResource[F]):
     """The secrets that sign webhooks."""
 
+    _path = "/v1/secrets"
+
     @both
     async def create(
         self, *, name: str | None = None, kind: str | None = None, secret: str | None = None
     ) -> Secret:
-        """Make one, or take one over; the answer's `secret` is shown this once."""
+        """Make a secret, or take one over; the answer's `secret` is shown this once."""
         body = _given({"name": name, "kind": kind, "secret": secret})
-        return await self._caller.call("POST", "/v1/secrets", body, answer=Secret)
+        return await self._call("POST", self._path, body, answer=Secret)
 
     @both
     async def list(self) -> SecretList:
-        """Those that sign now."""
-        found = await self._caller.call("GET", "/v1/secrets", answer=Page[Secret])
+        """Return the secrets that sign now."""
+        found = await self._call("GET", self._path, answer=Page[Secret])
         return found.items
 
     @both
     async def rotate(
         self, secret_id: UUID | str, *, overlap: float | None = None, secret: str | None = None
     ) -> RotatedSecret:
-        """Replace it; both sign until the old one ends."""
+        """Replace a secret; both sign until the old one ends."""
         body = _given({"overlap": overlap, "secret": secret})
-        path = f"/v1/secrets/{part(secret_id)}/rotate"
-        return await self._caller.call("POST", path, body, answer=RotatedSecret)
+        return await self._call("POST", self._at(secret_id, "rotate"), body, answer=RotatedSecret)
 
     @both
     async def delete(self, secret_id: UUID | str) -> None:
-        await self._caller.call("DELETE", f"/v1/secrets/{part(secret_id)}")
+        await self._call("DELETE", self._at(secret_id))
 
 
 class Tenants(ApiResource[F]):
-    """All teams of an installation: for operators."""
+    """The tenants of an installation: for operators."""
+
+    _path = "/v1/tenants"
 
     @both
     async def create(
@@ -109,37 +128,32 @@ class Tenants(ApiResource[F]):
     ) -> Tenant:
         """Make a tenant; the answer's `api_key` is its first key, shown this once."""
         body = {"weight": weight, "max_running": max_running, "spread": spread}
-        return await self._caller.call(
-            "POST", "/v1/tenants", {"name": name, **_given(body)}, answer=Tenant
-        )
+        return await self._call("POST", self._path, {"name": name, **_given(body)}, answer=Tenant)
 
     @both
     async def get(self, tenant_id: int | str) -> Tenant:
-        return await self._caller.call("GET", f"/v1/tenants/{part(tenant_id)}", answer=Tenant)
+        return await self._call("GET", self._at(tenant_id), answer=Tenant)
 
     @each
     async def list(self, *, limit: int | None = None) -> AsyncIterator[Tenant]:
-        """All of them, newest first."""
-        async for tenant in self._every("/v1/tenants", Page[Tenant], {"limit": limit}):
+        """Yield all tenants, newest first."""
+        async for tenant in self._every(self._path, Page[Tenant], {"limit": limit}):
             yield tenant
 
     @both
     async def edit(self, tenant_id: int | str, /, **changes: Any) -> Tenant:
         """Change its `weight`, `max_running` or `spread`."""
-        return await self._caller.call(
-            "PATCH", f"/v1/tenants/{part(tenant_id)}", changes, answer=Tenant
-        )
+        return await self._call("PATCH", self._at(tenant_id), changes, answer=Tenant)
 
     @both
     async def delete(self, tenant_id: int | str) -> None:
-        """Let it go, with everything it owns."""
-        await self._caller.call("DELETE", f"/v1/tenants/{part(tenant_id)}")
+        """Delete a tenant with everything it owns."""
+        await self._call("DELETE", self._at(tenant_id))
 
     @both
-    async def egress(self, tenant_id: int | str) -> Egress:
-        """What its webhooks may call."""
-        path = f"/v1/tenants/{part(tenant_id)}/egress"
-        return await self._caller.call("GET", path, answer=Egress)
+    async def egress(self, tenant_id: int | str) -> EgressOut:
+        """Return what its webhooks may call."""
+        return await self._call("GET", self._at(tenant_id, "egress"), answer=EgressOut)
 
     @both
     async def set_egress(
@@ -151,41 +165,11 @@ class Tenants(ApiResource[F]):
         ca: str | None = None,
         certificate: str | None = None,
         key: str | None = None,
-    ) -> Egress:
+    ) -> EgressOut:
         """Replace its rules and its TLS identity."""
         given = _given({"ca": ca, "certificate": certificate, "key": key})
         body = {"allow": allow, "deny": deny, **given}
-        path = f"/v1/tenants/{part(tenant_id)}/egress"
-        return await self._caller.call("PUT", path, body, answer=Egress)
-
-
-class Installation(ApiResource[F]):
-    """What there is one of: limits and the audit log of a tenant, and the cluster."""
-
-    @both
-    async def limits(self) -> Limits:
-        """What this tenant may use, and what it uses now."""
-        return await self._caller.call("GET", "/v1/limits", answer=Limits)
-
-    @each
-    async def audit(
-        self, *, action: str | None = None, actor: str | None = None, limit: int | None = None
-    ) -> AsyncIterator[AuditEntry]:
-        """Who did what, newest first."""
-        query = {"action": action, "actor": actor, "limit": limit}
-        async for entry in self._every("/v1/audit", Page[AuditEntry], query):
-            yield entry
-
-    @each
-    async def workers(self, *, limit: int | None = None) -> AsyncIterator[Worker]:
-        """Who works for this tenant, the newest first."""
-        async for worker in self._every("/v1/workers", Page[Worker], {"limit": limit}):
-            yield worker
-
-    @both
-    async def cluster(self) -> Cluster:
-        """Nodes, partitions and epochs: for operators."""
-        return await self._caller.call("GET", "/v1/cluster", answer=Cluster)
+        return await self._call("PUT", self._at(tenant_id, "egress"), body, answer=EgressOut)
 
 
 def _given(body: dict[str, Any]) -> dict[str, Any]:

@@ -1,23 +1,34 @@
-"""What all resources share: a caller, lists that go on page after page, and waiting for an end."""
+"""The base of all resources: paths, lists page after page, and waiting for an end."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
 from msgspec import Struct
 
 from mainspring.clock import monotonic
 from mainspring.errors import TaskUnfinished
-from mainspring.sdk.calling import ApiCaller
-from mainspring.sdk.results import Run, Task
+from mainspring.sdk.calling import ApiCaller, part
 from mainspring.sdk.sync_async import F, Faced
 
 T = TypeVar("T")
-Ending = TypeVar("Ending", Task, Run)
 
 _PAGE = 500
 _SOON = 0.05
 _LONGEST_PAUSE = 1.0
+
+
+class Finishing(Protocol):
+    """Something that ends at some time."""
+
+    id: UUID
+    state: str
+
+    @property
+    def finished(self) -> bool: ...
+
+
+Ending = TypeVar("Ending", bound=Finishing)
 
 
 class Page(Struct, Generic[T]):
@@ -28,20 +39,25 @@ class Page(Struct, Generic[T]):
 
 
 class ApiResource(Faced[F]):
-    """Some paths of the API."""
+    """Some paths of the API: those that begin with `_path`."""
+
+    _path: str
 
     def __init__(self, caller: ApiCaller) -> None:
         self._caller = caller
+        self._call = caller.call
         self.blocking = caller.transport.blocking
 
+    def _at(self, *parts: object) -> str:
+        """Return the path of something, whatever its id holds."""
+        return "/".join([self._path, *map(part, parts)])
+
     async def _every(self, path: str, page: Any, query: Mapping[str, Any]) -> AsyncIterator[Any]:
-        """All items of a list, page after page; `limit` in the query is the size of a page."""
+        """Yield all items of a list, page after page; `limit` is the size of a page."""
         cursor: str | None = None
         wanted = {"limit": _PAGE, **{k: v for k, v in query.items() if v is not None}}
         while True:
-            found = await self._caller.call(
-                "GET", path, answer=page, query={**wanted, "cursor": cursor}
-            )
+            found = await self._call("GET", path, answer=page, query={**wanted, "cursor": cursor})
             for item in found.items:
                 yield item
             cursor = found.next_cursor
@@ -54,7 +70,7 @@ class ApiResource(Faced[F]):
         what: UUID | str,
         within: float | None,
     ) -> Ending:
-        """What is read once it has ended, however it did."""
+        """Read it until it has ended, however it did."""
         deadline = None if within is None else monotonic() + within
         pause = _SOON
         while True:

@@ -1,21 +1,29 @@
-"""`client.dead_letters`, and `client.effects`: what failed for good, and what was done once."""
+"""`client.dead_letters` and `client.effects`."""
 
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from mainspring.sdk.calling import part
 from mainspring.sdk.resources.base import ApiResource, Page
-from mainspring.sdk.results import DeadLetter, DeadLetterGroup, Effect, Replayed, Task
+from mainspring.sdk.resources.tasks import Task
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import Duration
+from mainspring.wire.dead_letters import DeadLetterGroupOut, DeadLetterOut, EffectOut, ReplayedOut
 
-Groups = list[DeadLetterGroup]
+Groups = list[DeadLetterGroupOut]
+
+
+class DeadLetter(DeadLetterOut, kw_only=True):
+    """A task that failed for good, and what was done about it."""
+
+    task: Task
 
 
 class DeadLetters(ApiResource[F]):
-    """Tasks that failed for good, and wait for a person."""
+    """Tasks that failed for good."""
+
+    _path = "/v1/dead-letters"
 
     @each
     async def list(
@@ -30,7 +38,7 @@ class DeadLetters(ApiResource[F]):
         died_before: datetime | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[DeadLetter]:
-        """All that match, newest first."""
+        """Yield all that match, newest first."""
         query = {
             "resolved": resolved,
             "name": name,
@@ -41,30 +49,26 @@ class DeadLetters(ApiResource[F]):
             "died_before": died_before,
             "limit": limit,
         }
-        async for letter in self._every("/v1/dead-letters", Page[DeadLetter], query):
+        async for letter in self._every(self._path, Page[DeadLetter], query):
             yield letter
 
     @both
     async def groups(
         self, *, resolved: bool | None = None, name: str | None = None, queue: str | None = None
     ) -> Groups:
-        """What went wrong, the most frequent first."""
+        """Return the errors of dead letters, the most frequent first."""
         query = {"group": True, "resolved": resolved, "name": name, "queue": queue}
-        found = await self._caller.call(
-            "GET", "/v1/dead-letters", answer=Page[DeadLetterGroup], query=query
-        )
+        found = await self._call("GET", self._path, answer=Page[DeadLetterGroupOut], query=query)
         return found.items
 
     @both
     async def get(self, letter_id: UUID | str) -> DeadLetter:
-        path = f"/v1/dead-letters/{part(letter_id)}"
-        return await self._caller.call("GET", path, answer=DeadLetter)
+        return await self._call("GET", self._at(letter_id), answer=DeadLetter)
 
     @both
     async def replay(self, letter_id: UUID | str) -> Task:
-        """A new task; asking twice gives the same one."""
-        path = f"/v1/dead-letters/{part(letter_id)}/replay"
-        return await self._caller.call("POST", path, answer=Task)
+        """Make a new task of it; asking twice gives the same one."""
+        return await self._call("POST", self._at(letter_id, "replay"), answer=Task)
 
     @both
     async def replay_all(
@@ -74,27 +78,26 @@ class DeadLetters(ApiResource[F]):
         first: int | None = None,
         stop_on_failure_rate: float | None = None,
         **filter: Any,
-    ) -> Replayed:
+    ) -> ReplayedOut:
         """Replay what matches, oldest first."""
         body: dict[str, Any] = {"filter": filter}
         if first is not None:
             body["first"] = first
         if stop_on_failure_rate is not None:
             body["stop_on_failure_rate"] = stop_on_failure_rate
-        return await self._caller.call("POST", "/v1/dead-letters/replay", body, answer=Replayed)
+        return await self._call("POST", self._at("replay"), body, answer=ReplayedOut)
 
     @both
     async def archive(self, letter_id: UUID | str) -> DeadLetter:
-        path = f"/v1/dead-letters/{part(letter_id)}/archive"
-        return await self._caller.call("POST", path, answer=DeadLetter)
+        return await self._call("POST", self._at(letter_id, "archive"), answer=DeadLetter)
 
     @both
     async def delete(self, letter_id: UUID | str) -> None:
-        await self._caller.call("DELETE", f"/v1/dead-letters/{part(letter_id)}")
+        await self._call("DELETE", self._at(letter_id))
 
 
 class Effects(ApiResource[F]):
-    """The effect log: of all who are about to do something once, the first one hears that it is."""
+    """The effect log: it tells one of all callers about to do something that it is the first."""
 
     @both
     async def note(
@@ -104,11 +107,9 @@ class Effects(ApiResource[F]):
         *,
         ttl: Duration | None = None,
         idempotency_key: str | None = None,
-    ) -> Effect:
-        """Tell of an effect; `first` says whether nobody had told of it before."""
+    ) -> EffectOut:
+        """Record an effect; `first` says whether it was not recorded before."""
         body: dict[str, Any] = {"key": key, "answer": answer}
         if ttl is not None:
             body["ttl"] = ttl
-        return await self._caller.call(
-            "POST", "/v1/effects", body, answer=Effect, key=idempotency_key
-        )
+        return await self._call("POST", "/v1/effects", body, answer=EffectOut, key=idempotency_key)

@@ -6,35 +6,55 @@ from hashlib import sha256
 from typing import Any, Unpack
 from uuid import UUID
 
-from msgspec import Struct
+from msgspec import field
 
 from mainspring.errors import Conflict, NotFound, PreconditionFailed
-from mainspring.sdk.calling import part
 from mainspring.sdk.encoding import encode, with_offset
 from mainspring.sdk.resources.base import ApiResource, Page
-from mainspring.sdk.results import Backfilled, Calendar, Occurrence, Preview, Schedule, Task
+from mainspring.sdk.resources.tasks import Task
+from mainspring.sdk.schedule_labels import DEFINITION, OWNER, labels_of, version_in
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import ScheduleChanges, ScheduleFields
-
-DEFINITION = "mainspring-definition"
-"""The label by which `put` knows that a schedule is as it should be."""
-OWNER = "mainspring-app"
-"""The label that says which app declares a schedule."""
-VERSION = "mainspring-app-version"
-"""The label that says which version of the app declared it last."""
+from mainspring.wire.schedules import (
+    BackfilledOut,
+    CalendarOut,
+    OccurrenceOut,
+    PreviewOut,
+    ScheduleOut,
+    Upcoming,
+)
 
 Times = list[datetime]
 
-_PATH = "/v1/schedules"
-_PATIENCE = 10
+_MOST_TRIES = 10
 
 
-class _Upcoming(Struct):
-    times: Times
+class Schedule(ScheduleOut, kw_only=True):
+    """A schedule: when, by which policies, and which task."""
+
+    task: Any = None
+    input: Any = None
+    misfire: Any = field(default_factory=dict)
+    dst: Any = field(default_factory=dict)
+    etag: str | None = None
+
+
+class Occurrence(OccurrenceOut, kw_only=True):
+    """One decision about one nominal time, or about a range of them."""
+
+    decision: Any
+
+
+class Calendar(CalendarOut, kw_only=True):
+    """A named list of dates on which schedules do not run."""
+
+    etag: str | None = None
 
 
 class Schedules(ApiResource[F]):
     """Recurring definitions that produce tasks."""
+
+    _path = "/v1/schedules"
 
     @both
     async def create(
@@ -47,17 +67,15 @@ class Schedules(ApiResource[F]):
     ) -> Schedule:
         """Create a schedule. `task` is a task without times: its target, payload and so on."""
         body = {"name": name, "task": task, **_checked(fields)}
-        return await self._caller.call(
-            "POST", "/v1/schedules", body, answer=Schedule, key=idempotency_key
-        )
+        return await self._call("POST", self._path, body, answer=Schedule, key=idempotency_key)
 
     @both
     async def get(self, schedule_id: UUID | str) -> Schedule:
-        return await self._caller.call("GET", f"/v1/schedules/{part(schedule_id)}", answer=Schedule)
+        return await self._call("GET", self._at(schedule_id), answer=Schedule)
 
     @both
     async def named(self, name: str) -> Schedule | None:
-        """The schedule of this name, if there is one."""
+        """Return the schedule of this name, if there is one."""
         return await self._named(name)
 
     @both
@@ -71,34 +89,33 @@ class Schedules(ApiResource[F]):
         digest = sha256(encode(body)).hexdigest()[:16]
         given = task.get("labels") or {}
         body["task"]["labels"] = {**given, DEFINITION: digest}
-        for _ in range(_PATIENCE):
+        for _ in range(_MOST_TRIES):
             found = await self._named(name)
-            if found is not None and labels_of(found).get(DEFINITION) == digest:
+            if found is not None and labels_of(found.task).get(DEFINITION) == digest:
                 return found
             try:
                 if found is None:
-                    return await self._caller.call("POST", _PATH, body, answer=Schedule)
-                path = f"{_PATH}/{part(found.id)}"
-                present = await self._caller.call("GET", path, answer=Schedule)
-                labels = labels_of(present)
+                    return await self._call("POST", self._path, body, answer=Schedule)
+                present = await self._call("GET", self._at(found.id), answer=Schedule)
+                labels = labels_of(present.task)
                 if labels.get(OWNER) == given.get(OWNER):
                     if version_in(labels) > version_in(given):
                         return present
-                    return await self._caller.call(
-                        "PUT", path, body, answer=Schedule, if_match=present.etag
+                    return await self._call(
+                        "PUT", self._at(found.id), body, answer=Schedule, if_match=present.etag
                     )
             except (Conflict, PreconditionFailed, NotFound):
                 continue  # somebody was quicker
-            raise Conflict(_not_yours(name, labels.get(OWNER)))
+            raise Conflict(_not_owned(name, labels.get(OWNER)))
         raise Conflict(f"others keep changing the schedule {name!r}")
 
     @each
     async def list(
         self, *, name: str | None = None, state: str | None = None, limit: int | None = None
     ) -> AsyncIterator[Schedule]:
-        """All that match, newest first."""
+        """Yield all that match, newest first."""
         query = {"name": name, "state": state, "limit": limit}
-        async for schedule in self._every("/v1/schedules", Page[Schedule], query):
+        async for schedule in self._every(self._path, Page[Schedule], query):
             yield schedule
 
     @both
@@ -111,10 +128,10 @@ class Schedules(ApiResource[F]):
         if_match: str | None = None,
         **fields: Unpack[ScheduleFields],
     ) -> Schedule:
-        """Give it a new definition whole."""
-        return await self._caller.call(
+        """Replace the whole definition."""
+        return await self._call(
             "PUT",
-            f"/v1/schedules/{part(schedule_id)}",
+            self._at(schedule_id),
             {"name": name, "task": task, **_checked(fields)},
             answer=Schedule,
             if_match=if_match,
@@ -128,10 +145,10 @@ class Schedules(ApiResource[F]):
         if_match: str | None = None,
         **changes: Unpack[ScheduleChanges],
     ) -> Schedule:
-        """Change what is named."""
-        return await self._caller.call(
+        """Change the fields that are given."""
+        return await self._call(
             "PATCH",
-            f"/v1/schedules/{part(schedule_id)}",
+            self._at(schedule_id),
             _checked(changes),
             answer=Schedule,
             if_match=if_match,
@@ -139,25 +156,20 @@ class Schedules(ApiResource[F]):
 
     @both
     async def delete(self, schedule_id: UUID | str, *, if_match: str | None = None) -> None:
-        path = f"/v1/schedules/{part(schedule_id)}"
-        await self._caller.call("DELETE", path, if_match=if_match)
+        await self._call("DELETE", self._at(schedule_id), if_match=if_match)
 
     @both
     async def pause(self, schedule_id: UUID | str) -> Schedule:
-        path = f"/v1/schedules/{part(schedule_id)}/pause"
-        return await self._caller.call("POST", path, answer=Schedule)
+        return await self._call("POST", self._at(schedule_id, "pause"), answer=Schedule)
 
     @both
     async def resume(self, schedule_id: UUID | str) -> Schedule:
-        path = f"/v1/schedules/{part(schedule_id)}/resume"
-        return await self._caller.call("POST", path, answer=Schedule)
+        return await self._call("POST", self._at(schedule_id, "resume"), answer=Schedule)
 
     @both
     async def run(self, schedule_id: UUID | str) -> Task:
-        """One task of it now, beside its timetable."""
-        return await self._caller.call(
-            "POST", f"/v1/schedules/{part(schedule_id)}/run", answer=Task
-        )
+        """Make one task of it now, beside its timetable."""
+        return await self._call("POST", self._at(schedule_id, "run"), answer=Task)
 
     @both
     async def backfill(
@@ -166,68 +178,68 @@ class Schedules(ApiResource[F]):
         start: datetime,
         end: datetime,
         max_running: int | None = None,
-    ) -> Backfilled:
-        """Make up for a stretch of the past."""
+    ) -> BackfilledOut:
+        """Make the tasks of a past period."""
         body: dict[str, Any] = {"from": with_offset(start), "to": with_offset(end)}
         if max_running is not None:
             body["max_running"] = max_running
-        path = f"/v1/schedules/{part(schedule_id)}/backfill"
-        return await self._caller.call("POST", path, body, answer=Backfilled)
+        path = self._at(schedule_id, "backfill")
+        return await self._call("POST", path, body, answer=BackfilledOut)
 
     @both
     async def upcoming(self, schedule_id: UUID | str, n: int = 10) -> Times:
-        """Its next times."""
-        path = f"/v1/schedules/{part(schedule_id)}/upcoming"
-        found = await self._caller.call("GET", path, answer=_Upcoming, query={"n": n})
+        """Return its next times."""
+        path = self._at(schedule_id, "upcoming")
+        found = await self._call("GET", path, answer=Upcoming, query={"n": n})
         return found.times
 
     @each
     async def occurrences(
         self, schedule_id: UUID | str, *, decision: str | None = None, limit: int | None = None
     ) -> AsyncIterator[Occurrence]:
-        """What was decided about its times, newest first."""
-        path = f"/v1/schedules/{part(schedule_id)}/occurrences"
+        """Yield the decisions about its times, newest first."""
+        path = self._at(schedule_id, "occurrences")
         query = {"decision": decision, "limit": limit}
         async for occurrence in self._every(path, Page[Occurrence], query):
             yield occurrence
 
     @both
-    async def preview(self, **fields: Unpack[ScheduleFields]) -> Preview:
-        """When a schedule would run that nobody saved."""
-        return await self._caller.call(
-            "POST", "/v1/schedules/preview", _checked(fields), answer=Preview
-        )
+    async def preview(self, **fields: Unpack[ScheduleFields]) -> PreviewOut:
+        """Return when a schedule would run, without saving it."""
+        return await self._call("POST", self._at("preview"), _checked(fields), answer=PreviewOut)
 
     async def _named(self, name: str) -> Schedule | None:
-        found = await self._caller.call("GET", _PATH, answer=Page[Schedule], query={"name": name})
+        found = await self._call("GET", self._path, answer=Page[Schedule], query={"name": name})
         return next((schedule for schedule in found.items if schedule.name == name), None)
 
 
 class Calendars(ApiResource[F]):
     """Named lists of dates on which schedules do not run."""
 
+    _path = "/v1/calendars"
+
     @both
     async def create(self, name: str, dates: Sequence[date | str]) -> Calendar:
         body = {"name": name, "dates": dates}
-        return await self._caller.call("POST", "/v1/calendars", body, answer=Calendar)
+        return await self._call("POST", self._path, body, answer=Calendar)
 
     @both
     async def get(self, name: str) -> Calendar:
-        return await self._caller.call("GET", f"/v1/calendars/{part(name)}", answer=Calendar)
+        return await self._call("GET", self._at(name), answer=Calendar)
 
     @each
     async def list(self, *, limit: int | None = None) -> AsyncIterator[Calendar]:
-        """All of them, by name."""
-        async for calendar in self._every("/v1/calendars", Page[Calendar], {"limit": limit}):
+        """Yield all calendars, by name."""
+        async for calendar in self._every(self._path, Page[Calendar], {"limit": limit}):
             yield calendar
 
     @both
     async def replace(
         self, name: str, dates: Sequence[date | str], *, if_match: str | None = None
     ) -> Calendar:
-        return await self._caller.call(
+        return await self._call(
             "PUT",
-            f"/v1/calendars/{part(name)}",
+            self._at(name),
             {"dates": dates},
             answer=Calendar,
             if_match=if_match,
@@ -235,21 +247,10 @@ class Calendars(ApiResource[F]):
 
     @both
     async def delete(self, name: str) -> None:
-        await self._caller.call("DELETE", f"/v1/calendars/{part(name)}")
+        await self._call("DELETE", self._at(name))
 
 
-def labels_of(schedule: Schedule) -> Mapping[str, str]:
-    """The labels of the tasks it makes."""
-    return (schedule.task or {}).get("labels") or {}
-
-
-def version_in(labels: Mapping[str, str]) -> int:
-    """0 for what tells none: older than any that does."""
-    text = labels.get(VERSION, "")
-    return int(text) if text.isdecimal() else 0
-
-
-def _not_yours(name: str, owner: str | None) -> str:
+def _not_owned(name: str, owner: str | None) -> str:
     whose = "was not declared by an app" if owner is None else f"belongs to the app {owner!r}"
     return f"the schedule {name!r} {whose}: choose another name, or delete it first"
 

@@ -5,26 +5,41 @@ from datetime import datetime
 from typing import Any, Unpack
 from uuid import UUID
 
-from msgspec import Struct
+from msgspec import field
 
+from mainspring.domain.task import UNFINISHED, TaskState
 from mainspring.errors import TaskNotCompleted
-from mainspring.sdk.calling import part
-from mainspring.sdk.encoding import with_offset
 from mainspring.sdk.resources.base import ApiResource, Page
-from mainspring.sdk.results import Cancelled, Execution, Explanation, LogLine, Task
 from mainspring.sdk.sync_async import F, both, each
-from mainspring.sdk.targets import Target, TaskChanges, TaskFields
+from mainspring.sdk.targets import Target, TaskChanges, TaskFields, described
+from mainspring.wire.dead_letters import CancelledOut
+from mainspring.wire.tasks import ExecutionOut, ExplanationOut, Ids, TaskOut
+from mainspring.wire.workers import LogLineOut
 
-Ids = list[UUID]
-Executions = list[Execution]
+TaskIds = list[UUID]
+Executions = list[ExecutionOut]
+
+_FINAL = frozenset(TaskState) - UNFINISHED
 
 
-class _Ids(Struct):
-    ids: Ids
+class Task(TaskOut, kw_only=True):
+    """A task. Lists leave the payload out unless it is asked for."""
+
+    payload: Any = None
+    retry: Any = field(default_factory=dict)
+    concurrency: Any = None
+    requires: Any = None
+    etag: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finished_at is not None or self.state in _FINAL
 
 
 class Tasks(ApiResource[F]):
     """Tasks and their executions."""
+
+    _path = "/v1/tasks"
 
     @both
     async def create(
@@ -35,18 +50,18 @@ class Tasks(ApiResource[F]):
         **fields: Unpack[TaskFields],
     ) -> Task:
         """Create a task. Without `run_at` and `delay` it is due now."""
-        return await self._caller.call(
-            "POST", "/v1/tasks", described(target, fields), answer=Task, key=idempotency_key
+        return await self._call(
+            "POST", self._path, described(target, fields), answer=Task, key=idempotency_key
         )
 
     @both
     async def create_many(
         self, tasks: Iterable[Mapping[str, Any]], *, idempotency_key: str | None = None
-    ) -> Ids:
+    ) -> TaskIds:
         """Create up to 10,000 tasks, all or none; each is what `create` would send."""
         wanted = [dict(task) for task in tasks]
-        found = await self._caller.call(
-            "POST", "/v1/tasks/batch", {"tasks": wanted}, answer=_Ids, key=idempotency_key
+        found = await self._call(
+            "POST", self._at("batch"), {"tasks": wanted}, answer=Ids, key=idempotency_key
         )
         return found.ids
 
@@ -69,7 +84,7 @@ class Tasks(ApiResource[F]):
         payload: bool | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[Task]:
-        """All that match, newest first; `limit` is the size of a page."""
+        """Yield all that match, newest first; `limit` is the size of a page."""
         query = {
             "state": state,
             "queue": queue,
@@ -82,30 +97,29 @@ class Tasks(ApiResource[F]):
             "payload": payload,
             "limit": limit,
         }
-        async for task in self._every("/v1/tasks", Page[Task], query):
+        async for task in self._every(self._path, Page[Task], query):
             yield task
 
     @both
     async def executions(self, task_id: UUID | str, outcome: str | None = None) -> Executions:
-        """Its tries, oldest first."""
-        path = f"/v1/tasks/{part(task_id)}/executions"
-        found = await self._caller.call(
-            "GET", path, answer=Page[Execution], query={"outcome": outcome}
+        """Return its executions, oldest first."""
+        found = await self._call(
+            "GET",
+            self._at(task_id, "executions"),
+            answer=Page[ExecutionOut],
+            query={"outcome": outcome},
         )
         return found.items
 
     @both
-    async def explain(self, task_id: UUID | str) -> Explanation:
-        """Why it is not running."""
-        return await self._caller.call(
-            "GET", f"/v1/tasks/{part(task_id)}/explain", answer=Explanation
-        )
+    async def explain(self, task_id: UUID | str) -> ExplanationOut:
+        """Return why it is not running."""
+        return await self._call("GET", self._at(task_id, "explain"), answer=ExplanationOut)
 
     @each
-    async def logs(self, task_id: UUID | str) -> AsyncIterator[LogLine]:
-        """What its handler or command wrote, oldest first."""
-        path = f"/v1/tasks/{part(task_id)}/logs"
-        async for line in self._every(path, Page[LogLine], {}):
+    async def logs(self, task_id: UUID | str) -> AsyncIterator[LogLineOut]:
+        """Yield what its handler or command wrote, oldest first."""
+        async for line in self._every(self._at(task_id, "logs"), Page[LogLineOut], {}):
             yield line
 
     @both
@@ -113,9 +127,7 @@ class Tasks(ApiResource[F]):
         self, task_id: UUID | str, *, if_match: str | None = None, **changes: Unpack[TaskChanges]
     ) -> Task:
         """Change a task that has not started. With `if_match=task.etag` only what was read."""
-        return await self._caller.call(
-            "PATCH", f"/v1/tasks/{part(task_id)}", changes, answer=Task, if_match=if_match
-        )
+        return await self._call("PATCH", self._at(task_id), changes, answer=Task, if_match=if_match)
 
     @both
     async def cancel(self, task_id: UUID | str) -> Task:
@@ -138,16 +150,14 @@ class Tasks(ApiResource[F]):
     @both
     async def delete(self, task_id: UUID | str) -> None:
         """Cancel it where needed, then purge it and its executions."""
-        await self._caller.call("DELETE", f"/v1/tasks/{part(task_id)}")
+        await self._call("DELETE", self._at(task_id))
 
     @both
-    async def cancel_all(self, /, *, dry_run: bool = False, **filter: Any) -> Cancelled:
+    async def cancel_all(self, /, *, dry_run: bool = False, **filter: Any) -> CancelledOut:
         """Cancel all that match; what is not named is not looked at."""
         query = {"dry_run": True} if dry_run else None
         body = {"filter": filter}
-        return await self._caller.call(
-            "POST", "/v1/tasks/cancel", body, answer=Cancelled, query=query
-        )
+        return await self._call("POST", self._at("cancel"), body, answer=CancelledOut, query=query)
 
     @both
     async def complete(
@@ -169,17 +179,16 @@ class Tasks(ApiResource[F]):
         }
         if error is not None:
             body["error"] = error
-        path = f"/v1/tasks/{part(task_id)}/complete"
-        return await self._caller.call("POST", path, body, answer=Task)
+        return await self._call("POST", self._at(task_id, "complete"), body, answer=Task)
 
     @both
     async def wait(self, task_id: UUID | str, timeout: float | None = None) -> Task:
-        """The task once it has ended, however it did; TaskUnfinished if that takes longer."""
+        """Return the task once it has ended, in any state; TaskUnfinished if that takes longer."""
         return await self._until_finished(self._get, task_id, timeout)
 
     @both
     async def result(self, task_id: UUID | str, timeout: float | None = None) -> Any:
-        """What its handler returned; TaskNotCompleted if it ended in any other way."""
+        """Return what its handler returned; TaskNotCompleted if it ended in any other way."""
         task = await self._until_finished(self._get, task_id, timeout)
         if task.state == "completed":
             return task.result
@@ -187,18 +196,7 @@ class Tasks(ApiResource[F]):
         raise TaskNotCompleted(f"task {task.id} is {task.state}: {said}", task.state, task.error)
 
     async def _get(self, task_id: UUID | str) -> Task:
-        return await self._caller.call("GET", f"/v1/tasks/{part(task_id)}", answer=Task)
+        return await self._call("GET", self._at(task_id), answer=Task)
 
     async def _do(self, task_id: UUID | str, verb: str) -> Task:
-        return await self._caller.call("POST", f"/v1/tasks/{part(task_id)}/{verb}", answer=Task)
-
-
-def described(target: Target, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A task as it is sent; None means that a field is left out."""
-    wanted = {name: value for name, value in fields.items() if value is not None}
-    if "payload" in fields:
-        wanted["payload"] = fields["payload"]
-    for name in ("run_at", "expires_at", "start_at", "end_at"):
-        if name in wanted:
-            wanted[name] = with_offset(wanted[name])
-    return {"target": target, **wanted}
+        return await self._call("POST", self._at(task_id, verb), answer=Task)

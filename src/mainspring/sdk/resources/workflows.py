@@ -4,45 +4,75 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from uuid import UUID
 
-from mainspring.sdk.calling import part
+from msgspec import field
+
 from mainspring.sdk.resources.base import ApiResource, Page
-from mainspring.sdk.results import Definition, Run, WorkflowSummary
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.workflow import Workflow
+from mainspring.wire.runs import RunOut, RunStepOut
+from mainspring.wire.workflows import WorkflowOut, WorkflowSummary
 
-_RUNS = "/v1/workflow-runs"
+
+class Definition(WorkflowOut, kw_only=True):
+    """One version of a workflow."""
+
+    steps: Any
+    input: Any = field(default_factory=dict)
+    etag: str | None = None
+
+
+class RunStep(RunStepOut, kw_only=True):
+    """A step of a run; its items where it is done for a list."""
+
+    items: Any = None
+
+
+class WorkflowRun(RunOut, kw_only=True):
+    """A run of a workflow. Lists leave out the input, the steps and the graph."""
+
+    steps: list[RunStep] = field(default_factory=list)
+    graph: Any = None
+    etag: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finished_at is not None
+
+    def step(self, step_id: str) -> RunStep:
+        """Return the step of this id."""
+        return next(step for step in self.steps if step.id == step_id)
 
 
 class Workflows(ApiResource[F]):
     """Named, versioned graphs of steps."""
 
+    _path = "/v1/workflows"
+
     @both
     async def create(
         self, workflow: Workflow | Mapping[str, Any], *, idempotency_key: str | None = None
     ) -> Definition:
-        """Make a workflow, or the next version of the one that goes by its name."""
+        """Make a workflow, or the next version of the one of its name."""
         body = workflow.definition() if isinstance(workflow, Workflow) else workflow
-        return await self._caller.call(
-            "POST", "/v1/workflows", body, answer=Definition, key=idempotency_key
-        )
+        return await self._call("POST", self._path, body, answer=Definition, key=idempotency_key)
 
     @both
     async def get(self, name: str, *, version: int | None = None) -> Definition:
-        """A version of it; the latest, if none is named."""
-        return await self._caller.call(
-            "GET", f"/v1/workflows/{part(name)}", answer=Definition, query={"version": version}
+        """Return a version of it; the latest, if none is named."""
+        return await self._call(
+            "GET", self._at(name), answer=Definition, query={"version": version}
         )
 
     @each
     async def list(self, *, limit: int | None = None) -> AsyncIterator[WorkflowSummary]:
-        """All of them, by name."""
-        async for found in self._every("/v1/workflows", Page[WorkflowSummary], {"limit": limit}):
+        """Yield the workflows, by name."""
+        async for found in self._every(self._path, Page[WorkflowSummary], {"limit": limit}):
             yield found
 
     @both
     async def delete(self, name: str) -> None:
         """Take it out of use; runs that have begun go on."""
-        await self._caller.call("DELETE", f"/v1/workflows/{part(name)}")
+        await self._call("DELETE", self._at(name))
 
     @both
     async def run(
@@ -52,20 +82,23 @@ class Workflows(ApiResource[F]):
         *,
         version: int | None = None,
         idempotency_key: str | None = None,
-    ) -> Run:
-        """Begin a run."""
+    ) -> WorkflowRun:
+        """Start a run."""
         body: dict[str, Any] = {"input": input or {}}
         if version is not None:
             body["version"] = version
-        path = f"/v1/workflows/{part(name)}/runs"
-        return await self._caller.call("POST", path, body, answer=Run, key=idempotency_key)
+        return await self._call(
+            "POST", self._at(name, "runs"), body, answer=WorkflowRun, key=idempotency_key
+        )
 
 
 class WorkflowRuns(ApiResource[F]):
     """Runs of workflows."""
 
+    _path = "/v1/workflow-runs"
+
     @both
-    async def get(self, run_id: UUID | str) -> Run:
+    async def get(self, run_id: UUID | str) -> WorkflowRun:
         return await self._get(run_id)
 
     @each
@@ -76,47 +109,47 @@ class WorkflowRuns(ApiResource[F]):
         state: str | None = None,
         schedule_id: UUID | str | None = None,
         limit: int | None = None,
-    ) -> AsyncIterator[Run]:
-        """All that match, newest first, without their steps."""
+    ) -> AsyncIterator[WorkflowRun]:
+        """Yield all that match, newest first, without their steps."""
         query = {"workflow": workflow, "state": state, "schedule_id": schedule_id, "limit": limit}
-        async for run in self._every(_RUNS, Page[Run], query):
+        async for run in self._every(self._path, Page[WorkflowRun], query):
             yield run
 
     @both
-    async def wait(self, run_id: UUID | str, timeout: float | None = None) -> Run:
-        """The run once it has ended, however it did; TaskUnfinished if that takes longer."""
+    async def wait(self, run_id: UUID | str, timeout: float | None = None) -> WorkflowRun:
+        """Return the run once it has ended, however it did; TaskUnfinished if that takes longer."""
         return await self._until_finished(self._get, run_id, timeout)
 
     @both
-    async def cancel(self, run_id: UUID | str) -> Run:
+    async def cancel(self, run_id: UUID | str) -> WorkflowRun:
         return await self._do(run_id, "cancel")
 
     @both
-    async def pause(self, run_id: UUID | str) -> Run:
+    async def pause(self, run_id: UUID | str) -> WorkflowRun:
         """Start no more steps for now."""
         return await self._do(run_id, "pause")
 
     @both
-    async def resume(self, run_id: UUID | str) -> Run:
+    async def resume(self, run_id: UUID | str) -> WorkflowRun:
         return await self._do(run_id, "resume")
 
     @both
-    async def retry(self, run_id: UUID | str) -> Run:
+    async def retry(self, run_id: UUID | str) -> WorkflowRun:
         """Begin again from the steps that failed."""
         return await self._do(run_id, "retry")
 
     @both
-    async def retry_step(self, run_id: UUID | str, step: str) -> Run:
-        """Do one step again, and what comes after it."""
-        return await self._do(run_id, f"steps/{part(step)}/retry")
+    async def retry_step(self, run_id: UUID | str, step: str) -> WorkflowRun:
+        """Run one step again, and those after it."""
+        return await self._do(run_id, "steps", step, "retry")
 
     @both
-    async def skip_step(self, run_id: UUID | str, step: str) -> Run:
+    async def skip_step(self, run_id: UUID | str, step: str) -> WorkflowRun:
         """Go on as if the step were not there."""
-        return await self._do(run_id, f"steps/{part(step)}/skip")
+        return await self._do(run_id, "steps", step, "skip")
 
-    async def _get(self, run_id: UUID | str) -> Run:
-        return await self._caller.call("GET", f"{_RUNS}/{part(run_id)}", answer=Run)
+    async def _get(self, run_id: UUID | str) -> WorkflowRun:
+        return await self._call("GET", self._at(run_id), answer=WorkflowRun)
 
-    async def _do(self, run_id: UUID | str, verb: str) -> Run:
-        return await self._caller.call("POST", f"{_RUNS}/{part(run_id)}/{verb}", answer=Run)
+    async def _do(self, run_id: UUID | str, *verb: str) -> WorkflowRun:
+        return await self._call("POST", self._at(run_id, *verb), answer=WorkflowRun)

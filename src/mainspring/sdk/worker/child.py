@@ -26,7 +26,7 @@ from mainspring.sdk.worker.outcomes import ReportedOutcome, failure, success
 
 
 class Order(msgspec.Struct):
-    """A try for the child."""
+    """An execution for the child."""
 
     id: UUID
     fence: int
@@ -38,7 +38,7 @@ class Order(msgspec.Struct):
 
 
 class Word(msgspec.Struct, omit_defaults=True):
-    """What the child says: a log line, progress, or how it ended."""
+    """A message from the child: a log line, progress, or how it ended."""
 
     line: str | None = None
     level: str = "info"
@@ -47,7 +47,7 @@ class Word(msgspec.Struct, omit_defaults=True):
 
 
 class _Voice:
-    """Writes lines; handlers may speak from several threads."""
+    """Writes lines; handlers may write from several threads."""
 
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
@@ -61,7 +61,7 @@ class _Voice:
 
 
 class _Reporting(Context):
-    """A context that tells its progress at once."""
+    """A context that reports its progress at once."""
 
     voice: _Voice
 
@@ -76,7 +76,7 @@ class _Reporting(Context):
 
 
 def serve(app: App, orders: Iterable[bytes], voice: _Voice) -> None:
-    """Run what comes, one after the other."""
+    """Run executions, one after the other."""
     for line in orders:
         order = msgspec.json.decode(line, type=Order)
         voice.say(Word(verdict=_run(app, order, voice)))

@@ -30,7 +30,7 @@ from mainspring.sdk.worker.outcomes import (
 
 _CHUNK = 2**16
 _LONGEST_LINE = 8192
-_LAST_WORDS = 1.0
+_FLUSH_WITHIN = 1.0
 _KEPT_ALWAYS = ("PATH", "HOME", "LANG", "TZ")
 
 
@@ -67,23 +67,23 @@ class CommandRunner:
         try:
             command, argv = self._allowed.find(attempt.leased.target.argv or [""])
             if not attempt.begin():
-                attempt.settle(RELEASED)
+                attempt.finish(RELEASED)
                 return
             program = await self._spawn(attempt, command, argv)
         except NonRetryable as refused:
-            attempt.settle(failure(refused))
+            attempt.finish(failure(refused))
             return
         except OSError as problem:
             message = f"it cannot be started: {problem}"
-            attempt.settle(ReportedOutcome("failed", None, "not-started", message))
+            attempt.finish(ReportedOutcome("failed", None, "not-started", message))
             return
         self._running[attempt] = program, command
         try:
             if attempt.ending is not None:  # it was ended while it was started
                 program.signal(signal.SIGKILL)
-            attempt.settle(await _watch(program, command, attempt))
+            attempt.finish(await _watch(program, command, attempt))
         except Exception as problem:  # of ours, not of the program's: it must be heard all the same
-            attempt.settle(failure(problem))
+            attempt.finish(failure(problem))
         finally:
             del self._running[attempt]
             program.close()
@@ -135,14 +135,14 @@ class _Program(SubprocessStreamProtocol):
         super().process_exited()
 
     async def wait(self) -> int:
-        """How it ended; not before it did, whatever becomes of its children."""
+        """Return how it ended; not before it did, whatever becomes of its children."""
         await self._exited.wait()
         status = self._subprocess.get_returncode()
         assert status is not None
         return status
 
     def signal(self, number: signal.Signals) -> None:
-        """To the whole group, unless the program has ended and the group with it."""
+        """Send a signal to the whole group, unless the program has ended and the group with it."""
         if not self._exited.is_set():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._subprocess.get_pid(), number)
@@ -153,7 +153,7 @@ class _Program(SubprocessStreamProtocol):
 
 
 async def _watch(program: _Program, command: Command, attempt: WorkerExecution) -> ReportedOutcome:
-    """Feed it, listen to it, and judge how it ended."""
+    """Feed it, read its output, and decide how it ended."""
     output = _Output(command.max_output, attempt)
     talk = asyncio.gather(
         _feed(program.stdin, bytes(attempt.leased.payload)),
@@ -163,7 +163,7 @@ async def _watch(program: _Program, command: Command, attempt: WorkerExecution) 
     try:
         status = await program.wait()
         with suppress(TimeoutError):  # who left the group may hold the pipes open for ever
-            async with asyncio.timeout(_LAST_WORDS):
+            async with asyncio.timeout(_FLUSH_WITHIN):
                 await talk
     finally:
         talk.cancel()
@@ -231,8 +231,8 @@ async def _end(program: _Program, command: Command) -> None:
 
 @cache
 def _guarded() -> tuple[str, ...]:
-    """What to put before a command so that the system kills it with this process; nothing where the
-    system cannot."""
+    """Return the prefix of a command that makes the system kill it with this process; nothing
+    where it cannot."""
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         return ()

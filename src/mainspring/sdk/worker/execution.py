@@ -35,15 +35,15 @@ class Runner(Protocol):
         ...
 
     def stop(self, attempt: "WorkerExecution") -> None:
-        """End it as `attempt.ending` says; it settles when it has ended."""
+        """End it as `attempt.ending` says; it finishes when it has ended."""
         ...
 
 
 class WorkerExecution:
-    """A leased task from its arrival to its report. Settles once."""
+    """A leased task from its arrival to its report. Finishes once."""
 
     __slots__ = (
-        "_on_settled",
+        "_on_finished",
         "alone",
         "arriving",
         "began",
@@ -51,6 +51,7 @@ class WorkerExecution:
         "context",
         "deadline",
         "ending",
+        "finished",
         "finished_at",
         "function",
         "handle",
@@ -60,7 +61,6 @@ class WorkerExecution:
         "named",
         "on_begin",
         "runner",
-        "settled",
         "started",
         "started_at",
         "verdict",
@@ -73,7 +73,7 @@ class WorkerExecution:
         context: "Context",
         function: "TaskFunction[..., Any] | None",
         runner: Runner,
-        on_settled: "Callable[[WorkerExecution], None]",
+        on_finished: "Callable[[WorkerExecution], None]",
     ) -> None:
         self.leased = leased
         self.lease_end = lease_end
@@ -84,7 +84,7 @@ class WorkerExecution:
         self.margin = 0.0
         """Seconds before the end of its lease from which on it does not begin."""
         self.arriving = False
-        """Whether its lease is kept, but the event loop has not heard of it yet."""
+        """Whether its lease is kept, but the event loop does not know it yet."""
         self.started = False
         """Whether its runner has it."""
         self.begun = False
@@ -100,11 +100,11 @@ class WorkerExecution:
         self.finished_at = 0.0
         self.deadline = self.began + leased.timeout
         self.ending: Ending | None = None
-        self.settled = False
+        self.finished = False
         self.verdict: ReportedOutcome | None = None
         self.handle: Any = None
-        """What its runner knows it by."""
-        self._on_settled = on_settled
+        """The handle of its runner."""
+        self._on_finished = on_finished
 
     @property
     def key(self) -> tuple[UUID, int]:
@@ -112,7 +112,7 @@ class WorkerExecution:
 
     def start(self) -> None:
         """Hand it to its runner, unless it was ended meanwhile."""
-        if not self.settled:
+        if not self.finished:
             self.started = True
             self.runner.start(self)
 
@@ -121,7 +121,7 @@ class WorkerExecution:
         ended it, and not when its lease is over."""
         now = monotonic()
         with _deciding:
-            if self.settled or self.ending is not None or self.lease_end - self.margin <= now:
+            if self.finished or self.ending is not None or self.lease_end - self.margin <= now:
                 return False
             # Whoever sees that it has begun, in another thread, also sees when.
             self.began, self.started_at = now, wall_clock()
@@ -133,20 +133,20 @@ class WorkerExecution:
     def withdraw(self) -> bool:
         """Keep it from beginning, from another thread. Return whether that was in time."""
         with _deciding:
-            if self.begun or self.settled or self.ending is not None:
+            if self.begun or self.finished or self.ending is not None:
                 return False
             self.ending = "released"
             return True
 
     @property
     def is_withdrawn(self) -> bool:
-        """Whether it was withdrawn before any runner had it: then nobody else settles it."""
-        return self.ending is not None and not (self.started or self.arriving or self.settled)
+        """Whether it was withdrawn before any runner had it: then nobody else finishes it."""
+        return self.ending is not None and not (self.started or self.arriving or self.finished)
 
     def end(self, why: Ending) -> None:
         """End it from outside. A lost lease outweighs all other reasons: nothing is reported. What
         did not begin has not failed: when its time is over it is released."""
-        if self.arriving or self.settled or (self.ending is not None and why != "lost"):
+        if self.arriving or self.finished or (self.ending is not None and why != "lost"):
             return
         with _deciding:
             self.ending = "released" if why == "timeout" and not self.begun else why
@@ -154,14 +154,14 @@ class WorkerExecution:
         if self.started:
             self.runner.stop(self)
         else:
-            self.settle(RELEASED)
+            self.finish(RELEASED)
 
-    def settle(self, verdict: ReportedOutcome) -> None:
-        """It has ended. What was decided from outside meanwhile counts more than what it says,
+    def finish(self, verdict: ReportedOutcome) -> None:
+        """Record that it has ended. What was decided from outside counts more than the verdict,
         but not more than its success."""
-        if self.settled:
+        if self.finished:
             return
-        self.settled = True
+        self.finished = True
         self.stop_the_time()
         told: ReportedOutcome | None = verdict
         if self.ending == "lost":
@@ -169,7 +169,7 @@ class WorkerExecution:
         elif self.ending is not None and verdict.status != "succeeded":
             told = ended(self.ending, self.leased.timeout)
         self.verdict = told
-        self._on_settled(self)
+        self._on_finished(self)
 
     def stop_the_time(self) -> None:
         """Note when it ended. How long it took is measured by the steady clock: the machine's other
@@ -177,6 +177,6 @@ class WorkerExecution:
         self.finished_at = self.started_at + max(0.0, monotonic() - self.began)
 
     def give_up(self) -> None:
-        """It does not end. Report it all the same; whatever it still does is on its own."""
+        """Report it although it does not end; whatever it still does has no effect."""
         assert self.ending is not None
-        self.settle(ReportedOutcome("failed", None, "stuck", "it did not stop when it was told to"))
+        self.finish(ReportedOutcome("failed", None, "stuck", "it did not stop when it was told to"))

@@ -1,8 +1,8 @@
-"""The heart: a thread that keeps the leases of tries, says which have begun, and hears of cancels.
+"""A thread that keeps the leases of executions, reports which began, and receives cancels.
 
-It shares nothing with the event loop but a few plain values, so that it goes on beating while a
-handler blocks the loop. It also watches the loop: a handler that blocks it past its end is struck,
-and what waits behind one that blocks it for long is released.
+It shares nothing with the event loop but a few plain values, so that heartbeats go on while a
+handler blocks the loop. It also watches the loop: a handler that blocks it past its end is
+interrupted, and what waits behind one that blocks it for long is released.
 """
 
 import asyncio
@@ -16,36 +16,35 @@ from math import inf
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from msgspec import UNSET, Raw, UnsetType
 
 from mainspring.clock import monotonic, wall_clock
 from mainspring.errors import MainspringError
 from mainspring.sdk.encoding import encode, sendable
 from mainspring.sdk.sync_async import run
 from mainspring.sdk.worker.execution import WorkerExecution
-from mainspring.sdk.worker.loop_runner import LoopRunner, Struck
+from mainspring.sdk.worker.loop_runner import HandlerInterrupt, LoopRunner
+from mainspring.sdk.worker.nodes import Nodes
 from mainspring.sdk.worker.outcomes import ended
-from mainspring.sdk.worker.protocol import (
-    HEARTBEAT,
-    Beat,
-    HeartbeatIn,
-    HeartbeatOut,
-    Kept,
-    Nodes,
-    OutcomeOut,
-    ReportIn,
-    ReportOut,
-    ServerClock,
-)
-from mainspring.sdk.worker.reports import REPORTS, outcome_of
+from mainspring.sdk.worker.protocol import HEARTBEAT, REPORTS, ServerClock
+from mainspring.sdk.worker.reports import outcome_of
 from mainspring.sdk.worker.start_channels import StartChannels
+from mainspring.wire.workers import (
+    BeatIn,
+    HeartbeatIn,
+    JudgedListOut,
+    OutcomeIn,
+    PulseOut,
+    PulsesOut,
+    ReportIn,
+)
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from mainspring.sdk.worker.options import WorkerOptions
 
-STRIKE = signal.SIGUSR2
+INTERRUPT = signal.SIGUSR2
 
 _MOST_BEATS = 5000
 _LARGEST_PROGRESS = 10_000
@@ -54,18 +53,18 @@ _SHOWN = 1000
 EXIT_BLOCKED = 75
 """The exit status of a worker that cannot go on and has nobody to begin anew for it."""
 
-_NAMED_AFTER = 0.5
+_ANNOUNCE_AFTER = 0.5
 """Seconds after which the server is told that a try began: most are over by then."""
 _LONGEST_PAUSE = 0.25
 _SOON = 0.005
 _AFTER_ERROR = 0.2
-_HOPELESS = 5.0
+_REPLACE_AFTER = 5.0
 _BLOCKED = 1.0
 """Seconds without a sign of the event loop after which it counts as blocked."""
 
 
 class HeartbeatThread(threading.Thread):
-    """Beats for the tries that `held` lists."""
+    """Sends heartbeats for the executions that `held` lists."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class HeartbeatThread(threading.Thread):
         held: Callable[[], Iterable[WorkerExecution]],
         runner: LoopRunner,
     ) -> None:
-        super().__init__(name="mainspring-heart", daemon=True)
+        super().__init__(name="mainspring-heartbeats", daemon=True)
         self._options = options
         self._nodes = nodes
         self._clock = clock
@@ -85,46 +84,46 @@ class HeartbeatThread(threading.Thread):
         self._runner = runner
         self._channels = StartChannels(options, nodes)
         self.errors = 0
-        """How often something went wrong here that nobody foresaw."""
+        """Number of unexpected errors."""
         self._to_announce: list[WorkerExecution] = []
         self._suspects: list[WorkerExecution] = []
-        self._bell = threading.Event()
+        self._wake = threading.Event()
         self._over = threading.Event()
-        self._nudged = False
+        self._polls_interrupted = False
         self._warned: WorkerExecution | None = None
-        self._complaint = ""
+        self._last_error = ""
         self._loop_thread = threading.get_ident()
-        self._may_strike = threading.current_thread() is threading.main_thread()
+        self._can_interrupt = threading.current_thread() is threading.main_thread()
         self.pulse = monotonic()
-        """When the event loop last gave a sign."""
+        """When the event loop last ran."""
         self.replace_process: Callable[[], None] = lambda: os._exit(EXIT_BLOCKED)
         self.warn: Callable[[str], None] = lambda _text: None
-        if self._may_strike:
-            self._before: Any = signal.signal(STRIKE, self._strike_here)
+        if self._can_interrupt:
+            self._before: Any = signal.signal(INTERRUPT, self._on_interrupt)
 
     def interrupt_polls(self) -> None:
-        """Something is wanted of tries that are held here: ask about all of them at once."""
-        self._nudged = True
-        self._bell.set()
+        """Ask about all held executions at once: the server wants something of them."""
+        self._polls_interrupted = True
+        self._wake.set()
 
     def announce(self, attempt: WorkerExecution) -> None:
-        """Tell the server that a try begins, and start it when that is confirmed."""
+        """Announce the start of an execution, and start it when that is confirmed."""
         self._to_announce.append(attempt)
-        self._bell.set()
+        self._wake.set()
 
     def start_named(self, attempt: WorkerExecution) -> None:
-        """Start a try that says, as it begins, that it does so."""
+        """Start an execution that reports its own start."""
         self._suspects.append(attempt)
-        self._bell.set()
+        self._wake.set()
 
     def stop(self) -> None:
         self._over.set()
-        self._bell.set()
+        self._wake.set()
         if self.is_alive():
             self.join(5)
         self._channels.close()
-        if self._may_strike:
-            signal.signal(STRIKE, self._before)
+        if self._can_interrupt:
+            signal.signal(INTERRUPT, self._before)
 
     def run(self) -> None:
         began = 0.0
@@ -144,14 +143,14 @@ class HeartbeatThread(threading.Thread):
 
     def _await_turn(self, began: float) -> None:
         pause = max(0.05, min(_LONGEST_PAUSE, self._clock.lease / 12))
-        self._bell.wait(_SOON if self._suspects else pause)
+        self._wake.wait(_SOON if self._suspects else pause)
         if not self._to_announce and not self._suspects:
-            # Nudges that come in quick succession are one.
+            # Interruptions in quick succession are one.
             sleep(max(0.0, began + pause / 2 - monotonic()))
-        self._bell.clear()
+        self._wake.clear()
 
     def _note(self, problem: Exception) -> None:
-        """Whatever it was, the thread goes on, but not in a hot loop."""
+        """Count an error and go on, but not in a hot loop."""
         self.errors += 1
         with suppress(Exception):
             self.warn(f"the thread that sends heartbeats met an error: {problem!r}")
@@ -161,7 +160,7 @@ class HeartbeatThread(threading.Thread):
     # Leases ----------------------------------------------------------------------------------
 
     def _keep(self, now: float) -> None:
-        polls_interrupted, self._nudged = self._nudged, False
+        polls_interrupted, self._polls_interrupted = self._polls_interrupted, False
         old = self._clock.lease * 2 / 3
         self._beat(
             [
@@ -175,30 +174,30 @@ class HeartbeatThread(threading.Thread):
         for first in range(0, len(old), _MOST_BEATS):
             batch = old[first : first + _MOST_BEATS]
             begun = [attempt for attempt in batch if attempt.begun]
-            kept = self._ask_for([_beat_of(attempt) for attempt in batch])
+            kept = self._ask_for(tuple(_beat_of(attempt) for attempt in batch))
             if kept is None:
                 continue
             for attempt in begun:
                 attempt.named = True
             self._take(batch, kept)
 
-    def _ask_for(self, beats: list[Beat]) -> "dict[UUID, Kept] | None":
-        """What became of each lease; None where nobody answered."""
+    def _ask_for(self, beats: tuple[BeatIn, ...]) -> "dict[UUID, PulseOut] | None":
+        """Return the decision about each lease; None where no node answered."""
         body = HeartbeatIn(self._options.name, self._options.incarnation, beats)
         within = self._clock.lease / 3
         try:
             answer = run(
-                self._nodes.ask_any(HEARTBEAT, body, HeartbeatOut, within=within, blocking=True)
+                self._nodes.ask_any(HEARTBEAT, body, PulsesOut, within=within, blocking=True)
             )
         except MainspringError as problem:
-            if str(problem) != self._complaint:  # once, and not with every beat
-                self._complaint = str(problem)
+            if str(problem) != self._last_error:  # once, and not with every beat
+                self._last_error = str(problem)
                 self.warn(f"a heartbeat failed: {problem}")
             return None
-        self._complaint = ""
+        self._last_error = ""
         return {kept.id: kept for kept in answer.tasks}
 
-    def _take(self, batch: list[WorkerExecution], kept: "dict[UUID, Kept]") -> None:
+    def _take(self, batch: list[WorkerExecution], kept: "dict[UUID, PulseOut]") -> None:
         for attempt in batch:
             found = kept.get(attempt.leased.id)
             if found is None and not attempt.begun:
@@ -220,13 +219,13 @@ class HeartbeatThread(threading.Thread):
             self._loop.call_soon_threadsafe(self._suspects.pop(0).start)
 
     def _announce(self, _now: float) -> None:
-        """Nothing begins whose announcement is not answered: it is tried again until it is, or
-        the lease is over."""
+        """Announce starts. Nothing begins before the answer; it is tried again until there is one,
+        or the lease is over."""
         waiting, self._to_announce = self._to_announce, []
         for attempt in waiting:
-            if attempt.settled or attempt.ending is not None:
+            if attempt.finished or attempt.ending is not None:
                 continue
-            kept = self._ask_for([Beat(*attempt.key, alone=attempt.alone)])
+            kept = self._ask_for((BeatIn(*attempt.key, alone=attempt.alone),))
             found = None if kept is None else kept.get(attempt.leased.id)
             if found is None:
                 self._to_announce.append(attempt)
@@ -246,87 +245,94 @@ class HeartbeatThread(threading.Thread):
             return
         if now - self.pulse >= max(_BLOCKED, self._clock.lease / 3):
             self._release_waiting()
-        culprit = self._culprit()
-        if culprit is None:
+        blocking = self._blocking_execution()
+        if blocking is None:
             return
-        if self._warned is not culprit:
-            self._warned = culprit
+        if self._warned is not blocking:
+            self._warned = blocking
             self.warn(
-                f"the handler {culprit.leased.target.name!r} blocks the event loop: declare it "
+                f"the handler {blocking.leased.target.name!r} blocks the event loop: declare it "
                 "without async, or cpu_bound, and it will not hold up others"
             )
-        cut_off = culprit.lease_end - self._clock.margin <= now
-        if now < culprit.deadline and not cut_off:
+        cut_off = blocking.lease_end - self._clock.margin <= now
+        if now < blocking.deadline and not cut_off:
             return
-        if culprit.ending is None:
-            culprit.ending = "lost" if cut_off else "timeout"
-        if self._may_strike:
-            signal.pthread_kill(self._loop_thread, STRIKE)
-        if now >= culprit.deadline + _HOPELESS:
-            self._despair(culprit)
+        if blocking.ending is None:
+            blocking.ending = "lost" if cut_off else "timeout"
+        if self._can_interrupt:
+            signal.pthread_kill(self._loop_thread, INTERRUPT)
+        if now >= blocking.deadline + _REPLACE_AFTER:
+            self._replace_process(blocking)
 
     def _release_waiting(self) -> None:
-        """What waits behind a handler that blocks the loop is for another worker. Until that is
-        told, and by the loop once more, its leases are kept."""
+        """Release what waits behind a handler that blocks the loop. Until that is reported, and by
+        the loop once more, its leases are kept."""
         waiting = [attempt for attempt in self._held() if attempt.withdraw()]
         if not waiting:
             return
         now = datetime.fromtimestamp(wall_clock(), UTC)
-        told = [OutcomeOut(*attempt.key, "released", now, now) for attempt in waiting]
-        run(self._nodes.ask_any(REPORTS, ReportIn(told), ReportOut, within=5.0, blocking=True))
+        told = [
+            OutcomeIn(*attempt.key, "released", started_at=now, finished_at=now)
+            for attempt in waiting
+        ]
+        self._report(told)
 
-    def _despair(self, culprit: WorkerExecution) -> None:
-        """Nothing frees the loop. Say what can be said about all tries, and begin anew."""
+    def _replace_process(self, blocking: WorkerExecution) -> None:
+        """Report what can be reported of all executions, and replace the process."""
         self.warn("the event loop cannot be freed: this process is replaced")
         for attempt in self._held():
-            if not attempt.settled:
-                attempt.settled = True
+            if not attempt.finished:
+                attempt.finished = True
                 attempt.stop_the_time()
                 why = attempt.ending or "released"
                 attempt.verdict = ended(
-                    why if attempt is culprit else "released", attempt.leased.timeout
+                    why if attempt is blocking else "released", attempt.leased.timeout
                 )
         told = [outcome_of(attempt) for attempt in self._held() if attempt.verdict is not None]
         with suppress(Exception):  # whatever comes of it, the process is replaced
-            run(self._nodes.ask_any(REPORTS, ReportIn(told), ReportOut, within=5.0, blocking=True))
+            self._report(told)
         self.replace_process()
 
-    def _culprit(self) -> WorkerExecution | None:
-        """The try whose code the event loop is running just now."""
+    def _report(self, told: list[OutcomeIn]) -> None:
+        body = ReportIn(tuple(told))
+        run(self._nodes.ask_any(REPORTS, body, JudgedListOut, within=5.0, blocking=True))
+
+    def _blocking_execution(self) -> WorkerExecution | None:
+        """Return the execution whose code the event loop is running now."""
         task = asyncio.current_task(self._loop)
         return None if task is None else self._runner.tries.get(task)
 
-    def _strike_here(self, _number: int, _frame: Any) -> None:
-        """In the main thread, in the middle of whatever it does: only a culprit is struck."""
-        culprit = self._culprit()
-        if culprit is not None and culprit.ending is not None:
-            raise Struck(culprit.ending)
+    def _on_interrupt(self, _number: int, _frame: Any) -> None:
+        """Interrupt a handler that blocks; called in the main thread, wherever it is."""
+        blocking = self._blocking_execution()
+        if blocking is not None and blocking.ending is not None:
+            raise HandlerInterrupt(blocking.ending)
 
 
 def _is_news(attempt: WorkerExecution, now: float) -> bool:
-    """Whether the server should hear that it began."""
+    """Whether its start is still to be reported to the server."""
     return (
         attempt.begun
         and not attempt.named
-        and not attempt.settled
-        and now - attempt.began >= _NAMED_AFTER
+        and not attempt.finished
+        and now - attempt.began >= _ANNOUNCE_AFTER
     )
 
 
-def _beat_of(attempt: WorkerExecution) -> Beat:
+def _beat_of(attempt: WorkerExecution) -> BeatIn:
     began = attempt.begun
-    return Beat(*attempt.key, _progress(attempt), started=began, alone=began and attempt.alone)
+    return BeatIn(*attempt.key, _progress(attempt), started=began, alone=began and attempt.alone)
 
 
-def _progress(attempt: WorkerExecution) -> Any:
-    """What it said last. One that cannot be sent must not cost the others their heartbeat."""
+def _progress(attempt: WorkerExecution) -> Raw | UnsetType:
+    """Return its last progress. One that cannot be sent must not cost the others a heartbeat."""
     value = attempt.context.last_progress
     if value is None:
-        return None
+        return UNSET
     try:
         data = encode(value)
-        if len(data) <= _LARGEST_PROGRESS:
-            return msgspec.Raw(data)
-        return sendable(data[:_SHOWN].decode("utf-8", "replace")) + "…"
     except MainspringError:
-        return f"a {type(value).__name__} that cannot be written as JSON"
+        data = encode(f"a {type(value).__name__} that cannot be written as JSON")
+    if len(data) > _LARGEST_PROGRESS:
+        data = encode(sendable(data[:_SHOWN].decode("utf-8", "replace")) + "…")
+    return Raw(data)

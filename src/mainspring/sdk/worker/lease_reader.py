@@ -31,7 +31,7 @@ class LeaseReader(threading.Thread):
         self._loop.run_forever()
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it there, wait for it here; whoever is cancelled here cancels it there."""
+        """Run it on this thread's loop and wait for it; cancelling here cancels it there."""
         assert self._loop is not None, "it has not been started"
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 

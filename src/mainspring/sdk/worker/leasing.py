@@ -13,37 +13,28 @@ from uuid import UUID
 
 from mainspring.clock import monotonic
 from mainspring.errors import MainspringError, NotReady, RequestError, Unavailable
+from mainspring.sdk.worker.nodes import Nodes
 from mainspring.sdk.worker.options import WorkerOptions
-from mainspring.sdk.worker.protocol import (
-    About,
-    Held,
-    LeaseIn,
-    LeaseOut,
-    Nodes,
-    Resources,
-)
+from mainspring.sdk.worker.protocol import Leases
+from mainspring.wire.workers import MOST_LEASES, AboutIn, HeldIn, LeaseIn, ResourcesIn
 
 log = logging.getLogger("mainspring.worker")
 
-LEASES = "/v1/leases"
-
-_MOST_AT_ONCE = 1000
 _PER_NODE = 2
 """Requests to a node at a time: while one brings tasks, the other waits for more."""
 _GATHER = 0.005
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 _MARGIN = 10.0
-_MOST_TOLD = 200
+_MOST_LISTED = 200
 _BUSY_WAIT = 2.0
 _AFTER_REFUSAL = 1.0
 _TOO_SOON = 0.9
 _LASTED = 1.0
-"""A poll that lasted so long is none of a hot loop, however long it was meant to last."""
+"""Seconds after which a poll counts as long enough not to be part of a hot loop."""
 _SHORTEST_POLL = 0.1
 _AT_ONCE = 2
-"""How often a worker asks again at once after answers that came too soon: to ask is what a node may
-want of it."""
+"""Number of polls sent at once after answers that came too soon: a node may want to be asked."""
 _SHORT_PAUSE = 0.05
 _LONG_PAUSE = 2.0
 
@@ -84,83 +75,83 @@ class Lane:
 
 
 class LeaseErrors:
-    """What was said last of each node that serves no polls. All polls meet the same, again and
-    again: it is said once, until the node answers or there is something else to say."""
+    """The last error of each node that serves no polls. All polls meet the same one: it is logged
+    once, until the node answers or the error changes."""
 
     def __init__(self) -> None:
-        self._said: dict[str, tuple[str, float]] = {}
+        self._last: dict[str, tuple[str, float]] = {}
 
     def failed(self, url: str, problem: MainspringError) -> None:
         text = str(problem)
-        before, _ = self._said.get(url, ("", 0.0))
-        self._said[url] = (text, monotonic())
+        before, _ = self._last.get(url, ("", 0.0))
+        self._last[url] = (text, monotonic())
         if text != before:
             stops = isinstance(problem, Unavailable) and problem.reason == NotReady.code
             where = "" if url in text else f"{url}: "
             log.log(logging.INFO if stops else logging.WARNING, "%s%s", where, text)
 
     def answered(self, url: str, asked: float) -> None:
-        """A poll was answered. One that was asked before another failed says nothing new."""
-        said = self._said.get(url)
-        if said is not None and asked > said[1]:
-            del self._said[url]
+        """Note an answered poll. One that began before another failed changes nothing."""
+        last = self._last.get(url)
+        if last is not None and asked > last[1]:
+            del self._last[url]
             log.info("%s answers again", url)
 
 
-class HomeNode(Protocol):
+class LeasingWorker(Protocol):
     """The worker that a leaser belongs to."""
 
     nodes: Nodes
     options: WorkerOptions
-    complaints: LeaseErrors
+    lease_errors: LeaseErrors
 
-    async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[LeaseOut, int]:
-        """Ask a node for tasks; those that come are begun. Return the answer, and how many of its
+    async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
+        """Ask a node for tasks; those that come are started. Return the answer, and how many of its
         leases are new here."""
         ...
 
     def held_tries(self, most: int) -> list[tuple[UUID, int]] | None:
-        """All tries it holds, so that the server sees which answers were lost; None for too many
-        to tell."""
+        """Return all executions it holds, so that the server sees which answers were lost; None for
+        too many to list."""
         ...
 
-    def about(self) -> About | None:
-        """Who it is, from time to time."""
+    def about(self) -> AboutIn | None:
+        """Return its description for the registry, from time to time."""
         ...
 
     def polls_interrupted(self) -> None:
-        """Something is wanted of the tries it holds."""
+        """Ask for news of the executions it holds: a poll was interrupted."""
         ...
 
 
 class Pace:
-    """How long a poller rests after answers that came soon and began nothing, one after the other:
-    whatever the reason, nobody gains if it asks as often as it can."""
+    """The rest of a poller after answers that came soon and started nothing, one after the other:
+    asking as often as possible gains nothing."""
 
     def __init__(self) -> None:
-        self._in_vain = 0
+        self._empty_polls = 0
 
     def rest(self, lasted: float, wanted: float, *, began: bool) -> float:
-        """Seconds to rest after an answer."""
+        """Return the seconds to rest after an answer."""
         if began or lasted >= max(_SHORTEST_POLL, min(_LASTED, wanted)) * _TOO_SOON:
-            self._in_vain = 0
+            self._empty_polls = 0
             return 0.0
-        self._in_vain += 1
-        doublings = self._in_vain - _AT_ONCE - 1
+        self._empty_polls += 1
+        doublings = self._empty_polls - _AT_ONCE - 1
         return 0.0 if doublings < 0 else min(_LONG_PAUSE, _SHORT_PAUSE * 2.0 ** min(doublings, 16))
 
 
 class Leaser:
     """Keeps requests open at every node as long as there are free slots."""
 
-    def __init__(self, lane: Lane, home: HomeNode) -> None:
+    def __init__(self, lane: Lane, home: LeasingWorker) -> None:
         self._lane = lane
         self._home = home
         self._pollers: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._closing = False
 
     async def run(self) -> None:
-        """A poller for each node; the nodes may change."""
+        """Keep pollers for each node; the nodes may change."""
         try:
             while True:
                 urls = self._home.nodes.urls
@@ -178,7 +169,7 @@ class Leaser:
             await self.close()
 
     async def close(self) -> None:
-        """Ask for nothing more. The server notices that nobody waits for an open request."""
+        """Stop asking. The server notices that open requests are abandoned."""
         self._closing = True
         for task in self._pollers.values():
             task.cancel()
@@ -203,8 +194,8 @@ class Leaser:
                 self._lane.polls -= 1
 
     async def _ask(self, url: str, want: int, pace: Pace) -> bool | None:
-        """Whether tasks came; None where nobody answered."""
-        lane, complaints = self._lane, self._home.complaints
+        """Return whether tasks came; None where no node answered."""
+        lane, lease_errors = self._lane, self._home.lease_errors
         lane.asked += want
         asked = monotonic()
         try:
@@ -213,18 +204,18 @@ class Leaser:
             log.error("the server refuses to lease: %s", refused)
             raise
         except MainspringError as problem:
-            complaints.failed(url, problem)
+            lease_errors.failed(url, problem)
             return None
         finally:
             lane.asked -= want
             lane.room.set()
-        complaints.answered(url, asked)
+        lease_errors.answered(url, asked)
         if rest:
             await asyncio.sleep(rest * (0.5 + random()))
         return came
 
     async def _demand(self, count: int, busy: bool) -> int:
-        """How many tasks to ask for: a share of what is free."""
+        """Return how many tasks to ask for: a share of the free slots."""
         lane = self._lane
         if busy and lane.open_slots * 4 < lane.slots:
             # Slots become free one after the other: gather some, rather than ask for each.
@@ -233,25 +224,25 @@ class Leaser:
             lane.room.clear()
             await lane.room.wait()
         idle = max(1, count * _PER_NODE - lane.polls)
-        return min(-(-lane.open_slots // idle), _MOST_AT_ONCE)
+        return min(-(-lane.open_slots // idle), MOST_LEASES)
 
     async def _lease(self, url: str, want: int, pace: Pace) -> tuple[bool, float]:
-        """Whether tasks came, and how long to rest before the next request."""
+        """Return whether tasks came, and how long to rest before the next request."""
         options, lane = self._home.options, self._lane
-        held = self._home.held_tries(_MOST_TOLD)
+        held = self._home.held_tries(_MOST_LISTED)
         body = LeaseIn(
             options.name,
             options.incarnation,
-            list(options.queues),
-            lane.handlers,
+            tuple(options.queues),
+            tuple(lane.handlers),
             lane.commands,
-            list(options.tags),
+            tuple(options.tags),
             want,
             # A task that killed workers before goes to one that says it holds nothing: do not go on
             # saying the contrary for long.
             min(options.wait, _BUSY_WAIT) if held is None or held else options.wait,
-            None if held is None else [Held(*key) for key in held],
-            Resources(options.memory_mb, options.cpu),
+            None if held is None else tuple(HeldIn(*key) for key in held),
+            ResourcesIn(options.memory_mb, options.cpu),
             self._home.about(),
             announces_starts=True,
         )

@@ -10,7 +10,7 @@ from mainspring.sdk.app import App
 
 
 def load_app(path: str) -> App:
-    """The app that `module:name` names; without a name, the one app of the module."""
+    """Return the app that `module:name` names; without a name, the one app of the module."""
     module_name, _, name = path.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
@@ -31,7 +31,7 @@ def load_app(path: str) -> App:
 
 
 def _told(problem: Exception) -> str:
-    """What happened, and in which line of whose code."""
+    """Return the error, and the line of code that raised it."""
     if isinstance(problem, ModuleNotFoundError):
         return str(problem)
     frames = traceback.extract_tb(problem.__traceback__)

@@ -13,7 +13,7 @@ from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, RELEASED, failure, success
 
 
-class Struck(BaseException):
+class HandlerInterrupt(BaseException):
     """Raised inside a handler that blocks, to end it. No `except Exception` stops it."""
 
 
@@ -39,7 +39,7 @@ async def _staying(attempt: WorkerExecution, coroutine: Coroutine[Any, Any, Any]
 
 
 class LoopRunner:
-    """Starts a coroutine per try."""
+    """Runs each execution as a coroutine."""
 
     apart = False
 
@@ -55,7 +55,7 @@ class LoopRunner:
             coroutine: Any = function.function(*call.args, **call.kwargs)
         except Exception as problem:
             tell(attempt.context, problem)
-            attempt.settle(failure(problem))
+            attempt.finish(failure(problem))
             return
         around = contextvars.copy_context()
         around.run(entered, attempt.context)
@@ -72,27 +72,27 @@ class LoopRunner:
         if task.cancelled():
             # By us, and then `ending` says why; or by itself, which nobody asked for.
             own = attempt.ending is None
-            attempt.settle(
+            attempt.finish(
                 failure(asyncio.CancelledError("it cancelled itself")) if own else RELEASED
             )
             return
         problem = task.exception()
         value = None if problem is not None else task.result()
         if value is NotBegun:
-            attempt.settle(RELEASED)
+            attempt.finish(RELEASED)
             return
         if isinstance(value, Left):
             problem = value.problem
         if problem is None:
-            attempt.settle(success(value))
+            attempt.finish(success(value))
             return
         if attempt.ending is None:
             tell(attempt.context, problem)
-        attempt.settle(failure(problem))
+        attempt.finish(failure(problem))
 
 
 def tell(context: Context, problem: BaseException) -> None:
-    """Leave the traceback in the task's log; what a handler raised on purpose needs none."""
+    """Write the traceback to the task's log; a handler's deliberate error needs none."""
     if not isinstance(problem, MainspringError):
         text = "".join(traceback.format_exception(problem)).rstrip()
         if len(text) > LONGEST_MESSAGE:  # where it began and what it was say the most

@@ -13,11 +13,11 @@ def _cores() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """All of it. Durations in seconds."""
+    """The options of a worker. Durations in seconds."""
 
     name: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
     incarnation: str = field(default_factory=lambda: uuid4().hex)
-    """Who bears the name now: a restarted worker revives nothing of the one before."""
+    """A new one for each process: a restarted worker revives nothing of the one before."""
     queues: Sequence[str] = ("default",)
     concurrency: int = 100
     """Handlers and commands at once, those in processes left out."""
@@ -25,12 +25,12 @@ class WorkerOptions:
     """CPU-bound handlers at once, each in a process of its own."""
     tags: Sequence[str] = ()
     memory_mb: int | None = None
-    """What it offers to tasks that require memory."""
+    """Memory offered to tasks that require some."""
     cpu: float | None = None
     wait: float = 20.0
     grace: float = 20.0
-    """How long running tries may go on after SIGTERM, before they are released."""
+    """Seconds that running executions may go on after SIGTERM, before they are released."""
     max_tasks: int | None = None
-    """A process is replaced after so many tries."""
+    """Executions after which a process is replaced."""
     max_memory_mb: int | None = None
     """A process that uses more is replaced after its try; one for CPU-bound tasks in mid-try."""

@@ -12,7 +12,7 @@ Ending = Literal["timeout", "cancelled", "lost", "released", "memory"]
 
 
 class ReportedOutcome(NamedTuple):
-    """What is said about a try."""
+    """The outcome of an execution, as it is reported."""
 
     status: Literal["succeeded", "failed", "released"]
     result: bytes | None = None
@@ -27,7 +27,7 @@ RELEASED = ReportedOutcome("released")
 
 
 def success(value: Any) -> ReportedOutcome:
-    """The handler returned."""
+    """Return the outcome of a handler that returned."""
     if value is None:
         return DONE
     try:
@@ -38,7 +38,7 @@ def success(value: Any) -> ReportedOutcome:
 
 
 def failure(problem: BaseException) -> ReportedOutcome:
-    """The handler raised."""
+    """Return the outcome of a handler that raised."""
     try:
         message = _short(str(problem))
     except Exception:
@@ -61,7 +61,7 @@ def _short(text: str) -> str:
 
 
 def ended(why: Ending, timeout: float) -> ReportedOutcome | None:
-    """It was ended from outside; None where nobody wants to hear of it any more."""
+    """Return the outcome of an execution that was ended from outside; None where none counts."""
     match why:
         case "timeout":
             return ReportedOutcome("failed", None, "timeout", f"not done within {timeout:g} s")

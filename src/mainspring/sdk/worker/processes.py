@@ -22,14 +22,14 @@ _word = msgspec.json.Decoder(Word).decode
 
 
 class Child:
-    """One process and how many tries it has run."""
+    """A process and the number of executions it has run."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
         self.runs = 0
 
     def kill(self) -> None:
-        """Whatever it started is killed with it."""
+        """Kill it, and whatever it started."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -38,7 +38,7 @@ class Child:
 
 
 class ProcessRunner:
-    """Hands tries to idle processes; makes one when none is idle."""
+    """Hands executions to idle processes; makes one when none is idle."""
 
     apart = True
 
@@ -61,7 +61,7 @@ class ProcessRunner:
             child.kill()
 
     def watch_memory(self) -> None:
-        """Kill whoever uses more than it may, in mid-try."""
+        """Kill each process that uses more than it may, while it runs."""
         limit = self._options.max_memory_mb
         if limit is None:
             return
@@ -89,7 +89,7 @@ class ProcessRunner:
             self._children.pop(attempt, None)
         if child is not None:
             await self._put_back(child)
-        attempt.settle(verdict)
+        attempt.finish(verdict)
 
     async def _spawn(self) -> Child:
         command = [sys.executable, "-m", "mainspring.sdk.worker.child", self._path]
@@ -145,7 +145,7 @@ async def _converse(child: Child, attempt: WorkerExecution) -> ReportedOutcome:
 
 
 async def _post_mortem(child: Child | None, problem: Exception) -> ReportedOutcome:
-    """Why a process said nothing more."""
+    """Return why a process ended."""
     if child is None:
         return ReportedOutcome("failed", None, "crashed", f"no process could be started: {problem}")
     child.kill()

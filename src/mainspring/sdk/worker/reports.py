@@ -1,4 +1,4 @@
-"""What a worker tells: outcomes until they are acknowledged, and log lines while there is room.
+"""Reports of a worker: outcomes until they are acknowledged, and log lines while there is room.
 
 Nothing waits in order to form a batch: two requests may be on their way, and what gathers meanwhile
 is the next one.
@@ -10,9 +10,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from typing import get_args
 from uuid import UUID
 
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from mainspring.clock import monotonic
 from mainspring.errors import (
@@ -26,39 +27,37 @@ from mainspring.errors import (
 from mainspring.sdk.context import HandlerLogLine
 from mainspring.sdk.encoding import sendable
 from mainspring.sdk.worker.execution import WorkerExecution
+from mainspring.sdk.worker.nodes import Nodes
 from mainspring.sdk.worker.outcomes import ReportedOutcome
-from mainspring.sdk.worker.protocol import (
-    ErrorOut,
-    Leased,
-    LineOut,
+from mainspring.sdk.worker.protocol import LOGS, REPORTS, Leased
+from mainspring.wire.workers import (
+    ErrorIn,
+    JudgedListOut,
+    LogLevel,
+    LogLineIn,
     LogsIn,
-    Nodes,
-    OutcomeOut,
+    OutcomeIn,
     ReportIn,
-    ReportOut,
 )
 
 log = logging.getLogger("mainspring.worker")
-
-REPORTS = "/v1/leases/report"
-LOGS = "/v1/leases/logs"
 
 _MOST_OUTCOMES = 1000
 _MOST_BYTES = 4 * 2**20
 _MOST_LINES = 500
 _MOST_WAITING_LINES = 20_000
 _LONGEST_LINE = 8192
-_LEVELS = frozenset({"debug", "info", "warning", "error", "stdout", "stderr"})
+_LEVELS: dict[str, LogLevel] = {level: level for level in get_args(LogLevel)}
 _LONGEST_PAUSE = 30 * 86400.0
 _IN_FLIGHT = 2
-_PATIENCE = 10.0
+_TIMEOUT = 10.0
 _PAUSE = 0.2
 _LINES_EVERY = 0.5
-_LAST_WORDS = 1.0
+_FLUSH_WITHIN = 1.0
 
 
 class Reporter:
-    """Sends outcomes until the server has heard them, or the lease is over."""
+    """Sends outcomes until the server acknowledges them, or the lease is over."""
 
     def __init__(
         self, nodes: Nodes, logs: "LogSender", done: Callable[[WorkerExecution], None]
@@ -89,7 +88,7 @@ class Reporter:
             self._news.clear()
 
     async def flush(self, within: float) -> bool:
-        """Wait until all is told; answers whether that was so in time."""
+        """Wait until all is reported. Return whether that was so in time."""
         try:
             async with asyncio.timeout(within):
                 await self._idle.wait()
@@ -113,13 +112,13 @@ class Reporter:
         return batch
 
     async def _send(self, batch: list[WorkerExecution]) -> None:
-        # Who sees that a task has ended looks for its last words.
-        await self._logs.sent(batch, _LAST_WORDS)
+        # The log of a task is complete when its end can be seen.
+        await self._logs.sent(batch, _FLUSH_WITHIN)
         while batch:
             try:
-                body = ReportIn([outcome_of(attempt) for attempt in batch])
+                body = ReportIn(tuple(outcome_of(attempt) for attempt in batch))
                 answer = await self._nodes.ask_any(
-                    REPORTS, body, ReportOut, within=_PATIENCE, blocking=False
+                    REPORTS, body, JudgedListOut, within=_TIMEOUT, blocking=False
                 )
             except (MalformedRequest, InvalidRequest, TooLarge) as refused:
                 batch = await self._refused(batch, refused)
@@ -139,8 +138,8 @@ class Reporter:
     async def _refused(
         self, batch: list[WorkerExecution], refused: RequestError
     ) -> list[WorkerExecution]:
-        """What the server cannot read in many it may read one by one; the one it cannot read at
-        all is told as a failure."""
+        """Send a refused batch in halves; the one outcome that the server cannot read at all is
+        reported as a failure."""
         self.refused += 1
         if len(batch) > 1:
             half = len(batch) // 2
@@ -158,7 +157,7 @@ class Reporter:
         return self._still_ours(batch)
 
     def _still_ours(self, batch: list[WorkerExecution]) -> list[WorkerExecution]:
-        """Those whose lease has not ended; to report the others would change nothing."""
+        """Return those whose lease has not ended; to report the others would change nothing."""
         now = monotonic()
         for attempt in batch:
             if attempt.lease_end <= now:
@@ -167,18 +166,18 @@ class Reporter:
 
 
 class LogSender:
-    """Gathers log lines of all tries. Threads may write; what finds no room is counted."""
+    """Gathers log lines of all executions. Threads may write; what finds no room is counted."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
-        self._lines: deque[LineOut] = deque()
+        self._lines: deque[LogLineIn] = deque()
         self._sending: asyncio.Task[bool] | None = None
         self._under_way = 0
         self._written = 0
-        self._settled = 0
+        self._handled = 0
         self._dropped = 0
         self._last: dict[tuple[UUID, int], int] = {}
-        """Of each try with lines that are not settled: the number of the last one."""
+        """Of each try with lines that are not handled: the number of the last one."""
         self._writing = threading.Lock()
 
     def line_of(self, leased: Leased, line: HandlerLogLine) -> None:
@@ -186,8 +185,8 @@ class LogSender:
             self._dropped += 1
             return
         message = sendable(line.message[:_LONGEST_LINE])
-        level = line.level if line.level in _LEVELS else "info"
-        made = LineOut(leased.id, leased.fence, _instant(line.at), level, message)
+        level = _LEVELS.get(line.level, "info")
+        made = LogLineIn(leased.id, leased.fence, message, _instant(line.at), level)
         with self._writing:
             self._lines.append(made)
             self._written += 1
@@ -199,17 +198,17 @@ class LogSender:
             await self.flush()
 
     async def sent(self, tries: Sequence[WorkerExecution], within: float) -> None:
-        """Wait for what these have written, but not for long, and not where nobody takes it."""
+        """Wait a while until the lines of these are sent, unless no node takes them."""
         if self._last:
             await self._sent_to(max(self._last.get(attempt.key, 0) for attempt in tries), within)
 
     async def all_sent(self, within: float) -> None:
-        """The same for whatever was written so far."""
+        """Wait until all lines written so far are sent."""
         await self._sent_to(self._written, within)
 
     async def _sent_to(self, goal: int, within: float) -> None:
         deadline = monotonic() + within
-        while self._settled < goal and (left := deadline - monotonic()) > 0:
+        while self._handled < goal and (left := deadline - monotonic()) > 0:
             sending = self._send()
             await asyncio.wait([sending], timeout=left)
             if sending.done() and not sending.result():
@@ -227,7 +226,7 @@ class LogSender:
             self._sending.cancel()
 
     def _send(self) -> "asyncio.Task[bool]":
-        """The batch that is on its way, or else the next one; whether it was settled."""
+        """Send the next batch unless one is on its way. Its result says whether it was handled."""
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send_batch())
         return self._sending
@@ -237,7 +236,9 @@ class LogSender:
         batch = [self._lines.popleft() for _ in range(count)]
         self._under_way = count
         try:
-            await self._nodes.ask_any(LOGS, LogsIn(batch), object, within=_PATIENCE, blocking=False)
+            await self._nodes.ask_any(
+                LOGS, LogsIn(tuple(batch)), object, within=_TIMEOUT, blocking=False
+            )
         except RequestError:
             self._dropped += count
         except MainspringError:
@@ -248,14 +249,14 @@ class LogSender:
             self._dropped += count
         finally:
             self._under_way = 0
-        self._settled += count
+        self._handled += count
         self._forget({(line.id, line.fence) for line in batch})
         return True
 
     def _forget(self, tries: Iterable[tuple[UUID, int]]) -> None:
         with self._writing:
             for key in tries:
-                if self._last[key] <= self._settled:
+                if self._last[key] <= self._handled:
                     del self._last[key]
 
     @property
@@ -263,21 +264,21 @@ class LogSender:
         return self._dropped
 
 
-def outcome_of(attempt: WorkerExecution) -> OutcomeOut:
-    """How a try ended, as it is told."""
+def outcome_of(attempt: WorkerExecution) -> OutcomeIn:
+    """Return how an execution ended, as it is reported."""
     verdict = attempt.verdict
     assert verdict is not None
-    error = None if verdict.code is None else ErrorOut(verdict.code, verdict.message)
-    return OutcomeOut(
+    error = None if verdict.code is None else ErrorIn(verdict.message, verdict.code)
+    return OutcomeIn(
         attempt.leased.id,
         attempt.leased.fence,
         verdict.status,
-        _instant(attempt.started_at),
-        _instant(attempt.finished_at),
-        None if verdict.result is None else Raw(verdict.result),
+        UNSET if verdict.result is None else Raw(verdict.result),
         error,
         verdict.retryable,
         None if verdict.retry_after is None else max(0.0, min(verdict.retry_after, _LONGEST_PAUSE)),
+        _instant(attempt.started_at),
+        _instant(attempt.finished_at),
     )
 
 

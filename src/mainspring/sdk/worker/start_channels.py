@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from mainspring.clock import monotonic
 from mainspring.errors import MainspringError
-from mainspring.sdk.worker.protocol import HEARTBEAT, Beat, HeartbeatIn, Nodes, Stream
+from mainspring.sdk.worker.nodes import Nodes, Stream
+from mainspring.sdk.worker.protocol import HEARTBEAT
+from mainspring.wire.workers import BeatIn, HeartbeatIn
 
 if TYPE_CHECKING:
     from mainspring.sdk.worker.execution import WorkerExecution
@@ -45,7 +47,7 @@ class _StartChannel:
 
 
 class StartChannels:
-    """For the thread that sends heartbeats, which may block."""
+    """The connections, for the heartbeat thread, which may block."""
 
     def __init__(self, options: "WorkerOptions", nodes: Nodes) -> None:
         self._options = options
@@ -62,7 +64,7 @@ class StartChannels:
         stream = self._open_one()
         if stream is not None:
             options = self._options
-            body = HeartbeatIn(options.name, options.incarnation, [Beat(*attempt.key)])
+            body = HeartbeatIn(options.name, options.incarnation, (BeatIn(*attempt.key),))
             channel = _StartChannel(stream, attempt, stream.encode(HEARTBEAT, body))
             self._reserved.append(channel)
             attempt.on_begin = channel.send
@@ -84,11 +86,11 @@ class StartChannels:
         return None
 
     def recycle(self) -> None:
-        """Keep those for others that were answered, or will not be used."""
+        """Free the connections that were answered, or will not be used."""
         now, kept = monotonic(), []
         for channel in self._reserved:
             if channel.sent_at is None:
-                done = channel.attempt.settled
+                done = channel.attempt.finished
             else:
                 done = _read(channel.stream) is not False
                 if not done and now - channel.sent_at > _ANSWERED_WITHIN:

@@ -51,7 +51,7 @@ class Suspects:
         return self._beginning is not None
 
     def hold_back(self, attempt: "WorkerExecution") -> None:
-        """Let another try begin a moment later."""
+        """Let another execution begin a moment later."""
         self._held_back.append(attempt)
 
     def add(self, attempt: "WorkerExecution") -> None:
@@ -68,7 +68,7 @@ class Suspects:
             self._advance(self._held_back.popleft())
         while self._beginning is None and self._waiting:
             attempt = self._waiting[0]
-            if attempt.settled:
+            if attempt.finished:
                 self._waiting.popleft()
             elif now - attempt.began >= _patience(attempt):
                 self._waiting.popleft().start()  # it goes without: a heartbeat will name it
@@ -81,14 +81,14 @@ class Suspects:
             self._timer = self._loop.call_later(_LOOK_EVERY, self._look)
 
     def _has_begun(self, attempt: "WorkerExecution", now: float) -> bool:
-        if attempt.settled or now - self._since >= _LONGEST_START:
+        if attempt.finished or now - self._since >= _LONGEST_START:
             return True
         return attempt.begun and now - attempt.began >= _MOMENT
 
 
 def _is_safe(attempt: "WorkerExecution", now: float) -> bool:
     """Whether it does not kill its process as it begins, or cannot, or has not begun to."""
-    if attempt.settled or not attempt.started or attempt.runner.apart:
+    if attempt.finished or not attempt.started or attempt.runner.apart:
         return True
     return attempt.begun and now - attempt.began >= _MOMENT
 

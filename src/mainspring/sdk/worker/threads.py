@@ -14,7 +14,7 @@ from typing import Any
 
 from mainspring.sdk.context import entered
 from mainspring.sdk.worker.execution import WorkerExecution
-from mainspring.sdk.worker.loop_runner import Struck, tell
+from mainspring.sdk.worker.loop_runner import HandlerInterrupt, tell
 from mainspring.sdk.worker.outcomes import (
     RELEASED,
     ReportedOutcome,
@@ -24,20 +24,20 @@ from mainspring.sdk.worker.outcomes import (
 
 
 class _Worker(threading.Thread):
-    """One thread. `struck`: an exception was sent to it, so it is not used again."""
+    """One thread. `interrupted`: an exception was sent to it, so it is not used again."""
 
     def __init__(self, pool: "ThreadRunner", number: int) -> None:
         super().__init__(name=f"mainspring-{number}", daemon=True)
         self._pool = pool
         self.guard = threading.Lock()
         self.current: WorkerExecution | None = None
-        self.struck = False
+        self.interrupted = False
 
     def run(self) -> None:
         try:
             while (attempt := self._pool.queue.get()) is not None and self._serve(attempt):
                 pass
-        except Struck:
+        except HandlerInterrupt:
             return  # it came when the try was over already
 
     def _serve(self, attempt: WorkerExecution) -> bool:
@@ -47,13 +47,13 @@ class _Worker(threading.Thread):
         verdict = _call(attempt)
         with self.guard:
             self.current = None
-            again = not self.struck
+            again = not self.interrupted
         self._pool.done(attempt, verdict, again)
         return again
 
 
 class ThreadRunner:
-    """Hands tries to threads; makes a thread when none is idle."""
+    """Hands executions to threads; makes a thread when none is idle."""
 
     apart = False
 
@@ -63,7 +63,7 @@ class ThreadRunner:
         self._idle = 0
         self._made = 0
         self._lock = threading.Lock()
-        self._settled: list[tuple[WorkerExecution, ReportedOutcome]] = []
+        self._finished: list[tuple[WorkerExecution, ReportedOutcome]] = []
 
     def start(self, attempt: WorkerExecution) -> None:
         with self._lock:
@@ -83,25 +83,25 @@ class ThreadRunner:
             return
         with thread.guard:
             if thread.current is attempt and thread.ident is not None:
-                thread.struck = True
+                thread.interrupted = True
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(thread.ident), ctypes.py_object(Struck)
+                    ctypes.c_ulong(thread.ident), ctypes.py_object(HandlerInterrupt)
                 )
 
     def done(self, attempt: WorkerExecution, verdict: ReportedOutcome, again: bool) -> None:
-        """Called by the threads. The event loop is woken once for many."""
+        """Record an outcome, in the thread; the event loop is woken once for many."""
         with self._lock:
             self._idle += again
-            self._settled.append((attempt, verdict))
-            wake = len(self._settled) == 1
+            self._finished.append((attempt, verdict))
+            wake = len(self._finished) == 1
         if wake:
-            _quietly(self._loop.call_soon_threadsafe, self._settle)
+            _quietly(self._loop.call_soon_threadsafe, self._finish_all)
 
-    def _settle(self) -> None:
+    def _finish_all(self) -> None:
         with self._lock:
-            settled, self._settled = self._settled, []
-        for attempt, verdict in settled:
-            attempt.settle(verdict)
+            finished, self._finished = self._finished, []
+        for attempt, verdict in finished:
+            attempt.finish(verdict)
 
 
 def _call(attempt: WorkerExecution) -> ReportedOutcome:
@@ -114,7 +114,7 @@ def _call(attempt: WorkerExecution) -> ReportedOutcome:
         around = contextvars.copy_context()
         around.run(entered, attempt.context)
         return success(around.run(function.function, *call.args, **call.kwargs))
-    except Struck as problem:
+    except HandlerInterrupt as problem:
         return failure(problem)
     except BaseException as problem:
         tell(attempt.context, problem)

@@ -1,4 +1,4 @@
-"""The worker: all that leases, runs, keeps and reports, on one event loop and two threads."""
+"""The worker: it leases, runs, keeps and reports tasks, on one event loop and two threads."""
 
 import asyncio
 import logging
@@ -19,27 +19,28 @@ from mainspring.sdk.worker.execution import Runner, WorkerExecution
 from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread
 from mainspring.sdk.worker.lease_reader import LeaseReader
 from mainspring.sdk.worker.leasing import (
-    LEASES,
     Lane,
     LeaseErrors,
     Leaser,
 )
 from mainspring.sdk.worker.loop_runner import LoopRunner
+from mainspring.sdk.worker.nodes import Nodes
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import RELEASED
 from mainspring.sdk.worker.processes import ProcessRunner
-from mainspring.sdk.worker.protocol import About, Leased, LeaseIn, LeaseOut, Nodes, ServerClock
+from mainspring.sdk.worker.protocol import LEASES, Leased, Leases, ServerClock
 from mainspring.sdk.worker.reports import LogSender, Reporter
 from mainspring.sdk.worker.suspects import Suspects
 from mainspring.sdk.worker.threads import ThreadRunner
 from mainspring.sdk.worker.worker_info import WorkerInfo, memory_mb_of
+from mainspring.wire.workers import AboutIn, LeaseIn
 
 log = logging.getLogger("mainspring.worker")
 
 _TICK = 0.1
-_STUBBORN = 3.0
-"""Seconds that a try gets to end after it was told to."""
-_LAST_WORDS = 10.0
+_STOP_WITHIN = 3.0
+"""Seconds that an execution has to end after it was told to."""
+_FLUSH_WITHIN = 10.0
 _INTRODUCE_EVERY = 10.0
 _LOOK_EVERY = 5.0
 _MOST_REMEMBERED = 20_000
@@ -60,7 +61,7 @@ class Worker:
         self.app = app
         self.options = options
         self.nodes = Nodes(address)
-        self.complaints = LeaseErrors()
+        self.lease_errors = LeaseErrors()
         self._address = address
         self._app_path = app_path
         self._allowed = allowed
@@ -73,18 +74,18 @@ class Worker:
         self._announced: WorkerExecution | None = None
         """The last such try whose start was announced."""
         self._left_behind = False
-        """Whether code of a try may still run that was given up."""
+        """Whether code of an abandoned execution may still run."""
         self._draining = False
         self._done: OrderedDict[tuple[UUID, int], None] = OrderedDict()
         """The last tries that are over: an answer may still be on its way that gives them again."""
-        self._portrait = WorkerInfo(options)
+        self._info = WorkerInfo(options)
         self._introduced = -_INTRODUCE_EVERY
         self._stop = asyncio.Event()
         self._finished = asyncio.Event()
         self.finished = 0
         self.running = 0
         self.replace_process: Callable[[], None] | None = None
-        """How to begin anew when the event loop is blocked for good."""
+        """How to replace the process when the event loop is blocked for good."""
         self.worn_out = False
         """Whether it stopped because its process should be replaced."""
 
@@ -96,7 +97,7 @@ class Worker:
         """Work until `stop`; `ready` is called when it begins to ask for tasks."""
         self._build()
         self._reader.start()
-        self._heart.start()
+        self._heartbeats.start()
         duties: list[Coroutine[Any, Any, None]] = [
             self._reporter.run(),
             self._logs.run(),
@@ -118,7 +119,7 @@ class Worker:
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
-            self._heart.stop()
+            self._heartbeats.stop()
             await self._reader.call(self._lease_nodes.close())
             self._reader.stop()
             self._logs.close()
@@ -149,12 +150,12 @@ class Worker:
         self._reader = LeaseReader(type(loop))
         self._lease_nodes = self.nodes.apart()
         self._suspects = Suspects(loop, self._held, self._start_named, self._place)
-        self._heart = HeartbeatThread(
+        self._heartbeats = HeartbeatThread(
             options, self.nodes, self._clock, loop, self._held, self._loop_runner
         )
-        self._heart.warn = log.warning
+        self._heartbeats.warn = log.warning
         if self.replace_process is not None:
-            self._heart.replace_process = self.replace_process
+            self._heartbeats.replace_process = self.replace_process
         commands = self._commands is not None
         self._lanes: list[Lane] = []
         if light or commands:
@@ -165,16 +166,14 @@ class Worker:
 
     # Tries -----------------------------------------------------------------------------------
 
-    async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[LeaseOut, int]:
+    async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
         """Ask a node for tasks. The answer is read, and its leases are kept, also while a handler
         blocks the event loop. What came is begun here even if nobody waits for it any more."""
         return await self._reader.call(self._ask(url, body, lane, within))
 
-    async def _ask(
-        self, url: str, body: LeaseIn, lane: Lane, within: float
-    ) -> tuple[LeaseOut, int]:
+    async def _ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
         answer = await self._lease_nodes.ask(
-            url, LEASES, body, LeaseOut, within=within, blocking=False
+            url, LEASES, body, Leases, within=within, blocking=False
         )
         arrived = self.register(answer.tasks, lane) if answer.tasks else []
         if arrived:
@@ -213,14 +212,14 @@ class Worker:
         runner = self._runner_of(leased, function)
         lease_end = self._clock.local(leased.lease_until)
         attempt = WorkerExecution(
-            leased, lease_end, context, function, runner or _NoRunner(), self._settled
+            leased, lease_end, context, function, runner or _NoRunner(), self._on_finished
         )
         attempt.margin = self._clock.margin
         attempt.arriving = True
         return attempt
 
     def begin_all(self, arrived: Sequence[WorkerExecution]) -> None:
-        """Start what one answer brought."""
+        """Start the executions of one answer."""
         for attempt in arrived:
             attempt.arriving = False
             self._tries[attempt].take()
@@ -232,7 +231,7 @@ class Worker:
         itself: here it is seen that nothing runs beside what must be alone."""
         unable = isinstance(attempt.runner, _NoRunner)
         if unable or self._draining or self._exclusive is not None:
-            attempt.settle(RELEASED)
+            attempt.finish(RELEASED)
         elif attempt.leased.alone:
             self._exclusive = attempt
             for each in self._lanes:
@@ -246,10 +245,10 @@ class Worker:
             attempt.start()
 
     def _start_named(self, attempt: WorkerExecution) -> None:
-        self._heart.start_named(attempt)
+        self._heartbeats.start_named(attempt)
 
     def _announce_exclusive(self) -> None:
-        """Once all others are over, and their reports acknowledged. Until then it waits, but not
+        """Announce it once all others are over and acknowledged. Until then it waits, but not
         for so long that little of its own time is left: then it is released, and comes again when
         this worker, or another one, holds nothing."""
         attempt = self._exclusive
@@ -257,7 +256,7 @@ class Worker:
             return
         self._announced = attempt
         attempt.alone = not self._left_behind
-        self._heart.announce(attempt)
+        self._heartbeats.announce(attempt)
 
     def _has_waited_enough(self, attempt: WorkerExecution, now: float) -> bool:
         if attempt is not self._exclusive or attempt.started or len(self._tries) == 1:
@@ -273,7 +272,7 @@ class Worker:
             return self._processes
         return self._loop_runner if function.is_async else self._threads
 
-    def _settled(self, attempt: WorkerExecution) -> None:
+    def _on_finished(self, attempt: WorkerExecution) -> None:
         self._tries[attempt].free()
         self.finished += 1
         self.running -= 1
@@ -304,19 +303,19 @@ class Worker:
     def held_tries(self, most: int) -> list[tuple[UUID, int]] | None:
         return None if len(self._keys) > most else list(self._keys)
 
-    def about(self) -> About | None:
+    def about(self) -> AboutIn | None:
         now = monotonic()
         if now < self._introduced + _INTRODUCE_EVERY:
             return None
         self._introduced = now
-        return self._portrait.draw(self.finished, self.running, self._heart.errors)
+        return self._info.current(self.finished, self.running, self._heartbeats.errors)
 
     def polls_interrupted(self) -> None:
         if self._tries:
-            self._heart.interrupt_polls()
+            self._heartbeats.interrupt_polls()
 
     async def _look_around(self) -> None:
-        """Nodes come and go."""
+        """Refresh the list of nodes."""
         while True:
             await self.nodes.compile_fast_path()
             await asyncio.sleep(_LOOK_EVERY)
@@ -324,21 +323,21 @@ class Worker:
     # Time ------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
-        """Timeouts, memory, and a sign of life for the heart."""
+        """Watch timeouts and memory, and show the heartbeat thread that the loop runs."""
         count = 0
         while True:
-            now = self._heart.pulse = monotonic()
+            now = self._heartbeats.pulse = monotonic()
             for attempt in self._held():
                 if attempt.is_withdrawn:
-                    attempt.settle(RELEASED)
-                if attempt.settled:
+                    attempt.finish(RELEASED)
+                if attempt.finished:
                     continue
                 if attempt.lease_end - self._clock.margin <= now:
                     # Cut off: stop before somebody else begins.
                     attempt.end("lost" if attempt.begun else "released")
                 if self._has_waited_enough(attempt, now):
                     attempt.end("released")
-                if attempt.ending is not None and now >= attempt.deadline + _STUBBORN:
+                if attempt.ending is not None and now >= attempt.deadline + _STOP_WITHIN:
                     log.error("task %s does not stop: it is left behind", attempt.leased.id)
                     self._left_behind = True
                     attempt.give_up()
@@ -371,12 +370,12 @@ class Worker:
         await self._wait_for_tries(self.options.grace)
         for attempt in self._held():
             attempt.end("released")
-        await self._wait_for_tries(_STUBBORN)
+        await self._wait_for_tries(_STOP_WITHIN)
         for attempt in self._held():
-            if not attempt.settled:
+            if not attempt.finished:
                 attempt.give_up()
-        await self._reporter.flush(_LAST_WORDS)
-        await self._logs.all_sent(_LAST_WORDS)
+        await self._reporter.flush(_FLUSH_WITHIN)
+        await self._logs.all_sent(_FLUSH_WITHIN)
 
     async def _wait_for_tries(self, within: float) -> None:
         self._finished.clear()
@@ -390,12 +389,12 @@ class Worker:
 
 
 class _NoRunner:
-    """For a task that this worker never offered to run."""
+    """The runner for a task that this worker did not offer to run."""
 
     apart = True
 
     def start(self, attempt: WorkerExecution) -> None:
-        attempt.settle(RELEASED)
+        attempt.finish(RELEASED)
 
     def stop(self, attempt: WorkerExecution) -> None:
         pass

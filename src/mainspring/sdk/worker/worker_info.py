@@ -1,4 +1,4 @@
-"""Who a worker is and how it fares, for the registry of workers."""
+"""The description of a worker for the registry of workers."""
 
 import os
 import platform
@@ -8,22 +8,22 @@ from pathlib import Path
 from mainspring import __version__
 from mainspring.clock import monotonic
 from mainspring.sdk.worker.options import WorkerOptions
-from mainspring.sdk.worker.protocol import About
+from mainspring.wire.workers import AboutIn
 
 
 class WorkerInfo:
-    """Draws a worker as it is at the moment."""
+    """Describes a worker as it is at the moment."""
 
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options
         self._looked = monotonic()
         self._used = sum(os.times()[:2])
 
-    def draw(self, finished: int, running: int, heartbeat_errors: int) -> About:
+    def current(self, finished: int, running: int, heartbeat_errors: int) -> AboutIn:
         now, used = monotonic(), sum(os.times()[:2])
         share = (used - self._used) / max(now - self._looked, 0.001)
         self._looked, self._used = now, used
-        return About(
+        return AboutIn(
             host=socket.gethostname(),
             pid=os.getpid(),
             slots=self._options.concurrency,
@@ -39,7 +39,7 @@ class WorkerInfo:
 
 
 def memory_mb_of(pid: int) -> float:
-    """The resident memory of a process; 0 where nobody can tell."""
+    """Return the resident memory of a process; 0 where it is not known."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""The types of requests and answers about signing secrets and egress rules."""
+"""Signing secrets and egress rules of webhooks, as admins send and read them."""
 
 from typing import Annotated, Literal
 from uuid import UUID

@@ -1,0 +1,183 @@
+"""The server's nodes as a worker knows them: which there are, and requests to one or to any."""
+
+import socket
+from collections.abc import Iterable
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from mainspring.clock import monotonic
+from mainspring.errors import (
+    CallFailed,
+    InvalidRequest,
+    MainspringError,
+    MalformedRequest,
+    NotReady,
+    Unavailable,
+    Unreachable,
+)
+from mainspring.sdk.calling import read
+from mainspring.sdk.environment import Address
+from mainspring.sdk.http1 import Request
+from mainspring.sdk.transport import AsyncTransport, BlockingTransport, Transport
+from mainspring.sdk.worker.protocol import NODES, for_older_node
+from mainspring.wire.workers import NodeAddressList, NodeAddressOut
+
+T = TypeVar("T")
+
+_AVOID_FOR = 30.0
+"""Seconds for which a node is left out that did not answer, or that stops."""
+_TIMEOUT = 5.0
+_OLDER_FOR = 60.0
+"""Seconds for which a node counts as older after it refused what older ones do not know."""
+_NOWHERE = frozenset({"0.0.0.0", "::"})
+_HERE = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A connection to a node, and how requests are written to it."""
+
+    connection: socket.socket
+    way: BlockingTransport
+    headers: dict[str, str]
+
+    def encode(self, path: str, body: object) -> bytes:
+        return self.way.encode(Request("POST", path, self.headers, msgspec.json.encode(body)))
+
+
+class Nodes:
+    """The nodes a worker knows: its configured address, and those the server lists.
+
+    The event loop and the heartbeat thread have connections of their own.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._learned: tuple[str, ...] = ()
+        self._avoided: dict[str, float] = {}
+        self._headers = {
+            "Authorization": f"Bearer {address.api_key}",
+            "Content-Type": "application/json",
+            "User-Agent": "mainspring-worker",
+        }
+        self._transports: dict[tuple[str, bool], Transport] = {}
+        self._older: dict[str, float] = {}
+        """Nodes that refused what older versions do not know, and until when that holds."""
+
+    def apart(self) -> "Nodes":
+        """Return the same nodes with connections of their own: for another event loop."""
+        other = copy(self)
+        other._transports = {}
+        return other
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The URLs to lease from: the nodes themselves where they are known and reachable; else, or
+        for the others, the given address, whose node gets the tasks of all."""
+        reached = tuple(url for url in self._learned if not self.avoided(url))
+        if reached and len(reached) == len(self._learned):
+            return reached
+        return tuple(dict.fromkeys([*reached, self._address.url]))
+
+    async def compile_fast_path(self) -> None:
+        """Ask for the list of nodes. One without a usable URL is served by the others."""
+        request = Request("GET", NODES, self._headers)
+        for url in self._in_order():
+            try:
+                response = await self._transport(url, False).send(request, _TIMEOUT)
+                found = read(response, NodeAddressList)
+            except MainspringError:
+                continue
+            self._take(node for node in found.nodes if node.partitions)
+            return
+
+    def _take(self, nodes: Iterable[NodeAddressOut]) -> None:
+        urls = [None if node.url is None else node.url.rstrip("/") for node in nodes]
+        self._learned = tuple(sorted(url for url in urls if url and self._may_call(url)))
+        if len(self._learned) < len(urls):
+            self._learned = tuple(dict.fromkeys([*self._learned, self._address.url]))
+
+    def _may_call(self, url: str) -> bool:
+        """Whether the key may be sent there: never over a weaker wire; and `localhost` means the
+        node's own machine."""
+        there, given = urlsplit(url), urlsplit(self._address.url)
+        if there.scheme != given.scheme or there.hostname in _NOWHERE:
+            return False
+        return there.hostname not in _HERE or given.hostname in _HERE
+
+    async def ask(
+        self, url: str, path: str, body: object, answer: type[T], *, within: float, blocking: bool
+    ) -> T:
+        """Send a request to one node. One of an older version, which refuses what it does not know,
+        is asked as its version has it."""
+        older = for_older_node(body)
+        if older is None:
+            return await self._ask(url, path, body, answer, within=within, blocking=blocking)
+        if self._older.get(url, 0.0) <= monotonic():
+            try:
+                return await self._ask(url, path, body, answer, within=within, blocking=blocking)
+            except (MalformedRequest, InvalidRequest):
+                self._older[url] = monotonic() + _OLDER_FOR
+        return await self._ask(url, path, older, answer, within=within, blocking=blocking)
+
+    async def _ask(
+        self, url: str, path: str, body: object, answer: type[T], *, within: float, blocking: bool
+    ) -> T:
+        request = Request("POST", path, self._headers, msgspec.json.encode(body))
+        try:
+            response = await self._transport(url, blocking).send(request, within)
+        except Unreachable:
+            self._avoided[url] = monotonic() + _AVOID_FOR
+            raise
+        self._avoided.pop(url, None)
+        try:
+            return read(response, answer)
+        except Unavailable as problem:
+            if problem.reason == NotReady.code:
+                self._avoided[url] = monotonic() + _AVOID_FOR
+            raise
+
+    async def ask_any(
+        self, path: str, body: object, answer: type[T], *, within: float, blocking: bool
+    ) -> T:
+        """Send a request to whichever node answers, within a time for all of them together. Each is
+        asked once at most, and a silent one leaves half of the time to the others."""
+        deadline = monotonic() + within
+        lost: CallFailed = Unreachable("no node was asked")
+        for url in self._in_order():
+            left = deadline - monotonic()
+            if left <= 0.01:
+                break
+            try:
+                return await self.ask(url, path, body, answer, within=left / 2, blocking=blocking)
+            except CallFailed as problem:
+                lost = problem
+        raise lost
+
+    def stream(self, within: float) -> Stream:
+        """Open a connection to a node that answers, for writing to it directly. It blocks."""
+        way = self._transport(self._in_order()[0], True)
+        assert isinstance(way, BlockingTransport)
+        return Stream(way.connect(within), way, self._headers)
+
+    def avoided(self, url: str) -> bool:
+        return self._avoided.get(url, 0.0) > monotonic()
+
+    async def close(self) -> None:
+        for way in self._transports.values():
+            await way.close()
+
+    def _in_order(self) -> list[str]:
+        known = dict.fromkeys([*self.urls, self._address.url])
+        return sorted(known, key=lambda url: self._avoided.get(url, 0.0))
+
+    def _transport(self, url: str, blocking: bool) -> Transport:
+        way = self._transports.get((url, blocking))
+        if way is None:
+            kind = BlockingTransport if blocking else AsyncTransport
+            way = self._transports[url, blocking] = kind(replace(self._address, url=url))
+        return way
