@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from uuid import UUID
 
 import asyncpg
@@ -212,7 +213,7 @@ async def _at_once(
 async def _record(world: RunWorld, connection: asyncpg.Connection, done: Finish) -> list[Ended]:
     """What happens before a run moves on: it is held, and the outcome is written."""
     await world.steps.hold(connection, [(world.tenant_id, _run_of(done))])
-    rows = await connection.fetch(FINISH, *finish_arguments(world.ownership, [done]))
+    rows = await connection.fetch(*FINISH(**finish_arguments(world.ownership, [done])))
     assert len(rows) == 1
     return [ended_of(done)]
 
@@ -226,8 +227,8 @@ def _run_of(done: Finish) -> UUID:
 def _unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let everybody find the runs, and nobody hold them."""
     locking = steps.SQL["hold_runs"]
-    reading = locking.replace("FOR NO KEY UPDATE", "")
-    assert reading != locking
+    reading = replace(locking, text=locking.text.replace("FOR NO KEY UPDATE", ""))
+    assert reading.sql != locking.sql
     monkeypatch.setitem(steps.SQL, "hold_runs", reading)
 
 

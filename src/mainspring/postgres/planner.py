@@ -17,11 +17,11 @@ async def analyze_if_grown(database: Database, crowd: int = 0) -> bool:
     were many and it knows of them now."""
     if not await _is_news(database, crowd):
         return False
-    await database.fetch(SQL["tell_of_crowd"])
+    await database.fetch(*SQL["tell_of_crowd"]())
     # It is no error if that did nothing: vacuum is at work, or another role owns the table.
     return not await _is_news(database, crowd)
 
 
 async def _is_news(database: Database, crowd: int) -> bool:
-    row = await database.fetch_row(SQL["crowd_is_news"], crowd)
+    row = await database.fetch_row(*SQL["crowd_is_news"](crowd=crowd))
     return row is not None and bool(row["news"])

@@ -48,22 +48,22 @@ class TableChanges:
         self._database = database
 
     async def today(self) -> date:
-        row = await self._database.fetch_row(SQL["today"])
+        row = await self._database.fetch_row(*SQL["today"]())
         assert row is not None
         today: date = row["today"]
         return today
 
     async def home(self) -> str:
-        row = await self._database.fetch_row(SQL["home"])
+        row = await self._database.fetch_row(*SQL["home"]())
         assert row is not None
         home: str = row["name"]
         return home
 
     async def names(self, statement: str, table: str) -> list[str]:
-        return [row["name"] for row in await self._database.fetch(SQL[statement], table)]
+        return [row["name"] for row in await self._database.fetch(*SQL[statement](table=table))]
 
     async def default_size(self, table: str) -> int:
-        row = await self._database.fetch_row(SQL["default_size"], table)
+        row = await self._database.fetch_row(*SQL["default_size"](table=table))
         assert row is not None
         return int(row["bytes"])
 

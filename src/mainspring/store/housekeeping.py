@@ -45,12 +45,14 @@ class HousekeepingStore:
 
     async def hold_duty(self, node_id: UUID, lease: float, duty: str = "housekeeping") -> bool:
         """Become, or stay, the one node that does this."""
-        row = await self._database.fetch_row(SQL["hold_duty"], duty, node_id, lease)
+        row = await self._database.fetch_row(
+            *SQL["hold_duty"](duty=duty, holder=node_id, lease=lease)
+        )
         return row is not None
 
     async def drop_duties(self, node_id: UUID) -> None:
         """Let another node take over at once."""
-        await self._database.fetch(SQL["drop_duties"], node_id)
+        await self._database.fetch(*SQL["drop_duties"](holder=node_id))
 
     async def make_partitions(
         self, days_ahead: int, largest_default: int = LARGEST_DEFAULT
@@ -80,7 +82,7 @@ class HousekeepingStore:
         them. Whoever does this locks the table against others who would do the same, so that what
         is half built and not locked was left behind."""
         home, made = await self._tables.home(), Round()
-        for row in await self._database.fetch(SQL["missing_indexes"], list(PARTITIONED)):
+        for row in await self._database.fetch(*SQL["missing_indexes"](tables=list(PARTITIONED))):
             try:
                 await self._build_index(home, row)
                 made.done.append(row["name"])
@@ -88,7 +90,7 @@ class HousekeepingStore:
                 made.postponed[row["name"]] = str(problem)
             except _GONE as problem:
                 made.postponed[row["name"]] = f"its partition is gone: {problem}"
-        for row in await self._database.fetch(SQL["unfinished_indexes"], list(PARTITIONED)):
+        for row in await self._database.fetch(*SQL["unfinished_indexes"](tables=list(PARTITIONED))):
             await self._attach(row["index"], row["part"])
             made.done.append(row["index"])
         return made
@@ -127,7 +129,7 @@ class HousekeepingStore:
             statement = _clear_statement(f"{table}_default", column)
 
             async def work(connection: asyncpg.Connection, statement: str = statement) -> int:
-                await connection.execute(SQL["allow_clearing"])
+                await connection.execute(*SQL["allow_clearing"]())
                 status = await connection.execute(statement, oldest, batch)
                 return int(status.rpartition(" ")[2])
 
@@ -153,20 +155,20 @@ class HousekeepingStore:
 
     async def forget_gone(self) -> None:
         """Nodes and workers that are long gone, and what they left to each other."""
-        await self._database.fetch(SQL["forget_dead_nodes"])
-        await self._database.fetch(SQL["forget_gone_workers"])
-        await self._database.fetch(SQL["forget_gone_leases"])
-        await self._database.fetch(SQL["forget_old_messages"])
+        await self._database.fetch(*SQL["forget_dead_nodes"]())
+        await self._database.fetch(*SQL["forget_gone_workers"]())
+        await self._database.fetch(*SQL["forget_gone_leases"]())
+        await self._database.fetch(*SQL["forget_old_messages"]())
 
     async def forget_old_keys(self, keep_days: int) -> None:
         """API keys that were revoked or ran out so many days ago."""
-        await self._database.fetch(SQL["forget_old_keys"], keep_days)
+        await self._database.fetch(*SQL["forget_old_keys"](keep_days=keep_days))
 
     async def forget_runs(self, keep_days: int, batch: int = 1000) -> int:
         """Runs of workflows that ended so many days ago, with their steps; answers how many."""
         gone = 0
         for _ in range(BATCHES):
-            rows = await self._database.fetch(_OLD_RUNS, keep_days, batch)
+            rows = await self._database.fetch(*_OLD_RUNS(keep_days=keep_days, limit=batch))
             gone += len(rows)
             if len(rows) < batch:
                 break
@@ -188,7 +190,7 @@ class HousekeepingStore:
 
     async def oldest_transaction(self) -> tuple[int, float, str] | None:
         """Who holds the oldest snapshot: (pid, age in seconds, application)."""
-        row = await self._database.fetch_row(SQL["oldest_transaction"])
+        row = await self._database.fetch_row(*SQL["oldest_transaction"]())
         return None if row is None else (row["pid"], row["age"] or 0.0, row["application"])
 
     async def _old(self, statement: str, table: str, oldest: date) -> list[str]:
@@ -200,7 +202,7 @@ class HousekeepingStore:
             await self._tables.alter(f"ALTER TABLE {table} DETACH PARTITION {name}")
 
     async def _forget(self, kind: str, batch: int) -> int:
-        row = await self._database.fetch_row(SQL[kind], batch)
+        row = await self._database.fetch_row(*SQL[kind](limit=batch))
         assert row is not None
         return int(row["gone"])
 

@@ -9,6 +9,7 @@ from mainspring.domain.apikey import KeyText
 from mainspring.errors import Conflict
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
+from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import END_OF_IDS, write_entry
 from mainspring.store.keys import hash_secret
@@ -78,21 +79,29 @@ class KeyRing:
         return await self._database.transact(work)
 
     async def get(self, tenant_id: int, key_id: str) -> StoredKey | None:
-        row = await self._database.fetch_row(SQL["get_key"], tenant_id, key_id)
-        return None if row is None else StoredKey(*row)
+        row = await self._database.fetch_row(*SQL["get_key"](tenant_id=tenant_id, key_id=key_id))
+        return None if row is None else read_row(StoredKey, row)
 
     async def list(self, tenant_id: int, *, before: int | None, limit: int) -> list[StoredKey]:
         """Newest first, those that have ended too."""
         start = END_OF_IDS if before is None else before
-        rows = await self._database.fetch(SQL["list_keys"], tenant_id, start, limit)
-        return [StoredKey(*row) for row in rows]
+        rows = await self._database.fetch(
+            *SQL["list_keys"](tenant_id=tenant_id, before=start, limit=limit)
+        )
+        return read_rows(StoredKey, rows)
 
     async def revoke(self, tenant_id: int, key_id: str, actor: str) -> bool:
         """End a key now. True also when it was revoked before; False: there is no such key."""
 
         async def work(connection: asyncpg.Connection) -> bool:
-            if await connection.fetchrow(SQL["revoke_key"], tenant_id, key_id) is None:
-                return await connection.fetchrow(SQL["get_key"], tenant_id, key_id) is not None
+            if (
+                await connection.fetchrow(*SQL["revoke_key"](tenant_id=tenant_id, key_id=key_id))
+                is None
+            ):
+                return (
+                    await connection.fetchrow(*SQL["get_key"](tenant_id=tenant_id, key_id=key_id))
+                    is not None
+                )
             await write_entry(connection, tenant_id, actor, "key.revoked", key_id)
             return True
 
@@ -117,7 +126,9 @@ class KeyRing:
         async def work(connection: asyncpg.Connection) -> StoredKey | None:
             if not await _take_turn(connection, tenant_id):
                 return None
-            old = await connection.fetchrow(SQL["lock_live_key"], tenant_id, key_id)
+            old = await connection.fetchrow(
+                *SQL["lock_live_key"](tenant_id=tenant_id, key_id=key_id)
+            )
             if old is None:
                 return None
             if old["operator"]:
@@ -126,7 +137,9 @@ class KeyRing:
             scopes = frozenset(old["scopes"])
             ends = expiry or Expiry(after=old["lifetime"])
             made = await insert_key(connection, tenant_id, text, old["name"], scopes, ends)
-            await connection.execute(SQL["let_key_end"], tenant_id, key_id, grace)
+            await connection.execute(
+                *SQL["let_key_end"](tenant_id=tenant_id, key_id=key_id, grace=grace)
+            )
             await write_entry(
                 connection, tenant_id, actor, "key.rotated", key_id, to=made.id, grace=grace
             )
@@ -145,22 +158,23 @@ async def insert_key(
     expiry: Expiry,
 ) -> StoredKey:
     """Keep a tenant's new key, of which only the hash is stored."""
-    if await connection.fetchval(SQL["count_live_keys"], tenant_id) >= MOST_LIVE_KEYS:
+    if await connection.fetchval(*SQL["count_live_keys"](tenant_id=tenant_id)) >= MOST_LIVE_KEYS:
         raise Conflict(f"there are {MOST_LIVE_KEYS} live keys already: revoke some first")
     row = await connection.fetchrow(
-        SQL["create_key"],
-        tenant_id,
-        text.id,
-        hash_secret(text.secret),
-        name,
-        sorted(scopes),
-        text.prefix,
-        expiry.at,
-        expiry.after,
+        *SQL["create_key"](
+            tenant_id=tenant_id,
+            id=text.id,
+            secret_hash=hash_secret(text.secret),
+            name=name,
+            scopes=sorted(scopes),
+            prefix=text.prefix,
+            expires_at=expiry.at,
+            expires_after=expiry.after,
+        ),
     )
     assert row is not None
-    return StoredKey(*row)
+    return read_row(StoredKey, row)
 
 
 async def _take_turn(connection: asyncpg.Connection, tenant_id: int) -> bool:
-    return await connection.fetchval(SQL["take_turn"], tenant_id) is not None
+    return await connection.fetchval(*SQL["take_turn"](tenant_id=tenant_id)) is not None

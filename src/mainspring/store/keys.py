@@ -4,6 +4,7 @@ import hmac
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any
 
 import asyncpg
 
@@ -43,7 +44,7 @@ class KeyStore:
     async def find(self, secret: str) -> ApiKey | None:
         """Whose key this is; None when it is unknown, expired or revoked."""
         digest = hash_secret(secret)
-        row = await self._database.fetch_row(SQL["find_key"], digest)
+        row = await self._database.fetch_row(*SQL["find_key"](secret_hash=digest))
         # The index finds by the hash, of which nobody can choose the bytes; the last word has a
         # comparison whose time tells nothing.
         if row is None or not hmac.compare_digest(row["secret_hash"], digest):
@@ -58,16 +59,16 @@ class KeyStore:
 
     async def touch(self, used: Mapping[str, float]) -> None:
         """These keys were used so many seconds ago."""
-        await self._database.fetch(SQL["touch_keys"], list(used), list(used.values()))
+        await self._database.fetch(*SQL["touch_keys"](ids=list(used), ago=list(used.values())))
 
     async def add(self, key: NewKey) -> None:
-        await self._database.fetch(SQL["add_key"], *_columns(key))
+        await self._database.fetch(*_added(key))
 
     async def add_operator(self, key: NewKey, actor: str) -> None:
         """An operator's key, with a note of it."""
 
         async def work(connection: asyncpg.Connection) -> None:
-            await connection.execute(SQL["add_key"], *_columns(key))
+            await connection.execute(*_added(key))
             await write_entry(connection, INSTALLATION, actor, "key.created", key.id, name=key.name)
 
         await self._database.transact(work)
@@ -76,7 +77,9 @@ class KeyStore:
         """End an operator's key, named by its id or by its secret."""
 
         async def work(connection: asyncpg.Connection) -> bool:
-            ended = await connection.fetchval(SQL["revoke_operator"], key, hash_secret(key))
+            ended = await connection.fetchval(
+                *SQL["revoke_operator"](key=key, secret_hash=hash_secret(key))
+            )
             if ended is not None:
                 await write_entry(connection, INSTALLATION, actor, "key.revoked", ended)
             return ended is not None
@@ -85,23 +88,24 @@ class KeyStore:
 
     async def ensure_tenant(self, name: str) -> int:
         """The tenant of that name, made where it is missing."""
-        row = await self._database.fetch_row(SQL["ensure_tenant"], name)
+        row = await self._database.fetch_row(*SQL["ensure_tenant"](name=name))
         assert row is not None
         return int(row["id"])
 
     async def limits(self, tenants: Collection[int] | None = None) -> dict[int, TenantLimits]:
         """What tenants may use: these, or all."""
         if tenants is None:
-            rows = await self._database.fetch(SQL["all_limits"])
+            rows = await self._database.fetch(*SQL["all_limits"]())
         else:
-            rows = await self._database.fetch(SQL["limits_of"], list(tenants))
+            rows = await self._database.fetch(*SQL["limits_of"](ids=list(tenants)))
         return {
             row["id"]: TenantLimits(row["weight"], row["max_running"], row["spread"])
             for row in rows
         }
 
 
-def _columns(key: NewKey) -> tuple[object, ...]:
-    secret_hash = hash_secret(key.secret)
-    scopes = sorted(key.scopes)
-    return key.id, key.tenant_id, secret_hash, key.name, scopes, key.operator, key.prefix
+def _added(key: NewKey) -> tuple[Any, ...]:
+    return SQL["add_key"](
+        id=key.id, tenant_id=key.tenant_id, secret_hash=hash_secret(key.secret), name=key.name,
+        scopes=sorted(key.scopes), operator=key.operator, prefix=key.prefix,
+    )  # fmt: skip

@@ -18,10 +18,12 @@ class MessageStore:
     async def post(self, letters: Sequence[tuple[UUID, bytes]]) -> None:
         """Leave letters for nodes, and give each a hint to look."""
         await self._database.fetch(
-            SQL["post_messages"], [node for node, _ in letters], [body for _, body in letters]
+            *SQL["post_messages"](
+                node_ids=[node for node, _ in letters], bodies=[body for _, body in letters]
+            )
         )
 
     async def collect(self, node_id: UUID) -> list[bytes]:
         """Take what was left for a node, the oldest first."""
-        rows = await self._database.fetch(SQL["collect_messages"], node_id)
+        rows = await self._database.fetch(*SQL["collect_messages"](node_id=node_id))
         return [row["body"] for row in sorted(rows, key=lambda row: row["id"])]

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import asyncpg
 
@@ -15,6 +16,7 @@ from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import sparse
 from mainspring.postgres.planner import BULK_ROWS
 from mainspring.postgres.planner import SQL as PLANNER
+from mainspring.postgres.rows import read_rows
 from mainspring.store.step_rows import (
     Ended,
     Moved,
@@ -49,23 +51,24 @@ class StepTasks:
         per_run = Counter(start.run.id for start in starts)
         made = [start.template for start in ordered]
         rows = await connection.fetch(
-            SQL["release"],
-            ownership.node_id,
-            ownership.epoch,
-            list(ownership.partitions),
-            [s.run.tenant_id for s in ordered],
-            [s.run.id for s in ordered],
-            [s.step.id for s in ordered],
-            [s.due for s in ordered],
-            [per_run[s.run.id] > FEW for s in ordered],
-            sparse([t and t.spec.encode() for t in made]),
-            sparse([t and t.payload.encode() for t in made]),
-            sparse([t and t.capability for t in made]),
-            sparse([t and t.concurrency_key for t in made]),
-            sparse([t and t.name for t in made]),
-            sparse([t and t.labels for t in made]),
+            *SQL["release"](
+                node_id=ownership.node_id,
+                epoch=ownership.epoch,
+                partitions=list(ownership.partitions),
+                tenant_ids=[s.run.tenant_id for s in ordered],
+                run_ids=[s.run.id for s in ordered],
+                steps=[s.step.id for s in ordered],
+                due=[s.due for s in ordered],
+                wide=[per_run[s.run.id] > FEW for s in ordered],
+                specs=sparse([t and t.spec.encode() for t in made]),
+                payloads=sparse([t and t.payload.encode() for t in made]),
+                capabilities=sparse([t and t.capability for t in made]),
+                concurrency_keys=sparse([t and t.concurrency_key for t in made]),
+                names=sparse([t and t.name for t in made]),
+                labels=sparse([t and t.labels for t in made]),
+            ),
         )
-        moved.rows += [TaskRow(*row) for row in rows]
+        moved.rows += read_rows(TaskRow, rows)
         await _analyze_if_grown(connection, len(rows))
 
     async def fan_out(
@@ -80,7 +83,9 @@ class StepTasks:
         join them. Answers whether all are done."""
         head, step, due = start.run, start.step, start.due
         expanded = await connection.fetchrow(
-            SQL["expand"], head.tenant_id, head.id, step.id, len(made), due
+            *SQL["expand"](
+                tenant_id=head.tenant_id, run_id=head.id, step=step.id, needed=len(made), due=due
+            )
         )
         if expanded is None or not made:
             return False
@@ -106,7 +111,7 @@ class StepTasks:
         if not leaving:
             return []
         ordered = sorted(leaving, key=lambda e: (e.tenant_id, e.run_id, e.step, e.item))
-        rows = await connection.fetch(SQL["end_tasks"], *end_arguments(ordered))
+        rows = await connection.fetch(*SQL["end_tasks"](**end_arguments(ordered)))
         moved.told |= {row["partition"] for row in rows if row["state"] == "scheduled"}
         gone = {(row["run_id"], row["plain_step"], row["item"]) for row in rows}
         ended = [e for e in ordered if (e.run_id, e.step, e.item) in gone]
@@ -123,9 +128,9 @@ class StepTasks:
     ) -> list[TaskRow]:
         """Insert rows and tasks of steps, of a new run with the run itself; answers the tasks that
         are scheduled at once."""
-        rows = await connection.fetch(ADD_STEPS, *add_arguments(ownership, head, steps, run))
+        rows = await connection.fetch(*add_steps(ownership, head, steps, run))
         await _analyze_if_grown(connection, len(steps))
-        return [TaskRow(*row) for row in rows]
+        return read_rows(TaskRow, rows)
 
     async def add_tasks(
         self,
@@ -135,76 +140,78 @@ class StepTasks:
         steps: Sequence[NewStep],
     ) -> list[TaskRow]:
         """The tasks alone, where the rows are there."""
-        arguments = _task_arguments(ownership, head, steps)
-        nothing: tuple[object, ...] = (*([[]] * 9), *_NO_RUN)
-        return [TaskRow(*r) for r in await connection.fetch(ADD_STEPS, *arguments, *nothing)]
+        call = ADD_STEPS(**_tasks(ownership, head, steps), **_rows([]), **_NO_RUN)
+        return read_rows(TaskRow, await connection.fetch(*call))
 
 
 async def _analyze_if_grown(connection: asyncpg.Connection, crowd: int) -> None:
     """A crowd enters tables that may have been empty: what releases and claims it would go by a
     plan that was made for a handful of rows, and compare each with each."""
     if crowd >= BULK_ROWS:
-        await connection.execute(PLANNER["analyze_tasks"])
-        await connection.execute(PLANNER["analyze_steps"])
+        await connection.execute(*PLANNER["analyze_tasks"]())
+        await connection.execute(*PLANNER["analyze_steps"]())
 
 
-_NO_RUN = (None,) * 8
-
-
-def add_arguments(
+def add_steps(
     ownership: Ownership, head: RunHead, steps: Sequence[NewStep], run: NewRun | None
-) -> tuple[object, ...]:
-    """What the statement `add_steps` wants."""
-    return (
-        *_task_arguments(ownership, head, steps),
-        [s.step for s in steps],
-        [s.item for s in steps],
-        [s.state for s in steps],
-        [s.needed for s in steps],
-        [",".join(s.children) for s in steps],
-        [s.task_id for s in steps],
-        [s.due if s.state == "released" else None for s in steps],
-        [s.plain for s in steps],
-        [s.inside for s in steps],
-        *(_NO_RUN if run is None else _run_arguments(run)),
-    )
+) -> tuple[Any, ...]:
+    """Return the call of `add_steps`."""
+    begun = _NO_RUN if run is None else _run(run)
+    return ADD_STEPS(**_tasks(ownership, head, steps), **_rows(steps), **begun)
 
 
-def _run_arguments(run: NewRun) -> tuple[object, ...]:
-    return (
-        run.workflow,
-        run.version,
-        len(run.definition.steps),
-        run.input,
-        run.now,
-        run.deadline,
-        run.schedule_id,
-        run.nominal,
-    )
+def _rows(steps: Sequence[NewStep]) -> dict[str, object]:
+    return {
+        "steps": [s.step for s in steps],
+        "items": [s.item for s in steps],
+        "states": [s.state for s in steps],
+        "needed": [s.needed for s in steps],
+        "children": [",".join(s.children) for s in steps],
+        "task_ids": [s.task_id for s in steps],
+        "released": [s.due if s.state == "released" else None for s in steps],
+        "plain": [s.plain for s in steps],
+        "inside": [s.inside for s in steps],
+    }
 
 
-def _task_arguments(
-    ownership: Ownership, head: RunHead, steps: Sequence[NewStep]
-) -> tuple[object, ...]:
+def _run(run: NewRun) -> dict[str, object]:
+    return {
+        "workflow": run.workflow,
+        "version": run.version,
+        "total": len(run.definition.steps),
+        "input": run.input,
+        "created": run.now,
+        "deadline": run.deadline,
+        "schedule_id": run.schedule_id,
+        "nominal": run.nominal,
+    }
+
+
+_NO_RUN: dict[str, object] = dict.fromkeys(
+    ("workflow", "version", "total", "input", "created", "deadline", "schedule_id", "nominal")
+)
+
+
+def _tasks(ownership: Ownership, head: RunHead, steps: Sequence[NewStep]) -> dict[str, object]:
     made = [s.template for s in steps]
-    return (
-        ownership.node_id,
-        ownership.epoch,
-        list(ownership.partitions),
-        head.tenant_id,
-        head.id,
-        [s.task_id for s in steps],
-        [s.label for s in steps],
-        ["scheduled" if s.state == "released" else "blocked" for s in steps],
-        [s.due for s in steps],
-        [t.spec.encode() for t in made],
-        [t.payload.encode() for t in made],
-        [t.capability for t in made],
-        [t.queue for t in made],
-        [t.priority for t in made],
-        sparse([t.name for t in made]),
-        sparse([t.labels for t in made]),
-        sparse([t.concurrency_key for t in made]),
-        sparse([t.concurrency_limit for t in made]),
-        sum(s.state == "released" for s in steps) > FEW,
-    )
+    return {
+        "node_id": ownership.node_id,
+        "epoch": ownership.epoch,
+        "partitions": list(ownership.partitions),
+        "tenant_id": head.tenant_id,
+        "run_id": head.id,
+        "ids": [s.task_id for s in steps],
+        "labels_of_steps": [s.label for s in steps],
+        "task_states": ["scheduled" if s.state == "released" else "blocked" for s in steps],
+        "due": [s.due for s in steps],
+        "specs": [t.spec.encode() for t in made],
+        "payloads": [t.payload.encode() for t in made],
+        "capabilities": [t.capability for t in made],
+        "queues": [t.queue for t in made],
+        "priorities": [t.priority for t in made],
+        "names": sparse([t.name for t in made]),
+        "labels": sparse([t.labels for t in made]),
+        "concurrency_keys": sparse([t.concurrency_key for t in made]),
+        "concurrency_limits": sparse([t.concurrency_limit for t in made]),
+        "wide": sum(s.state == "released" for s in steps) > FEW,
+    }

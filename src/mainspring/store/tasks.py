@@ -19,7 +19,8 @@ from mainspring.errors import StoreUnavailable
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 from mainspring.postgres.planner import BULK_ROWS, analyze_if_grown
-from mainspring.store.claims import assignment_of
+from mainspring.postgres.rows import read_row, read_rows
+from mainspring.store.claims import LeasedRow
 from mainspring.store.creation import (
     NO_EAGER_LEASE,
     Creation,
@@ -160,6 +161,11 @@ class TaskFilter:
     schedule_id: UUID | None = None
     workflow_run_id: UUID | None = None
 
+    @property
+    def values(self) -> dict[str, object]:
+        """What statements compare tasks with."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 _EVERYTHING = TaskFilter()
 
@@ -195,7 +201,7 @@ class TaskStore:
         A creation whose idempotency key was taken already inserts nothing and is not in the answer.
         """
         rows = await self._database.fetch(
-            SQL["create_tasks"], *creation_arguments(creations, ownership, self._near, start)
+            *SQL["create_tasks"](**creation_arguments(creations, ownership, self._near, start))
         )
         if len(rows) >= BULK_ROWS:
             await self._analyze_if_grown(len(rows))
@@ -220,12 +226,14 @@ class TaskStore:
 
         Answers id → partition; a task that is finished already has none.
         """
-        rows = await self._database.fetch(SQL["which_exist"], tenant_id, list(ids), min(ids))
+        rows = await self._database.fetch(
+            *SQL["which_exist"](tenant_id=tenant_id, ids=list(ids), first=min(ids))
+        )
         return {row["id"]: row["partition"] for row in rows}
 
     async def get(self, tenant_id: int, task_id: UUID) -> StoredTask | None:
-        row = await self._database.fetch_row(SQL["get_task"], tenant_id, task_id)
-        return StoredTask(*row) if row else None
+        row = await self._database.fetch_row(*SQL["get_task"](tenant_id=tenant_id, task_id=task_id))
+        return read_row(StoredTask, row) if row else None
 
     async def list(
         self,
@@ -250,7 +258,7 @@ class TaskStore:
     async def _ready(self) -> frozenset[str]:
         """The indexes of history that may be used. Once all are there, nobody asks again."""
         if not self._indexes >= INDEXES:
-            rows = await self._database.fetch(SQL["ready_indexes"])
+            rows = await self._database.fetch(*SQL["ready_indexes"]())
             self._indexes = frozenset(row["name"] for row in rows)
         return self._indexes
 
@@ -268,43 +276,41 @@ class TaskStore:
         unfinished = where.state is None or not TaskState(where.state).final
         finished = where.state is None or TaskState(where.state).final
         rows = await self._database.fetch(
-            _LISTS[path],
-            tenant_id,
-            before or UUID(int=2**128 - 1),
-            scan,
-            unfinished,
-            finished,
-            where.state,
-            where.queue,
-            where.name,
-            where.labels,
-            where.due_after,
-            where.due_before,
-            limit,
-            payloads,
-            where.schedule_id,
-            where.workflow_run_id,
+            *_LISTS[path](
+                tenant_id=tenant_id,
+                before=before or UUID(int=2**128 - 1),
+                scan=scan,
+                unfinished=unfinished,
+                finished=finished,
+                limit=limit,
+                payloads=payloads,
+                **where.values,
+            )
         )
-        tasks = [StoredTask(*tuple(row)[:-1]) for row in rows if row["id"] is not None]
+        tasks = read_rows(StoredTask, [row for row in rows if row["id"] is not None])
         return tasks, rows[0]["edge"]
 
     async def executions(
         self, tenant_id: int, task_id: UUID, *, outcome: str | None, limit: int = 1000
     ) -> Sequence[StoredExecution]:
         rows = await self._database.fetch(
-            SQL["list_executions"], tenant_id, task_id, outcome, limit
+            *SQL["list_executions"](
+                tenant_id=tenant_id, task_id=task_id, outcome=outcome, limit=limit
+            )
         )
-        return [StoredExecution(*row) for row in rows]
+        return read_rows(StoredExecution, rows)
 
     async def running(self, tenant_id: int, task_id: UUID) -> Execution | None:
         """The present try of a task; None when it is not running."""
-        row = await self._database.fetch_row(SQL["running_task"], tenant_id, task_id)
-        return None if row is None else assignment_of(row)
+        row = await self._database.fetch_row(
+            *SQL["running_task"](tenant_id=tenant_id, task_id=task_id)
+        )
+        return None if row is None else read_row(LeasedRow, row).execution()
 
     async def see(self, tenant_id: int, task_id: UUID) -> LockedTask | None:
         """An unfinished task as it stands; nothing keeps others from changing it."""
-        row = await self._database.fetch_row(SQL["see_task"], tenant_id, task_id)
-        return None if row is None else LockedTask(*row)
+        row = await self._database.fetch_row(*SQL["see_task"](tenant_id=tenant_id, task_id=task_id))
+        return None if row is None else read_row(LockedTask, row)
 
     async def change(
         self, tenant_id: int, task_id: UUID, decide: Callable[[LockedTask], "TaskChange | T"]
@@ -317,10 +323,10 @@ class TaskStore:
 
         async def work(connection: asyncpg.Connection) -> "T | bool | None":
             await self._steps.hold_of(connection, tenant_id, [task_id])
-            row = await connection.fetchrow(SQL["lock_task"], tenant_id, task_id)
+            row = await connection.fetchrow(*SQL["lock_task"](tenant_id=tenant_id, task_id=task_id))
             if row is None:
                 return None
-            locked = LockedTask(*row)
+            locked = read_row(LockedTask, row)
             chosen = decide(locked)
             if not isinstance(chosen, TaskChange):
                 return chosen
@@ -337,21 +343,35 @@ class TaskStore:
 
         async def work(connection: asyncpg.Connection) -> bool:
             await self._steps.hold_of(connection, tenant_id, [task_id])
-            await connection.execute(SQL["allow_purge"])
-            hot = await connection.fetchrow(SQL["purge_task"], tenant_id, task_id)
-            cold = await connection.fetchrow(SQL["purge_history"], tenant_id, task_id)
+            await connection.execute(*SQL["allow_purge"]())
+            hot = await connection.fetchrow(
+                *SQL["purge_task"](tenant_id=tenant_id, task_id=task_id)
+            )
+            cold = await connection.fetchrow(
+                *SQL["purge_history"](tenant_id=tenant_id, task_id=task_id)
+            )
             gone = hot or cold
             if gone is None:
                 return False
             check(gone["rev"])
-            await connection.execute(SQL["purge_executions"], tenant_id, task_id)
-            await connection.execute(SQL["purge_dead_letter"], tenant_id, task_id)
-            await connection.execute(SQL["purge_logs"], tenant_id, task_id)
+            await connection.execute(*SQL["purge_executions"](tenant_id=tenant_id, task_id=task_id))
             await connection.execute(
-                SQL["audit"], tenant_id, actor, "task.purged", str(task_id), None
+                *SQL["purge_dead_letter"](tenant_id=tenant_id, task_id=task_id)
+            )
+            await connection.execute(*SQL["purge_logs"](tenant_id=tenant_id, task_id=task_id))
+            await connection.execute(
+                *SQL["audit"](
+                    tenant_id=tenant_id,
+                    actor=actor,
+                    action="task.purged",
+                    subject=str(task_id),
+                    detail=None,
+                )
             )
             if hot is not None:
-                await connection.execute(SQL["wake"], hot["partition"], tenant_id, task_id)
+                await connection.execute(
+                    *SQL["wake"](partition=hot["partition"], tenant_id=tenant_id, task_id=task_id)
+                )
                 ended = (hot["workflow_run_id"], hot["step"])
                 await self._steps.cancelled(connection, tenant_id, [ended])
             return True
@@ -367,7 +387,9 @@ class TaskStore:
     ) -> None:
         if TaskState(change.state).final:
             written = await connection.fetchrow(
-                SQL["end_task"], tenant_id, locked.id, locked.rev, change.state
+                *SQL["end_task"](
+                    tenant_id=tenant_id, task_id=locked.id, rev=locked.rev, state=change.state
+                )
             )
             ended = (locked.workflow_run_id, locked.step)
             await self._steps.cancelled(connection, tenant_id, [ended])
@@ -376,26 +398,29 @@ class TaskStore:
                 run_id, step = locked.workflow_run_id, locked.step
                 await self._steps.changed(connection, tenant_id, run_id, step)
             written = await connection.fetchrow(
-                SQL["change_task"],
-                tenant_id,
-                locked.id,
-                locked.rev,
-                change.state,
-                change.cancel_requested,
-                change.run,
-                change.due,
-                change.expires,
-                change.priority,
-                change.queue,
-                change.capability,
-                change.name,
-                change.labels,
-                change.spec,
-                change.payload,
+                *SQL["change_task"](
+                    tenant_id=tenant_id,
+                    task_id=locked.id,
+                    rev=locked.rev,
+                    state=change.state,
+                    cancel_requested=change.cancel_requested,
+                    run=change.run,
+                    due=change.due,
+                    expires=change.expires,
+                    priority=change.priority,
+                    queue=change.queue,
+                    capability=change.capability,
+                    name=change.name,
+                    labels=change.labels,
+                    spec=change.spec,
+                    payload=change.payload,
+                ),
             )
         if written is None:
             raise AssertionError("a locked task cannot have changed")
-        await connection.execute(SQL["wake"], locked.partition, tenant_id, locked.id)
+        await connection.execute(
+            *SQL["wake"](partition=locked.partition, tenant_id=tenant_id, task_id=locked.id)
+        )
 
 
 @dataclass(frozen=True, slots=True)

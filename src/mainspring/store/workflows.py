@@ -11,6 +11,7 @@ import msgspec
 from mainspring.domain.workflow.definition import OnFailure, WorkflowDefinition
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
+from mainspring.postgres.rows import read_rows
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 
@@ -74,28 +75,32 @@ class WorkflowStore:
 
         async def work(connection: asyncpg.Connection) -> StoredWorkflow | None:
             if check is not None:
-                latest = await connection.fetchval(SQL["lock_workflow"], tenant_id, definition.name)
+                latest = await connection.fetchval(
+                    *SQL["lock_workflow"](tenant_id=tenant_id, name=definition.name)
+                )
                 if latest is None:
                     return None
                 check(latest)
             row = await connection.fetchrow(
-                SQL["put_workflow"],
-                tenant_id,
-                definition.name,
-                len(definition.steps),
-                definition.on_failure,
+                *SQL["put_workflow"](
+                    tenant_id=tenant_id,
+                    name=definition.name,
+                    step_count=len(definition.steps),
+                    on_failure=definition.on_failure,
+                ),
             )
             if row is None:
                 return None
             version: int = row["version"]
             await connection.execute(
-                SQL["put_version"],
-                tenant_id,
-                definition.name,
-                version,
-                len(definition.steps),
-                encoded,
-                row["updated_at"],
+                *SQL["put_version"](
+                    tenant_id=tenant_id,
+                    name=definition.name,
+                    version=version,
+                    step_count=len(definition.steps),
+                    definition=encoded,
+                    created_at=row["updated_at"],
+                ),
             )
             await write_entry(
                 connection, tenant_id, actor, "workflow.put", definition.name, version=version
@@ -111,7 +116,9 @@ class WorkflowStore:
         self, tenant_id: int, name: str, version: int | None = None
     ) -> StoredWorkflow | None:
         """A version, the latest where none is named; None when it is not there, or archived."""
-        row = await self._database.fetch_row(SQL["get_workflow"], tenant_id, name, version)
+        row = await self._database.fetch_row(
+            *SQL["get_workflow"](tenant_id=tenant_id, name=name, version=version)
+        )
         if row is None:
             return None
         definition = self._definition(row["definition"])
@@ -119,19 +126,26 @@ class WorkflowStore:
 
     async def has(self, tenant_id: int, name: str) -> bool:
         """Whether runs of a workflow can begin."""
-        return await self._database.fetch_row(SQL["has_workflow"], tenant_id, name) is not None
+        return (
+            await self._database.fetch_row(*SQL["has_workflow"](tenant_id=tenant_id, name=name))
+            is not None
+        )
 
     async def page(self, tenant_id: int, *, after: str, limit: int) -> Sequence[WorkflowLine]:
         """In the order of their names."""
-        rows = await self._database.fetch(SQL["list_workflows"], tenant_id, after, limit)
-        return [WorkflowLine(*row) for row in rows]
+        rows = await self._database.fetch(
+            *SQL["list_workflows"](tenant_id=tenant_id, after=after, limit=limit)
+        )
+        return read_rows(WorkflowLine, rows)
 
     async def versions(
         self, tenant_id: int, name: str, *, before: int, limit: int
     ) -> Sequence[VersionLine]:
         """Newest first."""
-        rows = await self._database.fetch(SQL["list_versions"], tenant_id, name, before, limit)
-        return [VersionLine(*row) for row in rows]
+        rows = await self._database.fetch(
+            *SQL["list_versions"](tenant_id=tenant_id, name=name, before=before, limit=limit)
+        )
+        return read_rows(VersionLine, rows)
 
     async def archive(
         self, tenant_id: int, name: str, actor: str, check: Callable[[int], None]
@@ -139,11 +153,13 @@ class WorkflowStore:
         """Take a workflow out of use; its versions stay for their runs. False: there is none."""
 
         async def work(connection: asyncpg.Connection) -> bool:
-            latest = await connection.fetchval(SQL["lock_workflow"], tenant_id, name)
+            latest = await connection.fetchval(
+                *SQL["lock_workflow"](tenant_id=tenant_id, name=name)
+            )
             if latest is None:
                 return False
             check(latest)
-            await connection.execute(SQL["archive_workflow"], tenant_id, name)
+            await connection.execute(*SQL["archive_workflow"](tenant_id=tenant_id, name=name))
             await write_entry(
                 connection, tenant_id, actor, "workflow.archived", name, version=latest
             )

@@ -35,7 +35,11 @@ class Definitions:
         if known is not None:
             self._known.move_to_end(key)
             return known
-        encoded = await connection.fetchval(SQL["definition_of"], *key)
+        encoded = await connection.fetchval(
+            *SQL["definition_of"](
+                tenant_id=run.tenant_id, workflow=run.workflow, version=run.version
+            )
+        )
         assert encoded is not None, "versions are kept as long as their runs"
         return self._keep(key, _definition.decode(encoded))
 

@@ -17,9 +17,10 @@ from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.rules import RunState
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
+from mainspring.postgres.rows import read_row
 from mainspring.store.claims import (
+    LeasedRow,
     TaskRef,
-    assignment_of,
     by_task,
     finish_arguments,
 )
@@ -39,7 +40,6 @@ from mainspring.workflows.advancing import LARGE, Steps
 SQL = queries.load("steps")
 _FINISH = queries.load("outcomes")["finish"]
 _MOST_INTRICATE = 10_000
-_TASK_COLUMNS = TaskRow._fields.index("worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,14 @@ class StepOutcomes:
         if not plain:
             return StepsFinished(set(), Moved())
         rows = await self._database.fetch(
-            SQL["finish_fast"],
-            *finish_arguments(ownership, plain),
-            [f.report.execution.workflow_run_id for f in plain],
-            [f.report.execution.step for f in plain],
-            relay.lease,
-            relay.worker,
-            relay.most,
+            *SQL["finish_fast"](
+                **finish_arguments(ownership, plain),
+                run_ids=[f.report.execution.workflow_run_id for f in plain],
+                steps=[f.report.execution.step for f in plain],
+                lease=relay.lease,
+                worker=relay.worker,
+                most=relay.most,
+            )
         )
         done = StepsFinished(set(), Moved())
         for row in rows:
@@ -113,7 +114,7 @@ class StepOutcomes:
 
         async def work(connection: asyncpg.Connection) -> StepsFinished:
             huge = await self._steps.hold(connection, [_run_of(finish) for finish in finished])
-            rows = await connection.fetch(_FINISH, *finish_arguments(ownership, finished))
+            rows = await connection.fetch(*_FINISH(**finish_arguments(ownership, finished)))
             accepted = {row["id"] for row in rows}
             ended = [ended_of(f) for f in finished if f.report.execution.id in accepted]
             moved = await self._steps.settle(connection, ownership, ended, now, huge=huge)
@@ -134,12 +135,13 @@ class StepOutcomes:
         `count_crash`, began alone and were lost with their worker; those in `presumed` count as
         begun."""
         rows = await self._database.fetch(
-            SQL["lost_steps"],
-            [h.tenant_id for h in held],
-            [h.id for h in held],
-            [h.guard for h in held],
-            list(count_crash),
-            list(presumed),
+            *SQL["lost_steps"](
+                tenant_ids=[h.tenant_id for h in held],
+                ids=[h.id for h in held],
+                fences=[h.guard for h in held],
+                count_crash=list(count_crash),
+                presumed=list(presumed),
+            ),
         )
         if not rows:
             return StepsFinished(set(), Moved())
@@ -148,7 +150,9 @@ class StepOutcomes:
 
     async def expiring(self, ownership: Ownership) -> list[Ended]:
         """Steps of our partitions that were not started by their expiry."""
-        rows = await self._database.fetch(SQL["overdue_steps"], list(ownership.partitions))
+        rows = await self._database.fetch(
+            *SQL["overdue_steps"](partitions=list(ownership.partitions))
+        )
         return [
             Ended(row["tenant_id"], row["workflow_run_id"], step, TaskState.EXPIRED, item)
             for row in rows
@@ -172,7 +176,9 @@ class StepOutcomes:
 
     async def overdue(self, ownership: Ownership) -> list[tuple[int, UUID]]:
         """Runs of our partitions whose deadline has passed."""
-        rows = await self._database.fetch(SQL["overdue_runs"], list(ownership.partitions))
+        rows = await self._database.fetch(
+            *SQL["overdue_runs"](partitions=list(ownership.partitions))
+        )
         return [(row["tenant_id"], row["id"]) for row in rows]
 
     async def stop(
@@ -182,16 +188,18 @@ class StepOutcomes:
 
         async def work(connection: asyncpg.Connection) -> Moved:
             await self._steps.hold(connection, [(tenant_id, run_id)])
-            row = await connection.fetchrow(SQL["head"], tenant_id, run_id)
+            row = await connection.fetchrow(*SQL["head"](tenant_id=tenant_id, run_id=run_id))
             if row is None:
                 return Moved()
-            return await self._steps.stop_run(connection, ownership, RunHead(*row), why, now)
+            return await self._steps.stop_run(
+                connection, ownership, read_row(RunHead, row), why, now
+            )
 
         return await self._database.transact(work)
 
 
 def _lost(row: asyncpg.Record, now: float) -> Finish:
-    a = assignment_of(tuple(row)[:-1])
+    a = read_row(LeasedRow, row).execution()
     report = Report(a, Outcome.LOST, a.picked, max(a.picked, now))
     if row["cancel_requested"]:
         return finish(report, TaskState.CANCELLED)
@@ -200,18 +208,10 @@ def _lost(row: asyncpg.Record, now: float) -> Finish:
 
 
 def _note_released(row: asyncpg.Record, moved: Moved) -> None:
-    task = TaskRow(*tuple(row)[1 : 1 + _TASK_COLUMNS])
+    task = read_row(TaskRow, row)
     moved.rows.append(task)
     if task.state == "running":
-        assert task.lease_end is not None
-        execution = assignment_of(
-            (
-                task.tenant_id, task.id, task.fence, task.partition, row["attempts"],
-                row["failures"], task.due, row["picked"], task.lease_end, row["spec"],
-                row["payload"], task.due, row["workflow_run_id"], row["step"], None, None,
-            )
-        )  # fmt: skip
-        moved.begun.append((task, execution))
+        moved.begun.append((task, read_row(LeasedRow, row).execution()))
 
 
 def _is_plain(finish: Finish) -> bool:

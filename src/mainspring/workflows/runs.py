@@ -29,12 +29,13 @@ from mainspring.domain.workflow.retry import (
 from mainspring.errors import Conflict, NotFound
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
+from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 from mainspring.store.dead_letters import note_done_again, note_left_out
 from mainspring.store.lists.paging import Found, fill
 from mainspring.store.step_rows import ITSELF, Ended, Moved, NewRun, NewStep, RunHead
-from mainspring.store.step_tasks import ADD_STEPS, add_arguments
+from mainspring.store.step_tasks import add_steps
 from mainspring.workflows.advancing import LARGE, Steps
 from mainspring.workflows.definitions import Definitions
 
@@ -151,13 +152,15 @@ class WorkflowRunService:
     # Reading ----------------------------------------------------------------------------------
 
     async def get(self, tenant_id: int, run_id: UUID) -> StoredRun | None:
-        row = await self._database.fetch_row(SQL["get_run"], tenant_id, run_id)
-        return StoredRun(*row) if row else None
+        row = await self._database.fetch_row(*SQL["get_run"](tenant_id=tenant_id, run_id=run_id))
+        return read_row(StoredRun, row) if row else None
 
     async def steps(self, tenant_id: int, run_id: UUID, *, items: bool = False) -> list[StoredStep]:
         """The steps of a run; with `items` those of its lists, too."""
-        rows = await self._database.fetch(SQL["get_steps"], tenant_id, run_id, items)
-        return [StoredStep(*row) for row in rows]
+        rows = await self._database.fetch(
+            *SQL["get_steps"](tenant_id=tenant_id, run_id=run_id, items=items)
+        )
+        return read_rows(StoredStep, rows)
 
     async def definition(self, tenant_id: int, run: StoredRun) -> WorkflowDefinition:
         """The definition that a run was made by."""
@@ -175,20 +178,20 @@ class WorkflowRunService:
     ) -> Found[StoredRun, UUID]:
         scan = limit if where == RunFilter() else self._scan
         rows = await self._database.fetch(
-            SQL["list_runs"],
-            tenant_id,
-            before or _LARGEST_ID,
-            where.workflow,
-            where.state,
-            where.schedule_id,
-            limit,
-            scan,
+            *SQL["list_runs"](
+                tenant_id=tenant_id,
+                before=before or _LARGEST_ID,
+                workflow=where.workflow,
+                state=where.state,
+                schedule_id=where.schedule_id,
+                limit=limit,
+                scan=scan,
+            ),
         )
-        *_, scanned, edge = rows[0]
-        runs = [StoredRun(*tuple(row)[:-2]) for row in rows if row["id"] is not None]
+        runs = read_rows(StoredRun, [row for row in rows if row["id"] is not None])
         if len(runs) == limit:
             return runs, runs[-1].id
-        return runs, edge if scanned == scan else None
+        return runs, rows[0]["edge"] if rows[0]["scanned"] == scan else None
 
     # Changing ---------------------------------------------------------------------------------
 
@@ -201,10 +204,8 @@ class WorkflowRunService:
         if conclude is not None or mixed or len(run.definition.steps) > LARGE:
             return await self._database.transact(lambda c: self._begin(c, ownership, run, conclude))
         added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
-        rows = await self._database.fetch(
-            ADD_STEPS, *add_arguments(ownership, run.head, added, run)
-        )
-        return Moved([TaskRow(*row) for row in rows]) if rows else None
+        rows = await self._database.fetch(*add_steps(ownership, run.head, added, run))
+        return Moved(read_rows(TaskRow, rows)) if rows else None
 
     async def _begin(
         self,
@@ -328,7 +329,9 @@ class WorkflowRunService:
                 raise Conflict("the step has completed")
             letters = [task for _, task in await self._given_up(connection, head, [step])]
             await note_left_out(connection, tenant_id, letters, actor)
-            await connection.execute(SQL["waive"], head.tenant_id, head.id, step)
+            await connection.execute(
+                *SQL["waive"](tenant_id=head.tenant_id, run_id=head.id, step=step)
+            )
             states[step] = StepProgress("skipped", waived=True)
             again = downstream(definition, {step}) - {step}
             return await self._again(
@@ -348,15 +351,17 @@ class WorkflowRunService:
         """Hold a run and change it; None when there is no such run."""
 
         async def work(connection: asyncpg.Connection) -> T | None:
-            row = await connection.fetchrow(SQL["lock_run"], tenant_id, run_id)
-            return None if row is None else await change(connection, RunHead(*row))
+            row = await connection.fetchrow(*SQL["lock_run"](tenant_id=tenant_id, run_id=run_id))
+            return None if row is None else await change(connection, read_row(RunHead, row))
 
         return await self._database.transact(work)
 
     async def _states(
         self, connection: asyncpg.Connection, head: RunHead
     ) -> dict[str, StepProgress]:
-        rows = await connection.fetch(SQL["all_steps"], head.tenant_id, head.id, FAIL_FAST)
+        rows = await connection.fetch(
+            *SQL["all_steps"](tenant_id=head.tenant_id, run_id=head.id, fail_fast=FAIL_FAST)
+        )
         return {
             r["step"]: StepProgress(r["state"], r["waived"], r["left_out"])
             for r in rows
@@ -389,19 +394,24 @@ class WorkflowRunService:
         given_up = await self._given_up(connection, head, list(fresh))
         successors = {task: tasks[step] for step, task in given_up}
         await note_done_again(connection, head.tenant_id, successors, actor)
-        await connection.execute(SQL["drop_items"], head.tenant_id, head.id, list(again), same)
+        await connection.execute(
+            *SQL["drop_items"](
+                tenant_id=head.tenant_id, run_id=head.id, steps=list(again), same=same
+            )
+        )
         ordered = sorted(again)
         counts = [counted(definition, step, states, again) for step in ordered]
         await connection.execute(
-            SQL["reset_steps"],
-            head.tenant_id,
-            head.id,
-            ordered,
-            [tasks.get(step) for step in ordered],
-            [len(definition.by_id[step].needs) for step in ordered],
-            [count.finished for count in counts],
-            [count.succeeded for count in counts],
-            [count.failed for count in counts],
+            *SQL["reset_steps"](
+                tenant_id=head.tenant_id,
+                run_id=head.id,
+                steps=ordered,
+                task_ids=[tasks.get(step) for step in ordered],
+                needed=[len(definition.by_id[step].needs) for step in ordered],
+                finished=[count.finished for count in counts],
+                succeeded=[count.succeeded for count in counts],
+                failed=[count.failed for count in counts],
+            ),
         )
         if added:
             await self._steps.tasks.add_tasks(connection, ownership, head, added)
@@ -410,22 +420,25 @@ class WorkflowRunService:
         deadline = None if definition.deadline is None else now + definition.deadline
         remaining = sum(s.state in LOST for s in kept.values())
         row = await connection.fetchrow(
-            SQL["reopen_run"],
-            head.tenant_id,
-            head.id,
-            unfinished,
-            remaining,
-            deadline,
-            "failure" if remaining and definition.on_failure == "fail_fast" else None,
+            *SQL["reopen_run"](
+                tenant_id=head.tenant_id,
+                run_id=head.id,
+                unfinished=unfinished,
+                failed=remaining,
+                deadline=deadline,
+                stopping="failure" if remaining and definition.on_failure == "fail_fast" else None,
+            ),
         )
         assert row is not None, "the caller holds the run"
-        return await self._steps.reconsider(connection, ownership, RunHead(*row), now)
+        return await self._steps.reconsider(connection, ownership, read_row(RunHead, row), now)
 
     async def _given_up(
         self, connection: asyncpg.Connection, head: RunHead, steps: Sequence[str]
     ) -> list[tuple[str, UUID]]:
         """Of these steps and their items, the tasks that may have left dead letters."""
-        rows = await connection.fetch(SQL["given_up"], head.tenant_id, head.id, steps)
+        rows = await connection.fetch(
+            *SQL["given_up"](tenant_id=head.tenant_id, run_id=head.id, steps=steps)
+        )
         return [(row["step"], row["task_id"]) for row in rows]
 
     def _new_steps(

@@ -3,9 +3,9 @@
 -- name: crowd_is_news
 -- Whether the planner takes the hot table for far smaller than it is. Its size is known at once; how
 -- many rows are in it, which matters where they fill pages that were there, seconds later, unless the
--- caller knows of some ($1).
+-- caller knows of some (:crowd).
 SELECT pg_relation_size(oid) / current_setting('block_size')::integer > 2 * greatest(relpages, 50)
-    OR greatest(pg_stat_get_live_tuples(oid), $1::integer) >= 10 * greatest(reltuples, 100) AS news
+    OR greatest(pg_stat_get_live_tuples(oid), :crowd::integer) >= 10 * greatest(reltuples, 100) AS news
 FROM pg_class WHERE oid = 'tasks'::regclass;
 
 -- name: tell_of_crowd
