@@ -75,6 +75,7 @@ _GUARD = re.compile(
     r"|node_id|owner|worker|partition|nodes|node|due|partition_of|max_running|started_at|lateness"
     r"|began|began_alone|counted|losses|unproven_losses|server_started|beats|changed)\b"
 )
+_PARAMETER = re.compile(r"(?<!:):[a-z_]\w*")
 _TOKEN = re.compile(
     r"--[^\n]*|'[^']*'|\(|\)|;"
     r"|\b(?:WHERE|AND|OR|ON|RETURNING|ORDER|FOR|GROUP|LIMIT|UNION|THEN|ELSE|END|JOIN|LEFT|CROSS"
@@ -109,7 +110,8 @@ def mutants(file: str, source: str) -> Iterator[Mutant]:
     for start, end in _conditions(source):
         text = re.sub(r"--[^\n]*", "", source[start:end]).strip()
         statement = [name for at, name in names if at < start]
-        if statement and _GUARD.search(text) and not text.startswith("CONFLICT"):
+        guards = _GUARD.search(_PARAMETER.sub("", text))
+        if statement and guards and not text.startswith("CONFLICT"):
             yield Mutant(file, statement[-1], start, end, text)
 
 
