@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 QUERIES = Path("src/mainspring/store/queries")
 FILES = {
-    "engine": (
+    "claims": (
         "contract/test_store_fences",
         "contract/test_store_claims",
         "contract/test_store_windows",
@@ -57,9 +57,9 @@ OTHERS = ("contract", "integration/test_workflow_steps")
 
 _PLACES = "newer servers notice by themselves that a row has left its place"
 IMPLIED = {
-    "engine.claimed_by: state = 'running'": "only what is running has a worker",
+    "claims.claimed_by: state = 'running'": "only what is running has a worker",
     "outcomes.expire_leases: t.state = 'running'": "only what is running has a lease",
-    "engine.load_more: NOT parked": "the state says so, too; this names the index",
+    "claims.load_more: NOT parked": "the state says so, too; this names the index",
     "outcomes.expire_leases: (e.cancel_requested OR e.poison)": "the others were changed before",
     "leases.claimed_for_workers: t.state = 'running'": "only what is running has a worker",
     "leases.extend_for_worker: t.state = 'running'": "only what is running has a worker",

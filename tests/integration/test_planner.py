@@ -7,10 +7,10 @@ from unittest import mock
 import pytest
 
 from mainspring.domain.placement import Ownership
-from mainspring.postgres import planner
 from mainspring.postgres.database import Database, DatabaseOptions, connect
-from mainspring.postgres.planner import BULK_ROWS
-from mainspring.store.housekeeping import HousekeepingStore
+from mainspring.store.upkeep import planner
+from mainspring.store.upkeep.housekeeping import HousekeepingStore
+from mainspring.store.upkeep.planner import BULK_ROWS
 from support.store import StoreWorld
 
 

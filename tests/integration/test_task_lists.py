@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.task import TaskState
 from mainspring.postgres.database import Database, DatabaseOptions
-from mainspring.store.housekeeping import HousekeepingStore
 from mainspring.store.keys import KeyStore
 from mainspring.store.lists import paging
 from mainspring.store.lists import search as list_search
 from mainspring.store.lists.paths import INDEXES
 from mainspring.store.tasks import TaskFilter, TaskStore
+from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from support.lists import Row, matches, write_rows
 
 NOW = datetime.now(UTC).replace(microsecond=0)

@@ -11,23 +11,16 @@ import pytest
 from mainspring.domain.execution import Execution
 from mainspring.domain.outcome_rules import Finish
 from mainspring.domain.task import TaskState
-from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import DatabaseOptions, connect
-from mainspring.store.claims import finish_arguments
-from mainspring.store.housekeeping import HousekeepingStore
 from mainspring.store.keys import KeyStore
-from mainspring.store.step_rows import (
-    Ended,
-    Moved,
-    RunHead,
-    StartingStep,
-    ended_of,
-)
-from mainspring.workflows import advancing as steps
+from mainspring.store.outcomes import SQL as OUTCOMES
+from mainspring.store.outcomes import finish_arguments
+from mainspring.store.upkeep.housekeeping import HousekeepingStore
+from mainspring.store.workflow import steps
+from mainspring.store.workflow.step_rows import Ended, Moved, RunHead, StartingStep, ended_of
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually
 
-FINISH = queries.load("outcomes")["finish"]
 PAIR = workflow(step("a"), step("b", "a"))
 
 
@@ -213,7 +206,7 @@ async def _at_once(
 async def _record(world: RunWorld, connection: asyncpg.Connection, done: Finish) -> list[Ended]:
     """What happens before a run moves on: it is held, and the outcome is written."""
     await world.steps.hold(connection, [(world.tenant_id, _run_of(done))])
-    rows = await connection.fetch(*FINISH(**finish_arguments(world.ownership, [done])))
+    rows = await connection.fetch(*OUTCOMES["finish"](**finish_arguments(world.ownership, [done])))
     assert len(rows) == 1
     return [ended_of(done)]
 

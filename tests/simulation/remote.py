@@ -16,15 +16,10 @@ from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store import cluster
-from mainspring.store.claims import (
-    EngineStore,
-    Extended,
-    Seen,
-    TaskRef,
-    Woken,
-)
+from mainspring.store.claims import EngineStore, Extended, Woken
 from mainspring.store.creation import NO_EAGER_LEASE, Creation, EagerLeaseOffer, Made
 from mainspring.store.keys import KeyStore
+from mainspring.store.task_refs import Seen, TaskRef
 from mainspring.store.tasks import LockedTask, TaskChange, TaskStore
 from mainspring.store.tenants import StoredTenant, TenantStore
 from simulation.store import MemoryStore

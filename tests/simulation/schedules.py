@@ -21,7 +21,7 @@ from mainspring.schedules.occurrences import (
     decide,
 )
 from mainspring.schedules.service import DueSchedule, ScheduleService
-from mainspring.store.schedule_rows import StoredSchedule
+from mainspring.store.schedule.schedules import StoredSchedule
 from simulation.remote import Link
 from simulation.store import MemoryStore
 from simulation.tables import Line, ScheduleRow

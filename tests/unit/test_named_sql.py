@@ -1,6 +1,7 @@
 """SQL with named parameters, and rows read by name."""
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -88,10 +89,10 @@ def test_a_missing_column_is_an_error() -> None:
 
 
 class Call(NamedTuple):
-    """A statement as a module calls it; `names` may be some of many."""
+    """A statement as a module calls it; without `complete` more names come from elsewhere."""
 
     where: str
-    files: frozenset[str]
+    file: str
     statement: str
     names: frozenset[str]
     complete: bool
@@ -100,55 +101,53 @@ class Call(NamedTuple):
 def calls() -> Iterator[Call]:
     for path in sorted(SOURCES.rglob("*.py")):
         tree = ast.parse(path.read_text())
-        files, named = _loaded(tree)
+        files = dict(_files_of(tree))
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and (name := _statement(node.func, named)):
-                names = frozenset(word.arg for word in node.keywords if word.arg is not None)
-                complete = all(word.arg is not None for word in node.keywords)
-                yield Call(f"{path.name}:{node.lineno}", files, name, names, complete)
+            match node:
+                case ast.Call(
+                    func=ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=statement))
+                ) if name in files:
+                    names = frozenset(word.arg for word in node.keywords if word.arg is not None)
+                    complete = len(names) == len(node.keywords)
+                    where = f"{path.relative_to(SOURCES)}:{node.lineno}"
+                    yield Call(where, files[name], str(statement), names, complete)
 
 
-def _loaded(tree: ast.Module) -> tuple[frozenset[str], dict[str, str]]:
-    """Return the files that a module loads, and the statements that it gave names to."""
-    files, named = set(), {}
+def _files_of(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Return the names by which a module has the statements of files."""
     for node in ast.walk(tree):
         match node:
-            case ast.Call(
-                func=ast.Attribute(attr="load"), args=[ast.Constant(value=str() as file)]
-            ):
-                files.add(file)
             case ast.Assign(
                 targets=[ast.Name(id=name)],
-                value=ast.Subscript(slice=ast.Constant(value=str() as statement)),
+                value=ast.Call(func=ast.Attribute(attr="load"), args=[ast.Constant(value=file)]),
             ):
-                named[name] = statement
-    return frozenset(files), named
-
-
-def _statement(called: ast.expr, named: dict[str, str]) -> str | None:
-    match called:
-        case ast.Subscript(
-            value=ast.Name(id="SQL" | "PLANNER"), slice=ast.Constant(value=str() as statement)
-        ):
-            return statement
-        case ast.Name(id=name):
-            return named.get(name)
-    return None
+                yield name, str(file)
+            case ast.ImportFrom(module=str() as module, names=names):
+                for imported in names:
+                    if imported.name == "SQL":
+                        yield imported.asname or "SQL", module.rpartition(".")[2]
 
 
 def test_every_call_names_the_parameters_of_its_statement() -> None:
     found = list(calls())
     assert len(found) > 200
-    every = {file.stem: load(file.stem) for file in QUERIES.glob("*.sql")}
     for call in found:
-        wanted = [
-            frozenset(every[file][call.statement].parameters)
-            for file in call.files or every
-            if call.statement in every.get(file, {})
-        ]
-        wanted = wanted or [frozenset()]
-        fits = any(call.names == w if call.complete else call.names <= w for w in wanted)
-        assert fits, f"{call.where}: {call.statement} takes {wanted}, not {sorted(call.names)}"
+        wanted = set(load(call.file)[call.statement].parameters)
+        fits = call.names == wanted if call.complete else call.names <= wanted
+        told = f"{call.where}: {call.statement} takes {sorted(wanted)}, not {sorted(call.names)}"
+        assert fits, told
+
+
+def test_every_file_is_loaded_by_the_module_of_its_name() -> None:
+    files = sorted(file.stem for file in QUERIES.glob("*.sql"))
+    loading = {
+        path: re.findall(r"^SQL = queries\.load\(\"(\w+)\"\)$", path.read_text(), re.MULTILINE)
+        for path in SOURCES.rglob("*.py")
+    }
+    assert sorted(file for found in loading.values() for file in found) == files
+    for path, found in loading.items():
+        assert found in ([], [path.stem]), path
+        assert not found or path.is_relative_to(SOURCES / "store"), path
 
 
 def test_every_statement_is_used() -> None:

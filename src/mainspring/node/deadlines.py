@@ -12,7 +12,7 @@ from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import REFUSED
-from mainspring.store.step_rows import Ended
+from mainspring.store.workflow.step_rows import Ended
 from mainspring.workflows.outcomes import StepOutcomes
 
 log = structlog.get_logger()

@@ -38,14 +38,15 @@ from mainspring.node.recorder import Recorder
 from mainspring.node.retrying import until_answered, until_sent
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store.claims import EngineStore, TaskRef
+from mainspring.store.claims import EngineStore
 from mainspring.store.creation import (
     NO_EAGER_LEASE,
     EagerLeaseOffer,
     NewTask,
     started_task,
 )
-from mainspring.store.step_rows import NO_STEP_LEASES, StepLeaseOffer
+from mainspring.store.task_refs import TaskRef
+from mainspring.store.workflow.step_rows import NO_STEP_LEASES, StepLeaseOffer
 
 log = structlog.get_logger()
 

@@ -20,13 +20,10 @@ from mainspring.domain.schedule import misfire
 from mainspring.domain.schedule.definition import Backlog, ScheduleDefinition, Span
 from mainspring.domain.schedule.misfire import BacklogDecision, Decision, Ruling
 from mainspring.domain.schedule.template import Values, expand, has_placeholders
-from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import sparse
 from mainspring.store.creation import Creation, NewTask, creation_arguments
-from mainspring.store.schedule_rows import OccurrenceEntry, StoredSchedule
-
-SQL = queries.load("schedules")
-_CREATE_TASKS = queries.load("tasks")["create_tasks"]
+from mainspring.store.schedule.schedules import SQL, OccurrenceEntry, StoredSchedule
+from mainspring.store.tasks import SQL as TASKS
 
 _INSTANT = 1e-6
 MOST_TASKS = 5000
@@ -112,7 +109,7 @@ class OccurrenceWriter:
             by_tenant.setdefault(task.tenant_id, []).append(task)
         creations = [Creation(tenant, made) for tenant, made in by_tenant.items()]
         arguments = creation_arguments(creations, ownership, self._near)
-        rows = await connection.fetch(*_CREATE_TASKS(**arguments))
+        rows = await connection.fetch(*TASKS["create_tasks"](**arguments))
         places = {row["id"]: row["partition"] for row in rows}
         return [Placed(task, places[task.id]) for task in tasks]
 

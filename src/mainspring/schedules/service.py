@@ -14,20 +14,20 @@ from mainspring import timezones
 from mainspring.domain.placement import Ownership
 from mainspring.domain.schedule.definition import ScheduleDefinition, spread_of
 from mainspring.domain.schedule.misfire import Decision, Ruling
-from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 from mainspring.postgres.rows import read_row, read_rows
 from mainspring.schedules.occurrences import DecidedSchedules, OccurrenceWriter, record
-from mainspring.store import ledger_retention
 from mainspring.store.answers import BeforeCommit
-from mainspring.store.schedule_rows import (
+from mainspring.store.audit import write_entry
+from mainspring.store.schedule.schedules import (
+    SQL,
     OccurrenceEntry,
     StoredOccurrence,
     StoredSchedule,
     Template,
 )
+from mainspring.store.upkeep import ledger_retention
 
-SQL = queries.load("schedules")
 T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
@@ -114,14 +114,8 @@ class ScheduleService:
                     tenant_id=tenant_id,
                     schedule_id=schedule_id,
                     name=name,
-                    timezone=definition.timezone,
-                    tzdata=timezones.version(),
-                    calendars=list(definition.calendars),
-                    definition=_encode(definition),
-                    template=_encode(template),
                     decided_to=now - spread_of(schedule_id, definition.spread),
-                    next=next_at,
-                    wake=_wake(schedule_id, definition, next_at),
+                    **_columns(schedule_id, definition, template, next_at),
                 ),
             )
             if made is None:
@@ -231,15 +225,8 @@ class ScheduleService:
                 *SQL["delete_schedule"](tenant_id=tenant_id, schedule_id=schedule_id)
             )
             await ledger_retention.delete_ledger(connection, tenant_id, schedule_id)
-            await connection.execute(
-                *SQL["audit"](
-                    tenant_id=tenant_id,
-                    actor=actor,
-                    action="schedule.deleted",
-                    subject=str(schedule_id),
-                    detail=None,
-                )
-            )
+            subject = str(schedule_id)
+            await write_entry(connection, tenant_id, actor, "schedule.deleted", subject)
             return True
 
         return await self._database.transact(work)
@@ -391,7 +378,6 @@ class ScheduleService:
     async def _write(
         self, connection: asyncpg.Connection, locked: StoredSchedule, change: ScheduleChange
     ) -> None:
-        definition = change.definition
         written = await connection.fetchrow(
             *SQL["change_schedule"](
                 tenant_id=locked.tenant_id,
@@ -399,14 +385,8 @@ class ScheduleService:
                 rev=locked.rev,
                 state=change.state,
                 name=change.name,
-                timezone=definition.timezone,
-                tzdata=timezones.version(),
-                calendars=list(definition.calendars),
-                definition=_encode(definition),
-                template=_encode(change.template),
                 decided_to=change.decided_to,
-                next=change.next,
-                wake=_wake(locked.id, definition, change.next),
+                **_columns(locked.id, change.definition, change.template, change.next),
             ),
         )
         if written is None:
@@ -452,6 +432,21 @@ async def _skip_paused(connection: asyncpg.Connection, paused: StoredSchedule) -
             tzdata=timezones.version(),
         ),
     )
+
+
+def _columns(
+    schedule_id: UUID, definition: ScheduleDefinition, template: Template, next_at: float | None
+) -> dict[str, object]:
+    """What follows from a definition, as it is stored."""
+    return {
+        "timezone": definition.timezone,
+        "tzdata": timezones.version(),
+        "calendars": list(definition.calendars),
+        "definition": _encode(definition),
+        "template": _encode(template),
+        "next": next_at,
+        "wake": _wake(schedule_id, definition, next_at),
+    }
 
 
 def _wake(schedule_id: UUID, definition: ScheduleDefinition, next_at: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""The store as the engine's drivers use it: windows, claims, wakes, outcomes."""
+"""The store as the engine's drivers use it: windows, claims, wakes."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,16 +10,17 @@ import asyncpg
 import msgspec
 
 from mainspring.domain.execution import Execution
-from mainspring.domain.lateness import Earlier, EndedWaiting, Waited
-from mainspring.domain.outcome_rules import Finish, RetryLater
+from mainspring.domain.lateness import Earlier, Waited
 from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.task import Target, TaskSpec
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database, sparse
+from mainspring.postgres.database import sparse
 from mainspring.postgres.rows import read_rows
+from mainspring.store.outcomes import OutcomeStore
+from mainspring.store.task_refs import Seen, TaskRef, columns, seen_in
 
-SQL = queries.load("engine") | queries.load("outcomes")
+SQL = queries.load("claims")
 
 _LONE_PARTITION_PATIENCE = 60.0
 NO_WAITS: Mapping[UUID, Waited] = {}
@@ -44,16 +45,6 @@ def read_spec(spec: bytes) -> tuple[TaskSpec, str | None]:
         return NO_SPEC, str(problem)[:300]
 
 
-class TaskRef(NamedTuple):
-    """Which task, and the number a change of it is guarded by: its rev or its fence."""
-
-    tenant_id: int
-    id: UUID
-    guard: int
-    waited: Waited | None = None
-    """Of a pick: what it waited for since it was due."""
-
-
 class Extended(NamedTuple):
     """A lease that was extended."""
 
@@ -64,25 +55,14 @@ class Extended(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Tasks as they are now, and those that are no longer unfinished."""
-
-    rows: list[TaskRow]
-    gone: list[UUID]
-
-
-@dataclass(frozen=True, slots=True)
 class Woken(Seen):
     """The same of tasks that others changed, and the wake rows that told of it."""
 
     wakes: list[int]
 
 
-class EngineStore:
+class EngineStore(OutcomeStore):
     """Every call is one transaction; but for one they are one statement and one round trip."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     # Reading ---------------------------------------------------------------------------------
 
@@ -132,7 +112,7 @@ class EngineStore:
                 limit=limit,
             ),
         )
-        seen = _seen(rows)
+        seen = seen_in(rows)
         return Woken(seen.rows, seen.gone, [wake for row in rows for wake in row["wakes"]])
 
     async def look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
@@ -142,7 +122,7 @@ class EngineStore:
                 tenant_ids=[tenant for tenant, _ in tasks], ids=[task for _, task in tasks]
             )
         )
-        return _seen(rows)
+        return seen_in(rows)
 
     # Claims and leases -----------------------------------------------------------------------
 
@@ -157,7 +137,7 @@ class EngineStore:
                 epoch=ownership.epoch,
                 lease=lease,
                 worker=worker,
-                **_columns(ordered, "revs"),
+                **columns(ordered, "revs"),
                 waited=sparse([pick.waited for pick in ordered]),
             )
         )
@@ -167,12 +147,12 @@ class EngineStore:
     async def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Execution]:
         """After a claim whose answer was lost: what we got. What we did not get, that claim will
         not get any more, however late it arrives."""
-        columns = _columns(picks, "revs")
+        picked = columns(picks, "revs")
 
         async def work(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
-            await connection.execute(*SQL["void_claim"](**columns))
+            await connection.execute(*SQL["void_claim"](**picked))
             rows: Sequence[asyncpg.Record] = await connection.fetch(
-                *SQL["claimed_by"](**columns, worker=worker)
+                *SQL["claimed_by"](**picked, worker=worker)
             )
             return rows
 
@@ -181,131 +161,14 @@ class EngineStore:
     async def leased_to(self, tasks: Sequence[tuple[int, UUID]], *, worker: str) -> list[Execution]:
         """Those of these tasks that a worker of ours has."""
         refs = [TaskRef(tenant_id, task_id, 0) for tenant_id, task_id in tasks]
-        call = SQL["claimed_by"](**_columns(refs, "revs"), worker=worker)
+        call = SQL["claimed_by"](**columns(refs, "revs"), worker=worker)
         rows = await self._database.fetch(*call)
         return executions_of(rows)
 
     async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
         """Keep leases, guarded by fence. What is not in the answer is no longer held."""
-        rows = await self._database.fetch(*SQL["extend"](lease=lease, **_columns(held, "fences")))
+        rows = await self._database.fetch(*SQL["extend"](lease=lease, **columns(held, "fences")))
         return read_rows(Extended, rows)
-
-    async def expire_leases(
-        self,
-        held: Iterable[TaskRef],
-        *,
-        count_crash: Collection[UUID] = (),
-        presumed: Collection[UUID] = (),
-    ) -> Seen:
-        """End leases that ran out by the database's clock, or whose worker has begun anew, guarded
-        by fence. Those in `count_crash` count as lost with their worker; those in `presumed` count
-        as begun, whatever their worker said."""
-        call = SQL["expire_leases"](
-            **_columns(held, "fences"), count_crash=list(count_crash), presumed=list(presumed)
-        )
-        return _seen(await self._database.fetch(*call))
-
-    async def expire(self, ownership: Ownership, *, limit: int) -> list[UUID]:
-        """End tasks of our partitions that were not started by their expiry, some at a time."""
-        rows = await self._database.fetch(
-            *SQL["expire"](
-                node_id=ownership.node_id,
-                epoch=ownership.epoch,
-                partitions=list(ownership.partitions),
-                limit=limit,
-            )
-        )
-        return [row["id"] for row in rows]
-
-    async def explain_ends(self, ended: Sequence[EndedWaiting]) -> None:
-        """Put down to causes what nobody has accounted for, of tasks that ended as they waited."""
-        ordered = sorted(ended, key=lambda one: (one.tenant_id, one.id))
-        await self._database.fetch(
-            *SQL["explain_ends"](
-                tenant_ids=[one.tenant_id for one in ordered],
-                ids=[one.id for one in ordered],
-                waited=[one.waited for one in ordered],
-            ),
-        )
-
-    # Outcomes --------------------------------------------------------------------------------
-
-    async def finish(self, ownership: Ownership, finished: Iterable[Finish]) -> set[UUID]:
-        """Move tasks to history, guarded by fence; answers which were accepted."""
-        rows = await self._database.fetch(*SQL["finish"](**finish_arguments(ownership, finished)))
-        return {row["id"] for row in rows}
-
-    async def retry(self, ownership: Ownership, retries: Iterable[RetryLater]) -> list[TaskRow]:
-        """Schedule tasks again, guarded by fence; answers those that were. A task that was asked
-        to cancel is left as it is: finish it as cancelled."""
-        ordered = sorted(retries, key=by_task)
-        reports = [r.report for r in ordered]
-        rows = await self._database.fetch(
-            *SQL["retry"](
-                node_id=ownership.node_id,
-                epoch=ownership.epoch,
-                partitions=list(ownership.partitions),
-                tenant_ids=[r.execution.tenant_id for r in reports],
-                ids=[r.execution.id for r in reports],
-                fences=[r.execution.fence for r in reports],
-                outcomes=[r.outcome for r in reports],
-                started=[r.started for r in reports],
-                finished=[r.finished for r in reports],
-                errors=[r.error for r in reports],
-                delays=[r.delay for r in ordered],
-                status_codes=sparse([r.status_code for r in reports]),
-                responses=sparse([r.response for r in reports]),
-                run_ids=sparse([r.execution.workflow_run_id for r in reports]),
-                own_lateness=[r.own_lateness or {} for r in ordered],
-                earlier=sparse([r.earlier.stored() if r.earlier else None for r in ordered]),
-            ),
-        )
-        return read_rows(TaskRow, rows)
-
-
-def finish_arguments(ownership: Ownership, finished: Iterable[Finish]) -> dict[str, object]:
-    """What the statement `finish` wants, rows in lock order."""
-    ordered = sorted(finished, key=by_task)
-    reports = [f.report for f in ordered]
-    return {
-        "node_id": ownership.node_id,
-        "epoch": ownership.epoch,
-        "partitions": list(ownership.partitions),
-        "tenant_ids": [r.execution.tenant_id for r in reports],
-        "ids": [r.execution.id for r in reports],
-        "fences": [r.execution.fence for r in reports],
-        "states": [f.state for f in ordered],
-        "outcomes": [r.outcome for r in reports],
-        "started": [r.started for r in reports],
-        "finished": [r.finished for r in reports],
-        "results": sparse([r.result for r in reports]),
-        "errors": sparse([r.error for r in reports]),
-        "dead_because": sparse([f.dead_because for f in ordered]),
-        "sla_met": [f.sla_met for f in ordered],
-        "blamed": sparse([f.blame for f in ordered]),
-        "lateness": sparse([f.lateness for f in ordered]),
-        "status_codes": sparse([r.status_code for r in reports]),
-        "responses": sparse([r.response for r in reports]),
-        # Of the try, where that of its task is another one.
-        "own_lateness": sparse(
-            [None if f.own_lateness is f.lateness else f.own_lateness or {} for f in ordered]
-        ),
-    }
-
-
-def by_task(item: Finish | RetryLater) -> tuple[int, UUID]:
-    """The order in which tasks are locked."""
-    return item.report.execution.tenant_id, item.report.execution.id
-
-
-def _columns(refs: Iterable[TaskRef], guards: str) -> dict[str, Sequence[object]]:
-    """References in lock order, turned on their side."""
-    ordered = sorted(refs)
-    return {
-        "tenant_ids": [r.tenant_id for r in ordered],
-        "ids": [r.id for r in ordered],
-        guards: [r.guard for r in ordered],
-    }
 
 
 class Pick(Protocol):
@@ -358,10 +221,3 @@ def executions_of(
 ) -> list[Execution]:
     """Return the executions that leased tasks are."""
     return [row.execution(waits) for row in read_rows(LeasedRow, rows)]
-
-
-def _seen(rows: Sequence[asyncpg.Record]) -> Seen:
-    return Seen(
-        read_rows(TaskRow, [row for row in rows if row["rev"] is not None]),
-        [row["id"] for row in rows if row["rev"] is None],
-    )

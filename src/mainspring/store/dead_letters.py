@@ -17,10 +17,10 @@ from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.audit import write_entry
 from mainspring.store.creation import Creation, NewTask, creation_arguments
 from mainspring.store.lists.paging import Found, fill
+from mainspring.store.tasks import SQL as TASKS
 from mainspring.store.tasks import StoredTask
 
 SQL = queries.load("dead_letters")
-CREATE_TASKS = queries.load("tasks")["create_tasks"]
 
 HEAVIEST_PAGE = 16 * 2**20
 """Bytes of payload after which a page ends."""
@@ -266,7 +266,7 @@ class DeadLetterStore:
         made = {row["id"]: make(_letter(row)) for row in reversed(rows)}
         tasks = list(made.values())
         created = await connection.fetch(
-            *CREATE_TASKS(
+            *TASKS["create_tasks"](
                 **creation_arguments([Creation(tenant_id, tasks)], NO_OWNERSHIP, self._near)
             )
         )

@@ -13,9 +13,11 @@ from mainspring.domain.placement import Ownership
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database, sparse
 from mainspring.postgres.rows import read_rows
-from mainspring.store.claims import NO_WAITS, TaskRef, executions_of, waits_of
+from mainspring.store.claims import NO_WAITS, executions_of, waits_of
+from mainspring.store.claims import SQL as CLAIMS
+from mainspring.store.task_refs import TaskRef
 
-SQL = queries.load("leases") | queries.load("engine")
+SQL = queries.load("leases")
 
 
 class WorkerPick(NamedTuple):
@@ -116,7 +118,7 @@ class LeaseStore:
         ordered = sorted(picks)
 
         async def work(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
-            await connection.execute(*SQL["void_claim"](**_refs(ordered)))
+            await connection.execute(*CLAIMS["void_claim"](**_refs(ordered)))
             rows: Sequence[asyncpg.Record] = await connection.fetch(
                 *SQL["claimed_for_workers"](**_refs(ordered), **_holders(ordered))
             )

@@ -15,9 +15,9 @@ from mainspring.postgres.database import Database
 from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
-from mainspring.store.schedule_rows import Template
+from mainspring.store.schedule.schedules import Template
 from mainspring.store.vault import CLIENT_KEY, SIGNING_SECRET, TARGET_HEADERS, Vault
-from mainspring.store.workflows import decode_definition
+from mainspring.store.workflow.workflows import decode_definition
 
 SQL = queries.load("secrets")
 MOST_LIVE = 10

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from random import SystemRandom
@@ -18,8 +18,8 @@ from mainspring.domain.task import TaskState
 from mainspring.errors import StoreUnavailable
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.postgres.planner import BULK_ROWS, analyze_if_grown
 from mainspring.postgres.rows import read_row, read_rows
+from mainspring.store.audit import write_entry
 from mainspring.store.claims import LeasedRow
 from mainspring.store.creation import (
     NO_EAGER_LEASE,
@@ -40,6 +40,7 @@ from mainspring.store.lists.paths import (
     shortcuts_of,
 )
 from mainspring.store.lists.search import ListSearch
+from mainspring.store.upkeep.planner import BULK_ROWS, analyze_if_grown
 from mainspring.workflows.advancing import Steps, new_steps
 
 SQL = queries.load("tasks")
@@ -359,15 +360,7 @@ class TaskStore:
                 *SQL["purge_dead_letter"](tenant_id=tenant_id, task_id=task_id)
             )
             await connection.execute(*SQL["purge_logs"](tenant_id=tenant_id, task_id=task_id))
-            await connection.execute(
-                *SQL["audit"](
-                    tenant_id=tenant_id,
-                    actor=actor,
-                    action="task.purged",
-                    subject=str(task_id),
-                    detail=None,
-                )
-            )
+            await write_entry(connection, tenant_id, actor, "task.purged", str(task_id))
             if hot is not None:
                 await connection.execute(
                     *SQL["wake"](partition=hot["partition"], tenant_id=tenant_id, task_id=task_id)
@@ -399,22 +392,8 @@ class TaskStore:
                 await self._steps.changed(connection, tenant_id, run_id, step)
             written = await connection.fetchrow(
                 *SQL["change_task"](
-                    tenant_id=tenant_id,
-                    task_id=locked.id,
-                    rev=locked.rev,
-                    state=change.state,
-                    cancel_requested=change.cancel_requested,
-                    run=change.run,
-                    due=change.due,
-                    expires=change.expires,
-                    priority=change.priority,
-                    queue=change.queue,
-                    capability=change.capability,
-                    name=change.name,
-                    labels=change.labels,
-                    spec=change.spec,
-                    payload=change.payload,
-                ),
+                    tenant_id=tenant_id, task_id=locked.id, rev=locked.rev, **asdict(change)
+                )
             )
         if written is None:
             raise AssertionError("a locked task cannot have changed")

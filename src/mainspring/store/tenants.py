@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from typing import Self
 
 import asyncpg
 
@@ -13,8 +14,9 @@ from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.answers import BeforeCommit
-from mainspring.store.audit import INSTALLATION, write_entry
-from mainspring.store.key_ring import NEVER, insert_key
+from mainspring.store.audit import INSTALLATION, AuditStore, write_entry
+from mainspring.store.cluster import Topology
+from mainspring.store.keys import NEVER, KeyRing, insert_key
 
 SQL = queries.load("tenants")
 
@@ -181,3 +183,19 @@ def _clear_statement(table: str) -> str:
         DELETE FROM {table} WHERE tenant_id = $1 AND (tableoid, ctid) IN (
             SELECT tableoid, ctid FROM {table} WHERE tenant_id = $1 LIMIT $2)
     """
+
+
+@dataclass(frozen=True, slots=True)
+class Administration:
+    """What admins of tenants and operators ask the store for."""
+
+    key_ring: KeyRing
+    tenants: TenantStore
+    audit: AuditStore
+    topology: Topology
+
+    @classmethod
+    def over(cls, database: Database) -> Self:
+        return cls(
+            KeyRing(database), TenantStore(database), AuditStore(database), Topology(database)
+        )

@@ -53,12 +53,12 @@ from mainspring.postgres.database import (
 from mainspring.schedules.occurrences import OccurrenceWriter
 from mainspring.schedules.service import ScheduleService
 from mainspring.store.claims import EngineStore
-from mainspring.store.housekeeping import HousekeepingStore
 from mainspring.store.keys import KeyStore
 from mainspring.store.leases import LeaseStore
 from mainspring.store.messages import MessageStore
 from mainspring.store.secrets import SecretStore
 from mainspring.store.tasks import TaskStore
+from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from mainspring.store.vault import Vault
 from mainspring.store.workers import WorkerStore
 from mainspring.wiring.settings import (

@@ -16,7 +16,7 @@ from mainspring.node.archiving import ArchiveCommand
 from mainspring.postgres.database import (
     DatabaseOptions,
 )
-from mainspring.postgres.table_changes import ArchiveHook
+from mainspring.store.upkeep.table_changes import ArchiveHook
 from mainspring.store.vault import Vault, parse_key
 
 

@@ -34,10 +34,9 @@ from mainspring.domain.workflow.rules import (
     render_each,
     run_state,
 )
-from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import new_ids
 from mainspring.postgres.rows import read_row, read_rows
-from mainspring.store.step_rows import (
+from mainspring.store.workflow.step_rows import (
     ITSELF,
     TOO_LARGE,
     Ended,
@@ -48,7 +47,7 @@ from mainspring.store.step_rows import (
     note_arguments,
     place_of,
 )
-from mainspring.store.step_tasks import StepTasks
+from mainspring.store.workflow.steps import SQL, StepTasks
 from mainspring.workflows.definitions import Definitions
 from mainspring.workflows.scope import (
     check_kept,
@@ -56,8 +55,6 @@ from mainspring.workflows.scope import (
     seen,
     speaks,
 )
-
-SQL = queries.load("steps")
 
 MOST_JOINED = 2**22
 """So many bytes may the results of a step's items have together."""
@@ -223,21 +220,7 @@ class Steps:
         # Else one that runs now and waits a moment later is neither ended nor asked.
         tasks = [row["task_id"] for row in rows]
         await connection.execute(*SQL["hold_tasks"](tenant_id=head.tenant_id, ids=tasks))
-        idle, reason = TaskState.CANCELLED, None
-        if why == "failure":
-            idle, reason = TaskState.SKIPPED, TaskError(FAIL_FAST, "another step had failed")
-        leaving = [
-            Ended(
-                head.tenant_id,
-                head.id,
-                row["step"],
-                idle if row["state"] == "blocked" else TaskState.CANCELLED,
-                row["item"],
-                error=reason if row["state"] == "blocked" else None,
-            )
-            for row in rows
-            if row["state"] != "expanded"
-        ]
+        leaving = [_stopped(head, row, why) for row in rows if row["state"] != "expanded"]
         ended = await self.tasks.end(connection, leaving, moved)
         over = {(e.step, e.item) for e in ended}
         running = [
@@ -489,6 +472,14 @@ def new_steps(
     """One that shares nothing with others, but for the definitions it is given."""
     ids = new_ids(Random(rng.getrandbits(64)))
     return Steps(definitions or Definitions(), ids, rng, most_bytes)
+
+
+def _stopped(head: RunHead, row: asyncpg.Record, why: str) -> Ended:
+    """The end of a step that does not run because its run is stopped."""
+    state, error = TaskState.CANCELLED, None
+    if why == "failure" and row["state"] == "blocked":
+        state, error = TaskState.SKIPPED, TaskError(FAIL_FAST, "another step had failed")
+    return Ended(head.tenant_id, head.id, row["step"], state, row["item"], error=error)
 
 
 def _left_out(head: RunHead, definition: WorkflowDefinition, step: Step) -> list[Ended]:

@@ -8,13 +8,11 @@ from uuid import UUID
 import asyncpg
 
 from mainspring.domain.task import TaskState
-from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 from mainspring.store.audit import write_entry
+from mainspring.store.bulk import SQL
 from mainspring.store.tasks import TaskFilter
 from mainspring.workflows.advancing import Steps, new_steps
-
-SQL = queries.load("bulk")
 
 CHUNK = 1000
 """Most tasks that one transaction changes."""

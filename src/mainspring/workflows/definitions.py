@@ -6,10 +6,8 @@ import asyncpg
 import msgspec
 
 from mainspring.domain.workflow.definition import WorkflowDefinition
-from mainspring.postgres import named_sql as queries
-from mainspring.store.step_rows import RunHead
-
-SQL = queries.load("steps")
+from mainspring.store.workflow.step_rows import RunHead
+from mainspring.store.workflow.steps import SQL
 
 _definition = msgspec.json.Decoder(WorkflowDefinition)
 _MOST_STEPS_KEPT = 50_000

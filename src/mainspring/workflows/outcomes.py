@@ -15,16 +15,13 @@ from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.rules import RunState
-from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 from mainspring.postgres.rows import read_row
-from mainspring.store.claims import (
-    LeasedRow,
-    TaskRef,
-    by_task,
-    finish_arguments,
-)
-from mainspring.store.step_rows import (
+from mainspring.store.claims import LeasedRow
+from mainspring.store.outcomes import SQL as OUTCOMES
+from mainspring.store.outcomes import by_task, finish_arguments
+from mainspring.store.task_refs import TaskRef
+from mainspring.store.workflow.step_rows import (
     ITSELF,
     MOST_RESULT,
     NO_STEP_LEASES,
@@ -35,10 +32,9 @@ from mainspring.store.step_rows import (
     ended_of,
     place_of,
 )
+from mainspring.store.workflow.steps import SQL
 from mainspring.workflows.advancing import LARGE, Steps
 
-SQL = queries.load("steps")
-_FINISH = queries.load("outcomes")["finish"]
 _MOST_INTRICATE = 10_000
 
 
@@ -114,7 +110,9 @@ class StepOutcomes:
 
         async def work(connection: asyncpg.Connection) -> StepsFinished:
             huge = await self._steps.hold(connection, [_run_of(finish) for finish in finished])
-            rows = await connection.fetch(*_FINISH(**finish_arguments(ownership, finished)))
+            rows = await connection.fetch(
+                *OUTCOMES["finish"](**finish_arguments(ownership, finished))
+            )
             accepted = {row["id"] for row in rows}
             ended = [ended_of(f) for f in finished if f.report.execution.id in accepted]
             moved = await self._steps.settle(connection, ownership, ended, now, huge=huge)

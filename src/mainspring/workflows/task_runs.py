@@ -8,15 +8,13 @@ import msgspec
 
 from mainspring.domain.execution import Execution
 from mainspring.domain.placement import Ownership
-from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 from mainspring.postgres.rows import read_row
-from mainspring.store.step_rows import Moved, NewRun, RunHead, unreadable
-from mainspring.store.workflows import WorkflowStore
+from mainspring.store.workflow.step_rows import Moved, NewRun, RunHead, unreadable
+from mainspring.store.workflow.workflow_runs import SQL
+from mainspring.store.workflow.workflows import WorkflowStore
 from mainspring.workflows.advancing import Steps
 from mainspring.workflows.runs import WorkflowRunService
-
-SQL = queries.load("workflow_runs")
 
 _INPUT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encode = msgspec.json.Encoder().encode

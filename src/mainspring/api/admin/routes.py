@@ -11,7 +11,7 @@ from mainspring.api.http.endpoint import Operation, OperatorOperation, TenantOpe
 from mainspring.api.http.key_activity import KeyActivity
 from mainspring.clock import Clock
 from mainspring.config import Config
-from mainspring.store.administration import Administration
+from mainspring.store.tenants import Administration
 
 
 def admin_paths(

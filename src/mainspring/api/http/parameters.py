@@ -16,8 +16,8 @@ from mainspring.domain.workflow.rules import RunState
 from mainspring.errors import InvalidRequest, Problem
 from mainspring.store.dead_letters import LetterFilter
 from mainspring.store.tasks import TaskFilter
+from mainspring.store.workflow.workflow_runs import RunFilter
 from mainspring.wire.tasks import TIME_FORM, Instant
-from mainspring.workflows.runs import RunFilter
 
 MOST_ITEMS = 1000
 _DEFAULT_ITEMS = 50

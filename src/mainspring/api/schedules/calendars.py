@@ -10,7 +10,7 @@ from mainspring.api.http.endpoint import TenantCall, json_response
 from mainspring.api.http.parameters import schedule_query
 from mainspring.api.tasks.changes import check_rev, if_match
 from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem
-from mainspring.store.calendars import CalendarStore, StoredCalendar
+from mainspring.store.schedule.calendars import CalendarStore, StoredCalendar
 from mainspring.wire.schedules import (
     CalendarDates,
     CalendarIn,

@@ -33,7 +33,7 @@ from mainspring.domain.schedule import description as describe
 from mainspring.domain.schedule.misfire import Decision
 from mainspring.errors import InvalidRequest, NotFound, Problem
 from mainspring.schedules.service import ScheduleService
-from mainspring.store.schedule_rows import StoredOccurrence, StoredSchedule
+from mainspring.store.schedule.schedules import StoredOccurrence, StoredSchedule
 from mainspring.wire.schedules import (
     OccurrencePage,
     PreviewIn,

@@ -14,8 +14,8 @@ from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.schedules.service import ScheduleService
-from mainspring.store.calendars import CalendarStore
-from mainspring.store.workflows import WorkflowStore
+from mainspring.store.schedule.calendars import CalendarStore
+from mainspring.store.workflow.workflows import WorkflowStore
 
 
 def schedule_paths(

@@ -9,7 +9,7 @@ from mainspring.api.workflows.definitions import WorkflowResource
 from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.clock import Clock
 from mainspring.config import Config
-from mainspring.store.workflows import WorkflowStore
+from mainspring.store.workflow.workflows import WorkflowStore
 
 
 def workflow_paths(

@@ -32,7 +32,7 @@ RETURNING t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     t.losses + t.unproven_losses > 0 AS suspect;
 
 -- name: claimed_for_workers
--- After a claim whose answer was lost: which of these did whom we claimed them for get? See `engine.claimed_by`
+-- After a claim whose answer was lost: which of these did whom we claimed them for get? See `claims.claimed_by`
 -- for the rev.
 SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,

@@ -165,9 +165,6 @@ DELETE FROM dead_letters WHERE tenant_id = :tenant_id AND id = :task_id;
 -- Lets the append-only trigger pass, for this transaction.
 SELECT set_config('mainspring.purge', 'on', true);
 
--- name: audit
-INSERT INTO audit (tenant_id, actor, action, subject, detail) VALUES (:tenant_id, :actor, :action, :subject, :detail);
-
 -- name: list_executions
 -- Of a task that was tried once its history says how late that was.
 SELECT attempt, fence, worker, due_at, picked_at, started_at, finished_at, outcome, status_code,

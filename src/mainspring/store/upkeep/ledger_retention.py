@@ -15,7 +15,7 @@ import asyncpg
 
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.postgres.table_changes import (
+from mainspring.store.upkeep.table_changes import (
     BATCHES,
     LARGEST_DEFAULT,
     ArchiveHook,

@@ -71,7 +71,6 @@ class WorkflowStore:
     ) -> StoredWorkflow | None:
         """The next version of a workflow, or its first. With `check` there must be one already, to
         whose version it has nothing to object; None when there is none (or no such tenant)."""
-        encoded = _encode(definition)
 
         async def work(connection: asyncpg.Connection) -> StoredWorkflow | None:
             if check is not None:
@@ -81,31 +80,12 @@ class WorkflowStore:
                 if latest is None:
                     return None
                 check(latest)
-            row = await connection.fetchrow(
-                *SQL["put_workflow"](
-                    tenant_id=tenant_id,
-                    name=definition.name,
-                    step_count=len(definition.steps),
-                    on_failure=definition.on_failure,
-                ),
-            )
-            if row is None:
+            made = await _put(connection, tenant_id, definition)
+            if made is None:
                 return None
-            version: int = row["version"]
-            await connection.execute(
-                *SQL["put_version"](
-                    tenant_id=tenant_id,
-                    name=definition.name,
-                    version=version,
-                    step_count=len(definition.steps),
-                    definition=encoded,
-                    created_at=row["updated_at"],
-                ),
-            )
             await write_entry(
-                connection, tenant_id, actor, "workflow.put", definition.name, version=version
+                connection, tenant_id, actor, "workflow.put", made.name, version=made.version
             )
-            made = StoredWorkflow(definition.name, version, definition, row["updated_at"])
             if conclude is not None:
                 await conclude(connection, made)
             return made
@@ -180,3 +160,22 @@ class WorkflowStore:
             _, dropped = self._known.popitem(last=False)
             self._steps_known -= len(dropped.steps)
         return made
+
+
+async def _put(
+    connection: asyncpg.Connection, tenant_id: int, definition: WorkflowDefinition
+) -> StoredWorkflow | None:
+    """Write the next version of a workflow; None: there is no such tenant."""
+    about = {
+        "tenant_id": tenant_id,
+        "name": definition.name,
+        "step_count": len(definition.steps),
+    }
+    row = await connection.fetchrow(*SQL["put_workflow"](**about, on_failure=definition.on_failure))
+    if row is None:
+        return None
+    version, at = row["version"], row["updated_at"]
+    await connection.execute(
+        *SQL["put_version"](**about, version=version, definition=_encode(definition), created_at=at)
+    )
+    return StoredWorkflow(definition.name, version, definition, at)

@@ -10,7 +10,7 @@ import asyncpg
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 
-SQL = queries.load("housekeeping")
+SQL = queries.load("table_changes")
 T = TypeVar("T")
 
 _PATIENCE = "500ms"

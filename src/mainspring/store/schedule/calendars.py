@@ -11,7 +11,7 @@ from mainspring.postgres.database import Database
 from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.answers import BeforeCommit
 
-SQL = queries.load("schedules")
+SQL = queries.load("calendars")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.definition import FEW, TaskTemplate
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import sparse
-from mainspring.postgres.planner import BULK_ROWS
-from mainspring.postgres.planner import SQL as PLANNER
 from mainspring.postgres.rows import read_rows
-from mainspring.store.step_rows import (
+from mainspring.store.upkeep.planner import BULK_ROWS
+from mainspring.store.upkeep.planner import SQL as PLANNER
+from mainspring.store.workflow.step_rows import (
     Ended,
     Moved,
     NewRun,
@@ -28,7 +28,6 @@ from mainspring.store.step_rows import (
 )
 
 SQL = queries.load("steps")
-ADD_STEPS = SQL["add_steps"]
 
 
 class StepTasks:
@@ -140,7 +139,7 @@ class StepTasks:
         steps: Sequence[NewStep],
     ) -> list[TaskRow]:
         """The tasks alone, where the rows are there."""
-        call = ADD_STEPS(**_tasks(ownership, head, steps), **_rows([]), **_NO_RUN)
+        call = SQL["add_steps"](**_tasks(ownership, head, steps), **_rows([]), **_NO_RUN)
         return read_rows(TaskRow, await connection.fetch(*call))
 
 
@@ -157,7 +156,7 @@ def add_steps(
 ) -> tuple[Any, ...]:
     """Return the call of `add_steps`."""
     begun = _NO_RUN if run is None else _run(run)
-    return ADD_STEPS(**_tasks(ownership, head, steps), **_rows(steps), **begun)
+    return SQL["add_steps"](**_tasks(ownership, head, steps), **_rows(steps), **begun)
 
 
 def _rows(steps: Sequence[NewStep]) -> dict[str, object]:

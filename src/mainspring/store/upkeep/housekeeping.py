@@ -7,8 +7,10 @@ import asyncpg
 
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.postgres.planner import analyze_if_grown
-from mainspring.postgres.table_changes import (
+from mainspring.store.tenants import TenantStore
+from mainspring.store.upkeep.ledger_retention import LedgerRetention
+from mainspring.store.upkeep.planner import analyze_if_grown
+from mainspring.store.upkeep.table_changes import (
     BATCHES,
     LARGEST_DEFAULT,
     ArchiveHook,
@@ -16,12 +18,9 @@ from mainspring.postgres.table_changes import (
     Round,
     TableChanges,
 )
-from mainspring.store.ledger_retention import LedgerRetention
-from mainspring.store.tenants import TenantStore
+from mainspring.store.workflow.workflow_runs import SQL as RUNS
 
 SQL = queries.load("housekeeping")
-
-_OLD_RUNS = queries.load("workflow_runs")["delete_old_runs"]
 
 PARTITIONED = {
     "task_history": "finished_at",
@@ -168,7 +167,9 @@ class HousekeepingStore:
         """Runs of workflows that ended so many days ago, with their steps; answers how many."""
         gone = 0
         for _ in range(BATCHES):
-            rows = await self._database.fetch(*_OLD_RUNS(keep_days=keep_days, limit=batch))
+            rows = await self._database.fetch(
+                *RUNS["delete_old_runs"](keep_days=keep_days, limit=batch)
+            )
             gone += len(rows)
             if len(rows) < batch:
                 break
