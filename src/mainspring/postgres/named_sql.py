@@ -4,6 +4,8 @@ Parameters have names there (`:due`). PostgreSQL knows only numbers, so a statem
 it is loaded, and a call of it puts the values in order:
 
     await connection.fetch(*SQL["lock_task"](tenant_id=1, task_id=task_id))
+
+What several statements of a file have in common stands before them, under a `-- name: {…}` line.
 """
 
 import re
@@ -65,8 +67,12 @@ def load(file: str) -> dict[str, Statement]:
     """Return all statements of one file by name."""
     folder = resources.files("mainspring.store").joinpath("queries")
     _preamble, *sections = folder.joinpath(f"{file}.sql").read_text("utf-8").split("-- name: ")
-    statements = {}
+    statements, fragments = {}, {}
     for section in sections:
         name, _, text = section.partition("\n")
-        statements[name.strip()] = Statement(name.strip(), text.strip().removesuffix(";"))
+        if name.startswith("{"):
+            fragments[name.strip(" {}")] = text.strip()
+        else:
+            text = text.strip().removesuffix(";")
+            statements[name.strip()] = Statement(name.strip(), text).filled(**fragments)
     return statements

@@ -293,7 +293,7 @@ async def record(connection: asyncpg.Connection, entries: Sequence[OccurrenceEnt
             decisions=[ruling.decision.value for ruling in rulings],
             reasons=[ruling.reason for ruling in rulings],
             task_ids=sparse([entry.task_id for entry in entries]),
-        ),
+        )
     )
 
 
@@ -312,7 +312,7 @@ async def _advance(connection: asyncpg.Connection, steps: Sequence[ScheduleDecis
             fired=[len(times) for times in fired],
             last=[times[-1] if times else None for times in fired],
             tzdata=timezones.version(),
-        ),
+        )
     )
     if len(moved) != len(steps):
         raise AssertionError("a locked schedule cannot have changed")

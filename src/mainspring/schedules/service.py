@@ -26,6 +26,7 @@ from mainspring.store.schedule.schedules import (
     StoredSchedule,
     Template,
 )
+from mainspring.store.task_refs import owner_of
 from mainspring.store.upkeep import ledger_retention
 
 T = TypeVar("T")
@@ -116,7 +117,7 @@ class ScheduleService:
                     name=name,
                     decided_to=now - spread_of(schedule_id, definition.spread),
                     **_columns(schedule_id, definition, template, next_at),
-                ),
+                )
             )
             if made is None:
                 return None
@@ -305,12 +306,10 @@ class ScheduleService:
         async def work(connection: asyncpg.Connection) -> DecidedSchedules:
             rows = await connection.fetch(
                 *SQL["lock_due"](
-                    node_id=ownership.node_id,
-                    epoch=ownership.epoch,
-                    partitions=list(ownership.partitions),
+                    **owner_of(ownership),
                     tenant_ids=[schedule.tenant_id for schedule in due],
                     ids=[schedule.id for schedule in due],
-                ),
+                )
             )
             locked = read_rows(StoredSchedule, rows)
             return await self._occurrence_writer.settle(connection, ownership, locked)
@@ -347,7 +346,7 @@ class ScheduleService:
                     revs=[s.rev for s in locked],
                     next=times,
                     wake=[_wake(s.id, s.definition, t) for s, t in zip(locked, times, strict=True)],
-                ),
+                )
             )
             return len(locked)
 
@@ -387,7 +386,7 @@ class ScheduleService:
                 name=change.name,
                 decided_to=change.decided_to,
                 **_columns(locked.id, change.definition, change.template, change.next),
-            ),
+            )
         )
         if written is None:
             raise AssertionError("a locked schedule cannot have changed")
@@ -430,7 +429,7 @@ async def _skip_paused(connection: asyncpg.Connection, paused: StoredSchedule) -
             fired=[0],
             last=[None],
             tzdata=timezones.version(),
-        ),
+        )
     )
 
 

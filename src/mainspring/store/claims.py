@@ -18,7 +18,7 @@ from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import sparse
 from mainspring.postgres.rows import read_rows
 from mainspring.store.outcomes import OutcomeStore
-from mainspring.store.task_refs import Seen, TaskRef, columns, seen_in
+from mainspring.store.task_refs import Seen, TaskRef, columns, owner_of, seen_in
 
 SQL = queries.load("claims")
 
@@ -94,7 +94,7 @@ class EngineStore(OutcomeStore):
                 priority=stream.priority,
                 known=list(known),
                 limit=limit,
-            ),
+            )
         )
         return read_rows(TaskRow, rows)
 
@@ -105,12 +105,10 @@ class EngineStore(OutcomeStore):
         later call names them as heard."""
         rows = await self._database.fetch(
             *SQL["poll_wakes"](
-                node_id=ownership.node_id,
-                epoch=ownership.epoch,
-                partitions=list(ownership.partitions),
+                **owner_of(ownership),
                 heard=list(heard),
                 limit=limit,
-            ),
+            )
         )
         seen = seen_in(rows)
         return Woken(seen.rows, seen.gone, [wake for row in rows for wake in row["wakes"]])

@@ -172,6 +172,6 @@ class ClusterStore:
                 partitions=list(gifts.keys()),
                 heirs=list(gifts.values()),
                 state="left" if leaving else "active",
-            ),
+            )
         )
         return epoch

@@ -11,6 +11,7 @@ from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.postgres.database import sparse
 from mainspring.store.claims import LeasedRow
+from mainspring.store.task_refs import owner_of
 
 
 class NewTask(NamedTuple):
@@ -127,9 +128,7 @@ def creation_arguments(
     )
     tasks = [task for task, _key in rows]
     return {
-        "node_id": ownership.node_id,
-        "epoch": ownership.epoch,
-        "partitions": list(ownership.partitions),
+        **owner_of(ownership),
         "near": near,
         **_task_columns(tasks),
         "task_keys": sparse([key for _task, key in rows]),

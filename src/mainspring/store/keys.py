@@ -270,7 +270,7 @@ async def insert_key(
             prefix=text.prefix,
             expires_at=expiry.at,
             expires_after=expiry.after,
-        ),
+        )
     )
     assert row is not None
     return read_row(StoredKey, row)

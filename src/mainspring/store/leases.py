@@ -151,7 +151,7 @@ class LeaseStore:
                 grace=grace,
                 started=[beat.started for beat in ordered],
                 alone=[beat.alone for beat in ordered],
-            ),
+            )
         )
         return read_rows(ExtendedLease, rows)
 
@@ -186,7 +186,7 @@ class LeaseStore:
                 ids=[task_id for task_id, _, _ in tries],
                 fences=[fence for _, fence, _ in tries],
                 outcomes=[outcome.value for _, _, outcome in tries],
-            ),
+            )
         )
         return read_rows(Judged, rows)
 

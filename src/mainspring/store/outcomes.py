@@ -10,7 +10,7 @@ from mainspring.domain.rows import TaskRow
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database, sparse
 from mainspring.postgres.rows import read_rows
-from mainspring.store.task_refs import Seen, TaskRef, columns, seen_in
+from mainspring.store.task_refs import Seen, TaskRef, columns, owner_of, seen_in
 
 SQL = queries.load("outcomes")
 
@@ -40,9 +40,7 @@ class OutcomeStore:
         """End tasks of our partitions that were not started by their expiry, some at a time."""
         rows = await self._database.fetch(
             *SQL["expire"](
-                node_id=ownership.node_id,
-                epoch=ownership.epoch,
-                partitions=list(ownership.partitions),
+                **owner_of(ownership),
                 limit=limit,
             )
         )
@@ -56,7 +54,7 @@ class OutcomeStore:
                 tenant_ids=[one.tenant_id for one in ordered],
                 ids=[one.id for one in ordered],
                 waited=[one.waited for one in ordered],
-            ),
+            )
         )
 
     # Outcomes --------------------------------------------------------------------------------
@@ -73,9 +71,7 @@ class OutcomeStore:
         reports = [r.report for r in ordered]
         rows = await self._database.fetch(
             *SQL["retry"](
-                node_id=ownership.node_id,
-                epoch=ownership.epoch,
-                partitions=list(ownership.partitions),
+                **owner_of(ownership),
                 tenant_ids=[r.execution.tenant_id for r in reports],
                 ids=[r.execution.id for r in reports],
                 fences=[r.execution.fence for r in reports],
@@ -89,7 +85,7 @@ class OutcomeStore:
                 run_ids=sparse([r.execution.workflow_run_id for r in reports]),
                 own_lateness=[r.own_lateness or {} for r in ordered],
                 earlier=sparse([r.earlier.stored() if r.earlier else None for r in ordered]),
-            ),
+            )
         )
         return read_rows(TaskRow, rows)
 
@@ -99,9 +95,7 @@ def finish_arguments(ownership: Ownership, finished: Iterable[Finish]) -> dict[s
     ordered = sorted(finished, key=by_task)
     reports = [f.report for f in ordered]
     return {
-        "node_id": ownership.node_id,
-        "epoch": ownership.epoch,
-        "partitions": list(ownership.partitions),
+        **owner_of(ownership),
         "tenant_ids": [r.execution.tenant_id for r in reports],
         "ids": [r.execution.id for r in reports],
         "fences": [r.execution.fence for r in reports],

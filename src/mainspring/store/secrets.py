@@ -174,7 +174,7 @@ class SecretStore:
                     ca=wanted.ca,
                     certificate=wanted.certificate,
                     sealed_key=sealed,
-                ),
+                )
             )
             if row is not None:
                 await write_entry(

@@ -8,6 +8,7 @@ from uuid import UUID
 import asyncpg
 
 from mainspring.domain.lateness import Waited
+from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.postgres.rows import read_rows
 
@@ -46,3 +47,12 @@ def seen_in(rows: Sequence[asyncpg.Record]) -> Seen:
         read_rows(TaskRow, [row for row in rows if row["rev"] is not None]),
         [row["id"] for row in rows if row["rev"] is None],
     )
+
+
+def owner_of(ownership: Ownership) -> dict[str, object]:
+    """Return what statements know an owner by."""
+    return {
+        "node_id": ownership.node_id,
+        "epoch": ownership.epoch,
+        "partitions": list(ownership.partitions),
+    }

@@ -120,7 +120,7 @@ class WorkerStore:
                 failed=[t.failed for t in ordered],
                 released=[t.released for t in ordered],
                 most_names=MOST_NAMES,
-            ),
+            )
         )
         return {(row["tenant_id"], row["name"]) for row in rows}
 
@@ -132,7 +132,7 @@ class WorkerStore:
                 tenant_ids=[tenant for tenant, _ in held],
                 names=[name for _, name in held],
                 held=list(held.values()),
-            ),
+            )
         )
 
     async def list(
@@ -166,7 +166,7 @@ class WorkerStore:
                 messages=[line.message for line in lines],
                 most=most,
                 more_errors=more_errors,
-            ),
+            )
         )
         return 0 if row is None else row["added"]
 

@@ -95,7 +95,7 @@ class BulkChanges:
                     tenant_id=tenant_id,
                     ids=[task["id"] for task in locked],
                     revs=[task["rev"] for task in locked],
-                ),
+                )
             )
             assert row is not None
             ended, asked, partitions = row

@@ -139,7 +139,7 @@ class StepOutcomes:
                 fences=[h.guard for h in held],
                 count_crash=list(count_crash),
                 presumed=list(presumed),
-            ),
+            )
         )
         if not rows:
             return StepsFinished(set(), Moved())

@@ -103,7 +103,7 @@ class WorkflowRunService:
                 schedule_id=where.schedule_id,
                 limit=limit,
                 scan=scan,
-            ),
+            )
         )
         runs = read_rows(StoredRun, [row for row in rows if row["id"] is not None])
         if len(runs) == limit:
@@ -377,7 +377,7 @@ async def _reset_rows(
             finished=[count.finished for count in counts],
             succeeded=[count.succeeded for count in counts],
             failed=[count.failed for count in counts],
-        ),
+        )
     )
 
 
@@ -400,7 +400,7 @@ async def _reopen(
             failed=failed,
             deadline=None if definition.deadline is None else now + definition.deadline,
             stopping="failure" if failed and definition.on_failure == "fail_fast" else None,
-        ),
+        )
     )
     assert row is not None, "the caller holds the run"
     return read_row(RunHead, row)

@@ -1,11 +1,21 @@
 -- Changes of many tasks: found without locks, then locked in id order and looked at again.
 
+-- name: {matching}
+AND (:state::text IS NULL OR state = :state)
+  AND (:queue::text IS NULL OR queue = :queue)
+  AND (:name::text IS NULL OR name = :name)
+  AND (:labels::jsonb IS NULL OR labels @> :labels)
+  AND (:due_after::timestamptz IS NULL OR due_at >= :due_after)
+  AND (:due_before::timestamptz IS NULL OR due_at < :due_before)
+  AND (:schedule_id::uuid IS NULL OR schedule_id = :schedule_id)
+  AND (:workflow_run_id::uuid IS NULL OR workflow_run_id = :workflow_run_id)
+
 -- name: newest_task
 -- Where a change of many ends: what is created meanwhile is not meant.
 SELECT id FROM tasks WHERE tenant_id = :tenant_id ORDER BY id DESC LIMIT 1;
 
 -- name: find_cancellable
--- The next unfinished tasks after :after that match, oldest first. At most `scan` (:scan) are looked at.
+-- The next unfinished tasks after `:after` that match, oldest first. At most `:scan` are looked at.
 WITH scanned AS MATERIALIZED (
     SELECT id, state, queue, name, labels, due_at, cancel_requested, schedule_id, workflow_run_id
     FROM tasks
@@ -13,14 +23,7 @@ WITH scanned AS MATERIALIZED (
 ), page AS (
     SELECT id, state FROM scanned
     WHERE NOT cancel_requested
-      AND (:state::text IS NULL OR state = :state)
-      AND (:queue::text IS NULL OR queue = :queue)
-      AND (:name::text IS NULL OR name = :name)
-      AND (:labels::jsonb IS NULL OR labels @> :labels)
-      AND (:due_after::timestamptz IS NULL OR due_at >= :due_after)
-      AND (:due_before::timestamptz IS NULL OR due_at < :due_before)
-      AND (:schedule_id::uuid IS NULL OR schedule_id = :schedule_id)
-      AND (:workflow_run_id::uuid IS NULL OR workflow_run_id = :workflow_run_id)
+      {matching}
     ORDER BY id LIMIT :limit
 ), edge AS (
     SELECT count(*) AS scanned, (SELECT id FROM scanned ORDER BY id DESC LIMIT 1) AS edge FROM scanned
@@ -31,14 +34,7 @@ SELECT page.id, page.state, edge.scanned, edge.edge FROM edge LEFT JOIN page ON 
 -- The same tasks as they are now, held until the transaction ends.
 SELECT id, rev, state, workflow_run_id, step FROM tasks
 WHERE tenant_id = :tenant_id AND id = ANY (:ids::uuid[]) AND NOT cancel_requested
-  AND (:state::text IS NULL OR state = :state)
-  AND (:queue::text IS NULL OR queue = :queue)
-  AND (:name::text IS NULL OR name = :name)
-  AND (:labels::jsonb IS NULL OR labels @> :labels)
-  AND (:due_after::timestamptz IS NULL OR due_at >= :due_after)
-  AND (:due_before::timestamptz IS NULL OR due_at < :due_before)
-  AND (:schedule_id::uuid IS NULL OR schedule_id = :schedule_id)
-  AND (:workflow_run_id::uuid IS NULL OR workflow_run_id = :workflow_run_id)
+  {matching}
 ORDER BY id FOR UPDATE;
 
 -- name: cancel_locked

@@ -1,7 +1,15 @@
 -- Dead letters: tasks that failed for good and wait for a person.
 
+-- name: {matching}
+(:name::text IS NULL OR name = :name)
+  AND (:queue::text IS NULL OR queue = :queue)
+  AND (:labels::jsonb IS NULL OR labels @> :labels)
+  AND (:fingerprint::text IS NULL OR fingerprint = :fingerprint)
+  AND (:died_after::timestamptz IS NULL OR died_at >= :died_after)
+  AND (:died_before::timestamptz IS NULL OR died_at < :died_before)
+
 -- name: find_letters
--- A page of ids, newest first, of unresolved (:unresolved) and resolved (:resolved) letters. At most `scan` (:scan) rows
+-- A page of ids, newest first, of unresolved (:unresolved) and resolved (:resolved) letters. At most `:scan` rows
 -- are looked at, and a page ends early where its payloads would weigh too much (:heaviest). The limits in
 -- the branches are for the planner, as in list_tasks.
 WITH scanned AS MATERIALIZED (
@@ -16,12 +24,7 @@ WITH scanned AS MATERIALIZED (
     ) every ORDER BY id DESC LIMIT :scan
 ), page AS (
     SELECT id, sum(size) OVER (ORDER BY id DESC) - size AS weight FROM scanned
-    WHERE (:name::text IS NULL OR name = :name)
-      AND (:queue::text IS NULL OR queue = :queue)
-      AND (:labels::jsonb IS NULL OR labels @> :labels)
-      AND (:fingerprint::text IS NULL OR fingerprint = :fingerprint)
-      AND (:died_after::timestamptz IS NULL OR died_at >= :died_after)
-      AND (:died_before::timestamptz IS NULL OR died_at < :died_before)
+    WHERE {matching}
     ORDER BY id DESC LIMIT :limit
 ), edge AS (
     SELECT count(*) AS scanned, (SELECT id FROM scanned ORDER BY id LIMIT 1) AS edge,
@@ -38,12 +41,7 @@ WITH scanned AS MATERIALIZED (
     WHERE tenant_id = :tenant_id AND id > :after AND id <= :upto AND resolved_at IS NULL ORDER BY id LIMIT :scan
 ), page AS (
     SELECT id FROM scanned
-    WHERE (:name::text IS NULL OR name = :name)
-      AND (:queue::text IS NULL OR queue = :queue)
-      AND (:labels::jsonb IS NULL OR labels @> :labels)
-      AND (:fingerprint::text IS NULL OR fingerprint = :fingerprint)
-      AND (:died_after::timestamptz IS NULL OR died_at >= :died_after)
-      AND (:died_before::timestamptz IS NULL OR died_at < :died_before)
+    WHERE {matching}
     ORDER BY id LIMIT :limit
 ), edge AS (
     SELECT count(*) AS scanned, (SELECT id FROM scanned ORDER BY id DESC LIMIT 1) AS edge FROM scanned
@@ -66,12 +64,7 @@ WITH scanned AS MATERIALIZED (
     SELECT fingerprint, count(*) AS count, min(died_at) AS first_at, max(died_at) AS last_at,
         (array_agg(id ORDER BY died_at DESC, id DESC))[1] AS example_id
     FROM scanned
-    WHERE (:name::text IS NULL OR name = :name)
-      AND (:queue::text IS NULL OR queue = :queue)
-      AND (:labels::jsonb IS NULL OR labels @> :labels)
-      AND (:fingerprint::text IS NULL OR fingerprint = :fingerprint)
-      AND (:died_after::timestamptz IS NULL OR died_at >= :died_after)
-      AND (:died_before::timestamptz IS NULL OR died_at < :died_before)
+    WHERE {matching}
     GROUP BY fingerprint
 )
 SELECT k.fingerprint, d.final_error AS error, k.count, k.first_at, k.last_at, k.example_id

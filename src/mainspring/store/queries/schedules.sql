@@ -1,6 +1,15 @@
 -- Schedules: what the API does with them, and what the owner of their partition decides.
 -- Every statement names the tenant, or the partitions of a node with its epoch.
 
+-- name: {schedule}
+s.tenant_id, s.id, s.rev, s.edition, s.partition, s.state, s.name,
+    s.definition AS definition_bytes, s.template AS template_bytes, s.created_at, s.updated_at,
+    extract(epoch FROM s.decided_to)::float8 AS decided_to,
+    extract(epoch FROM s.next_at)::float8 AS next, extract(epoch FROM s.last_at)::float8 AS last,
+    s.runs, CASE WHEN s.calendars = '{}' THEN NULL ELSE holidays(s.tenant_id, s.calendars) END
+        AS holidays,
+    extract(epoch FROM clock_timestamp())::float8 AS now
+
 -- name: create_schedule
 -- Nothing comes back when the name is taken, or the tenant gone.
 INSERT INTO schedules (tenant_id, id, name, state, partition, timezone, tzdata, calendars,
@@ -13,21 +22,11 @@ ON CONFLICT (tenant_id, name) DO NOTHING
 RETURNING partition;
 
 -- name: get_schedule
-SELECT s.tenant_id, s.id, s.rev, s.edition, s.partition, s.state, s.name,
-    s.definition AS definition_bytes, s.template AS template_bytes, s.created_at, s.updated_at, extract(epoch FROM s.decided_to)::float8 AS decided_to,
-    extract(epoch FROM s.next_at)::float8 AS next, extract(epoch FROM s.last_at)::float8 AS last,
-    s.runs, CASE WHEN s.calendars = '{}' THEN NULL ELSE holidays(s.tenant_id, s.calendars) END
-        AS holidays,
-    extract(epoch FROM clock_timestamp())::float8 AS now
+SELECT {schedule}
 FROM schedules s WHERE s.tenant_id = :tenant_id AND s.id = :schedule_id;
 
 -- name: list_schedules
-SELECT s.tenant_id, s.id, s.rev, s.edition, s.partition, s.state, s.name,
-    s.definition AS definition_bytes, s.template AS template_bytes, s.created_at, s.updated_at, extract(epoch FROM s.decided_to)::float8 AS decided_to,
-    extract(epoch FROM s.next_at)::float8 AS next, extract(epoch FROM s.last_at)::float8 AS last,
-    s.runs, CASE WHEN s.calendars = '{}' THEN NULL ELSE holidays(s.tenant_id, s.calendars) END
-        AS holidays,
-    extract(epoch FROM clock_timestamp())::float8 AS now
+SELECT {schedule}
 FROM schedules s
 WHERE s.tenant_id = :tenant_id AND s.id < :before
   AND (:state::text IS NULL OR s.state = :state) AND (:name::text IS NULL OR s.name = :name)
@@ -36,12 +35,7 @@ ORDER BY s.id DESC LIMIT :limit;
 
 -- name: lock_schedule
 -- Held until the transaction ends: a change is decided on what is here now.
-SELECT s.tenant_id, s.id, s.rev, s.edition, s.partition, s.state, s.name,
-    s.definition AS definition_bytes, s.template AS template_bytes, s.created_at, s.updated_at, extract(epoch FROM s.decided_to)::float8 AS decided_to,
-    extract(epoch FROM s.next_at)::float8 AS next, extract(epoch FROM s.last_at)::float8 AS last,
-    s.runs, CASE WHEN s.calendars = '{}' THEN NULL ELSE holidays(s.tenant_id, s.calendars) END
-        AS holidays,
-    extract(epoch FROM clock_timestamp())::float8 AS now
+SELECT {schedule}
 FROM schedules s WHERE s.tenant_id = :tenant_id AND s.id = :schedule_id FOR UPDATE;
 
 -- name: change_schedule
@@ -84,12 +78,7 @@ ORDER BY wake_at LIMIT :limit;
 WITH node AS MATERIALIZED (
     SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
 )
-SELECT s.tenant_id, s.id, s.rev, s.edition, s.partition, s.state, s.name,
-    s.definition AS definition_bytes, s.template AS template_bytes, s.created_at, s.updated_at, extract(epoch FROM s.decided_to)::float8 AS decided_to,
-    extract(epoch FROM s.next_at)::float8 AS next, extract(epoch FROM s.last_at)::float8 AS last,
-    s.runs, CASE WHEN s.calendars = '{}' THEN NULL ELSE holidays(s.tenant_id, s.calendars) END
-        AS holidays,
-    extract(epoch FROM clock_timestamp())::float8 AS now
+SELECT {schedule}
 FROM unnest(:tenant_ids::integer[], :ids::uuid[]) AS pick (tenant_id, id)
 JOIN schedules s ON s.tenant_id = pick.tenant_id AND s.id = pick.id
 CROSS JOIN node
@@ -211,12 +200,7 @@ WITH outdated AS MATERIALIZED (
     SELECT tenant_id, id FROM schedules
     WHERE tzdata < :tzdata AND partition = ANY (:partitions::smallint[]) LIMIT :limit
 )
-SELECT s.tenant_id, s.id, s.rev, s.edition, s.partition, s.state, s.name,
-    s.definition AS definition_bytes, s.template AS template_bytes, s.created_at, s.updated_at, extract(epoch FROM s.decided_to)::float8 AS decided_to,
-    extract(epoch FROM s.next_at)::float8 AS next, extract(epoch FROM s.last_at)::float8 AS last,
-    s.runs, CASE WHEN s.calendars = '{}' THEN NULL ELSE holidays(s.tenant_id, s.calendars) END
-        AS holidays,
-    extract(epoch FROM clock_timestamp())::float8 AS now
+SELECT {schedule}
 FROM outdated o JOIN schedules s ON s.tenant_id = o.tenant_id AND s.id = o.id
 WHERE s.tzdata < :tzdata
 ORDER BY s.tenant_id, s.id

@@ -180,7 +180,7 @@ WHERE tenant_id = :tenant_id AND task_id = :task_id AND finished_at >= time_of(:
 ORDER BY fence LIMIT :limit;
 
 -- name: list_tasks
--- A page, newest first, over unfinished (:unfinished) and finished (:finished) tasks. At most `scan` (:scan) rows are
+-- A page, newest first, over unfinished (:unfinished) and finished (:finished) tasks. At most `:scan` rows are
 -- looked at, so that a filter which nothing matches stays cheap; `edge` says how far, where there may
 -- be more. What is in braces is filled in by store/lists/paths.py: which rows are looked at, by which
 -- index. They are looked at with few columns; those that match are read whole, in the same snapshot.

@@ -55,7 +55,7 @@ SELECT id FROM api_keys WHERE tenant_id = :tenant_id;
 
 -- name: usage
 -- No index knows what is running (a claim would have to change it), so tasks are looked at: the oldest,
--- of which most run, and `scan` (:scan) at most. The limit inside, which that never exceeds, is for the
+-- of which most run, and `:scan` at most. The limit inside, which that never exceeds, is for the
 -- planner, as in list_tasks.
 SELECT t.weight, t.max_running, t.spread, seen.running,
     (SELECT count(*) FROM api_keys k WHERE k.tenant_id = t.id AND k.revoked_at IS NULL

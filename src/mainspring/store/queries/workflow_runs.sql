@@ -6,7 +6,7 @@ SELECT id, workflow, version, rev, state, stopping, total, unfinished, failed, i
 FROM workflow_runs WHERE tenant_id = :tenant_id AND id = :run_id;
 
 -- name: list_runs
--- Newest first. At most `scan` (:scan) runs are looked at; the row of `edge` says how far.
+-- Newest first. At most `:scan` runs are looked at; the row of `edge` says how far.
 WITH scanned AS MATERIALIZED (
     SELECT id, workflow, version, rev, state, stopping, total, unfinished, failed,
         '{}'::bytea AS input, created_at, finished_at, deadline_at, schedule_id, nominal_at

@@ -15,6 +15,7 @@ from mainspring.domain.workflow.definition import FEW, TaskTemplate
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import sparse
 from mainspring.postgres.rows import read_rows
+from mainspring.store.task_refs import owner_of
 from mainspring.store.upkeep.planner import BULK_ROWS
 from mainspring.store.upkeep.planner import SQL as PLANNER
 from mainspring.store.workflow.step_rows import (
@@ -51,9 +52,7 @@ class StepTasks:
         made = [start.template for start in ordered]
         rows = await connection.fetch(
             *SQL["release"](
-                node_id=ownership.node_id,
-                epoch=ownership.epoch,
-                partitions=list(ownership.partitions),
+                **owner_of(ownership),
                 tenant_ids=[s.run.tenant_id for s in ordered],
                 run_ids=[s.run.id for s in ordered],
                 steps=[s.step.id for s in ordered],
@@ -65,7 +64,7 @@ class StepTasks:
                 concurrency_keys=sparse([t and t.concurrency_key for t in made]),
                 names=sparse([t and t.name for t in made]),
                 labels=sparse([t and t.labels for t in made]),
-            ),
+            )
         )
         moved.rows += read_rows(TaskRow, rows)
         await _analyze_if_grown(connection, len(rows))
@@ -194,9 +193,7 @@ _NO_RUN: dict[str, object] = dict.fromkeys(
 def _tasks(ownership: Ownership, head: RunHead, steps: Sequence[NewStep]) -> dict[str, object]:
     made = [s.template for s in steps]
     return {
-        "node_id": ownership.node_id,
-        "epoch": ownership.epoch,
-        "partitions": list(ownership.partitions),
+        **owner_of(ownership),
         "tenant_id": head.tenant_id,
         "run_id": head.id,
         "ids": [s.task_id for s in steps],
