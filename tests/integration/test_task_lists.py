@@ -77,10 +77,10 @@ class CountingDatabase(Database):
     buffers = 0
 
     async def fetch(
-        self, sql: str, *args: object, patience: float | None = None
+        self, sql: str, *args: object, time_limit: float | None = None
     ) -> Sequence[asyncpg.Record]:
         if not sql.startswith("-- list_tasks"):
-            return await super().fetch(sql, *args, patience=patience)
+            return await super().fetch(sql, *args, time_limit=time_limit)
 
         async def work(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
             before = await connection.fetchval(_ROWS_READ)

@@ -52,7 +52,7 @@ async def test_nothing_that_names_another_tenant_moves_a_run(world: RunWorld) ->
     ended, moved = [Ended(stranger, run, "a", TaskState.COMPLETED)], Moved()
     start = StartingStep(head, PAIR.by_id["b"], now, None)
     works: list[Callable[[asyncpg.Connection], Awaitable[object]]] = [
-        lambda c: world.steps.settle(c, world.ownership, ended, now),
+        lambda c: world.steps.advance_runs(c, world.ownership, ended, now),
         lambda c: world.steps.tasks.end(c, ended, moved),
         lambda c: world.steps.tasks.release(c, world.ownership, [start], moved),
         lambda c: world.steps.pause(c, head),
@@ -161,12 +161,12 @@ async def test_a_join_starts_once_even_if_nobody_holds_the_run(
     now = await world.now()
     async with other.transaction():
         ended = await _record(world, other, finish(a))
-        first = await world.steps.settle(other, world.ownership, ended, now)
+        first = await world.steps.advance_runs(other, world.ownership, ended, now)
 
         async def second() -> Moved:
             async with third.transaction():
                 ended = await _record(world, third, finish(b))
-                return await world.steps.settle(third, world.ownership, ended, now)
+                return await world.steps.advance_runs(third, world.ownership, ended, now)
 
         counting = asyncio.create_task(second())
         await eventually(lambda: _waits(world), within=5, what="the second counts after the first")
@@ -188,14 +188,14 @@ async def _at_once(
     async def fail() -> Moved:
         async with another.transaction():
             ended = await _record(world, another, finish(failed, TaskState.FAILED))
-            return await world.steps.settle(another, world.ownership, ended, now)
+            return await world.steps.advance_runs(another, world.ownership, ended, now)
 
     async with one.transaction():
         ended = await _record(world, one, finish(succeeded))
         failing = asyncio.create_task(fail())
         try:
             await eventually(lambda: _waits(world), within=5, what="the other one waits")
-            first = await world.steps.settle(one, world.ownership, ended, now)
+            first = await world.steps.advance_runs(one, world.ownership, ended, now)
         except BaseException:
             failing.cancel()
             await asyncio.gather(failing, return_exceptions=True)

@@ -27,7 +27,7 @@ from mainspring.store.tasks import SQL as TASKS
 
 _INSTANT = 1e-6
 MOST_TASKS = 5000
-"""So many tasks are made in one transaction; further schedules wait for the next one."""
+"""Maximum tasks of one transaction; further schedules wait for the next one."""
 
 
 class Placed(NamedTuple):
@@ -64,7 +64,7 @@ class OccurrenceWriter:
         self._rng = rng
         self._near = near
 
-    async def settle(
+    async def decide_due(
         self, connection: asyncpg.Connection, ownership: Ownership, due: Sequence[StoredSchedule]
     ) -> DecidedSchedules:
         """Decide on everything that is due of these schedules, whose rows the caller holds."""

@@ -70,7 +70,7 @@ class ScheduleChange:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A schedule after a change, and what was settled on the way."""
+    """A schedule after a change, and what was decided on the way."""
 
     schedule: StoredSchedule
     settled: DecidedSchedules
@@ -81,7 +81,7 @@ class NameTaken(Exception):
 
 
 class ScheduleService:
-    """The store's face for schedules."""
+    """Schedules of every tenant."""
 
     def __init__(self, database: Database, occurrence_writer: OccurrenceWriter) -> None:
         self._database = database
@@ -190,7 +190,7 @@ class ScheduleService:
         ownership: Ownership,
         decide: Callable[[StoredSchedule], ScheduleChange | None],
     ) -> Changed | None:
-        """Lock a schedule, settle what is due of it, let `decide` choose, and write its choice.
+        """Lock a schedule, decide what is due of it, let `decide` choose, and write its choice.
 
         What came due before the change is thus decided by the old definition, all else by the new
         one. None: there is no such schedule. What `decide` raises undoes everything.
@@ -312,7 +312,7 @@ class ScheduleService:
                 )
             )
             locked = read_rows(StoredSchedule, rows)
-            return await self._occurrence_writer.settle(connection, ownership, locked)
+            return await self._occurrence_writer.decide_due(connection, ownership, locked)
 
         return await self._database.transact(work)
 
@@ -329,7 +329,7 @@ class ScheduleService:
         return [row["schedule"] for row in rows]
 
     async def retime(self, partitions: Collection[int], *, limit: int) -> int:
-        """Compute some next times anew that came from an older tz database; answers how many."""
+        """Compute some next times anew that came from an older tz database; return how many."""
         version = timezones.version()
 
         async def work(connection: asyncpg.Connection) -> int:
@@ -365,7 +365,7 @@ class ScheduleService:
         locked = await _locked(connection, tenant_id, schedule_id)
         settled = DecidedSchedules()
         while locked is not None and locked.overdue > 0:
-            step = await self._occurrence_writer.settle(connection, ownership, [locked])
+            step = await self._occurrence_writer.decide_due(connection, ownership, [locked])
             settled.made += step.made
             settled.cancelled_in |= step.cancelled_in
             locked = await _locked(connection, tenant_id, schedule_id)

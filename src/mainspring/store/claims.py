@@ -22,7 +22,7 @@ from mainspring.store.task_refs import Seen, TaskRef, columns, owner_of, seen_in
 
 SQL = queries.load("claims")
 
-_LONE_PARTITION_PATIENCE = 60.0
+_LONE_PARTITION_TIMEOUT = 60.0
 NO_WAITS: Mapping[UUID, Waited] = {}
 _spec_decoder = msgspec.json.Decoder(TaskSpec)
 
@@ -74,7 +74,7 @@ class EngineStore(OutcomeStore):
         rows = await self._database.fetch(
             *SQL["load_window"](partitions=list(partitions), after=after, until=until, cap=cap),
             # Of several one can ask for fewer; one alone has to be read, however much is in it.
-            patience=_LONE_PARTITION_PATIENCE if len(partitions) == 1 else None,
+            time_limit=_LONE_PARTITION_TIMEOUT if len(partitions) == 1 else None,
         )
         return read_rows(TaskRow, rows)
 

@@ -123,7 +123,7 @@ class ClusterStore:
         *,
         former: UUID | None = None,
     ) -> int:
-        """Enter the cluster, and raise the floor of fences; answers the node's first epoch. A node
+        """Enter the cluster, and raise the floor of fences; return the node's first epoch. A node
         that was a member before gives its `former` id, which ends."""
         epoch: int = await self._connection.fetchval(
             *SQL["join_cluster"](
@@ -155,7 +155,7 @@ class ClusterStore:
         )
 
     async def take_over(self, node_id: UUID, epoch: int, wanted: Collection[int]) -> list[int]:
-        """Take partitions that nobody living owns; answers those we got."""
+        """Take partitions that nobody living owns; return those we got."""
         rows = await self._connection.fetch(
             *SQL["take_over"](node_id=node_id, epoch=epoch, partitions=list(wanted))
         )
@@ -164,7 +164,7 @@ class ClusterStore:
     async def hand_over(
         self, ownership: Ownership, gifts: Mapping[int, UUID | None], *, leaving: bool = False
     ) -> int | None:
-        """Give partitions to others (or to nobody); answers our new epoch, None when fenced."""
+        """Give partitions to others (or to nobody); return our new epoch, None when fenced."""
         epoch: int | None = await self._connection.fetchval(
             *SQL["hand_over"](
                 node_id=ownership.node_id,

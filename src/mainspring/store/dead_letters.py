@@ -113,7 +113,7 @@ class Outcomes:
 
 
 class DeadLetterStore:
-    """The store's face for people who look after dead letters."""
+    """Dead letters of every tenant."""
 
     def __init__(self, database: Database, *, near: float, scan: int = 1000) -> None:
         self._database = database
@@ -205,7 +205,7 @@ class DeadLetterStore:
     ) -> dict[UUID, Replay]:
         """Make a new task of each letter that has none yet, all in one transaction.
 
-        Answers letter → what it became. Letters that do not exist are not in the answer.
+        Return letter → what it became. Letters that do not exist are not in the answer.
         """
 
         async def work(connection: asyncpg.Connection) -> dict[UUID, Replay]:

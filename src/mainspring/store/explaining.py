@@ -15,7 +15,7 @@ _SCAN = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """What a blocked step waits for: so many of the steps before it, or of its own items."""
+    """What a blocked step waits for: steps before it, or its own items."""
 
     open: int
     needed: int
@@ -35,7 +35,7 @@ class WaitingTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class RunningBeside:
     """What runs in a task's partition of its own tenant, and under its own key."""
 
     running: int
@@ -43,7 +43,7 @@ class Crowd:
 
 
 class ExplainStore:
-    """The store's face for `explain`."""
+    """What `explain` reads."""
 
     def __init__(self, database: Database, *, scan: int = _SCAN) -> None:
         self._database = database
@@ -59,10 +59,10 @@ class ExplainStore:
         dependency = None if row["open"] is None else read_row(Dependency, row)
         return WaitingTask(read_row(TaskRow, row), row["attempts"], row["tenant_limit"], dependency)
 
-    async def crowd(self, row: TaskRow) -> Crowd:
+    async def running_beside(self, row: TaskRow) -> RunningBeside:
         """What runs around a task; behind a long backlog the count ends early."""
         found = await self._database.fetch_row(
-            *SQL["crowd"](
+            *SQL["running_beside"](
                 partition=row.partition,
                 tenant_id=row.tenant_id,
                 concurrency_key=row.concurrency_key,
@@ -70,4 +70,4 @@ class ExplainStore:
             )
         )
         assert found is not None
-        return read_row(Crowd, found)
+        return read_row(RunningBeside, found)

@@ -41,7 +41,7 @@ class NewKey:
 
 
 class KeyStore:
-    """The store's face for authentication and tenants."""
+    """Keys as authentication uses them, and limits of tenants."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -148,7 +148,7 @@ NEVER = Expiry()
 
 
 class KeyRing:
-    """The store's face for a tenant that looks after its keys."""
+    """Keys as a tenant looks after them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

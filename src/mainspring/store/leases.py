@@ -63,7 +63,7 @@ class HeldHeartbeat(NamedTuple):
 
 
 class ExtendedLease(NamedTuple):
-    """What came of it. Overdue: the hard timeout has passed, and the lease is not extended."""
+    """A lease after a heartbeat. Overdue: the hard timeout has passed, so it is not extended."""
 
     tenant_id: int
     id: UUID

@@ -10,16 +10,16 @@ SQL = queries.load("messages")
 
 
 class MessageStore:
-    """A letter box per node."""
+    """A mailbox per node."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def post(self, letters: Sequence[tuple[UUID, bytes]]) -> None:
-        """Leave letters for nodes, and give each a hint to look."""
+    async def post(self, messages: Sequence[tuple[UUID, bytes]]) -> None:
+        """Leave messages for nodes, and give each a hint to look."""
         await self._database.fetch(
             *SQL["post_messages"](
-                node_ids=[node for node, _ in letters], bodies=[body for _, body in letters]
+                node_ids=[node for node, _ in messages], bodies=[body for _, body in messages]
             )
         )
 

@@ -60,12 +60,12 @@ class OutcomeStore:
     # Outcomes --------------------------------------------------------------------------------
 
     async def finish(self, ownership: Ownership, finished: Iterable[Finish]) -> set[UUID]:
-        """Move tasks to history, guarded by fence; answers which were accepted."""
+        """Move tasks to history, guarded by fence; return which were accepted."""
         rows = await self._database.fetch(*SQL["finish"](**finish_arguments(ownership, finished)))
         return {row["id"] for row in rows}
 
     async def retry(self, ownership: Ownership, retries: Iterable[RetryLater]) -> list[TaskRow]:
-        """Schedule tasks again, guarded by fence; answers those that were. A task that was asked
+        """Schedule tasks again, guarded by fence; return those that were. A task that was asked
         to cancel is left as it is: finish it as cancelled."""
         ordered = sorted(retries, key=by_task)
         reports = [r.report for r in ordered]

@@ -67,7 +67,7 @@ class EgressSettings:
 
 
 class SecretStore:
-    """The store's face for signing secrets, profiles and their renewal."""
+    """Signing secrets and profiles of every tenant, and their renewal."""
 
     def __init__(self, database: Database, vault: Vault) -> None:
         self._database = database

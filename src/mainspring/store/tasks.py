@@ -48,7 +48,7 @@ _LISTS = {path: path.of(SQL["list_tasks"]) for path in LIST_PATHS + SHORTCUTS}
 T = TypeVar("T")
 
 _TELLING = 1.0
-"""So many seconds at most may it take to tell the planner; every node looks again soon."""
+"""Maximum seconds to analyze after an insert; every node looks again soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class StoredTaskPage:
 
 
 class TaskStore:
-    """The store's face for the API."""
+    """Tasks of every tenant, unfinished and finished."""
 
     def __init__(
         self, database: Database, *, near: float, scan: int = MOST, steps: Steps | None = None
@@ -215,17 +215,17 @@ class TaskStore:
             )
         return made
 
-    async def _analyze_if_grown(self, crowd: int) -> None:
+    async def _analyze_if_grown(self, added: int) -> None:
         """Before the engine hears of them: by a plan for an empty table a claim can take long."""
         # Whatever goes wrong here, they are written, and somebody waits to hear that.
         with suppress(StoreUnavailable, asyncpg.PostgresError, TimeoutError):
             async with asyncio.timeout(_TELLING):
-                await analyze_if_grown(self._database, crowd)
+                await analyze_if_grown(self._database, added)
 
     async def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
         """After an insert whose answer was lost: which of these took effect?
 
-        Answers id → partition; a task that is finished already has none.
+        Return id → partition; a task that is finished already has none.
         """
         rows = await self._database.fetch(
             *SQL["which_exist"](tenant_id=tenant_id, ids=list(ids), first=min(ids))

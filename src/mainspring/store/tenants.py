@@ -53,7 +53,7 @@ class Usage:
 
 
 class TenantStore:
-    """The store's face for operators."""
+    """All tenants, as operators see them."""
 
     def __init__(self, database: Database, scan: int = 50_000) -> None:
         self._database = database
@@ -156,7 +156,7 @@ class TenantStore:
         return None if row is None else read_row(Usage, row)
 
     async def clear(self, batch: int = 10_000) -> int:
-        """Remove some of what departed tenants left behind; answers how many rows that were."""
+        """Remove some of what departed tenants left behind; return how many rows that were."""
         cleared = 0
         for departed in await self._database.fetch(*SQL["departed_tenants"](limit=10)):
             gone = await self._clear_tables(departed["tenant_id"], batch)

@@ -106,7 +106,7 @@ class WorkerStore:
         return row is not None and row["current"]
 
     async def touch(self, touches: Sequence[Touch]) -> set[tuple[int, str]]:
-        """Note workers that were heard of; answers those that are still the current ones."""
+        """Note workers that were heard of; return those that are still the current ones."""
         ordered = sorted(touches, key=lambda touch: touch[:2])
         rows = await self._database.fetch(
             *SQL["touch_workers"](
@@ -155,7 +155,7 @@ class WorkerStore:
         self, tenant_id: int, lines: Sequence[NewLogLine], *, most: int, more_errors: int
     ) -> int:
         """Keep lines of tries that there were, at most so many of a task, and so many errors
-        beyond; answers how many were."""
+        beyond; return how many were."""
         row = await self._database.fetch_row(
             *SQL["add_logs"](
                 tenant_id=tenant_id,

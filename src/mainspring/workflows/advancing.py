@@ -57,7 +57,7 @@ from mainspring.workflows.scope import (
 )
 
 MOST_JOINED = 2**22
-"""So many bytes may the results of a step's items have together."""
+"""Maximum bytes of the results of a step's items together."""
 NOBODY = Ownership(UUID(int=0), 0, frozenset())
 """Who owns nothing: what is released for it is told to all by wake rows."""
 LARGE = 100
@@ -106,7 +106,7 @@ class Steps:
             await connection.fetch(*SQL["hold_runs_of"](tenant_id=tenant_id, task_ids=list(tasks)))
         )
 
-    async def settle(
+    async def advance_runs(
         self,
         connection: asyncpg.Connection,
         ownership: Ownership,
@@ -151,7 +151,7 @@ class Steps:
         ]
         if ended:
             now: float = await connection.fetchval(*SQL["now"]())
-            await self.settle(connection, NOBODY, ended, now)
+            await self.advance_runs(connection, NOBODY, ended, now)
 
     async def reconsider(
         self, connection: asyncpg.Connection, ownership: Ownership, head: RunHead, now: float
@@ -183,12 +183,12 @@ class Steps:
         if head.state == "paused":
             await self.unpause(connection, head)
         ended = await self.stop(connection, head, why, told)
-        moved = await self.settle(connection, ownership, ended, now)
+        moved = await self.advance_runs(connection, ownership, ended, now)
         moved.told |= told.told
         return moved
 
     async def unpause(self, connection: asyncpg.Connection, head: RunHead) -> set[int]:
-        """Let a run go on; answers the partitions of its tasks that were held back."""
+        """Let a run go on; return the partitions of its tasks that were held back."""
         await connection.execute(*SQL["unpause_run"](tenant_id=head.tenant_id, run_id=head.id))
         rows = await connection.fetch(
             *SQL["unpause_tasks"](tenant_id=head.tenant_id, run_id=head.id)
@@ -196,7 +196,7 @@ class Steps:
         return {row["partition"] for row in rows}
 
     async def pause(self, connection: asyncpg.Connection, head: RunHead) -> set[int]:
-        """Hold a run back: nothing of it starts. Answers the partitions of what waited."""
+        """Hold a run back: nothing of it starts. Return the partitions of what waited."""
         await connection.execute(*SQL["pause_run"](tenant_id=head.tenant_id, run_id=head.id))
         rows = await connection.fetch(*SQL["pause_tasks"](tenant_id=head.tenant_id, run_id=head.id))
         return {row["partition"] for row in rows}
@@ -258,7 +258,7 @@ class Steps:
         ended: Sequence[Ended],
         heads: dict[UUID, RunHead],
     ) -> dict[UUID, list[WaitingStep]]:
-        """Count the ends; answers the steps that waited for them, by run."""
+        """Count the ends; return the steps that waited for them, by run."""
         if not ended:
             return {}
         if len(ended) > LARGE:
@@ -344,7 +344,7 @@ class Steps:
         since: dict[UUID, float],
         moved: Moved,
     ) -> list[Ended]:
-        """Release what may start; answers what ends without having run."""
+        """Release what may start; return what ends without having run."""
         plan, stopped = _Plan(), list[Ended]()
         for run_id, concerned in touched.items():
             head, waiting = heads[run_id], concerned

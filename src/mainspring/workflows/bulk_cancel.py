@@ -35,7 +35,7 @@ class CancelCounts:
 
 
 class BulkChanges:
-    """The store's face for changes of many tasks. Each may be repeated without harm."""
+    """Changes of many tasks. Each may be repeated without harm."""
 
     def __init__(
         self, database: Database, *, scan: int = _SCAN, steps: Steps | None = None

@@ -53,7 +53,7 @@ class StepOutcomes:
         self._database = database
         self._steps = steps
         self._intricate: dict[tuple[int, UUID], None] = {}
-        """Runs of which some steps leave something to decide: the short way is not tried again."""
+        """Runs of which some steps leave something to decide: the fast path is not tried again."""
 
     async def finish_fast(
         self,
@@ -61,7 +61,7 @@ class StepOutcomes:
         finished: Sequence[Finish],
         relay: StepLeaseOffer = NO_STEP_LEASES,
     ) -> StepsFinished:
-        """The short way, for ends that leave nothing to decide. What it does not accept is for
+        """The fast path, for ends that leave nothing to decide. What it does not accept is for
         `finish`."""
         plain = sorted(self._plain(finished), key=by_task)
         if not plain:
@@ -115,7 +115,7 @@ class StepOutcomes:
             )
             accepted = {row["id"] for row in rows}
             ended = [ended_of(f) for f in finished if f.report.execution.id in accepted]
-            moved = await self._steps.settle(connection, ownership, ended, now, huge=huge)
+            moved = await self._steps.advance_runs(connection, ownership, ended, now, huge=huge)
             return StepsFinished(accepted, moved)
 
         return await self._database.transact(work)
@@ -166,7 +166,7 @@ class StepOutcomes:
             await self._steps.hold(connection, [(e.tenant_id, e.run_id) for e in leaving])
             told = Moved()
             ended = await self._steps.tasks.end(connection, leaving, told)
-            moved = await self._steps.settle(connection, ownership, ended, now)
+            moved = await self._steps.advance_runs(connection, ownership, ended, now)
             moved.told |= told.told
             return moved
 

@@ -49,7 +49,7 @@ _LARGEST_ID = UUID(int=2**128 - 1)
 
 
 class WorkflowRunService:
-    """The store's face for runs."""
+    """Runs of every tenant, and what is done to them by hand."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class WorkflowRunService:
                 ended = await self._steps.tasks.end(connection, [leaving], told)
                 if not ended:
                     raise Conflict("the step is running: cancel its task first")
-                moved = await self._steps.settle(connection, ownership, ended, now)
+                moved = await self._steps.advance_runs(connection, ownership, ended, now)
                 moved.told |= told.told
                 return moved
             if standing.state == "expanded":

@@ -69,12 +69,12 @@ class TaskExplanation:
         around = replace(self._node.explain(waiting.row), waits_for=_waits_for(waiting.dependency))
         if around.owned:
             return around
-        crowd = await self._store.crowd(waiting.row)
+        beside = await self._store.running_beside(waiting.row)
         return replace(
             around,
-            tenant_running=crowd.running,
+            tenant_running=beside.running,
             tenant_limit=waiting.tenant_limit,
-            key_running=crowd.under_key,
+            key_running=beside.under_key,
         )
 
 

@@ -20,7 +20,7 @@ LEFT JOIN workflow_steps s ON s.tenant_id = t.tenant_id AND s.run_id = t.workflo
 LEFT JOIN workflow_runs r ON r.tenant_id = s.tenant_id AND r.id = s.run_id
 WHERE w.tenant_id = :tenant_id AND w.id = :task_id;
 
--- name: crowd
+-- name: running_beside
 -- What of a tenant runs in a partition, and under a key; at most :scan rows are looked at.
 WITH due AS MATERIALIZED (
     SELECT tenant_id, state, concurrency_key FROM tasks

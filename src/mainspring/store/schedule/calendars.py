@@ -25,7 +25,7 @@ class StoredCalendar:
 
 
 class CalendarStore:
-    """The store's face for calendars."""
+    """Calendars of every tenant."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

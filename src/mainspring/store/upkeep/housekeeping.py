@@ -120,7 +120,7 @@ class HousekeepingStore:
         return retired
 
     async def clear_defaults(self, keep_days: int, batch: int = 10_000) -> int:
-        """What landed in a default partition, because nobody kept house, goes row by row; answers
+        """What landed in a default partition, because nobody kept house, goes row by row; return
         how many rows went."""
         oldest = await self._tables.today() - timedelta(keep_days)
         cleared = 0
@@ -141,7 +141,7 @@ class HousekeepingStore:
 
     async def forget_expired(self, batch: int = 10_000) -> int:
         """Idempotency keys and effects past their time, and events that nobody took: in turns,
-        until there are none; answers how many rows went."""
+        until there are none; return how many rows went."""
         kinds = ["forget_expired_keys", "forget_expired_effects", "forget_old_events"]
         forgotten = 0
         for _ in range(BATCHES):
@@ -164,7 +164,7 @@ class HousekeepingStore:
         await self._database.fetch(*SQL["forget_old_keys"](keep_days=keep_days))
 
     async def forget_runs(self, keep_days: int, batch: int = 1000) -> int:
-        """Runs of workflows that ended so many days ago, with their steps; answers how many."""
+        """Runs of workflows that ended so many days ago, with their steps; return how many."""
         gone = 0
         for _ in range(BATCHES):
             rows = await self._database.fetch(
@@ -176,7 +176,7 @@ class HousekeepingStore:
         return gone
 
     async def clear_departed(self, rounds: int = 100) -> int:
-        """What tenants that are gone left behind, in small steps; answers how many rows went."""
+        """What tenants that are gone left behind, in small steps; return how many rows went."""
         tenants, cleared = TenantStore(self._database), 0
         for _ in range(rounds):
             gone = await tenants.clear()
@@ -186,7 +186,7 @@ class HousekeepingStore:
         return cleared
 
     async def analyze_if_grown(self) -> bool:
-        """Of tasks that came one by one; answers whether there was a crowd that it did not know."""
+        """Analyze the table of tasks if it grew row by row; return whether it did."""
         return await analyze_if_grown(self._database)
 
     async def oldest_transaction(self) -> tuple[int, float, str] | None:

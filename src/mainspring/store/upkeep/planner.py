@@ -1,4 +1,4 @@
-"""Telling PostgreSQL's planner of crowds that it does not know of.
+"""Statistics for PostgreSQL's planner when many rows come at once.
 
 Our plans are made once and kept. Where vacuum had found the table of tasks empty they are made for
 one row: good enough for a few hundred, and then a batch arrives.
@@ -9,19 +9,19 @@ from mainspring.postgres.database import Database
 
 SQL = queries.load("planner")
 BULK_ROWS = 1000
-"""From so many rows at once on it is worth asking whether the planner knows."""
+"""Rows at once from which on the planner may not know of them."""
 
 
-async def analyze_if_grown(database: Database, crowd: int = 0) -> bool:
-    """Of tasks that it does not know of, such as the `crowd` that just came; answers whether there
-    were many and it knows of them now."""
-    if not await _is_news(database, crowd):
+async def analyze_if_grown(database: Database, added: int = 0) -> bool:
+    """Analyze the table of tasks if the planner takes it for far smaller than it is, for example
+    because `added` rows just came. Return whether that helped."""
+    if not await _is_stale(database, added):
         return False
-    await database.fetch(*SQL["tell_of_crowd"]())
+    await database.fetch(*SQL["analyze_now"]())
     # It is no error if that did nothing: vacuum is at work, or another role owns the table.
-    return not await _is_news(database, crowd)
+    return not await _is_stale(database, added)
 
 
-async def _is_news(database: Database, crowd: int) -> bool:
-    row = await database.fetch_row(*SQL["crowd_is_news"](crowd=crowd))
-    return row is not None and bool(row["news"])
+async def _is_stale(database: Database, added: int) -> bool:
+    row = await database.fetch_row(*SQL["statistics_are_stale"](added=added))
+    return row is not None and bool(row["stale"])

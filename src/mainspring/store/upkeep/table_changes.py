@@ -13,7 +13,7 @@ from mainspring.postgres.database import Database
 SQL = queries.load("table_changes")
 T = TypeVar("T")
 
-_PATIENCE = "500ms"
+_LOCK_TIMEOUT = "500ms"
 """Whoever waits to change a table makes all others wait, who only want to use it. Partitions are
 made days ahead: there will be a better moment than the middle of somebody's backup."""
 _ANALYZE_SELDOM = "autovacuum_analyze_scale_factor = 1"
@@ -107,7 +107,7 @@ class TableChanges:
         """A transaction that changes tables, unless somebody uses them who does not stop to."""
 
         async def briefly(connection: asyncpg.Connection) -> T:
-            await connection.execute(f"SET LOCAL lock_timeout = '{_PATIENCE}'")
+            await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
             try:
                 return await work(connection)
             except asyncpg.LockNotAvailableError:

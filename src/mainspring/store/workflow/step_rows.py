@@ -24,7 +24,7 @@ TOO_LARGE = "result-too-large"
 UNREADABLE = "result-unreadable"
 """The same for a result that is no JSON that we can read."""
 MOST_RESULT = 2**18
-"""So many bytes may a result have to be kept for the steps that follow."""
+"""Maximum bytes of a result that is kept for the steps that follow."""
 
 
 def unreadable(given: bytes) -> str | None:

@@ -78,7 +78,7 @@ class StepTasks:
         moved: Moved,
     ) -> bool:
         """One task per item of a step's list, but for those that are done; the step's own waits to
-        join them. Answers whether all are done."""
+        join them. Return whether all are done."""
         head, step, due = start.run, start.step, start.due
         expanded = await connection.fetchrow(
             *SQL["expand"](
@@ -105,7 +105,7 @@ class StepTasks:
     async def end(
         self, connection: asyncpg.Connection, leaving: Sequence[Ended], moved: Moved
     ) -> list[Ended]:
-        """Move tasks of steps that do not run to history; answers which did. To be settled."""
+        """Move tasks of steps that do not run to history; return which did."""
         if not leaving:
             return []
         ordered = sorted(leaving, key=lambda e: (e.tenant_id, e.run_id, e.step, e.item))
@@ -124,7 +124,7 @@ class StepTasks:
         steps: Sequence[NewStep],
         run: NewRun | None = None,
     ) -> list[TaskRow]:
-        """Insert rows and tasks of steps, of a new run with the run itself; answers the tasks that
+        """Insert rows and tasks of steps, of a new run with the run itself; return the tasks that
         are scheduled at once."""
         rows = await connection.fetch(*add_steps(ownership, head, steps, run))
         await _analyze_if_grown(connection, len(steps))
@@ -142,10 +142,10 @@ class StepTasks:
         return read_rows(TaskRow, await connection.fetch(*call))
 
 
-async def _analyze_if_grown(connection: asyncpg.Connection, crowd: int) -> None:
-    """A crowd enters tables that may have been empty: what releases and claims it would go by a
+async def _analyze_if_grown(connection: asyncpg.Connection, added: int) -> None:
+    """Many rows enter tables that may have been empty: what releases and claims it would go by a
     plan that was made for a handful of rows, and compare each with each."""
-    if crowd >= BULK_ROWS:
+    if added >= BULK_ROWS:
         await connection.execute(*PLANNER["analyze_tasks"]())
         await connection.execute(*PLANNER["analyze_steps"]())
 

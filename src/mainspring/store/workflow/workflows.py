@@ -54,7 +54,7 @@ class VersionLine:
 
 
 class WorkflowStore:
-    """The store's face for definitions of workflows."""
+    """Definitions of workflows of every tenant."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
