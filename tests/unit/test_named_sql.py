@@ -88,6 +88,13 @@ def test_a_missing_column_is_an_error() -> None:
 # How the statements are used ------------------------------------------------------------------
 
 
+SPREAD = {
+    "**head.key": {"tenant_id", "run_id"},
+    "**owner_of(ownership)": {"node_id", "epoch", "partitions"},
+}
+"""What calls often spread, by its names."""
+
+
 class Call(NamedTuple):
     """A statement as a module calls it; without `complete` more names come from elsewhere."""
 
@@ -107,8 +114,10 @@ def calls() -> Iterator[Call]:
                 case ast.Call(
                     func=ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=statement))
                 ) if name in files:
-                    names = frozenset(word.arg for word in node.keywords if word.arg is not None)
-                    complete = len(names) == len(node.keywords)
+                    words = [word.arg or f"**{ast.unparse(word.value)}" for word in node.keywords]
+                    every = frozenset(n for word in words for n in SPREAD.get(word, {word}))
+                    names = frozenset(name for name in every if not name.startswith("**"))
+                    complete = names == every
                     where = f"{path.relative_to(SOURCES)}:{node.lineno}"
                     yield Call(where, files[name], str(statement), names, complete)
 

@@ -157,9 +157,7 @@ class Steps:
         self, connection: asyncpg.Connection, ownership: Ownership, head: RunHead, now: float
     ) -> Moved:
         """Decide anew on everything in a run that waits: after it was resumed, or begun."""
-        rows = await connection.fetch(
-            *SQL["unfinished_steps"](tenant_id=head.tenant_id, run_id=head.id)
-        )
+        rows = await connection.fetch(*SQL["unfinished_steps"](**head.key))
         waiting = read_rows(
             WaitingStep,
             [row for row in rows if row["item"] == ITSELF and row["state"] != "released"],
@@ -189,16 +187,14 @@ class Steps:
 
     async def unpause(self, connection: asyncpg.Connection, head: RunHead) -> set[int]:
         """Let a run go on; return the partitions of its tasks that were held back."""
-        await connection.execute(*SQL["unpause_run"](tenant_id=head.tenant_id, run_id=head.id))
-        rows = await connection.fetch(
-            *SQL["unpause_tasks"](tenant_id=head.tenant_id, run_id=head.id)
-        )
+        await connection.execute(*SQL["unpause_run"](**head.key))
+        rows = await connection.fetch(*SQL["unpause_tasks"](**head.key))
         return {row["partition"] for row in rows}
 
     async def pause(self, connection: asyncpg.Connection, head: RunHead) -> set[int]:
         """Hold a run back: nothing of it starts. Return the partitions of what waited."""
-        await connection.execute(*SQL["pause_run"](tenant_id=head.tenant_id, run_id=head.id))
-        rows = await connection.fetch(*SQL["pause_tasks"](tenant_id=head.tenant_id, run_id=head.id))
+        await connection.execute(*SQL["pause_run"](**head.key))
+        rows = await connection.fetch(*SQL["pause_tasks"](**head.key))
         return {row["partition"] for row in rows}
 
     async def stop(
@@ -207,15 +203,11 @@ class Steps:
         """Leave out what does not deal with the end: what waits is over, what runs shall stop.
         After a failure, steps that deal with one are left to do; else only cleanup is."""
         definition = await self._definitions.get(connection, head)
-        await connection.execute(
-            *SQL["stop_run"](tenant_id=head.tenant_id, run_id=head.id, why=why)
-        )
+        await connection.execute(*SQL["stop_run"](**head.key, why=why))
         kept = definition.survivors
         if why != "failure":
             kept = frozenset(step.id for step in definition.steps if step.cleanup)
-        unfinished = await connection.fetch(
-            *SQL["unfinished_steps"](tenant_id=head.tenant_id, run_id=head.id)
-        )
+        unfinished = await connection.fetch(*SQL["unfinished_steps"](**head.key))
         rows = [row for row in unfinished if row["step"] not in kept]
         # Else one that runs now and waits a moment later is neither ended nor asked.
         tasks = [row["task_id"] for row in rows]
@@ -322,9 +314,7 @@ class Steps:
     async def _final_state(self, connection: asyncpg.Connection, head: RunHead) -> str:
         if not head.failed:
             return run_state({TaskState.COMPLETED: 1}).value
-        rows = await connection.fetch(
-            *SQL["count_states"](tenant_id=head.tenant_id, run_id=head.id)
-        )
+        rows = await connection.fetch(*SQL["count_states"](**head.key))
         counts = {TaskState(row["state"]): row["steps"] for row in rows}
         match head.stopping:
             case "cancel":
@@ -438,23 +428,15 @@ class Steps:
         """What the templates and conditions of some steps speak of; None when they have none."""
         if not any(map(speaks, ready)):
             return None
-        row = await connection.fetchrow(*SQL["run_input"](tenant_id=head.tenant_id, run_id=head.id))
+        row = await connection.fetchrow(*SQL["run_input"](**head.key))
         assert row is not None, "the caller holds the run"
         used = sorted({name for step in ready for name in step.uses})
-        rows = (
-            await connection.fetch(
-                *SQL["results"](tenant_id=head.tenant_id, run_id=head.id, steps=used)
-            )
-            if used
-            else ()
-        )
+        rows = await connection.fetch(*SQL["results"](**head.key, steps=used)) if used else ()
         return Scope(read_input(row["input"]), {row["step"]: seen(row) for row in rows})
 
     async def _join(self, connection: asyncpg.Connection, head: RunHead, step: str) -> Ended:
         """The end of a step whose items have all ended: its result is the list of theirs."""
-        rows = await connection.fetch(
-            *SQL["item_results"](tenant_id=head.tenant_id, run_id=head.id, step=step)
-        )
+        rows = await connection.fetch(*SQL["item_results"](**head.key, step=step))
         state = fanned(Counter(TaskState(row["state"]) for row in rows))
         result, error = b"[%s]" % b",".join(row["result"] or b"null" for row in rows), None
         if state is not TaskState.COMPLETED:

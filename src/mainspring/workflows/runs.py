@@ -246,9 +246,7 @@ class WorkflowRunService:
                 raise Conflict("the step has completed")
             letters = [task for _, task in await self._given_up(connection, head, [step])]
             await note_left_out(connection, tenant_id, letters, actor)
-            await connection.execute(
-                *SQL["waive"](tenant_id=head.tenant_id, run_id=head.id, step=step)
-            )
+            await connection.execute(*SQL["waive"](**head.key, step=step))
             states[step] = StepProgress("skipped", waived=True)
             again = downstream(definition, {step}) - {step}
             return await self._reset(
@@ -276,9 +274,7 @@ class WorkflowRunService:
     async def _states(
         self, connection: asyncpg.Connection, head: RunHead
     ) -> dict[str, StepProgress]:
-        rows = await connection.fetch(
-            *SQL["all_steps"](tenant_id=head.tenant_id, run_id=head.id, fail_fast=FAIL_FAST)
-        )
+        rows = await connection.fetch(*SQL["all_steps"](**head.key, fail_fast=FAIL_FAST))
         return {
             r["step"]: StepProgress(r["state"], r["waived"], r["left_out"])
             for r in rows
@@ -310,11 +306,7 @@ class WorkflowRunService:
         successors = {task: tasks[step] for step, task in given_up}
         await note_done_again(connection, head.tenant_id, successors, actor)
         same = same_lists(definition, states, again, changed)
-        await connection.execute(
-            *SQL["drop_items"](
-                tenant_id=head.tenant_id, run_id=head.id, steps=list(again), same=same
-            )
-        )
+        await connection.execute(*SQL["drop_items"](**head.key, steps=list(again), same=same))
         await _reset_rows(connection, head, definition, states, again, tasks)
         if added:
             await self._steps.tasks.add_tasks(connection, ownership, head, added)
@@ -326,9 +318,7 @@ class WorkflowRunService:
         self, connection: asyncpg.Connection, head: RunHead, steps: Sequence[str]
     ) -> list[tuple[str, UUID]]:
         """Of these steps and their items, the tasks that may have left dead letters."""
-        rows = await connection.fetch(
-            *SQL["given_up"](tenant_id=head.tenant_id, run_id=head.id, steps=steps)
-        )
+        rows = await connection.fetch(*SQL["given_up"](**head.key, steps=steps))
         return [(row["step"], row["task_id"]) for row in rows]
 
     def _new_steps(
@@ -369,8 +359,7 @@ async def _reset_rows(
     counts = [counted(definition, step, states, again) for step in ordered]
     await connection.execute(
         *SQL["reset_steps"](
-            tenant_id=head.tenant_id,
-            run_id=head.id,
+            **head.key,
             steps=ordered,
             task_ids=[tasks.get(step) for step in ordered],
             needed=[len(definition.by_id[step].needs) for step in ordered],
@@ -394,8 +383,7 @@ async def _reopen(
     failed = sum(state.state in LOST for state in kept)
     row = await connection.fetchrow(
         *SQL["reopen_run"](
-            tenant_id=head.tenant_id,
-            run_id=head.id,
+            **head.key,
             unfinished=again + sum(not state.over for state in kept),
             failed=failed,
             deadline=None if definition.deadline is None else now + definition.deadline,

@@ -65,6 +65,11 @@ class RunHead(NamedTuple):
     unfinished: int
     failed: int
 
+    @property
+    def key(self) -> dict[str, object]:
+        """What statements know the run by."""
+        return {"tenant_id": self.tenant_id, "run_id": self.id}
+
 
 class WaitingStep(NamedTuple):
     """A step that waits: for those before it, or for its own items."""

@@ -81,9 +81,7 @@ class StepTasks:
         join them. Return whether all are done."""
         head, step, due = start.run, start.step, start.due
         expanded = await connection.fetchrow(
-            *SQL["expand"](
-                tenant_id=head.tenant_id, run_id=head.id, step=step.id, needed=len(made), due=due
-            )
+            *SQL["expand"](**head.key, step=step.id, needed=len(made), due=due)
         )
         if expanded is None or not made:
             return False
