@@ -17,7 +17,7 @@ from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 from mainspring.store.schedule.schedules import Template
 from mainspring.store.vault import CLIENT_KEY, SIGNING_SECRET, TARGET_HEADERS, Vault
-from mainspring.store.workflow.workflows import decode_definition
+from mainspring.store.workflow.definitions import decode_definition
 
 SQL = queries.load("secrets")
 MOST_LIVE = 10

@@ -1,6 +1,5 @@
 """Workflows: named definitions, of which every version is kept for the runs made by it."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,12 +13,11 @@ from mainspring.postgres.database import Database
 from mainspring.postgres.rows import read_rows
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
+from mainspring.store.workflow.definitions import RecentDefinitions, decode_definition
 
 SQL = queries.load("workflows")
 
-decode_definition = msgspec.json.Decoder(WorkflowDefinition).decode
 _encode = msgspec.json.Encoder().encode
-_MOST_STEPS_KEPT = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +56,7 @@ class WorkflowStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._known: OrderedDict[bytes, WorkflowDefinition] = OrderedDict()
-        self._steps_known = 0
+        self._known = RecentDefinitions[bytes]()
 
     async def put(
         self,
@@ -151,15 +148,7 @@ class WorkflowStore:
         """A definition from its bytes. Those that were read lately are kept: a run of thousands of
         steps would decode it thousands of times."""
         known = self._known.get(encoded)
-        if known is not None:
-            self._known.move_to_end(encoded)
-            return known
-        made = self._known[encoded] = decode_definition(encoded)
-        self._steps_known += len(made.steps)
-        while self._steps_known > _MOST_STEPS_KEPT and len(self._known) > 1:
-            _, dropped = self._known.popitem(last=False)
-            self._steps_known -= len(dropped.steps)
-        return made
+        return known or self._known.keep(encoded, decode_definition(encoded))
 
 
 async def _put(
