@@ -16,7 +16,7 @@ import msgspec
 
 from benchmarks.harness import Bench, bench, percentile
 from mainspring.postgres.database import Database, DatabaseOptions
-from mainspring.store.housekeeping import HousekeepingStore
+from mainspring.store.upkeep.housekeeping import HousekeepingStore
 
 _DAYS = 30
 _LIMIT = 50

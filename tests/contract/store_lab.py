@@ -33,12 +33,13 @@ from mainspring.domain.tenant import TenantLimits
 from mainspring.postgres.database import Database
 from mainspring.schedules.occurrences import OccurrenceWriter
 from mainspring.schedules.service import ScheduleService
-from mainspring.store.claims import EngineStore, TaskRef
+from mainspring.store.claims import EngineStore
 from mainspring.store.cluster import ClusterStore
 from mainspring.store.creation import Creation, Keyed, NewTask
 from mainspring.store.keys import KeyStore
 from mainspring.store.leases import LeaseStore, WorkerPick
-from mainspring.store.schedule_rows import Template
+from mainspring.store.schedule.schedules import Template
+from mainspring.store.task_refs import TaskRef
 from mainspring.store.tasks import LockedTask, TaskChange, TaskStore
 from mainspring.store.tenants import TenantStore
 from mainspring.store.workers import WorkerStore

@@ -7,6 +7,7 @@ import pytest
 
 from contract.store_lab import Lab
 from mainspring.domain.placement import Ownership
+from mainspring.postgres.rows import read_row
 from mainspring.store import cluster
 
 
@@ -172,8 +173,8 @@ async def test_an_operator_lets_nothing_be_repeated(
     await real_lab.cluster.declare_dead(dead.node_id, -1.0)
     await real_lab.cluster.hand_over(left, {}, leaving=True)
     await real_lab.cluster.take_over(living.node_id, living.epoch, [3])
-    [found] = await connection.fetch(cluster.SQL["restore_fence"])
-    done = cluster.Fenced(*found)
+    [found] = await connection.fetch(*cluster.SQL["restore_fence"]())
+    done = read_row(cluster.Fenced, found)
     assert done.nodes == 1
     assert await real_lab.inspect.owner(3) == (living.node_id, done.epoch)
     assert await real_lab.inspect.owner(4) == (None, done.epoch)
@@ -181,8 +182,8 @@ async def test_an_operator_lets_nothing_be_repeated(
     assert await real_lab.inspect.node(dead.node_id) == (dead.epoch + 1, "dead")
     assert await real_lab.inspect.node(left.node_id) == (left.epoch + 1, "left")
     assert await real_lab.inspect.node(living.node_id) == (living.epoch + 1, "dead")
-    [found] = await connection.fetch(cluster.SQL["restore_fence"])
-    again = cluster.Fenced(*found)
+    [found] = await connection.fetch(*cluster.SQL["restore_fence"]())
+    again = read_row(cluster.Fenced, found)
     assert (again.nodes, again.epoch > done.epoch) == (0, True)
 
 
@@ -192,8 +193,8 @@ async def test_on_the_same_server_an_operator_gets_not_ahead_of_the_clock(
 ) -> None:
     """Else who joins after a second restore, soon after the first, begins with the same fence."""
     await real_lab.join()
-    await connection.fetch(cluster.SQL["restore_fence"])
+    await connection.fetch(*cluster.SQL["restore_fence"]())
     assert await connection.fetchval("SELECT floor <= fence_of_now() + 1 FROM fence_floor")
     await connection.execute("UPDATE fence_floor SET server_started = '2000-01-01'")
-    await connection.fetch(cluster.SQL["restore_fence"])
+    await connection.fetch(*cluster.SQL["restore_fence"]())
     assert await connection.fetchval("SELECT floor > fence_of_now() + 50 FROM fence_floor")

@@ -9,7 +9,7 @@ import pytest
 from mainspring.api.http import idempotency
 from mainspring.config import Config
 from mainspring.store.answers import AnswerStore, Turn
-from mainspring.store.housekeeping import HousekeepingStore
+from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from support.api import Office, opened_office
 from support.letters import INJECTIONS, Undertaker
 

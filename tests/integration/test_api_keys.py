@@ -152,7 +152,7 @@ async def test_unknown_ids_are_not_found(office: Office, key_id: str) -> None:
 async def test_the_number_of_live_keys_is_bounded(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mainspring.store.key_ring.MOST_LIVE_KEYS", 6)
+    monkeypatch.setattr("mainspring.store.keys.MOST_LIVE_KEYS", 6)
     first = await make_key(office)
     assert (await office.admin.post("/v1/keys", {"scopes": ["read"]})).status == 409
     assert (await office.admin.call("DELETE", f"/v1/keys/{first['id']}")).status == 204

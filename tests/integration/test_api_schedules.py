@@ -21,8 +21,8 @@ from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.state import NodeState
 from mainspring.schedules.occurrences import DecidedSchedules, OccurrenceWriter
 from mainspring.schedules.service import ScheduleService
-from mainspring.store.calendars import CalendarStore
-from mainspring.store.housekeeping import HousekeepingStore
+from mainspring.store.schedule.calendars import CalendarStore
+from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from support.api import Office, opened_office
 from support.asgi import Answer
 

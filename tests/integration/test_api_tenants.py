@@ -7,8 +7,8 @@ from uuid import UUID
 import pytest
 
 from mainspring.config import Config
-from mainspring.store.housekeeping import HousekeepingStore
 from mainspring.store.tenants import TenantStore
+from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from support.api import Office, opened_office
 
 NOOP = {"target": {"type": "handler", "name": "mainspring.noop"}, "delay": 3600}

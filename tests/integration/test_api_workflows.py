@@ -13,7 +13,7 @@ from mainspring.config import Config
 from mainspring.domain.task import TaskSpec
 from mainspring.store.secrets import SecretStore
 from mainspring.store.vault import Vault
-from mainspring.store.workflows import WorkflowStore
+from mainspring.store.workflow.workflows import WorkflowStore
 from mainspring.wiring.api import build_app
 from support.api import Office, opened_office
 from support.asgi import Answer

@@ -18,7 +18,7 @@ from mainspring.node.deadlines import Deadlines
 from mainspring.node.run_starter import RunStarter
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store.step_rows import Moved
+from mainspring.store.workflow.step_rows import Moved
 from mainspring.workflows.task_runs import TaskRuns
 from support.rows import execution, row, task_id
 from support.runs import RunWorld, step, workflow

@@ -41,4 +41,4 @@ async def test_a_statement_that_took_too_long_was_sent(database: Database) -> No
     with pytest.raises(StoreUnavailable) as told:
         await database.fetch("SELECT pg_sleep(60)")
     assert not isinstance(told.value, NothingSent)
-    assert await database.fetch("SELECT pg_sleep(0.3)", patience=5.0)
+    assert await database.fetch("SELECT pg_sleep(0.3)", time_limit=5.0)

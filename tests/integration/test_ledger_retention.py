@@ -10,9 +10,9 @@ import asyncpg
 import pytest
 
 from mainspring.postgres.database import Database, DatabaseOptions
-from mainspring.postgres.table_changes import Round
-from mainspring.store.housekeeping import HousekeepingStore
-from mainspring.store.ledger_retention import LedgerRetention, delete_ledger
+from mainspring.store.upkeep.housekeeping import HousekeepingStore
+from mainspring.store.upkeep.ledger_retention import LedgerRetention, delete_ledger
+from mainspring.store.upkeep.table_changes import Round
 from support.evidence import Evidence, waits_for_a_lock
 from support.waiting import eventually
 

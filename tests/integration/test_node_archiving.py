@@ -15,7 +15,7 @@ from mainspring.node.archiving import ArchiveCommand
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import Database, DatabaseOptions
-from mainspring.store.housekeeping import HousekeepingStore
+from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from support.cluster import Cluster
 from support.waiting import eventually
 

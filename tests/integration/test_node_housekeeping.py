@@ -16,10 +16,10 @@ from mainspring.errors import StoreUnavailable
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import Database, DatabaseOptions
-from mainspring.postgres.table_changes import Round
-from mainspring.store import housekeeping
 from mainspring.store.cluster import Topology
-from mainspring.store.housekeeping import PARTITIONED, HousekeepingStore
+from mainspring.store.upkeep import housekeeping
+from mainspring.store.upkeep.housekeeping import PARTITIONED, HousekeepingStore
+from mainspring.store.upkeep.table_changes import Round
 from support.evidence import Evidence, waits_for_a_lock
 from support.store import StoreWorld, success
 from support.waiting import eventually

@@ -229,13 +229,13 @@ class _Reluctant:
 
     async def fetch(self, sql: str, *args: object) -> list[asyncpg.Record]:
         rows = await self._connection.fetch(sql, *args)
-        if sql == SQL["beat"] and not rows:
+        if sql == SQL["beat"].sql and not rows:
             self._refused.set()
         return rows
 
     async def fetchval(self, sql: str, *args: object) -> object:
         answer: object = await self._connection.fetchval(sql, *args)
-        if sql == SQL["hand_over"]:
+        if sql == SQL["hand_over"].sql:
             await self._refused.wait()
         return answer
 

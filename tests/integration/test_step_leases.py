@@ -12,8 +12,8 @@ from mainspring.domain.execution import Execution
 from mainspring.domain.placement import PARTITIONS, Ownership
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.definition import Step
-from mainspring.store.step_rows import Moved, StepLeaseOffer
 from mainspring.store.tasks import TaskChange, TaskStore
+from mainspring.store.workflow.step_rows import Moved, StepLeaseOffer
 from mainspring.workflows.outcomes import StepsFinished
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually

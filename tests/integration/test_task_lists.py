@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.task import TaskState
 from mainspring.postgres.database import Database, DatabaseOptions
-from mainspring.store.housekeeping import HousekeepingStore
 from mainspring.store.keys import KeyStore
 from mainspring.store.lists import paging
 from mainspring.store.lists import search as list_search
 from mainspring.store.lists.paths import INDEXES
 from mainspring.store.tasks import TaskFilter, TaskStore
+from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from support.lists import Row, matches, write_rows
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -77,10 +77,10 @@ class CountingDatabase(Database):
     buffers = 0
 
     async def fetch(
-        self, sql: str, *args: object, patience: float | None = None
+        self, sql: str, *args: object, time_limit: float | None = None
     ) -> Sequence[asyncpg.Record]:
         if not sql.startswith("-- list_tasks"):
-            return await super().fetch(sql, *args, patience=patience)
+            return await super().fetch(sql, *args, time_limit=time_limit)
 
         async def work(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
             before = await connection.fetchval(_ROWS_READ)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from uuid import UUID
 
 import asyncpg
@@ -10,23 +11,16 @@ import pytest
 from mainspring.domain.execution import Execution
 from mainspring.domain.outcome_rules import Finish
 from mainspring.domain.task import TaskState
-from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import DatabaseOptions, connect
-from mainspring.store.claims import finish_arguments
-from mainspring.store.housekeeping import HousekeepingStore
 from mainspring.store.keys import KeyStore
-from mainspring.store.step_rows import (
-    Ended,
-    Moved,
-    RunHead,
-    StartingStep,
-    ended_of,
-)
-from mainspring.workflows import advancing as steps
+from mainspring.store.outcomes import SQL as OUTCOMES
+from mainspring.store.outcomes import finish_arguments
+from mainspring.store.upkeep.housekeeping import HousekeepingStore
+from mainspring.store.workflow import steps
+from mainspring.store.workflow.step_rows import Ended, Moved, RunHead, StartingStep, ended_of
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually
 
-FINISH = queries.load("outcomes")["finish"]
 PAIR = workflow(step("a"), step("b", "a"))
 
 
@@ -58,7 +52,7 @@ async def test_nothing_that_names_another_tenant_moves_a_run(world: RunWorld) ->
     ended, moved = [Ended(stranger, run, "a", TaskState.COMPLETED)], Moved()
     start = StartingStep(head, PAIR.by_id["b"], now, None)
     works: list[Callable[[asyncpg.Connection], Awaitable[object]]] = [
-        lambda c: world.steps.settle(c, world.ownership, ended, now),
+        lambda c: world.steps.advance_runs(c, world.ownership, ended, now),
         lambda c: world.steps.tasks.end(c, ended, moved),
         lambda c: world.steps.tasks.release(c, world.ownership, [start], moved),
         lambda c: world.steps.pause(c, head),
@@ -167,12 +161,12 @@ async def test_a_join_starts_once_even_if_nobody_holds_the_run(
     now = await world.now()
     async with other.transaction():
         ended = await _record(world, other, finish(a))
-        first = await world.steps.settle(other, world.ownership, ended, now)
+        first = await world.steps.advance_runs(other, world.ownership, ended, now)
 
         async def second() -> Moved:
             async with third.transaction():
                 ended = await _record(world, third, finish(b))
-                return await world.steps.settle(third, world.ownership, ended, now)
+                return await world.steps.advance_runs(third, world.ownership, ended, now)
 
         counting = asyncio.create_task(second())
         await eventually(lambda: _waits(world), within=5, what="the second counts after the first")
@@ -194,14 +188,14 @@ async def _at_once(
     async def fail() -> Moved:
         async with another.transaction():
             ended = await _record(world, another, finish(failed, TaskState.FAILED))
-            return await world.steps.settle(another, world.ownership, ended, now)
+            return await world.steps.advance_runs(another, world.ownership, ended, now)
 
     async with one.transaction():
         ended = await _record(world, one, finish(succeeded))
         failing = asyncio.create_task(fail())
         try:
             await eventually(lambda: _waits(world), within=5, what="the other one waits")
-            first = await world.steps.settle(one, world.ownership, ended, now)
+            first = await world.steps.advance_runs(one, world.ownership, ended, now)
         except BaseException:
             failing.cancel()
             await asyncio.gather(failing, return_exceptions=True)
@@ -212,7 +206,7 @@ async def _at_once(
 async def _record(world: RunWorld, connection: asyncpg.Connection, done: Finish) -> list[Ended]:
     """What happens before a run moves on: it is held, and the outcome is written."""
     await world.steps.hold(connection, [(world.tenant_id, _run_of(done))])
-    rows = await connection.fetch(FINISH, *finish_arguments(world.ownership, [done]))
+    rows = await connection.fetch(*OUTCOMES["finish"](**finish_arguments(world.ownership, [done])))
     assert len(rows) == 1
     return [ended_of(done)]
 
@@ -226,8 +220,8 @@ def _run_of(done: Finish) -> UUID:
 def _unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let everybody find the runs, and nobody hold them."""
     locking = steps.SQL["hold_runs"]
-    reading = locking.replace("FOR NO KEY UPDATE", "")
-    assert reading != locking
+    reading = replace(locking, text=locking.text.replace("FOR NO KEY UPDATE", ""))
+    assert reading.sql != locking.sql
     monkeypatch.setitem(steps.SQL, "hold_runs", reading)
 
 

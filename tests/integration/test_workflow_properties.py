@@ -23,7 +23,7 @@ from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.checks import with_implied_needs
 from mainspring.domain.workflow.definition import Step, WorkflowDefinition
 from mainspring.postgres.database import Database, DatabaseOptions
-from mainspring.store.step_rows import NO_STEP_LEASES, StepLeaseOffer
+from mainspring.store.workflow.step_rows import NO_STEP_LEASES, StepLeaseOffer
 from support.run_model import RunModel
 from support.runs import RunWorld, finish, step
 

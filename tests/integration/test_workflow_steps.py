@@ -12,10 +12,10 @@ from mainspring.domain.outcome_rules import RetryLater
 from mainspring.domain.task import TaskState
 from mainspring.errors import Conflict
 from mainspring.postgres.database import DatabaseOptions, connect
-from mainspring.store.claims import TaskRef
-from mainspring.store.housekeeping import HousekeepingStore
-from mainspring.store.step_rows import Moved, RunHead, StartingStep
-from mainspring.store.step_tasks import StepTasks
+from mainspring.store.task_refs import TaskRef
+from mainspring.store.upkeep.housekeeping import HousekeepingStore
+from mainspring.store.workflow.step_rows import Moved, RunHead, StartingStep
+from mainspring.store.workflow.steps import StepTasks
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually
 

@@ -16,12 +16,14 @@ from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store import cluster
-from mainspring.store.claims import EngineStore, Extended, Seen, TaskRef, Woken
+from mainspring.store.claims import EngineStore, Extended, Woken
 from mainspring.store.creation import NO_EAGER_LEASE, Creation, EagerLeaseOffer, Made
 from mainspring.store.keys import KeyStore
+from mainspring.store.task_refs import Seen, TaskRef
 from mainspring.store.tasks import LockedTask, TaskChange, TaskStore
 from mainspring.store.tenants import StoredTenant, TenantStore
 from simulation.store import MemoryStore
+from support.rows import MemoryRecord
 
 T = TypeVar("T")
 
@@ -205,8 +207,10 @@ class RemoteConnection:
         return await self._link.call(partial(self._answer, sql, args))
 
     def _answer(self, sql: str, args: tuple[object, ...]) -> object:
-        statement = _STATEMENTS.get(sql)
-        return self._store.now() if statement is None else statement(self._store, *args)
+        statement, answer = _STATEMENTS.get(sql, (None, None))
+        if statement is None or answer is None:
+            return self._store.now()
+        return answer(self._store, **dict(zip(statement.parameters, args, strict=True)))
 
 
 def _hand_over(
@@ -222,22 +226,26 @@ def _hand_over(
     return store.hand_over(ownership, gifts, leaving=state == "left")
 
 
-_STATEMENTS: dict[str, Callable[..., object]] = {
-    cluster.SQL["join_cluster"]: lambda store, node, name, _url, _version, former: store.join(
-        node, name, former
+_ANSWERS: dict[str, Callable[..., object]] = {
+    "join_cluster": lambda store, node_id, name, url, version, former: store.join(
+        node_id, name, former
     ),
-    cluster.SQL["beat"]: MemoryStore.beat,
-    cluster.SQL["members"]: lambda store: [
-        (m.id, m.name, m.url, m.epoch, m.silent) for m in store.members()
+    "beat": lambda store, node_id, epoch, beats: [
+        MemoryRecord(b._asdict()) for b in store.beat(node_id, epoch, beats)
     ],
-    cluster.SQL["ownership"]: lambda store: [
-        {"owner": owner, "partitions": found} for owner, found in store.ownership().items()
+    "members": lambda store: [
+        MemoryRecord(id=m.id, name=m.name, url=m.url, epoch=m.epoch, silent=m.silent)
+        for m in store.members()
     ],
-    cluster.SQL["declare_dead"]: lambda store, node, ttl: (
-        node if store.declare_dead(node, ttl) else None
+    "ownership": lambda store: [
+        MemoryRecord(owner=owner, partitions=found) for owner, found in store.ownership().items()
+    ],
+    "declare_dead": lambda store, node_id, ttl: (
+        node_id if store.declare_dead(node_id, ttl) else None
     ),
-    cluster.SQL["take_over"]: lambda store, *args: [
-        {"partition": p} for p in store.take_over(*args)
+    "take_over": lambda store, node_id, epoch, partitions: [
+        MemoryRecord(partition=p) for p in store.take_over(node_id, epoch, partitions)
     ],
-    cluster.SQL["hand_over"]: _hand_over,
+    "hand_over": _hand_over,
 }
+_STATEMENTS = {cluster.SQL[name].sql: (cluster.SQL[name], _ANSWERS[name]) for name in _ANSWERS}

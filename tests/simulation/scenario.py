@@ -26,7 +26,7 @@ from mainspring.domain.transitions import Move, TaskStanding
 from mainspring.errors import Conflict, StoreUnavailable
 from mainspring.node.workers.reports import Verdict, WorkerReport
 from mainspring.store.creation import Creation, NewTask
-from mainspring.store.schedule_rows import Template
+from mainspring.store.schedule.schedules import Template
 from mainspring.store.tasks import LockedTask, TaskChange
 from simulation import worker
 from simulation.invariants import Invariants

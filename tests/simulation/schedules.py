@@ -16,7 +16,7 @@ from mainspring.domain.placement import Ownership
 from mainspring.domain.schedule.definition import ScheduleDefinition, spread_of
 from mainspring.schedules.occurrences import DecidedSchedules, OccurrenceWriter, Placed, decide
 from mainspring.schedules.service import DueSchedule, ScheduleService
-from mainspring.store.schedule_rows import StoredSchedule
+from mainspring.store.schedule.schedules import StoredSchedule
 from simulation.remote import Link
 from simulation.store import MemoryStore
 from simulation.tables import Line, ScheduleRow

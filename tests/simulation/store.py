@@ -17,8 +17,9 @@ from mainspring.domain.placement import Ownership, partition_of
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.domain.tenant import TenantLimits
-from mainspring.store.claims import Extended, Seen, TaskRef, Woken, read_spec
+from mainspring.store.claims import Extended, Woken, read_spec
 from mainspring.store.creation import NO_EAGER_LEASE, Creation, EagerLeaseOffer, Made, NewTask
+from mainspring.store.task_refs import Seen, TaskRef
 from mainspring.store.tasks import LockedTask, TaskChange
 from simulation.cluster import MemoryCluster
 from simulation.tables import DeadLetter, ExecutionRow, Finished, KeyRow, Task

@@ -23,8 +23,8 @@ from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.creation import NO_EAGER_LEASE, EagerLeaseOffer, NewTask
 from mainspring.store.keys import KeyStore, NewKey
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
-from mainspring.store.step_rows import Moved
 from mainspring.store.tasks import TaskStore
+from mainspring.store.workflow.step_rows import Moved
 from mainspring.wiring.api import ApiDependencies, build_app
 from support.asgi import AsgiClient
 

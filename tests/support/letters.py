@@ -7,7 +7,8 @@ from mainspring.domain.execution import Outcome, Report, TaskError
 from mainspring.domain.outcome_rules import Finish
 from mainspring.domain.placement import PARTITIONS, Ownership
 from mainspring.domain.task import TaskState
-from mainspring.store.claims import EngineStore, TaskRef
+from mainspring.store.claims import EngineStore
+from mainspring.store.task_refs import TaskRef
 from support.api import Office
 from support.asgi import AsgiClient
 

@@ -19,8 +19,8 @@ from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.creation import NO_EAGER_LEASE, Creation, EagerLeaseOffer, Made, NewTask
 from mainspring.store.keys import KeyStore, NewKey
-from mainspring.store.step_rows import Moved
 from mainspring.store.tasks import TaskStore
+from mainspring.store.workflow.step_rows import Moved
 from mainspring.wiring.api import ApiDependencies, build_app
 from support.api import QuietDesk
 from support.asgi import AsgiClient

@@ -1,5 +1,7 @@
 """Rows and assignments for tests of the engine, with defaults for what does not matter."""
 
+from collections.abc import Iterator
+from typing import Any
 from uuid import UUID
 
 from mainspring.domain.execution import Execution
@@ -48,3 +50,13 @@ def execution(
         of.tenant_id, of.id, of.fence + 1, of.partition, 1, failures, of.due, of.due, lease_end,
         spec, b"", of.due,
     )  # fmt: skip
+
+
+class MemoryRecord(dict[str, Any]):
+    """In place of a record of the driver: it knows its columns, and iterates over its values."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values())
+
+    def __getitem__(self, column: str | int) -> Any:
+        return list(self.values())[column] if isinstance(column, int) else super().get(column)

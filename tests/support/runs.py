@@ -19,14 +19,16 @@ from mainspring.domain.placement import PARTITIONS, Ownership
 from mainspring.domain.task import Target, TaskSpec, TaskState
 from mainspring.domain.workflow.definition import Step, TaskTemplate, WorkflowDefinition
 from mainspring.postgres.database import Database
-from mainspring.store.claims import EngineStore, TaskRef
+from mainspring.store.claims import EngineStore
 from mainspring.store.keys import KeyStore
-from mainspring.store.step_rows import NO_STEP_LEASES, NewRun, StepLeaseOffer
-from mainspring.store.workflows import WorkflowStore
+from mainspring.store.task_refs import TaskRef
+from mainspring.store.workflow.step_rows import NO_STEP_LEASES, NewRun, StepLeaseOffer
+from mainspring.store.workflow.workflow_runs import StoredStep
+from mainspring.store.workflow.workflows import WorkflowStore
 from mainspring.workflows.advancing import Steps
 from mainspring.workflows.definitions import Definitions
 from mainspring.workflows.outcomes import StepOutcomes, StepsFinished
-from mainspring.workflows.runs import StoredStep, WorkflowRunService
+from mainspring.workflows.runs import WorkflowRunService
 
 _SPEC = msgspec.json.encode(TaskSpec(Target("handler", name="work")).stored()).decode()
 

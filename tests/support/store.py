@@ -12,9 +12,10 @@ from mainspring.domain.outcome_rules import Finish
 from mainspring.domain.placement import PARTITIONS, Ownership
 from mainspring.domain.task import Target, TaskSpec, TaskState
 from mainspring.postgres.database import Database
-from mainspring.store.claims import EngineStore, TaskRef
+from mainspring.store.claims import EngineStore
 from mainspring.store.creation import Creation, NewTask
 from mainspring.store.keys import KeyStore
+from mainspring.store.task_refs import TaskRef
 from mainspring.store.tasks import TaskStore
 
 SPEC = TaskSpec(Target("handler", name="mainspring.noop"))

@@ -20,7 +20,8 @@ from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store.claims import EngineStore, Seen, TaskRef
+from mainspring.store.claims import EngineStore
+from mainspring.store.task_refs import Seen, TaskRef
 from support.rows import row
 
 NOW = 1000.0

@@ -20,7 +20,8 @@ from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store.claims import Extended, Seen, TaskRef
+from mainspring.store.claims import Extended
+from mainspring.store.task_refs import Seen, TaskRef
 from support.rows import execution, row, task_id
 from support.waiting import eventually
 

@@ -28,8 +28,9 @@ from mainspring.node.loader import Loader
 from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store.claims import EngineStore, Seen, Woken
+from mainspring.store.claims import EngineStore, Woken
 from mainspring.store.keys import KeyStore
+from mainspring.store.task_refs import Seen
 
 NOW = 1000.0
 NOTHING = Woken([], [], [])

@@ -15,7 +15,7 @@ from mainspring.engine.settings import EngineSettings
 from mainspring.node.announcer import Announcer
 from mainspring.node.run_starter import RunStarter
 from mainspring.node.state import NodeState
-from mainspring.store.step_rows import Moved
+from mainspring.store.workflow.step_rows import Moved
 from mainspring.workflows.task_runs import TaskRuns
 from support.rows import execution, row
 

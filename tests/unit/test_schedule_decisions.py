@@ -23,7 +23,7 @@ from mainspring.domain.schedule.policies import Decision, Misfire, MisfirePolicy
 from mainspring.domain.schedule.template import Values, expand
 from mainspring.domain.schedule.zones import DstPolicy
 from mainspring.schedules.occurrences import decide
-from mainspring.store.schedule_rows import StoredSchedule
+from mainspring.store.schedule.schedules import StoredSchedule
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
 ID = UUID(int=7)

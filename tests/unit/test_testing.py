@@ -9,7 +9,8 @@ import pytest
 import mainspring
 from mainspring import App, Context, NonRetryable, RetryAfter
 from mainspring.sdk.targets import Retry
-from mainspring.testing import Trial, VirtualTime
+from mainspring.testing.inline import Trial
+from mainspring.testing.virtual import VirtualTime
 
 
 @pytest.fixture

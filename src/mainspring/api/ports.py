@@ -12,7 +12,7 @@ from mainspring.node.workers.lease_service import LeaseRequest
 from mainspring.node.workers.reports import HeartbeatAnswer, Verdict, WorkerReport
 from mainspring.store.creation import EagerLeaseOffer, NewTask
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
-from mainspring.store.step_rows import Moved
+from mainspring.store.workflow.step_rows import Moved
 
 
 class LeasePort(Protocol):

@@ -10,7 +10,7 @@ from mainspring.domain.rows import TaskRow
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store.step_rows import Moved
+from mainspring.store.workflow.step_rows import Moved
 
 
 class Announcer:

@@ -13,7 +13,7 @@ from mainspring.node.retrying import repeat, write_in_parts
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import REFUSED
-from mainspring.store.step_rows import Ended
+from mainspring.store.workflow.step_rows import Ended
 from mainspring.workflows.outcomes import StepOutcomes
 
 log = structlog.get_logger()

@@ -26,7 +26,8 @@ from mainspring.node.recorder import Recorder
 from mainspring.node.retrying import until_answered, wait_at_most
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store.claims import EngineStore, TaskRef
+from mainspring.store.claims import EngineStore
+from mainspring.store.task_refs import TaskRef
 
 log = structlog.get_logger()
 

@@ -11,8 +11,8 @@ import structlog
 from mainspring.config import Config
 from mainspring.errors import StoreUnavailable
 from mainspring.node.state import NodeState
-from mainspring.postgres.table_changes import ArchiveHook, Round
-from mainspring.store.housekeeping import HousekeepingStore
+from mainspring.store.upkeep.housekeeping import HousekeepingStore
+from mainspring.store.upkeep.table_changes import ArchiveHook, Round
 
 log = structlog.get_logger()
 

@@ -15,7 +15,8 @@ from mainspring.node.recorder import Recorder
 from mainspring.node.retrying import until_answered
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store.claims import EngineStore, Seen, TaskRef
+from mainspring.store.claims import EngineStore
+from mainspring.store.task_refs import Seen, TaskRef
 
 # Few enough that nobody's start waits for the handling of one batch.
 _EXTEND_BATCH = 500

@@ -30,7 +30,7 @@ from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.node.workers.lease_service import LeaseService
 from mainspring.store.creation import EagerLeaseOffer, NewTask
-from mainspring.store.step_rows import Moved
+from mainspring.store.workflow.step_rows import Moved
 
 log = structlog.get_logger()
 

@@ -22,8 +22,9 @@ from mainspring.node.retrying import RETRY_PAUSE, until_answered, write_in_parts
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import REFUSED
-from mainspring.store.claims import EngineStore, TaskRef
-from mainspring.store.step_rows import NO_STEP_LEASES, Moved
+from mainspring.store.claims import EngineStore
+from mainspring.store.task_refs import TaskRef
+from mainspring.store.workflow.step_rows import NO_STEP_LEASES, Moved
 from mainspring.workflows.outcomes import StepOutcomes
 
 log = structlog.get_logger()

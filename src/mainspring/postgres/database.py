@@ -123,20 +123,20 @@ class Database:
             self._pool.terminate()
 
     async def fetch(
-        self, sql: str, *args: object, patience: float | None = None
+        self, sql: str, *args: object, time_limit: float | None = None
     ) -> Sequence[asyncpg.Record]:
         """Run one statement. A statement is a transaction of its own. It is given up after
-        `patience` seconds, or after the statement timeout."""
+        `time_limit` seconds, or after the statement timeout."""
 
         async def run(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
             rows: Sequence[asyncpg.Record]
-            if patience is None:
+            if time_limit is None:
                 rows = await connection.fetch(sql, *args)
                 return rows
             async with connection.transaction():
-                limit = f"SET LOCAL statement_timeout = {_milliseconds(patience)}"
-                await connection.execute(limit)  # the server has a patience of its own
-                rows = await connection.fetch(sql, *args, timeout=patience)
+                limit = f"SET LOCAL statement_timeout = {_milliseconds(time_limit)}"
+                await connection.execute(limit)  # the server has a limit of its own
+                rows = await connection.fetch(sql, *args, timeout=time_limit)
                 return rows
 
         return await self._with_connection(run)
@@ -145,10 +145,10 @@ class Database:
         rows = await self.fetch(sql, *args)
         return rows[0] if rows else None
 
-    async def run_alone(self, sql: str, patience: float) -> None:
+    async def run_alone(self, sql: str, time_limit: float) -> None:
         """Run a statement that takes long, and may be part of no transaction, on a connection of
         its own: nobody waits for one of the pool's meanwhile."""
-        connection = await connect(replace(self._options, statement_timeout=patience))
+        connection = await connect(replace(self._options, statement_timeout=time_limit))
         try:
             await connection.execute(sql)
         except CONNECTION_LOST as error:

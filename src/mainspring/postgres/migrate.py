@@ -77,7 +77,7 @@ async def migrate(
     tell: Callable[[str], None] = lambda _: None,
     patience: float = 600.0,
 ) -> list[Migration]:
-    """Bring the database to this version's schema; answers the steps that were applied.
+    """Bring the database to this version's schema; return the steps that were applied.
 
     While somebody else uses the tables, `tell` hears whom it waits for, `patience` seconds at most.
     """

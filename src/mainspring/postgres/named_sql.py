@@ -1,14 +1,78 @@
-"""Named SQL: every statement lives in queries/*.sql under a `-- name:` line."""
+"""Named SQL: every statement lives in store/queries/*.sql under a `-- name:` line.
 
+Parameters have names there (`:due`). PostgreSQL knows only numbers, so a statement is compiled when
+it is loaded, and a call of it puts the values in order:
+
+    await connection.fetch(*SQL["lock_task"](tenant_id=1, task_id=task_id))
+
+What several statements of a file have in common stands before them, under a `-- name: {…}` line.
+"""
+
+import re
+from dataclasses import dataclass, field
 from importlib import resources
+from typing import Any
+
+# What looks like a parameter within a string, a name, a body or a comment is none. Nor is what
+# follows a value or another colon: `::` is a cast, `[1:n]` a slice.
+_TOKEN = re.compile(
+    r"""'(?:[^']|'')*' | "[^"]*" | (?P<tag>\$(?:[a-z_]\w*)?\$).*?(?P=tag) | --[^\n]* | /\*.*?\*/
+    | (?<![\w:)\]]) :(?P<name>[a-z_]\w*)""",
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
 
 
-def load(file: str) -> dict[str, str]:
-    """All statements of one file, by name."""
-    text = resources.files("mainspring.store").joinpath("queries", f"{file}.sql").read_text("utf-8")
-    _preamble, *sections = text.split("-- name: ")
-    statements = {}
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement with named parameters. To call it gives the arguments of `fetch`."""
+
+    name: str
+    text: str
+    """As it is written, with names."""
+    sql: str = field(init=False)
+    """As PostgreSQL takes it: parameters are numbered in the order in which they first appear."""
+    parameters: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        numbers: dict[str, int] = {}
+
+        def number(found: re.Match[str]) -> str:
+            name = found["name"]
+            return f"${numbers.setdefault(name, len(numbers) + 1)}" if name else found[0]
+
+        object.__setattr__(self, "sql", f"-- {self.name}\n{_TOKEN.sub(number, self.text)}")
+        object.__setattr__(self, "parameters", tuple(numbers))
+
+    def __call__(self, **values: Any) -> tuple[Any, ...]:
+        """Return the SQL and the values in their order. TypeError: some are missing or unknown."""
+        try:
+            if len(values) == len(self.parameters):
+                return (self.sql, *[values[name] for name in self.parameters])
+        except KeyError:
+            pass
+        wanted, given = set(self.parameters), set(values)
+        raise TypeError(
+            f"{self.name}: missing {sorted(wanted - given)}, unknown {sorted(given - wanted)}"
+        )
+
+    def filled(self, **fragments: str) -> "Statement":
+        """Return the statement with SQL in place of what it has in braces."""
+        text = self.text
+        for name, fragment in fragments.items():
+            text = text.replace(f"{{{name}}}", fragment)
+        return Statement(self.name, text)
+
+
+def load(file: str) -> dict[str, Statement]:
+    """Return all statements of one file by name."""
+    folder = resources.files("mainspring.store").joinpath("queries")
+    _preamble, *sections = folder.joinpath(f"{file}.sql").read_text("utf-8").split("-- name: ")
+    statements, fragments = {}, {}
     for section in sections:
-        name, _, sql = section.partition("\n")
-        statements[name.strip()] = f"-- {name.strip()}\n{sql.strip().removesuffix(';')}"
+        name, _, text = section.partition("\n")
+        if name.startswith("{"):
+            fragments[name.strip(" {}")] = text.strip()
+        else:
+            text = text.strip().removesuffix(";")
+            statements[name.strip()] = Statement(name.strip(), text).filled(**fragments)
     return statements

@@ -21,17 +21,14 @@ from mainspring.domain.schedule.definition import Backlog, ScheduleDefinition, S
 from mainspring.domain.schedule.misfire import BacklogDecision, Ruling
 from mainspring.domain.schedule.policies import Decision
 from mainspring.domain.schedule.template import Values, expand, has_placeholders
-from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import sparse
 from mainspring.store.creation import Creation, NewTask, creation_arguments
-from mainspring.store.schedule_rows import OccurrenceEntry, StoredSchedule
-
-SQL = queries.load("schedules")
-_CREATE_TASKS = queries.load("tasks")["create_tasks"]
+from mainspring.store.schedule.schedules import SQL, OccurrenceEntry, StoredSchedule
+from mainspring.store.tasks import SQL as TASKS
 
 _INSTANT = 1e-6
 MOST_TASKS = 5000
-"""So many tasks are made in one transaction; further schedules wait for the next one."""
+"""Maximum tasks of one transaction; further schedules wait for the next one."""
 
 
 class Placed(NamedTuple):
@@ -68,7 +65,7 @@ class OccurrenceWriter:
         self._rng = rng
         self._near = near
 
-    async def settle(
+    async def decide_due(
         self, connection: asyncpg.Connection, ownership: Ownership, due: Sequence[StoredSchedule]
     ) -> DecidedSchedules:
         """Decide on everything that is due of these schedules, whose rows the caller holds."""
@@ -76,7 +73,7 @@ class OccurrenceWriter:
         limited = [s.id for s in due if s.definition.overlap != "allow"]
         unfinished: dict[UUID, int] = {}
         if limited:
-            rows = await connection.fetch(SQL["count_unfinished"], limited)
+            rows = await connection.fetch(*SQL["count_unfinished"](schedule_ids=limited))
             unfinished = {row["schedule_id"]: row["unfinished"] for row in rows}
         gone = await self._gone(connection, due)
         steps: list[ScheduleDecision] = []
@@ -113,7 +110,7 @@ class OccurrenceWriter:
             by_tenant.setdefault(task.tenant_id, []).append(task)
         creations = [Creation(tenant, made) for tenant, made in by_tenant.items()]
         arguments = creation_arguments(creations, ownership, self._near)
-        rows = await connection.fetch(_CREATE_TASKS, *arguments)
+        rows = await connection.fetch(*TASKS["create_tasks"](**arguments))
         places = {row["id"]: row["partition"] for row in rows}
         return [Placed(task, places[task.id]) for task in tasks]
 
@@ -206,17 +203,21 @@ class OccurrenceWriter:
         if not watched:
             return set()
         rows = await connection.fetch(
-            SQL["gone_targets"], [s.tenant_id for s in watched], [s.id for s in watched]
+            *SQL["gone_targets"](
+                tenant_ids=[s.tenant_id for s in watched], ids=[s.id for s in watched]
+            )
         )
         return {row["id"] for row in rows}
 
     async def _cancel(self, connection: asyncpg.Connection, step: ScheduleDecision) -> set[int]:
         schedule = step.schedule
         rows = await connection.fetch(
-            SQL["lock_unfinished"], schedule.tenant_id, schedule.id, step.verdict.cancel
+            *SQL["lock_unfinished"](
+                tenant_id=schedule.tenant_id, schedule_id=schedule.id, limit=step.verdict.cancel
+            )
         )
         told = await connection.fetch(
-            SQL["cancel_tasks"], schedule.tenant_id, [row["id"] for row in rows]
+            *SQL["cancel_tasks"](tenant_id=schedule.tenant_id, ids=[row["id"] for row in rows])
         )
         return {row["partition"] for row in told}
 
@@ -284,15 +285,16 @@ async def record(connection: asyncpg.Connection, entries: Sequence[OccurrenceEnt
         return
     rulings: list[Ruling] = [entry.ruling for entry in entries]
     await connection.execute(
-        SQL["record_decisions"],
-        [entry.schedule.id for entry in entries],
-        [entry.schedule.tenant_id for entry in entries],
-        [ruling.span.first for ruling in rulings],
-        [ruling.span.last for ruling in rulings],
-        [ruling.span.size for ruling in rulings],
-        [ruling.decision.value for ruling in rulings],
-        [ruling.reason for ruling in rulings],
-        sparse([entry.task_id for entry in entries]),
+        *SQL["record_decisions"](
+            schedule_ids=[entry.schedule.id for entry in entries],
+            tenant_ids=[entry.schedule.tenant_id for entry in entries],
+            first=[ruling.span.first for ruling in rulings],
+            last=[ruling.span.last for ruling in rulings],
+            counts=[ruling.span.size for ruling in rulings],
+            decisions=[ruling.decision.value for ruling in rulings],
+            reasons=[ruling.reason for ruling in rulings],
+            task_ids=sparse([entry.task_id for entry in entries]),
+        )
     )
 
 
@@ -301,16 +303,17 @@ async def _advance(connection: asyncpg.Connection, steps: Sequence[ScheduleDecis
         return
     fired = [step.verdict.fired for step in steps]
     moved = await connection.fetch(
-        SQL["advance"],
-        [step.schedule.tenant_id for step in steps],
-        [step.schedule.id for step in steps],
-        [step.schedule.rev for step in steps],
-        [step.decided_to for step in steps],
-        [step.next for step in steps],
-        [None if s.next is None else s.next + s.schedule.offset for s in steps],
-        [len(times) for times in fired],
-        [times[-1] if times else None for times in fired],
-        timezones.version(),
+        *SQL["advance"](
+            tenant_ids=[step.schedule.tenant_id for step in steps],
+            ids=[step.schedule.id for step in steps],
+            revs=[step.schedule.rev for step in steps],
+            decided_to=[step.decided_to for step in steps],
+            next=[step.next for step in steps],
+            wake=[None if s.next is None else s.next + s.schedule.offset for s in steps],
+            fired=[len(times) for times in fired],
+            last=[times[-1] if times else None for times in fired],
+            tzdata=timezones.version(),
+        )
     )
     if len(moved) != len(steps):
         raise AssertionError("a locked schedule cannot have changed")

@@ -15,19 +15,21 @@ from mainspring.domain.placement import Ownership
 from mainspring.domain.schedule.definition import ScheduleDefinition, spread_of
 from mainspring.domain.schedule.misfire import Ruling
 from mainspring.domain.schedule.policies import Decision
-from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
+from mainspring.postgres.rows import read_row, read_rows
 from mainspring.schedules.occurrences import DecidedSchedules, OccurrenceWriter, record
-from mainspring.store import ledger_retention
 from mainspring.store.answers import BeforeCommit
-from mainspring.store.schedule_rows import (
+from mainspring.store.audit import write_entry
+from mainspring.store.schedule.schedules import (
+    SQL,
     OccurrenceEntry,
     StoredOccurrence,
     StoredSchedule,
     Template,
 )
+from mainspring.store.task_refs import owner_of
+from mainspring.store.upkeep import ledger_retention
 
-SQL = queries.load("schedules")
 T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
@@ -69,7 +71,7 @@ class ScheduleChange:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A schedule after a change, and what was settled on the way."""
+    """A schedule after a change, and what was decided on the way."""
 
     schedule: StoredSchedule
     settled: DecidedSchedules
@@ -80,7 +82,7 @@ class NameTaken(Exception):
 
 
 class ScheduleService:
-    """The store's face for schedules."""
+    """Schedules of every tenant."""
 
     def __init__(self, database: Database, occurrence_writer: OccurrenceWriter) -> None:
         self._database = database
@@ -110,32 +112,31 @@ class ScheduleService:
 
         async def work(connection: asyncpg.Connection) -> StoredSchedule | None:
             made = await connection.fetchrow(
-                SQL["create_schedule"],
-                tenant_id,
-                schedule_id,
-                name,
-                definition.timezone,
-                timezones.version(),
-                list(definition.calendars),
-                _encode(definition),
-                _encode(template),
-                now - spread_of(schedule_id, definition.spread),
-                next_at,
-                _wake(schedule_id, definition, next_at),
+                *SQL["create_schedule"](
+                    tenant_id=tenant_id,
+                    schedule_id=schedule_id,
+                    name=name,
+                    decided_to=now - spread_of(schedule_id, definition.spread),
+                    **_columns(schedule_id, definition, template, next_at),
+                )
             )
             if made is None:
                 return None
-            row = await connection.fetchrow(SQL["get_schedule"], tenant_id, schedule_id)
+            row = await connection.fetchrow(
+                *SQL["get_schedule"](tenant_id=tenant_id, schedule_id=schedule_id)
+            )
             assert row is not None
-            schedule = StoredSchedule(*row)
+            schedule = read_row(StoredSchedule, row)
             await conclude(connection, schedule)
             return schedule
 
         return await self._database.transact(work)
 
     async def get(self, tenant_id: int, schedule_id: UUID) -> StoredSchedule | None:
-        row = await self._database.fetch_row(SQL["get_schedule"], tenant_id, schedule_id)
-        return StoredSchedule(*row) if row else None
+        row = await self._database.fetch_row(
+            *SQL["get_schedule"](tenant_id=tenant_id, schedule_id=schedule_id)
+        )
+        return read_row(StoredSchedule, row) if row else None
 
     async def page(
         self,
@@ -149,9 +150,16 @@ class ScheduleService:
     ) -> Sequence[StoredSchedule]:
         """Newest first; `overdue`: only those undecided for longer than that."""
         rows = await self._database.fetch(
-            SQL["list_schedules"], tenant_id, before or _LARGEST_ID, state, name, limit, overdue
+            *SQL["list_schedules"](
+                tenant_id=tenant_id,
+                before=before or _LARGEST_ID,
+                state=state,
+                name=name,
+                limit=limit,
+                overdue=overdue,
+            )
         )
-        return [StoredSchedule(*row) for row in rows]
+        return read_rows(StoredSchedule, rows)
 
     async def occurrences(
         self,
@@ -165,9 +173,16 @@ class ScheduleService:
         """Lines of the ledger, newest first."""
         at, attempt = before or (_END_OF_TIME, 0)
         rows = await self._database.fetch(
-            SQL["list_occurrences"], tenant_id, schedule_id, at, attempt, decision, limit
+            *SQL["list_occurrences"](
+                tenant_id=tenant_id,
+                schedule_id=schedule_id,
+                before=at,
+                attempt=attempt,
+                decision=decision,
+                limit=limit,
+            )
         )
-        return [StoredOccurrence(*row) for row in rows]
+        return read_rows(StoredOccurrence, rows)
 
     async def change(
         self,
@@ -176,7 +191,7 @@ class ScheduleService:
         ownership: Ownership,
         decide: Callable[[StoredSchedule], ScheduleChange | None],
     ) -> Changed | None:
-        """Lock a schedule, settle what is due of it, let `decide` choose, and write its choice.
+        """Lock a schedule, decide what is due of it, let `decide` choose, and write its choice.
 
         What came due before the change is thus decided by the old definition, all else by the new
         one. None: there is no such schedule. What `decide` raises undoes everything.
@@ -208,11 +223,12 @@ class ScheduleService:
             if locked is None:
                 return False
             check(locked)
-            await connection.execute(SQL["delete_schedule"], tenant_id, schedule_id)
-            await ledger_retention.delete_ledger(connection, tenant_id, schedule_id)
             await connection.execute(
-                SQL["audit"], tenant_id, actor, "schedule.deleted", str(schedule_id), None
+                *SQL["delete_schedule"](tenant_id=tenant_id, schedule_id=schedule_id)
             )
+            await ledger_retention.delete_ledger(connection, tenant_id, schedule_id)
+            subject = str(schedule_id)
+            await write_entry(connection, tenant_id, actor, "schedule.deleted", subject)
             return True
 
         return await self._database.transact(work)
@@ -259,7 +275,9 @@ class ScheduleService:
             if not times:
                 return DecidedSchedules()
             rows = await connection.fetch(
-                SQL["ran_between"], tenant_id, schedule_id, times[0], times[-1]
+                *SQL["ran_between"](
+                    tenant_id=tenant_id, schedule_id=schedule_id, first=times[0], last=times[-1]
+                )
             )
             ran = {round(row["nominal"], 6) for row in rows}
             missing = [at for at in times if round(at, 6) not in ran]
@@ -278,54 +296,58 @@ class ScheduleService:
         self, partitions: Collection[int], *, until: float, limit: int
     ) -> list[DueSchedule]:
         """Schedules to decide on until then, earliest first."""
-        rows = await self._database.fetch(SQL["due_schedules"], list(partitions), until, limit)
-        return [DueSchedule(*row) for row in rows]
+        rows = await self._database.fetch(
+            *SQL["due_schedules"](partitions=list(partitions), until=until, limit=limit)
+        )
+        return read_rows(DueSchedule, rows)
 
     async def fire(self, ownership: Ownership, due: Sequence[DueSchedule]) -> DecidedSchedules:
         """Decide on those that are due by the database's clock and still ours."""
 
         async def work(connection: asyncpg.Connection) -> DecidedSchedules:
             rows = await connection.fetch(
-                SQL["lock_due"],
-                ownership.node_id,
-                ownership.epoch,
-                list(ownership.partitions),
-                [schedule.tenant_id for schedule in due],
-                [schedule.id for schedule in due],
+                *SQL["lock_due"](
+                    **owner_of(ownership),
+                    tenant_ids=[schedule.tenant_id for schedule in due],
+                    ids=[schedule.id for schedule in due],
+                )
             )
-            locked = [StoredSchedule(*row) for row in rows]
-            return await self._occurrence_writer.settle(connection, ownership, locked)
+            locked = read_rows(StoredSchedule, rows)
+            return await self._occurrence_writer.decide_due(connection, ownership, locked)
 
         return await self._database.transact(work)
 
     async def overdue(self, seconds: float) -> tuple[int, datetime | None]:
         """How many are undecided for longer than that, and since when the first of them is."""
-        row = await self._database.fetch_row(SQL["overdue"], seconds)
+        row = await self._database.fetch_row(*SQL["overdue"](seconds=seconds))
         assert row is not None
         return row["schedules"], row["since"]
 
     async def tell_overdue(self, seconds: float, *, limit: int) -> list[str]:
         """Write an event for each that is undecided for longer than that and was not told of yet;
         answers which."""
-        rows = await self._database.fetch(SQL["tell_overdue"], seconds, limit)
+        rows = await self._database.fetch(*SQL["tell_overdue"](seconds=seconds, limit=limit))
         return [row["schedule"] for row in rows]
 
     async def retime(self, partitions: Collection[int], *, limit: int) -> int:
-        """Compute some next times anew that came from an older tz database; answers how many."""
+        """Compute some next times anew that came from an older tz database; return how many."""
         version = timezones.version()
 
         async def work(connection: asyncpg.Connection) -> int:
-            rows = await connection.fetch(SQL["lock_outdated"], list(partitions), version, limit)
-            locked = [StoredSchedule(*row) for row in rows]
+            rows = await connection.fetch(
+                *SQL["lock_outdated"](partitions=list(partitions), tzdata=version, limit=limit)
+            )
+            locked = read_rows(StoredSchedule, rows)
             times = [None if s.next is None else s.timetable.next(s.decided_to) for s in locked]
             await connection.execute(
-                SQL["retime"],
-                version,
-                [s.tenant_id for s in locked],
-                [s.id for s in locked],
-                [s.rev for s in locked],
-                times,
-                [_wake(s.id, s.definition, t) for s, t in zip(locked, times, strict=True)],
+                *SQL["retime"](
+                    tzdata=version,
+                    tenant_ids=[s.tenant_id for s in locked],
+                    ids=[s.id for s in locked],
+                    revs=[s.rev for s in locked],
+                    next=times,
+                    wake=[_wake(s.id, s.definition, t) for s, t in zip(locked, times, strict=True)],
+                )
             )
             return len(locked)
 
@@ -344,7 +366,7 @@ class ScheduleService:
         locked = await _locked(connection, tenant_id, schedule_id)
         settled = DecidedSchedules()
         while locked is not None and locked.overdue > 0:
-            step = await self._occurrence_writer.settle(connection, ownership, [locked])
+            step = await self._occurrence_writer.decide_due(connection, ownership, [locked])
             settled.made += step.made
             settled.cancelled_in |= step.cancelled_in
             locked = await _locked(connection, tenant_id, schedule_id)
@@ -356,22 +378,16 @@ class ScheduleService:
     async def _write(
         self, connection: asyncpg.Connection, locked: StoredSchedule, change: ScheduleChange
     ) -> None:
-        definition = change.definition
         written = await connection.fetchrow(
-            SQL["change_schedule"],
-            locked.tenant_id,
-            locked.id,
-            locked.rev,
-            change.state,
-            change.name,
-            definition.timezone,
-            timezones.version(),
-            list(definition.calendars),
-            _encode(definition),
-            _encode(change.template),
-            change.decided_to,
-            change.next,
-            _wake(locked.id, definition, change.next),
+            *SQL["change_schedule"](
+                tenant_id=locked.tenant_id,
+                schedule_id=locked.id,
+                rev=locked.rev,
+                state=change.state,
+                name=change.name,
+                decided_to=change.decided_to,
+                **_columns(locked.id, change.definition, change.template, change.next),
+            )
         )
         if written is None:
             raise AssertionError("a locked schedule cannot have changed")
@@ -388,8 +404,10 @@ class ScheduleService:
 async def _locked(
     connection: asyncpg.Connection, tenant_id: int, schedule_id: UUID
 ) -> StoredSchedule | None:
-    row = await connection.fetchrow(SQL["lock_schedule"], tenant_id, schedule_id)
-    return StoredSchedule(*row) if row else None
+    row = await connection.fetchrow(
+        *SQL["lock_schedule"](tenant_id=tenant_id, schedule_id=schedule_id)
+    )
+    return read_row(StoredSchedule, row) if row else None
 
 
 async def _skip_paused(connection: asyncpg.Connection, paused: StoredSchedule) -> None:
@@ -402,17 +420,33 @@ async def _skip_paused(connection: asyncpg.Connection, paused: StoredSchedule) -
     await record(connection, [OccurrenceEntry(paused, ruling) for ruling in rulings])
     following = table.next(max(backlog.until, paused.decided_to))
     await connection.fetch(
-        SQL["advance"],
-        [paused.tenant_id],
-        [paused.id],
-        [paused.rev],
-        [max(backlog.until, paused.decided_to)],
-        [following],
-        [_wake(paused.id, paused.definition, following)],
-        [0],
-        [None],
-        timezones.version(),
+        *SQL["advance"](
+            tenant_ids=[paused.tenant_id],
+            ids=[paused.id],
+            revs=[paused.rev],
+            decided_to=[max(backlog.until, paused.decided_to)],
+            next=[following],
+            wake=[_wake(paused.id, paused.definition, following)],
+            fired=[0],
+            last=[None],
+            tzdata=timezones.version(),
+        )
     )
+
+
+def _columns(
+    schedule_id: UUID, definition: ScheduleDefinition, template: Template, next_at: float | None
+) -> dict[str, object]:
+    """What follows from a definition, as it is stored."""
+    return {
+        "timezone": definition.timezone,
+        "tzdata": timezones.version(),
+        "calendars": list(definition.calendars),
+        "definition": _encode(definition),
+        "template": _encode(template),
+        "next": next_at,
+        "wake": _wake(schedule_id, definition, next_at),
+    }
 
 
 def _wake(schedule_id: UUID, definition: ScheduleDefinition, next_at: float | None) -> float | None:

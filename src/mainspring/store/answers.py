@@ -3,12 +3,13 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import asyncpg
 
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
+from mainspring.postgres.rows import read_row
 from mainspring.store.tasks import StoredAnswer
 
 SQL = queries.load("answers")
@@ -44,37 +45,46 @@ class AnswerStore:
 
     async def find(self, tenant_id: int, key: str) -> StoredAnswer | None:
         """What the first caller under this key was told; status 0 while it is being served."""
-        row = await self._database.fetch_row(SQL["find_answer"], tenant_id, key)
-        return StoredAnswer(*row) if row else None
+        row = await self._database.fetch_row(*SQL["find_answer"](tenant_id=tenant_id, key=key))
+        return read_row(StoredAnswer, row) if row else None
 
     async def take_turn(self, turn: Turn, body_hash: bytes, lease: float) -> bool:
         """Become the one who serves this key, for at most `lease` seconds; False: somebody is,
         or was."""
         row = await self._database.fetch_row(
-            SQL["take_turn"], turn.tenant_id, turn.key, body_hash, turn.token, lease
+            *SQL["take_turn"](
+                tenant_id=turn.tenant_id,
+                key=turn.key,
+                body_hash=body_hash,
+                token=turn.token,
+                lease=lease,
+            )
         )
         return row is not None
 
     async def keep(self, turn: Turn, answer: StoredAnswer, ttl: float) -> None:
         """End a turn with an answer. Nothing happens if it ran out: then it is another's."""
-        await self._database.fetch(SQL["keep_answer"], *_kept(turn, answer, ttl))
+        await self._database.fetch(*_kept(turn, answer, ttl))
 
     async def give_up(self, turn: Turn) -> None:
         """End a turn without an answer: the next request under the key is served afresh."""
-        await self._database.fetch(SQL["give_up_turn"], turn.tenant_id, turn.key, turn.token)
+        await self._database.fetch(
+            *SQL["give_up_turn"](tenant_id=turn.tenant_id, key=turn.key, token=turn.token)
+        )
 
 
 async def keep_answer(
     connection: asyncpg.Connection, turn: Turn, answer: StoredAnswer, ttl: float
 ) -> bool:
     """The same within the transaction of what was asked for. False: the turn ran out."""
-    row = await connection.fetchrow(SQL["keep_answer"], *_kept(turn, answer, ttl))
+    row = await connection.fetchrow(*_kept(turn, answer, ttl))
     return row is not None
 
 
-def _kept(turn: Turn, answer: StoredAnswer, ttl: float) -> tuple[object, ...]:
-    return (
-        turn.tenant_id, turn.key, turn.token, answer.status, answer.body, answer.headers, ttl
+def _kept(turn: Turn, answer: StoredAnswer, ttl: float) -> tuple[Any, ...]:
+    return SQL["keep_answer"](
+        tenant_id=turn.tenant_id, key=turn.key, token=turn.token,
+        status=answer.status, answer=answer.body, headers=answer.headers, ttl=ttl,
     )  # fmt: skip
 
 
@@ -87,9 +97,11 @@ class EffectStore:
     async def note(self, tenant_id: int, key: str, answer: bytes, ttl: float) -> StoredEffect:
         """Tell of an effect. Of all who tell of the same one, exactly one is the first."""
         while True:
-            row = await self._database.fetch_row(SQL["note_effect"], tenant_id, key, answer, ttl)
+            row = await self._database.fetch_row(
+                *SQL["note_effect"](tenant_id=tenant_id, key=key, answer=answer, ttl=ttl)
+            )
             if row is not None:
                 return StoredEffect(row["answer"], row["created_at"], first=True)
-            row = await self._database.fetch_row(SQL["find_effect"], tenant_id, key)
+            row = await self._database.fetch_row(*SQL["find_effect"](tenant_id=tenant_id, key=key))
             if row is not None:  # else it ran out between the two: then we may be the first
                 return StoredEffect(row["answer"], row["created_at"], first=False)

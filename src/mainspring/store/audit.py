@@ -9,6 +9,7 @@ import asyncpg
 
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
+from mainspring.postgres.rows import read_rows
 from mainspring.store.lists.paging import Found, fill
 
 SQL = queries.load("audit")
@@ -64,20 +65,18 @@ class AuditStore:
     async def _look(
         self, where: AuditFilter, before: int | None, limit: int
     ) -> Found[StoredAuditEntry, int]:
-        texts = (where.action, where.actor, where.subject)
-        scan = limit if texts == (None, None, None) else self._scan
-        start = END_OF_IDS if before is None else before
+        texts = {"action": where.action, "actor": where.actor, "subject": where.subject}
+        scan = self._scan if any(texts.values()) else limit
+        page = {"before": END_OF_IDS if before is None else before, "limit": limit, "scan": scan}
         if where.tenant_id is None:
-            rows = await self._database.fetch(SQL["list_all"], start, limit, *texts, scan)
+            call = SQL["list_all"](**page, **texts)
         else:
-            rows = await self._database.fetch(
-                SQL["list_of_tenant"], start, limit, *texts, scan, where.tenant_id
-            )
-        *_, scanned, edge = rows[0]
-        entries = [StoredAuditEntry(*tuple(row)[:-2]) for row in rows if row["id"] is not None]
+            call = SQL["list_of_tenant"](tenant_id=where.tenant_id, **page, **texts)
+        rows = await self._database.fetch(*call)
+        entries = read_rows(StoredAuditEntry, [row for row in rows if row["id"] is not None])
         if len(entries) == limit:
             return entries, entries[-1].id
-        return entries, edge if scanned == scan else None
+        return entries, rows[0]["edge"] if rows[0]["scanned"] == scan else None
 
 
 async def write_entry(
@@ -89,4 +88,8 @@ async def write_entry(
     **detail: Any,
 ) -> None:
     """Note a change, in its own transaction."""
-    await connection.execute(SQL["write_entry"], tenant_id, actor, action, subject, detail or None)
+    await connection.execute(
+        *SQL["write_entry"](
+            tenant_id=tenant_id, actor=actor, action=action, subject=subject, detail=detail or None
+        )
+    )

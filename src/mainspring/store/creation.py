@@ -10,7 +10,8 @@ from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.postgres.database import sparse
-from mainspring.store.claims import assignment_of
+from mainspring.store.claims import LeasedRow
+from mainspring.store.task_refs import owner_of
 
 
 class NewTask(NamedTuple):
@@ -100,12 +101,10 @@ def started_task(
     row = window_row(task, partition)._replace(
         rev=2, state=TaskState.RUNNING, fence=1, lease_end=lease_end
     )
-    return row, assignment_of(
-        (
-            task.tenant_id, task.id, row.fence, partition, 1, 0, task.due, picked, lease_end,
-            task.spec, task.payload, task.run, None, None, None, None,
-        )
-    )  # fmt: skip
+    return row, LeasedRow(
+        task.tenant_id, task.id, row.fence, partition, 1, 0, task.due, picked, lease_end,
+        task.spec, task.payload, task.run,
+    ).execution()  # fmt: skip
 
 
 def creation_arguments(
@@ -113,7 +112,7 @@ def creation_arguments(
     ownership: Ownership,
     near: float,
     offer: EagerLeaseOffer = NO_EAGER_LEASE,
-) -> tuple[object, ...]:
+) -> dict[str, object]:
     """What the statement `create_tasks` wants, rows in lock order."""
     rows = sorted(
         (
@@ -127,43 +126,42 @@ def creation_arguments(
         ((c.tenant_id, c.keyed) for c in creations if c.keyed),
         key=lambda pair: (pair[0], pair[1].key),
     )
-    return (
-        ownership.node_id,
-        ownership.epoch,
-        list(ownership.partitions),
-        near,
-        *_task_columns([task for task, _key in rows]),
-        sparse([key for _task, key in rows]),
-        [tenant for tenant, _ in keyed],
-        [entry.key for _, entry in keyed],
-        [entry.body_hash for _, entry in keyed],
-        [entry.answer for _, entry in keyed],
-        [entry.ttl for _, entry in keyed],
-        sparse([task.replay_of for task, _key in rows]),
-        sparse([task.schedule_id for task, _key in rows]),
-        sparse([task.nominal for task, _key in rows]),
-        [task.id in offer.tasks for task, _key in rows] if offer.tasks else [],
-        offer.worker,
-        offer.lease,
-    )
+    tasks = [task for task, _key in rows]
+    return {
+        **owner_of(ownership),
+        "near": near,
+        **_task_columns(tasks),
+        "task_keys": sparse([key for _task, key in rows]),
+        "key_tenant_ids": [tenant for tenant, _ in keyed],
+        "keys": [entry.key for _, entry in keyed],
+        "body_hashes": [entry.body_hash for _, entry in keyed],
+        "answers": [entry.answer for _, entry in keyed],
+        "ttls": [entry.ttl for _, entry in keyed],
+        "at_once": [task.id in offer.tasks for task in tasks] if offer.tasks else [],
+        "worker": offer.worker,
+        "lease": offer.lease,
+    }
 
 
-def _task_columns(tasks: Sequence[NewTask]) -> tuple[Sequence[object], ...]:
+def _task_columns(tasks: Sequence[NewTask]) -> dict[str, object]:
     """The tasks turned on their side: one array per column, as unnest() wants them."""
-    return (
-        [t.tenant_id for t in tasks],
-        [t.id for t in tasks],
-        [t.created for t in tasks],
-        [t.run for t in tasks],
-        [t.due for t in tasks],
-        sparse([t.expires for t in tasks]),
-        sparse([t.concurrency_limit for t in tasks]),
-        [t.priority for t in tasks],
-        [t.queue for t in tasks],
-        [t.capability for t in tasks],
-        sparse([t.concurrency_key for t in tasks]),
-        sparse([t.name for t in tasks]),
-        sparse([t.labels for t in tasks]),
-        [t.spec for t in tasks],
-        [t.payload for t in tasks],
-    )
+    return {
+        "tenant_ids": [t.tenant_id for t in tasks],
+        "ids": [t.id for t in tasks],
+        "created": [t.created for t in tasks],
+        "run": [t.run for t in tasks],
+        "due": [t.due for t in tasks],
+        "expires": sparse([t.expires for t in tasks]),
+        "concurrency_limits": sparse([t.concurrency_limit for t in tasks]),
+        "priorities": [t.priority for t in tasks],
+        "queues": [t.queue for t in tasks],
+        "capabilities": [t.capability for t in tasks],
+        "concurrency_keys": sparse([t.concurrency_key for t in tasks]),
+        "names": sparse([t.name for t in tasks]),
+        "labels": sparse([t.labels for t in tasks]),
+        "specs": [t.spec for t in tasks],
+        "payloads": [t.payload for t in tasks],
+        "replay_of": sparse([t.replay_of for t in tasks]),
+        "schedule_ids": sparse([t.schedule_id for t in tasks]),
+        "nominal": sparse([t.nominal for t in tasks]),
+    }

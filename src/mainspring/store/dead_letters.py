@@ -1,7 +1,7 @@
 """Dead letters: read, grouped by what went wrong, replayed, archived, purged."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -13,13 +13,14 @@ from mainspring.domain.placement import NO_OWNERSHIP
 from mainspring.domain.task import Resolution
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
+from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.audit import write_entry
 from mainspring.store.creation import Creation, NewTask, creation_arguments
 from mainspring.store.lists.paging import Found, fill
+from mainspring.store.tasks import SQL as TASKS
 from mainspring.store.tasks import StoredTask
 
 SQL = queries.load("dead_letters")
-CREATE_TASKS = queries.load("tasks")["create_tasks"]
 
 HEAVIEST_PAGE = 16 * 2**20
 """Bytes of payload after which a page ends."""
@@ -27,7 +28,6 @@ HEAVIEST_PAGE = 16 * 2**20
 
 _LAST_ID = UUID(int=2**128 - 1)
 _MOST_GROUPED = 100_000
-_TASK_COLUMNS = len(fields(StoredTask))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class LetterFilter:
     resolved: bool | None = None
 
     @property
-    def texts(self) -> tuple[object, ...]:
-        return (
-            self.name, self.queue, self.labels, self.fingerprint, self.died_after, self.died_before
-        )  # fmt: skip
+    def texts(self) -> dict[str, object]:
+        """What letters are compared with."""
+        names = ("name", "queue", "labels", "fingerprint", "died_after", "died_before")
+        return {name: getattr(self, name) for name in names}
 
     @property
-    def kinds(self) -> tuple[bool, bool]:
+    def kinds(self) -> dict[str, object]:
         """Whether unresolved and resolved letters are wanted."""
-        return self.resolved is not True, self.resolved is not False
+        return {"unresolved": self.resolved is not True, "resolved": self.resolved is not False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Outcomes:
 
 
 class DeadLetterStore:
-    """The store's face for people who look after dead letters."""
+    """Dead letters of every tenant."""
 
     def __init__(self, database: Database, *, near: float, scan: int = 1000) -> None:
         self._database = database
@@ -121,7 +121,9 @@ class DeadLetterStore:
         self._scan = scan
 
     async def get(self, tenant_id: int, letter_id: UUID) -> StoredLetter | None:
-        found = await self._database.fetch(SQL["read_letters"], tenant_id, [letter_id], True)
+        found = await self._database.fetch(
+            *SQL["read_letters"](tenant_id=tenant_id, ids=[letter_id], payloads=True)
+        )
         return _letter(found[0]) if found else None
 
     async def list(
@@ -141,18 +143,21 @@ class DeadLetterStore:
         self, tenant_id: int, where: LetterFilter, payloads: bool, before: UUID | None, limit: int
     ) -> Found[StoredLetter, UUID]:
         rows = await self._database.fetch(
-            SQL["find_letters"],
-            tenant_id,
-            before or _LAST_ID,
-            self._scan,
-            *where.kinds,
-            *where.texts,
-            limit,
-            HEAVIEST_PAGE if payloads else 2**62,
+            *SQL["find_letters"](
+                tenant_id=tenant_id,
+                before=before or _LAST_ID,
+                scan=self._scan,
+                **where.kinds,
+                **where.texts,
+                limit=limit,
+                heaviest=HEAVIEST_PAGE if payloads else 2**62,
+            )
         )
         ids = [row["id"] for row in rows if row["id"] is not None]
-        _, scanned, edge, found = rows[0]
-        letters = await self._database.fetch(SQL["read_letters"], tenant_id, ids, payloads)
+        scanned, edge, found = rows[0]["scanned"], rows[0]["edge"], rows[0]["found"]
+        letters = await self._database.fetch(
+            *SQL["read_letters"](tenant_id=tenant_id, ids=ids, payloads=payloads)
+        )
         if ids and (len(ids) == limit or len(ids) < found):
             next_before = ids[-1]
         else:
@@ -164,9 +169,11 @@ class DeadLetterStore:
     ) -> Sequence[LetterGroup]:
         """What went wrong, the most frequent first."""
         rows = await self._database.fetch(
-            SQL["group_letters"], tenant_id, limit, _MOST_GROUPED, *where.kinds, *where.texts
+            *SQL["group_letters"](
+                tenant_id=tenant_id, limit=limit, scan=_MOST_GROUPED, **where.kinds, **where.texts
+            )
         )
-        return [LetterGroup(*row) for row in rows]
+        return read_rows(LetterGroup, rows)
 
     async def unresolved(
         self, tenant_id: int, where: LetterFilter, *, after: UUID | None, upto: UUID, limit: int
@@ -174,16 +181,17 @@ class DeadLetterStore:
         """Letters to replay, oldest first; few or none may come and there still be more. `upto`
         keeps out replays that died again meanwhile."""
         rows = await self._database.fetch(
-            SQL["find_unresolved"],
-            tenant_id,
-            after or UUID(int=0),
-            max(self._scan, limit),
-            *where.texts,
-            limit,
-            upto,
+            *SQL["find_unresolved"](
+                tenant_id=tenant_id,
+                after=after or UUID(int=0),
+                scan=max(self._scan, limit),
+                **where.texts,
+                limit=limit,
+                upto=upto,
+            )
         )
         ids = [row["id"] for row in rows if row["id"] is not None]
-        _, scanned, edge = rows[0]
+        scanned, edge = rows[0]["scanned"], rows[0]["edge"]
         if len(ids) == limit:
             return Matches(ids, ids[-1])
         return Matches(ids, edge if scanned == max(self._scan, limit) else None)
@@ -197,11 +205,13 @@ class DeadLetterStore:
     ) -> dict[UUID, Replay]:
         """Make a new task of each letter that has none yet, all in one transaction.
 
-        Answers letter → what it became. Letters that do not exist are not in the answer.
+        Return letter → what it became. Letters that do not exist are not in the answer.
         """
 
         async def work(connection: asyncpg.Connection) -> dict[UUID, Replay]:
-            locked = await connection.fetch(SQL["lock_letters"], tenant_id, list(ids))
+            locked = await connection.fetch(
+                *SQL["lock_letters"](tenant_id=tenant_id, ids=list(ids))
+            )
             replays = {
                 row["id"]: Replay(row["replayed_as"]) for row in locked if row["replayed_as"]
             }
@@ -213,20 +223,27 @@ class DeadLetterStore:
     async def outcomes(self, tenant_id: int, task_ids: Sequence[UUID]) -> Outcomes:
         """How these tasks fare; one that failed and will be tried again counts as failed."""
         row = await self._database.fetch_row(
-            SQL["count_outcomes"], tenant_id, list(task_ids), min(task_ids)
+            *SQL["count_outcomes"](tenant_id=tenant_id, ids=list(task_ids), first=min(task_ids))
         )
         assert row is not None
         return Outcomes(row["failing"] + row["failed"], row["others"])
 
     async def archive(self, tenant_id: int, letter_id: UUID, actor: str) -> None:
         """Put a letter away; one that is resolved, or not there, stays as it is."""
-        await self._database.fetch(SQL["archive_letters"], tenant_id, [letter_id], actor)
+        await self._database.fetch(
+            *SQL["archive_letters"](tenant_id=tenant_id, ids=[letter_id], actor=actor)
+        )
 
     async def purge(self, tenant_id: int, letter_id: UUID, actor: str) -> bool:
         """Remove a letter; its task stays in history. False: there is no such letter."""
 
         async def work(connection: asyncpg.Connection) -> bool:
-            if await connection.fetchrow(SQL["purge_letter"], tenant_id, letter_id) is None:
+            if (
+                await connection.fetchrow(
+                    *SQL["purge_letter"](tenant_id=tenant_id, letter_id=letter_id)
+                )
+                is None
+            ):
                 return False
             await write_entry(connection, tenant_id, actor, "dead_letter.purged", str(letter_id))
             return True
@@ -243,18 +260,26 @@ class DeadLetterStore:
     ) -> dict[UUID, Replay]:
         if not ids:
             return {}
-        rows = await connection.fetch(SQL["read_letters"], tenant_id, ids, True)
+        rows = await connection.fetch(
+            *SQL["read_letters"](tenant_id=tenant_id, ids=ids, payloads=True)
+        )
         made = {row["id"]: make(_letter(row)) for row in reversed(rows)}
         tasks = list(made.values())
         created = await connection.fetch(
-            CREATE_TASKS,
-            *creation_arguments([Creation(tenant_id, tasks)], NO_OWNERSHIP, self._near),
+            *TASKS["create_tasks"](
+                **creation_arguments([Creation(tenant_id, tasks)], NO_OWNERSHIP, self._near)
+            )
         )
         partitions = {row["id"]: row["partition"] for row in created}
         if len(partitions) < len(tasks):
             return {}  # the tenant is gone, and with it everything that it may do
         await connection.execute(
-            SQL["mark_replayed"], tenant_id, list(made), [task.id for task in tasks], actor
+            *SQL["mark_replayed"](
+                tenant_id=tenant_id,
+                ids=list(made),
+                task_ids=[task.id for task in tasks],
+                actor=actor,
+            )
         )
         return {
             letter_id: Replay(task.id, task, partitions[task.id])
@@ -267,18 +292,25 @@ async def note_done_again(
 ) -> None:
     """The work of these letters, where there are any, is done by other tasks now."""
     ids = list(tasks)
-    await connection.execute(SQL["lock_letters"], tenant_id, ids)
-    await connection.execute(SQL["mark_replayed"], tenant_id, ids, list(tasks.values()), actor)
+    await connection.execute(*SQL["lock_letters"](tenant_id=tenant_id, ids=ids))
+    await connection.execute(
+        *SQL["mark_replayed"](
+            tenant_id=tenant_id, ids=ids, task_ids=list(tasks.values()), actor=actor
+        )
+    )
 
 
 async def note_left_out(
     connection: asyncpg.Connection, tenant_id: int, ids: Sequence[UUID], actor: str
 ) -> None:
     """Nobody waits for the work of these letters any more, where there are any."""
-    await connection.execute(SQL["lock_letters"], tenant_id, ids)
-    await connection.execute(SQL["archive_letters"], tenant_id, ids, actor)
+    await connection.execute(*SQL["lock_letters"](tenant_id=tenant_id, ids=ids))
+    await connection.execute(*SQL["archive_letters"](tenant_id=tenant_id, ids=ids, actor=actor))
 
 
 def _letter(row: asyncpg.Record) -> StoredLetter:
-    values = tuple(row)
-    return StoredLetter(StoredTask(*values[:_TASK_COLUMNS]), *values[_TASK_COLUMNS:])
+    return StoredLetter(
+        task=read_row(StoredTask, row), reason=row["reason"], fingerprint=row["fingerprint"],
+        attempts=row["tries"], resolution=row["resolution"], resolved_at=row["resolved_at"],
+        replayed_as=row["replayed_as"],
+    )  # fmt: skip

@@ -6,16 +6,16 @@ from uuid import UUID
 from mainspring.domain.rows import TaskRow
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
+from mainspring.postgres.rows import read_row
 
 SQL = queries.load("explaining")
 
-_FIELDS = len(TaskRow._fields)
 _SCAN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """What a blocked step waits for: so many of the steps before it, or of its own items."""
+    """What a blocked step waits for: steps before it, or its own items."""
 
     open: int
     needed: int
@@ -35,7 +35,7 @@ class WaitingTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class RunningBeside:
     """What runs in a task's partition of its own tenant, and under its own key."""
 
     running: int
@@ -43,7 +43,7 @@ class Crowd:
 
 
 class ExplainStore:
-    """The store's face for `explain`."""
+    """What `explain` reads."""
 
     def __init__(self, database: Database, *, scan: int = _SCAN) -> None:
         self._database = database
@@ -51,18 +51,23 @@ class ExplainStore:
 
     async def waiting(self, tenant_id: int, task_id: UUID) -> WaitingTask | None:
         """The task, while it is unfinished."""
-        row = await self._database.fetch_row(SQL["waiting_task"], tenant_id, task_id)
+        row = await self._database.fetch_row(
+            *SQL["waiting_task"](tenant_id=tenant_id, task_id=task_id)
+        )
         if row is None:
             return None
-        values = tuple(row)
-        attempts, limit, *rest = values[_FIELDS:]
-        dependency = None if rest[0] is None else Dependency(*rest)
-        return WaitingTask(TaskRow(*values[:_FIELDS]), attempts, limit, dependency)
+        dependency = None if row["open"] is None else read_row(Dependency, row)
+        return WaitingTask(read_row(TaskRow, row), row["attempts"], row["tenant_limit"], dependency)
 
-    async def crowd(self, row: TaskRow) -> Crowd:
+    async def running_beside(self, row: TaskRow) -> RunningBeside:
         """What runs around a task; behind a long backlog the count ends early."""
         found = await self._database.fetch_row(
-            SQL["crowd"], row.partition, row.tenant_id, row.concurrency_key, self._scan
+            *SQL["running_beside"](
+                partition=row.partition,
+                tenant_id=row.tenant_id,
+                concurrency_key=row.concurrency_key,
+                scan=self._scan,
+            )
         )
         assert found is not None
-        return Crowd(*found)
+        return read_row(RunningBeside, found)

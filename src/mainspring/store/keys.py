@@ -1,16 +1,22 @@
-"""API keys and tenants: who may call, kept as hashes only."""
+"""API keys: who may call. Kept as hashes only; changes leave entries in the audit log."""
 
 import hmac
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from hashlib import sha256
+from typing import Any
 
 import asyncpg
 
+from mainspring.domain.apikey import KeyText
 from mainspring.domain.tenant import ApiKey, TenantLimits
+from mainspring.errors import Conflict
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.store.audit import INSTALLATION, write_entry
+from mainspring.postgres.rows import read_row, read_rows
+from mainspring.store.answers import BeforeCommit
+from mainspring.store.audit import END_OF_IDS, INSTALLATION, write_entry
 
 SQL = queries.load("keys")
 
@@ -35,7 +41,7 @@ class NewKey:
 
 
 class KeyStore:
-    """The store's face for authentication and tenants."""
+    """Keys as authentication uses them, and limits of tenants."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -43,7 +49,7 @@ class KeyStore:
     async def find(self, secret: str) -> ApiKey | None:
         """Whose key this is; None when it is unknown, expired or revoked."""
         digest = hash_secret(secret)
-        row = await self._database.fetch_row(SQL["find_key"], digest)
+        row = await self._database.fetch_row(*SQL["find_key"](secret_hash=digest))
         # The index finds by the hash, of which nobody can choose the bytes; the last word has a
         # comparison whose time tells nothing.
         if row is None or not hmac.compare_digest(row["secret_hash"], digest):
@@ -58,16 +64,16 @@ class KeyStore:
 
     async def touch(self, used: Mapping[str, float]) -> None:
         """These keys were used so many seconds ago."""
-        await self._database.fetch(SQL["touch_keys"], list(used), list(used.values()))
+        await self._database.fetch(*SQL["touch_keys"](ids=list(used), ago=list(used.values())))
 
     async def add(self, key: NewKey) -> None:
-        await self._database.fetch(SQL["add_key"], *_columns(key))
+        await self._database.fetch(*_added(key))
 
     async def add_operator(self, key: NewKey, actor: str) -> None:
         """An operator's key, with a note of it."""
 
         async def work(connection: asyncpg.Connection) -> None:
-            await connection.execute(SQL["add_key"], *_columns(key))
+            await connection.execute(*_added(key))
             await write_entry(connection, INSTALLATION, actor, "key.created", key.id, name=key.name)
 
         await self._database.transact(work)
@@ -76,7 +82,9 @@ class KeyStore:
         """End an operator's key, named by its id or by its secret."""
 
         async def work(connection: asyncpg.Connection) -> bool:
-            ended = await connection.fetchval(SQL["revoke_operator"], key, hash_secret(key))
+            ended = await connection.fetchval(
+                *SQL["revoke_operator"](key=key, secret_hash=hash_secret(key))
+            )
             if ended is not None:
                 await write_entry(connection, INSTALLATION, actor, "key.revoked", ended)
             return ended is not None
@@ -85,23 +93,188 @@ class KeyStore:
 
     async def ensure_tenant(self, name: str) -> int:
         """The tenant of that name, made where it is missing."""
-        row = await self._database.fetch_row(SQL["ensure_tenant"], name)
+        row = await self._database.fetch_row(*SQL["ensure_tenant"](name=name))
         assert row is not None
         return int(row["id"])
 
     async def limits(self, tenants: Collection[int] | None = None) -> dict[int, TenantLimits]:
         """What tenants may use: these, or all."""
         if tenants is None:
-            rows = await self._database.fetch(SQL["all_limits"])
+            rows = await self._database.fetch(*SQL["all_limits"]())
         else:
-            rows = await self._database.fetch(SQL["limits_of"], list(tenants))
+            rows = await self._database.fetch(*SQL["limits_of"](ids=list(tenants)))
         return {
             row["id"]: TenantLimits(row["weight"], row["max_running"], row["spread"])
             for row in rows
         }
 
 
-def _columns(key: NewKey) -> tuple[object, ...]:
-    secret_hash = hash_secret(key.secret)
-    scopes = sorted(key.scopes)
-    return key.id, key.tenant_id, secret_hash, key.name, scopes, key.operator, key.prefix
+def _added(key: NewKey) -> tuple[Any, ...]:
+    return SQL["add_key"](
+        id=key.id, tenant_id=key.tenant_id, secret_hash=hash_secret(key.secret), name=key.name,
+        scopes=sorted(key.scopes), operator=key.operator, prefix=key.prefix,
+    )  # fmt: skip
+
+
+MOST_LIVE_KEYS = 1000
+"""Of one tenant: a program that makes keys in a loop is stopped here."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """A key as it may be shown: everything but the secret, which nobody has any more."""
+
+    seq: int
+    id: str
+    prefix: str | None
+    name: str | None
+    scopes: list[str]
+    operator: bool
+    created_at: datetime
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """When a key ends: at a time, after so many seconds, or (neither) when it is revoked."""
+
+    at: datetime | None = None
+    after: float | None = None
+
+
+NEVER = Expiry()
+
+
+class KeyRing:
+    """Keys as a tenant looks after them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(
+        self,
+        tenant_id: int,
+        text: KeyText,
+        *,
+        name: str | None,
+        scopes: frozenset[str],
+        expiry: Expiry,
+        actor: str,
+        conclude: BeforeCommit[StoredKey],
+    ) -> StoredKey | None:
+        """A new key; None when the tenant is gone."""
+
+        async def work(connection: asyncpg.Connection) -> StoredKey | None:
+            if not await _take_turn(connection, tenant_id):
+                return None
+            made = await insert_key(connection, tenant_id, text, name, scopes, expiry)
+            await write_entry(
+                connection, tenant_id, actor, "key.created", made.id, scopes=made.scopes, name=name
+            )
+            await conclude(connection, made)
+            return made
+
+        return await self._database.transact(work)
+
+    async def get(self, tenant_id: int, key_id: str) -> StoredKey | None:
+        row = await self._database.fetch_row(*SQL["get_key"](tenant_id=tenant_id, key_id=key_id))
+        return None if row is None else read_row(StoredKey, row)
+
+    async def list(self, tenant_id: int, *, before: int | None, limit: int) -> list[StoredKey]:
+        """Newest first, those that have ended too."""
+        start = END_OF_IDS if before is None else before
+        rows = await self._database.fetch(
+            *SQL["list_keys"](tenant_id=tenant_id, before=start, limit=limit)
+        )
+        return read_rows(StoredKey, rows)
+
+    async def revoke(self, tenant_id: int, key_id: str, actor: str) -> bool:
+        """End a key now. True also when it was revoked before; False: there is no such key."""
+
+        async def work(connection: asyncpg.Connection) -> bool:
+            if (
+                await connection.fetchrow(*SQL["revoke_key"](tenant_id=tenant_id, key_id=key_id))
+                is None
+            ):
+                return (
+                    await connection.fetchrow(*SQL["get_key"](tenant_id=tenant_id, key_id=key_id))
+                    is not None
+                )
+            await write_entry(connection, tenant_id, actor, "key.revoked", key_id)
+            return True
+
+        return await self._database.transact(work)
+
+    async def rotate(
+        self,
+        tenant_id: int,
+        key_id: str,
+        text: KeyText,
+        *,
+        grace: float,
+        expiry: Expiry | None,
+        actor: str,
+        conclude: BeforeCommit[StoredKey],
+    ) -> StoredKey | None:
+        """A key in place of another, which ends after `grace` seconds; None: no such live key.
+
+        Without an expiry of its own the new key gets the lifetime the old one was made for.
+        """
+
+        async def work(connection: asyncpg.Connection) -> StoredKey | None:
+            if not await _take_turn(connection, tenant_id):
+                return None
+            old = await connection.fetchrow(
+                *SQL["lock_live_key"](tenant_id=tenant_id, key_id=key_id)
+            )
+            if old is None:
+                return None
+            if old["operator"]:
+                # Whoever is admin of a tenant must not come by an operator's rights this way.
+                raise Conflict("an operator's key is replaced on the command line only")
+            scopes = frozenset(old["scopes"])
+            ends = expiry or Expiry(after=old["lifetime"])
+            made = await insert_key(connection, tenant_id, text, old["name"], scopes, ends)
+            await connection.execute(
+                *SQL["let_key_end"](tenant_id=tenant_id, key_id=key_id, grace=grace)
+            )
+            await write_entry(
+                connection, tenant_id, actor, "key.rotated", key_id, to=made.id, grace=grace
+            )
+            await conclude(connection, made)
+            return made
+
+        return await self._database.transact(work)
+
+
+async def insert_key(
+    connection: asyncpg.Connection,
+    tenant_id: int,
+    text: KeyText,
+    name: str | None,
+    scopes: frozenset[str],
+    expiry: Expiry,
+) -> StoredKey:
+    """Keep a tenant's new key, of which only the hash is stored."""
+    if await connection.fetchval(*SQL["count_live_keys"](tenant_id=tenant_id)) >= MOST_LIVE_KEYS:
+        raise Conflict(f"there are {MOST_LIVE_KEYS} live keys already: revoke some first")
+    row = await connection.fetchrow(
+        *SQL["create_key"](
+            tenant_id=tenant_id,
+            id=text.id,
+            secret_hash=hash_secret(text.secret),
+            name=name,
+            scopes=sorted(scopes),
+            prefix=text.prefix,
+            expires_at=expiry.at,
+            expires_after=expiry.after,
+        )
+    )
+    assert row is not None
+    return read_row(StoredKey, row)
+
+
+async def _take_turn(connection: asyncpg.Connection, tenant_id: int) -> bool:
+    return await connection.fetchval(*SQL["take_turn"](tenant_id=tenant_id)) is not None

@@ -12,12 +12,12 @@ from mainspring.domain.lateness import Waited
 from mainspring.domain.placement import Ownership
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database, sparse
-from mainspring.store.claims import TaskRef, assignment_of, waits_of
+from mainspring.postgres.rows import read_rows
+from mainspring.store.claims import NO_WAITS, executions_of, waits_of
+from mainspring.store.claims import SQL as CLAIMS
+from mainspring.store.task_refs import TaskRef
 
-SQL = queries.load("leases") | queries.load("engine")
-
-# Whether its spec can be read is no column.
-_ASSIGNMENT = len(Execution._fields) - 1
+SQL = queries.load("leases")
 
 
 class WorkerPick(NamedTuple):
@@ -63,7 +63,7 @@ class HeldHeartbeat(NamedTuple):
 
 
 class ExtendedLease(NamedTuple):
-    """What came of it. Overdue: the hard timeout has passed, and the lease is not extended."""
+    """A lease after a heartbeat. Overdue: the hard timeout has passed, so it is not extended."""
 
     tenant_id: int
     id: UUID
@@ -101,28 +101,30 @@ class LeaseStore:
         """Lease due tasks to workers, guarded by rev. What is not in the answer was not leased."""
         ordered = sorted(picks)
         rows = await self._database.fetch(
-            SQL["claim_for_workers"],
-            ownership.node_id,
-            ownership.epoch,
-            lease,
-            *_columns(ordered),
-            sparse([pick.waited for pick in ordered]),
+            *SQL["claim_for_workers"](
+                node_id=ownership.node_id,
+                epoch=ownership.epoch,
+                lease=lease,
+                **_refs(ordered),
+                **_holders(ordered),
+                waited=sparse([pick.waited for pick in ordered]),
+            )
         )
         waited = waits_of(ordered)
-        return [_leased(row, waited) for row in rows]
+        return _leased(rows, waited)
 
     async def claimed_for(self, picks: Iterable[WorkerPick]) -> list[LeasedTask]:
         """After a claim whose answer was lost: what came of it, once it can come late no more."""
-        columns = _columns(picks)
+        ordered = sorted(picks)
 
         async def work(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
-            await connection.execute(SQL["void_claim"], *columns[:3])
+            await connection.execute(*CLAIMS["void_claim"](**_refs(ordered)))
             rows: Sequence[asyncpg.Record] = await connection.fetch(
-                SQL["claimed_for_workers"], *columns
+                *SQL["claimed_for_workers"](**_refs(ordered), **_holders(ordered))
             )
             return rows
 
-        return [_leased(row) for row in await self._database.transact(work)]
+        return _leased(await self._database.transact(work))
 
     async def extend_for(
         self,
@@ -138,34 +140,40 @@ class LeaseStore:
         no longer held; what is `grace` seconds past its timeout is not extended."""
         ordered = sorted(beats, key=lambda beat: beat.id)
         rows = await self._database.fetch(
-            SQL["extend_for_worker"],
-            tenant_id,
-            worker,
-            incarnation,
-            lease,
-            [beat.id for beat in ordered],
-            [beat.fence for beat in ordered],
-            sparse([beat.progress for beat in ordered]),
-            grace,
-            [beat.started for beat in ordered],
-            [beat.alone for beat in ordered],
+            *SQL["extend_for_worker"](
+                tenant_id=tenant_id,
+                worker=worker,
+                incarnation=incarnation,
+                lease=lease,
+                ids=[beat.id for beat in ordered],
+                fences=[beat.fence for beat in ordered],
+                progress=sparse([beat.progress for beat in ordered]),
+                grace=grace,
+                started=[beat.started for beat in ordered],
+                alone=[beat.alone for beat in ordered],
+            )
         )
-        return [ExtendedLease(*row) for row in rows]
+        return read_rows(ExtendedLease, rows)
 
     async def leased(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[LeasedTask]:
         """Tasks that another node leased, as its claim returned them."""
         rows = await self._database.fetch(
-            SQL["leased_tasks"], tenant_id, [id for id, _ in tries], [f for _, f in tries]
+            *SQL["leased_tasks"](
+                tenant_id=tenant_id, ids=[id for id, _ in tries], fences=[f for _, f in tries]
+            )
         )
-        return [_leased(row) for row in rows]
+        return _leased(rows)
 
     async def held(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[HeldExecution]:
         """Those of these tries that are the present ones of their tasks; without payloads."""
         rows = await self._database.fetch(
-            SQL["held_by_workers"], tenant_id, [id for id, _ in tries], [f for _, f in tries]
+            *SQL["held_by_workers"](
+                tenant_id=tenant_id, ids=[id for id, _ in tries], fences=[f for _, f in tries]
+            )
         )
         return [
-            HeldExecution(assignment_of(tuple(row)[:-1]), row["cancel_requested"]) for row in rows
+            HeldExecution(execution, row["cancel_requested"])
+            for execution, row in zip(executions_of(rows), rows, strict=True)
         ]
 
     async def judge(
@@ -173,27 +181,39 @@ class LeaseStore:
     ) -> list[Judged]:
         """Why reports of these tries, with these outcomes, changed nothing."""
         rows = await self._database.fetch(
-            SQL["judge_reports"],
-            tenant_id,
-            [task_id for task_id, _, _ in tries],
-            [fence for _, fence, _ in tries],
-            [outcome.value for _, _, outcome in tries],
+            *SQL["judge_reports"](
+                tenant_id=tenant_id,
+                ids=[task_id for task_id, _, _ in tries],
+                fences=[fence for _, fence, _ in tries],
+                outcomes=[outcome.value for _, _, outcome in tries],
+            )
         )
-        return [Judged(*row) for row in rows]
+        return read_rows(Judged, rows)
 
 
-def _leased(row: asyncpg.Record, waited: Mapping[UUID, Waited] | None = None) -> LeasedTask:
-    values = tuple(row)
-    return LeasedTask(assignment_of(values[:_ASSIGNMENT], waited or {}), *values[_ASSIGNMENT:])
+def _leased(
+    rows: Sequence[asyncpg.Record], waits: Mapping[UUID, Waited] = NO_WAITS
+) -> list[LeasedTask]:
+    return [
+        LeasedTask(
+            execution, row["capability"], row["name"], row["queue"], row["labels"],
+            row["schedule_id"], row["nominal_at"], row["suspect"],
+        )
+        for execution, row in zip(executions_of(rows, waits), rows, strict=True)
+    ]  # fmt: skip
 
 
-def _columns(picks: Iterable[WorkerPick]) -> tuple[list[object], ...]:
-    """Picks in lock order, turned on their side."""
-    ordered = sorted(picks)
-    return (
-        [p.tenant_id for p in ordered],
-        [p.id for p in ordered],
-        [p.rev for p in ordered],
-        [p.worker for p in ordered],
-        [p.incarnation for p in ordered],
-    )
+def _refs(picks: Sequence[WorkerPick]) -> dict[str, object]:
+    """Picks, turned on their side."""
+    return {
+        "tenant_ids": [p.tenant_id for p in picks],
+        "ids": [p.id for p in picks],
+        "revs": [p.rev for p in picks],
+    }
+
+
+def _holders(picks: Sequence[WorkerPick]) -> dict[str, object]:
+    return {
+        "workers": [p.worker for p in picks],
+        "incarnations": [p.incarnation for p in picks],
+    }

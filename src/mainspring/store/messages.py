@@ -10,18 +10,20 @@ SQL = queries.load("messages")
 
 
 class MessageStore:
-    """A letter box per node."""
+    """A mailbox per node."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def post(self, letters: Sequence[tuple[UUID, bytes]]) -> None:
-        """Leave letters for nodes, and give each a hint to look."""
+    async def post(self, messages: Sequence[tuple[UUID, bytes]]) -> None:
+        """Leave messages for nodes, and give each a hint to look."""
         await self._database.fetch(
-            SQL["post_messages"], [node for node, _ in letters], [body for _, body in letters]
+            *SQL["post_messages"](
+                node_ids=[node for node, _ in messages], bodies=[body for _, body in messages]
+            )
         )
 
     async def collect(self, node_id: UUID) -> list[bytes]:
         """Take what was left for a node, the oldest first."""
-        rows = await self._database.fetch(SQL["collect_messages"], node_id)
+        rows = await self._database.fetch(*SQL["collect_messages"](node_id=node_id))
         return [row["body"] for row in sorted(rows, key=lambda row: row["id"])]

@@ -12,11 +12,12 @@ from mainspring.domain.task import TaskSpec
 from mainspring.domain.webhook import KeyKind, SigningKey, TlsIdentity, WebhookProfile
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
+from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
-from mainspring.store.schedule_rows import Template
+from mainspring.store.schedule.schedules import Template
 from mainspring.store.vault import CLIENT_KEY, SIGNING_SECRET, TARGET_HEADERS, Vault
-from mainspring.store.workflows import decode_definition
+from mainspring.store.workflow.definitions import decode_definition
 
 SQL = queries.load("secrets")
 MOST_LIVE = 10
@@ -66,7 +67,7 @@ class EgressSettings:
 
 
 class SecretStore:
-    """The store's face for signing secrets, profiles and their renewal."""
+    """Signing secrets and profiles of every tenant, and their renewal."""
 
     def __init__(self, database: Database, vault: Vault) -> None:
         self._database = database
@@ -75,7 +76,7 @@ class SecretStore:
     async def profiles(self, tenant_ids: Sequence[int]) -> Mapping[int, WebhookProfile]:
         """What sending for these tenants depends on."""
         found: dict[int, WebhookProfile] = {}
-        for row in await self._database.fetch(SQL["profiles"], list(tenant_ids)):
+        for row in await self._database.fetch(*SQL["profiles"](tenant_ids=list(tenant_ids))):
             profile = found.get(row["tenant_id"]) or self._profile(row)
             if row["sealed"] is not None:
                 secret = self._vault.open(SIGNING_SECRET, row["sealed"])
@@ -111,8 +112,8 @@ class SecretStore:
         return await self._database.transact(work)
 
     async def list(self, tenant_id: int) -> list[StoredSecret]:
-        rows = await self._database.fetch(SQL["list"], tenant_id)
-        return [StoredSecret(*row) for row in rows]
+        rows = await self._database.fetch(*SQL["list"](tenant_id=tenant_id))
+        return read_rows(StoredSecret, rows)
 
     async def rotate(
         self,
@@ -127,14 +128,16 @@ class SecretStore:
         one first. None when there is no such live secret, or one that was rotated already."""
 
         async def work(connection: asyncpg.Connection) -> Successor | None:
-            row = await connection.fetchrow(SQL["lock"], tenant_id, old_id)
+            row = await connection.fetchrow(*SQL["lock"](tenant_id=tenant_id, secret_id=old_id))
             if row is None or row["kind"] != new.key.kind:
                 return None
             made = await self._insert(connection, tenant_id, new, actor, "secret.rotated")
             if made is None:
                 return None
-            ended = await connection.fetch(SQL["end_later"], tenant_id, old_id, overlap)
-            both = made, StoredSecret(*ended[0])
+            ended = await connection.fetch(
+                *SQL["end_later"](tenant_id=tenant_id, secret_id=old_id, overlap=overlap)
+            )
+            both = made, read_row(StoredSecret, ended[0])
             await conclude(connection, both)
             return both
 
@@ -142,7 +145,9 @@ class SecretStore:
 
     async def delete(self, tenant_id: int, secret_id: UUID, actor: str) -> bool:
         async def work(connection: asyncpg.Connection) -> bool:
-            gone = await connection.fetchrow(SQL["delete"], tenant_id, secret_id)
+            gone = await connection.fetchrow(
+                *SQL["delete"](tenant_id=tenant_id, secret_id=secret_id)
+            )
             if gone is not None:
                 await write_entry(connection, tenant_id, actor, "secret.deleted", str(secret_id))
             return gone is not None
@@ -151,8 +156,8 @@ class SecretStore:
 
     async def settings(self, tenant_id: int) -> EgressSettings | None:
         """A tenant's settings; None when there is no such tenant."""
-        row = await self._database.fetch_row(SQL["get_settings"], tenant_id)
-        return None if row is None else EgressSettings(*row)
+        row = await self._database.fetch_row(*SQL["get_settings"](tenant_id=tenant_id))
+        return None if row is None else read_row(EgressSettings, row)
 
     async def put_settings(
         self, tenant_id: int, wanted: EgressSettings, client_key: bytes | None, actor: str
@@ -162,9 +167,15 @@ class SecretStore:
 
         async def work(connection: asyncpg.Connection) -> bool:
             row = await connection.fetchrow(
-                SQL["put_settings"], tenant_id, wanted.allow, wanted.deny, wanted.ca,
-                wanted.certificate, sealed,
-            )  # fmt: skip
+                *SQL["put_settings"](
+                    tenant_id=tenant_id,
+                    allow=wanted.allow,
+                    deny=wanted.deny,
+                    ca=wanted.ca,
+                    certificate=wanted.certificate,
+                    sealed_key=sealed,
+                )
+            )
             if row is not None:
                 await write_entry(
                     connection, tenant_id, actor, "egress.changed", str(tenant_id),
@@ -184,12 +195,20 @@ class SecretStore:
     ) -> StoredSecret | None:
         sealed = self._vault.seal(SIGNING_SECRET, new.key.secret)
         row = await connection.fetchrow(
-            SQL["add"], tenant_id, new.id, new.name, new.key.kind, sealed, new.public_key, MOST_LIVE
+            *SQL["add"](
+                tenant_id=tenant_id,
+                id=new.id,
+                name=new.name,
+                kind=new.key.kind,
+                sealed=sealed,
+                public_key=new.public_key,
+                most_live=MOST_LIVE,
+            )
         )
         if row is None:
             return None
         await write_entry(connection, tenant_id, actor, action, str(new.id), name=new.name)
-        return StoredSecret(*row)
+        return read_row(StoredSecret, row)
 
     # Renewal ---------------------------------------------------------------------------------
 
@@ -197,18 +216,22 @@ class SecretStore:
         """Seal everything anew that is not under the present key: how many were, and how many are
         left because their tasks are running. History is left alone: nobody opens it again."""
         moved = 0
-        for row in await self._database.fetch(SQL["sealed_secrets"]):
+        for row in await self._database.fetch(*SQL["sealed_secrets"]()):
             fresh = self._vault.renewed(SIGNING_SECRET, row["sealed"])
             if fresh is not None:
                 await self._database.fetch(
-                    SQL["reseal_secret"], row["tenant_id"], row["id"], row["sealed"], fresh
+                    *SQL["reseal_secret"](
+                        tenant_id=row["tenant_id"], id=row["id"], sealed=row["sealed"], fresh=fresh
+                    )
                 )
                 moved += 1
-        for row in await self._database.fetch(SQL["sealed_settings"]):
+        for row in await self._database.fetch(*SQL["sealed_settings"]()):
             fresh = self._vault.renewed(CLIENT_KEY, row["sealed_key"])
             if fresh is not None:
                 await self._database.fetch(
-                    SQL["reseal_settings"], row["tenant_id"], row["sealed_key"], fresh
+                    *SQL["reseal_settings"](
+                        tenant_id=row["tenant_id"], sealed_key=row["sealed_key"], fresh=fresh
+                    )
                 )
                 moved += 1
         tasks, left = await self._renew_tasks()
@@ -220,12 +243,18 @@ class SecretStore:
         moved = left = 0
         async for row, fresh in self._stale_specs("sealed_tasks"):
             place = await self._database.fetch_row(
-                SQL["reseal_task"], row["tenant_id"], row["id"], row["spec"], fresh
+                *SQL["reseal_task"](
+                    tenant_id=row["tenant_id"], id=row["id"], spec=row["spec"], fresh=fresh
+                )
             )
             if place is None:
                 left += 1
                 continue
-            await self._database.fetch(SQL["wake"], place["partition"], row["tenant_id"], row["id"])
+            await self._database.fetch(
+                *SQL["wake"](
+                    partition=place["partition"], tenant_id=row["tenant_id"], task_id=row["id"]
+                )
+            )
             moved += 1
         return moved, left
 
@@ -233,7 +262,9 @@ class SecretStore:
         moved = 0
         async for row, fresh in self._stale_specs("sealed_letters"):
             await self._database.fetch(
-                SQL["reseal_letter"], row["tenant_id"], row["id"], row["spec"], fresh
+                *SQL["reseal_letter"](
+                    tenant_id=row["tenant_id"], id=row["id"], spec=row["spec"], fresh=fresh
+                )
             )
             moved += 1
         return moved
@@ -242,16 +273,18 @@ class SecretStore:
         moved = 0
         async for row, fresh in self._stale_specs("sealed_schedules", self._renewed_template):
             await self._database.fetch(
-                SQL["reseal_schedule"], row["tenant_id"], row["id"], row["spec"], fresh
+                *SQL["reseal_schedule"](
+                    tenant_id=row["tenant_id"], id=row["id"], spec=row["spec"], fresh=fresh
+                )
             )
             moved += 1
         return moved
 
     async def _renew_workflows(self) -> int:
         moved = 0
-        for row in await self._database.fetch(SQL["sealed_workflows"]):
-            key = (row["tenant_id"], row["name"], row["version"])
-            (found,) = await self._database.fetch(SQL["workflow_version"], *key)
+        for row in await self._database.fetch(*SQL["sealed_workflows"]()):
+            key = dict(row)
+            (found,) = await self._database.fetch(*SQL["workflow_version"](**key))
             fresh = encoded = found["definition"]
             for step in decode_definition(encoded).steps:
                 spec = step.template.spec.encode()
@@ -260,7 +293,8 @@ class SecretStore:
                     # A spec is a text in the definition: the same bytes, with quotes escaped.
                     fresh = fresh.replace(_as_text(spec), _as_text(renewed))
             if fresh != encoded:
-                await self._database.fetch(SQL["reseal_workflow"], *key, encoded, fresh)
+                call = SQL["reseal_workflow"](**key, definition=encoded, fresh=fresh)
+                await self._database.fetch(*call)
                 moved += 1
         return moved
 
@@ -270,7 +304,9 @@ class SecretStore:
         renewed = renewed or self._renewed_spec
         tenant_id, after = -1, _FIRST
         while True:
-            rows = await self._database.fetch(SQL[statement], tenant_id, after, _PAGE)
+            rows = await self._database.fetch(
+                *SQL[statement](tenant_id=tenant_id, after=after, limit=_PAGE)
+            )
             for row in rows:
                 if _SEALED in row["spec"]:
                     fresh = renewed(row["spec"])

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from random import SystemRandom
@@ -18,8 +18,9 @@ from mainspring.domain.task import TaskState
 from mainspring.errors import StoreUnavailable
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.postgres.planner import BULK_ROWS, analyze_if_grown
-from mainspring.store.claims import assignment_of
+from mainspring.postgres.rows import read_row, read_rows
+from mainspring.store.audit import write_entry
+from mainspring.store.claims import LeasedRow
 from mainspring.store.creation import (
     NO_EAGER_LEASE,
     Creation,
@@ -39,6 +40,7 @@ from mainspring.store.lists.paths import (
     shortcuts_of,
 )
 from mainspring.store.lists.search import ListSearch
+from mainspring.store.upkeep.planner import BULK_ROWS, analyze_if_grown
 from mainspring.workflows.advancing import Steps, new_steps
 
 SQL = queries.load("tasks")
@@ -46,7 +48,7 @@ _LISTS = {path: path.of(SQL["list_tasks"]) for path in LIST_PATHS + SHORTCUTS}
 T = TypeVar("T")
 
 _TELLING = 1.0
-"""So many seconds at most may it take to tell the planner; every node looks again soon."""
+"""Maximum seconds to analyze after an insert; every node looks again soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,11 @@ class TaskFilter:
     schedule_id: UUID | None = None
     workflow_run_id: UUID | None = None
 
+    @property
+    def values(self) -> dict[str, object]:
+        """What statements compare tasks with."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 _EVERYTHING = TaskFilter()
 
@@ -173,7 +180,7 @@ class StoredTaskPage:
 
 
 class TaskStore:
-    """The store's face for the API."""
+    """Tasks of every tenant, unfinished and finished."""
 
     def __init__(
         self, database: Database, *, near: float, scan: int = MOST, steps: Steps | None = None
@@ -195,7 +202,7 @@ class TaskStore:
         A creation whose idempotency key was taken already inserts nothing and is not in the answer.
         """
         rows = await self._database.fetch(
-            SQL["create_tasks"], *creation_arguments(creations, ownership, self._near, offer)
+            *SQL["create_tasks"](**creation_arguments(creations, ownership, self._near, offer))
         )
         if len(rows) >= BULK_ROWS:
             await self._analyze_if_grown(len(rows))
@@ -208,24 +215,26 @@ class TaskStore:
             )
         return made
 
-    async def _analyze_if_grown(self, crowd: int) -> None:
+    async def _analyze_if_grown(self, added: int) -> None:
         """Before the engine hears of them: by a plan for an empty table a claim can take long."""
         # Whatever goes wrong here, they are written, and somebody waits to hear that.
         with suppress(StoreUnavailable, asyncpg.PostgresError, TimeoutError):
             async with asyncio.timeout(_TELLING):
-                await analyze_if_grown(self._database, crowd)
+                await analyze_if_grown(self._database, added)
 
     async def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
         """After an insert whose answer was lost: which of these took effect?
 
-        Answers id → partition; a task that is finished already has none.
+        Return id → partition; a task that is finished already has none.
         """
-        rows = await self._database.fetch(SQL["which_exist"], tenant_id, list(ids), min(ids))
+        rows = await self._database.fetch(
+            *SQL["which_exist"](tenant_id=tenant_id, ids=list(ids), first=min(ids))
+        )
         return {row["id"]: row["partition"] for row in rows}
 
     async def get(self, tenant_id: int, task_id: UUID) -> StoredTask | None:
-        row = await self._database.fetch_row(SQL["get_task"], tenant_id, task_id)
-        return StoredTask(*row) if row else None
+        row = await self._database.fetch_row(*SQL["get_task"](tenant_id=tenant_id, task_id=task_id))
+        return read_row(StoredTask, row) if row else None
 
     async def list(
         self,
@@ -250,7 +259,7 @@ class TaskStore:
     async def _ready(self) -> frozenset[str]:
         """The indexes of history that may be used. Once all are there, nobody asks again."""
         if not self._indexes >= INDEXES:
-            rows = await self._database.fetch(SQL["ready_indexes"])
+            rows = await self._database.fetch(*SQL["ready_indexes"]())
             self._indexes = frozenset(row["name"] for row in rows)
         return self._indexes
 
@@ -268,43 +277,41 @@ class TaskStore:
         unfinished = where.state is None or not TaskState(where.state).final
         finished = where.state is None or TaskState(where.state).final
         rows = await self._database.fetch(
-            _LISTS[path],
-            tenant_id,
-            before or UUID(int=2**128 - 1),
-            scan,
-            unfinished,
-            finished,
-            where.state,
-            where.queue,
-            where.name,
-            where.labels,
-            where.due_after,
-            where.due_before,
-            limit,
-            payloads,
-            where.schedule_id,
-            where.workflow_run_id,
+            *_LISTS[path](
+                tenant_id=tenant_id,
+                before=before or UUID(int=2**128 - 1),
+                scan=scan,
+                unfinished=unfinished,
+                finished=finished,
+                limit=limit,
+                payloads=payloads,
+                **where.values,
+            )
         )
-        tasks = [StoredTask(*tuple(row)[:-1]) for row in rows if row["id"] is not None]
+        tasks = read_rows(StoredTask, [row for row in rows if row["id"] is not None])
         return tasks, rows[0]["edge"]
 
     async def executions(
         self, tenant_id: int, task_id: UUID, *, outcome: str | None, limit: int = 1000
     ) -> Sequence[StoredExecution]:
         rows = await self._database.fetch(
-            SQL["list_executions"], tenant_id, task_id, outcome, limit
+            *SQL["list_executions"](
+                tenant_id=tenant_id, task_id=task_id, outcome=outcome, limit=limit
+            )
         )
-        return [StoredExecution(*row) for row in rows]
+        return read_rows(StoredExecution, rows)
 
     async def running(self, tenant_id: int, task_id: UUID) -> Execution | None:
         """The present try of a task; None when it is not running."""
-        row = await self._database.fetch_row(SQL["running_task"], tenant_id, task_id)
-        return None if row is None else assignment_of(row)
+        row = await self._database.fetch_row(
+            *SQL["running_task"](tenant_id=tenant_id, task_id=task_id)
+        )
+        return None if row is None else read_row(LeasedRow, row).execution()
 
     async def see(self, tenant_id: int, task_id: UUID) -> LockedTask | None:
         """An unfinished task as it stands; nothing keeps others from changing it."""
-        row = await self._database.fetch_row(SQL["see_task"], tenant_id, task_id)
-        return None if row is None else LockedTask(*row)
+        row = await self._database.fetch_row(*SQL["see_task"](tenant_id=tenant_id, task_id=task_id))
+        return None if row is None else read_row(LockedTask, row)
 
     async def change(
         self, tenant_id: int, task_id: UUID, decide: Callable[[LockedTask], "TaskChange | T"]
@@ -317,10 +324,10 @@ class TaskStore:
 
         async def work(connection: asyncpg.Connection) -> "T | bool | None":
             await self._steps.hold_of(connection, tenant_id, [task_id])
-            row = await connection.fetchrow(SQL["lock_task"], tenant_id, task_id)
+            row = await connection.fetchrow(*SQL["lock_task"](tenant_id=tenant_id, task_id=task_id))
             if row is None:
                 return None
-            locked = LockedTask(*row)
+            locked = read_row(LockedTask, row)
             chosen = decide(locked)
             if not isinstance(chosen, TaskChange):
                 return chosen
@@ -337,21 +344,27 @@ class TaskStore:
 
         async def work(connection: asyncpg.Connection) -> bool:
             await self._steps.hold_of(connection, tenant_id, [task_id])
-            await connection.execute(SQL["allow_purge"])
-            hot = await connection.fetchrow(SQL["purge_task"], tenant_id, task_id)
-            cold = await connection.fetchrow(SQL["purge_history"], tenant_id, task_id)
+            await connection.execute(*SQL["allow_purge"]())
+            hot = await connection.fetchrow(
+                *SQL["purge_task"](tenant_id=tenant_id, task_id=task_id)
+            )
+            cold = await connection.fetchrow(
+                *SQL["purge_history"](tenant_id=tenant_id, task_id=task_id)
+            )
             gone = hot or cold
             if gone is None:
                 return False
             check(gone["rev"])
-            await connection.execute(SQL["purge_executions"], tenant_id, task_id)
-            await connection.execute(SQL["purge_dead_letter"], tenant_id, task_id)
-            await connection.execute(SQL["purge_logs"], tenant_id, task_id)
+            await connection.execute(*SQL["purge_executions"](tenant_id=tenant_id, task_id=task_id))
             await connection.execute(
-                SQL["audit"], tenant_id, actor, "task.purged", str(task_id), None
+                *SQL["purge_dead_letter"](tenant_id=tenant_id, task_id=task_id)
             )
+            await connection.execute(*SQL["purge_logs"](tenant_id=tenant_id, task_id=task_id))
+            await write_entry(connection, tenant_id, actor, "task.purged", str(task_id))
             if hot is not None:
-                await connection.execute(SQL["wake"], hot["partition"], tenant_id, task_id)
+                await connection.execute(
+                    *SQL["wake"](partition=hot["partition"], tenant_id=tenant_id, task_id=task_id)
+                )
                 ended = (hot["workflow_run_id"], hot["step"])
                 await self._steps.cancelled(connection, tenant_id, [ended])
             return True
@@ -367,7 +380,9 @@ class TaskStore:
     ) -> None:
         if TaskState(change.state).final:
             written = await connection.fetchrow(
-                SQL["end_task"], tenant_id, locked.id, locked.rev, change.state
+                *SQL["end_task"](
+                    tenant_id=tenant_id, task_id=locked.id, rev=locked.rev, state=change.state
+                )
             )
             ended = (locked.workflow_run_id, locked.step)
             await self._steps.cancelled(connection, tenant_id, [ended])
@@ -376,26 +391,15 @@ class TaskStore:
                 run_id, step = locked.workflow_run_id, locked.step
                 await self._steps.changed(connection, tenant_id, run_id, step)
             written = await connection.fetchrow(
-                SQL["change_task"],
-                tenant_id,
-                locked.id,
-                locked.rev,
-                change.state,
-                change.cancel_requested,
-                change.run,
-                change.due,
-                change.expires,
-                change.priority,
-                change.queue,
-                change.capability,
-                change.name,
-                change.labels,
-                change.spec,
-                change.payload,
+                *SQL["change_task"](
+                    tenant_id=tenant_id, task_id=locked.id, rev=locked.rev, **asdict(change)
+                )
             )
         if written is None:
             raise AssertionError("a locked task cannot have changed")
-        await connection.execute(SQL["wake"], locked.partition, tenant_id, locked.id)
+        await connection.execute(
+            *SQL["wake"](partition=locked.partition, tenant_id=tenant_id, task_id=locked.id)
+        )
 
 
 @dataclass(frozen=True, slots=True)

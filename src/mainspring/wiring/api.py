@@ -66,17 +66,17 @@ from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import Database
 from mainspring.schedules.occurrences import OccurrenceWriter
 from mainspring.schedules.service import ScheduleService
-from mainspring.store.administration import Administration
 from mainspring.store.answers import AnswerStore, EffectStore
-from mainspring.store.calendars import CalendarStore
 from mainspring.store.dead_letters import DeadLetterStore
 from mainspring.store.explaining import ExplainStore
 from mainspring.store.keys import KeyStore
+from mainspring.store.schedule.calendars import CalendarStore
 from mainspring.store.secrets import SecretStore
 from mainspring.store.tasks import TaskStore
+from mainspring.store.tenants import Administration
 from mainspring.store.vault import Vault
 from mainspring.store.workers import WorkerStore
-from mainspring.store.workflows import WorkflowStore
+from mainspring.store.workflow.workflows import WorkflowStore
 from mainspring.workflows.advancing import Steps, new_steps
 from mainspring.workflows.bulk_cancel import BulkChanges
 from mainspring.workflows.definitions import Definitions

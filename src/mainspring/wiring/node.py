@@ -32,11 +32,11 @@ from mainspring.postgres.database import Database, new_ids
 from mainspring.schedules.occurrences import OccurrenceWriter
 from mainspring.schedules.service import ScheduleService
 from mainspring.store.claims import EngineStore
-from mainspring.store.housekeeping import HousekeepingStore
 from mainspring.store.keys import KeyStore
 from mainspring.store.leases import LeaseStore
 from mainspring.store.messages import MessageStore
 from mainspring.store.secrets import SecretStore
+from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from mainspring.store.workers import WorkerStore
 from mainspring.wiring.settings import archive_of, http_settings, vault_of
 from mainspring.wiring.stores import heartbeat_connection, listening_connection

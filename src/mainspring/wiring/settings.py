@@ -14,7 +14,7 @@ from mainspring.execution.send_queues import Caps
 from mainspring.execution.transfers import SenderSettings
 from mainspring.node.archiving import ArchiveCommand
 from mainspring.postgres.database import DatabaseOptions
-from mainspring.postgres.table_changes import ArchiveHook
+from mainspring.store.upkeep.table_changes import ArchiveHook
 from mainspring.store.vault import Vault, parse_key
 
 

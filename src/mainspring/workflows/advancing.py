@@ -34,9 +34,9 @@ from mainspring.domain.workflow.rules import (
     render_each,
     run_state,
 )
-from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import new_ids
-from mainspring.store.step_rows import (
+from mainspring.postgres.rows import read_row, read_rows
+from mainspring.store.workflow.step_rows import (
     ITSELF,
     TOO_LARGE,
     Ended,
@@ -47,7 +47,7 @@ from mainspring.store.step_rows import (
     note_arguments,
     place_of,
 )
-from mainspring.store.step_tasks import StepTasks
+from mainspring.store.workflow.steps import SQL, StepTasks
 from mainspring.workflows.definitions import Definitions
 from mainspring.workflows.scope import (
     check_kept,
@@ -56,16 +56,13 @@ from mainspring.workflows.scope import (
     speaks,
 )
 
-SQL = queries.load("steps")
-
 MOST_JOINED = 2**22
-"""So many bytes may the results of a step's items have together."""
+"""Maximum bytes of the results of a step's items together."""
 NOBODY = Ownership(UUID(int=0), 0, frozenset())
 """Who owns nothing: what is released for it is told to all by wake rows."""
 LARGE = 100
 """Of more rows than these a statement is planned anew."""
 _HUGE = 2000
-_HEAD = len(RunHead._fields)
 
 
 @dataclass(slots=True)
@@ -95,7 +92,9 @@ class Steps:
         whether one of them is so large that the end of a step may concern thousands."""
         ordered = sorted(set(runs))
         rows = await connection.fetch(
-            SQL["hold_runs"], [tenant for tenant, _ in ordered], [run for _, run in ordered]
+            *SQL["hold_runs"](
+                tenant_ids=[tenant for tenant, _ in ordered], ids=[run for _, run in ordered]
+            )
         )
         return any(row["total"] > _HUGE for row in rows)
 
@@ -103,9 +102,11 @@ class Steps:
         self, connection: asyncpg.Connection, tenant_id: int, tasks: Sequence[UUID]
     ) -> bool:
         """Lock the runs that some tasks are steps of; whether there are any."""
-        return bool(await connection.fetch(SQL["hold_runs_of"], tenant_id, list(tasks)))
+        return bool(
+            await connection.fetch(*SQL["hold_runs_of"](tenant_id=tenant_id, task_ids=list(tasks)))
+        )
 
-    async def settle(
+    async def advance_runs(
         self,
         connection: asyncpg.Connection,
         ownership: Ownership,
@@ -117,7 +118,7 @@ class Steps:
         """Steps of runs that the caller holds have ended: count that, and do what follows from it,
         until nothing does."""
         if huge:
-            await connection.execute(SQL["plan_anew"])
+            await connection.execute(*SQL["plan_anew"]())
         heads: dict[UUID, RunHead] = {}
         since: dict[UUID, float] = {}
         for end in ended:
@@ -130,7 +131,9 @@ class Steps:
     ) -> None:
         """The task of a step was changed by hand: whatever was known of it before, it queues."""
         step, item = place_of(label)
-        await connection.execute(SQL["queue_step"], tenant_id, run_id, step, item)
+        await connection.execute(
+            *SQL["queue_step"](tenant_id=tenant_id, run_id=run_id, step=step, item=item)
+        )
 
     async def cancelled(
         self,
@@ -147,19 +150,18 @@ class Steps:
             for step, item in (place_of(label),)
         ]
         if ended:
-            now: float = await connection.fetchval(SQL["now"])
-            await self.settle(connection, NOBODY, ended, now)
+            now: float = await connection.fetchval(*SQL["now"]())
+            await self.advance_runs(connection, NOBODY, ended, now)
 
     async def reconsider(
         self, connection: asyncpg.Connection, ownership: Ownership, head: RunHead, now: float
     ) -> Moved:
         """Decide anew on everything in a run that waits: after it was resumed, or begun."""
-        rows = await connection.fetch(SQL["unfinished_steps"], head.tenant_id, head.id)
-        waiting = [
-            WaitingStep(row["step"], row["state"], *tuple(row)[3:7])
-            for row in rows
-            if row["item"] == ITSELF and row["state"] != "released"
-        ]
+        rows = await connection.fetch(*SQL["unfinished_steps"](**head.key))
+        waiting = read_rows(
+            WaitingStep,
+            [row for row in rows if row["item"] == ITSELF and row["state"] != "released"],
+        )
         return await self._advance(
             connection, ownership, {head.id: head}, {head.id: waiting}, {head.id: now}
         )
@@ -179,20 +181,20 @@ class Steps:
         if head.state == "paused":
             await self.unpause(connection, head)
         ended = await self.stop(connection, head, why, told)
-        moved = await self.settle(connection, ownership, ended, now)
+        moved = await self.advance_runs(connection, ownership, ended, now)
         moved.told |= told.told
         return moved
 
     async def unpause(self, connection: asyncpg.Connection, head: RunHead) -> set[int]:
-        """Let a run go on; answers the partitions of its tasks that were held back."""
-        await connection.execute(SQL["unpause_run"], head.tenant_id, head.id)
-        rows = await connection.fetch(SQL["unpause_tasks"], head.tenant_id, head.id)
+        """Let a run go on; return the partitions of its tasks that were held back."""
+        await connection.execute(*SQL["unpause_run"](**head.key))
+        rows = await connection.fetch(*SQL["unpause_tasks"](**head.key))
         return {row["partition"] for row in rows}
 
     async def pause(self, connection: asyncpg.Connection, head: RunHead) -> set[int]:
-        """Hold a run back: nothing of it starts. Answers the partitions of what waited."""
-        await connection.execute(SQL["pause_run"], head.tenant_id, head.id)
-        rows = await connection.fetch(SQL["pause_tasks"], head.tenant_id, head.id)
+        """Hold a run back: nothing of it starts. Return the partitions of what waited."""
+        await connection.execute(*SQL["pause_run"](**head.key))
+        rows = await connection.fetch(*SQL["pause_tasks"](**head.key))
         return {row["partition"] for row in rows}
 
     async def stop(
@@ -201,30 +203,16 @@ class Steps:
         """Leave out what does not deal with the end: what waits is over, what runs shall stop.
         After a failure, steps that deal with one are left to do; else only cleanup is."""
         definition = await self._definitions.get(connection, head)
-        await connection.execute(SQL["stop_run"], head.tenant_id, head.id, why)
+        await connection.execute(*SQL["stop_run"](**head.key, why=why))
         kept = definition.survivors
         if why != "failure":
             kept = frozenset(step.id for step in definition.steps if step.cleanup)
-        unfinished = await connection.fetch(SQL["unfinished_steps"], head.tenant_id, head.id)
+        unfinished = await connection.fetch(*SQL["unfinished_steps"](**head.key))
         rows = [row for row in unfinished if row["step"] not in kept]
         # Else one that runs now and waits a moment later is neither ended nor asked.
         tasks = [row["task_id"] for row in rows]
-        await connection.execute(SQL["hold_tasks"], head.tenant_id, tasks)
-        idle, reason = TaskState.CANCELLED, None
-        if why == "failure":
-            idle, reason = TaskState.SKIPPED, TaskError(FAIL_FAST, "another step had failed")
-        leaving = [
-            Ended(
-                head.tenant_id,
-                head.id,
-                row["step"],
-                idle if row["state"] == "blocked" else TaskState.CANCELLED,
-                row["item"],
-                error=reason if row["state"] == "blocked" else None,
-            )
-            for row in rows
-            if row["state"] != "expanded"
-        ]
+        await connection.execute(*SQL["hold_tasks"](tenant_id=head.tenant_id, ids=tasks))
+        leaving = [_stopped(head, row, why) for row in rows if row["state"] != "expanded"]
         ended = await self.tasks.end(connection, leaving, moved)
         over = {(e.step, e.item) for e in ended}
         running = [
@@ -233,7 +221,7 @@ class Steps:
             if row["state"] == "released" and (row["step"], row["item"]) not in over
         ]
         tenants = [head.tenant_id] * len(running)
-        asked = await connection.fetch(SQL["ask_to_cancel"], tenants, running)
+        asked = await connection.fetch(*SQL["ask_to_cancel"](tenant_ids=tenants, ids=running))
         moved.told |= {row["partition"] for row in asked}
         return ended
 
@@ -262,19 +250,27 @@ class Steps:
         ended: Sequence[Ended],
         heads: dict[UUID, RunHead],
     ) -> dict[UUID, list[WaitingStep]]:
-        """Count the ends; answers the steps that waited for them, by run."""
+        """Count the ends; return the steps that waited for them, by run."""
         if not ended:
             return {}
         if len(ended) > LARGE:
-            await connection.execute(SQL["plan_anew"])
+            await connection.execute(*SQL["plan_anew"]())
         ordered = sorted(ended, key=lambda e: (e.tenant_id, e.run_id, e.step, e.item))
         touched: dict[UUID, list[WaitingStep]] = {}
-        for row in await connection.fetch(SQL["advance"], *note_arguments(ordered)):
-            values = tuple(row)
-            heads[row["id"]] = RunHead(*values[:_HEAD])
+        for row in await connection.fetch(*SQL["advance"](**note_arguments(ordered))):
+            heads[row["id"]] = read_row(RunHead, row)
             waiting = touched.setdefault(row["id"], [])
             if row["step"] is not None:
-                waiting.append(WaitingStep(*values[_HEAD:]))
+                waiting.append(
+                    WaitingStep(
+                        row["step"],
+                        row["step_state"],
+                        row["needed"],
+                        row["finished"],
+                        row["succeeded"],
+                        row["step_failed"],
+                    )
+                )
         return touched
 
     async def _join_lists(
@@ -308,7 +304,9 @@ class Steps:
             return
         states = [await self._final_state(connection, head) for head in over]
         await connection.execute(
-            SQL["end_runs"], [h.tenant_id for h in over], [h.id for h in over], states
+            *SQL["end_runs"](
+                tenant_ids=[h.tenant_id for h in over], ids=[h.id for h in over], states=states
+            )
         )
         for state in states:
             moved.ended[state] = moved.ended.get(state, 0) + 1
@@ -316,7 +314,7 @@ class Steps:
     async def _final_state(self, connection: asyncpg.Connection, head: RunHead) -> str:
         if not head.failed:
             return run_state({TaskState.COMPLETED: 1}).value
-        rows = await connection.fetch(SQL["count_states"], head.tenant_id, head.id)
+        rows = await connection.fetch(*SQL["count_states"](**head.key))
         counts = {TaskState(row["state"]): row["steps"] for row in rows}
         match head.stopping:
             case "cancel":
@@ -336,7 +334,7 @@ class Steps:
         since: dict[UUID, float],
         moved: Moved,
     ) -> list[Ended]:
-        """Release what may start; answers what ends without having run."""
+        """Release what may start; return what ends without having run."""
         plan, stopped = _Plan(), list[Ended]()
         for run_id, concerned in touched.items():
             head, waiting = heads[run_id], concerned
@@ -350,7 +348,7 @@ class Steps:
                 waiting = [w for w in waiting if w.step not in over]
             await self._decide(connection, head, definition, waiting, since[run_id], plan)
         if len(plan.starts) + len(plan.ends) > LARGE:
-            await connection.execute(SQL["plan_anew"])
+            await connection.execute(*SQL["plan_anew"]())
         await self.tasks.release(connection, ownership, plan.starts, moved)
         for start, made in plan.fans:
             if await self.tasks.fan_out(connection, ownership, start, made, moved):
@@ -430,15 +428,15 @@ class Steps:
         """What the templates and conditions of some steps speak of; None when they have none."""
         if not any(map(speaks, ready)):
             return None
-        row = await connection.fetchrow(SQL["run_input"], head.tenant_id, head.id)
+        row = await connection.fetchrow(*SQL["run_input"](**head.key))
         assert row is not None, "the caller holds the run"
         used = sorted({name for step in ready for name in step.uses})
-        rows = await connection.fetch(SQL["results"], head.tenant_id, head.id, used) if used else ()
+        rows = await connection.fetch(*SQL["results"](**head.key, steps=used)) if used else ()
         return Scope(read_input(row["input"]), {row["step"]: seen(row) for row in rows})
 
     async def _join(self, connection: asyncpg.Connection, head: RunHead, step: str) -> Ended:
         """The end of a step whose items have all ended: its result is the list of theirs."""
-        rows = await connection.fetch(SQL["item_results"], head.tenant_id, head.id, step)
+        rows = await connection.fetch(*SQL["item_results"](**head.key, step=step))
         state = fanned(Counter(TaskState(row["state"]) for row in rows))
         result, error = b"[%s]" % b",".join(row["result"] or b"null" for row in rows), None
         if state is not TaskState.COMPLETED:
@@ -456,6 +454,14 @@ def new_steps(
     """One that shares nothing with others, but for the definitions it is given."""
     ids = new_ids(Random(rng.getrandbits(64)))
     return Steps(definitions or Definitions(), ids, rng, most_bytes)
+
+
+def _stopped(head: RunHead, row: asyncpg.Record, why: str) -> Ended:
+    """The end of a step that does not run because its run is stopped."""
+    state, error = TaskState.CANCELLED, None
+    if why == "failure" and row["state"] == "blocked":
+        state, error = TaskState.SKIPPED, TaskError(FAIL_FAST, "another step had failed")
+    return Ended(head.tenant_id, head.id, row["step"], state, row["item"], error=error)
 
 
 def _left_out(head: RunHead, definition: WorkflowDefinition, step: Step) -> list[Ended]:

@@ -8,13 +8,11 @@ from uuid import UUID
 import asyncpg
 
 from mainspring.domain.task import TaskState
-from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 from mainspring.store.audit import write_entry
+from mainspring.store.bulk import SQL
 from mainspring.store.tasks import TaskFilter
 from mainspring.workflows.advancing import Steps, new_steps
-
-SQL = queries.load("bulk")
 
 CHUNK = 1000
 """Most tasks that one transaction changes."""
@@ -37,7 +35,7 @@ class CancelCounts:
 
 
 class BulkChanges:
-    """The store's face for changes of many tasks. Each may be repeated without harm."""
+    """Changes of many tasks. Each may be repeated without harm."""
 
     def __init__(
         self, database: Database, *, scan: int = _SCAN, steps: Steps | None = None
@@ -64,24 +62,24 @@ class BulkChanges:
 
     async def _pages(self, tenant_id: int, where: TaskFilter) -> AsyncIterator[dict[UUID, str]]:
         """All that match, oldest first, each with its state."""
-        newest = await self._database.fetch_row(SQL["newest_task"], tenant_id)
+        newest = await self._database.fetch_row(*SQL["newest_task"](tenant_id=tenant_id))
         after: UUID | None = UUID(int=0) if newest else None
         while after is not None and newest is not None:
             rows = await self._database.fetch(
-                SQL["find_cancellable"],
-                tenant_id,
-                after,
-                newest["id"],
-                self._scan,
-                CHUNK,
-                *_arguments(where),
+                *SQL["find_cancellable"](
+                    tenant_id=tenant_id,
+                    after=after,
+                    newest=newest["id"],
+                    scan=self._scan,
+                    limit=CHUNK,
+                    **where.values,
+                )
             )
             page = {row["id"]: row["state"] for row in rows if row["id"] is not None}
-            _, _, scanned, edge = rows[0]
             if len(page) == CHUNK:
                 after = rows[-1]["id"]
             else:
-                after = edge if scanned == self._scan else None
+                after = rows[0]["edge"] if rows[0]["scanned"] == self._scan else None
             yield page
 
     async def _cancel(
@@ -90,13 +88,14 @@ class BulkChanges:
         async def work(connection: asyncpg.Connection) -> CancelCounts:
             await self._steps.hold_of(connection, tenant_id, ids)
             locked = await connection.fetch(
-                SQL["lock_cancellable"], tenant_id, ids, *_arguments(where)
+                *SQL["lock_cancellable"](tenant_id=tenant_id, ids=ids, **where.values)
             )
             row = await connection.fetchrow(
-                SQL["cancel_locked"],
-                tenant_id,
-                [task["id"] for task in locked],
-                [task["rev"] for task in locked],
+                *SQL["cancel_locked"](
+                    tenant_id=tenant_id,
+                    ids=[task["id"] for task in locked],
+                    revs=[task["rev"] for task in locked],
+                )
             )
             assert row is not None
             ended, asked, partitions = row
@@ -112,10 +111,3 @@ class BulkChanges:
             return CancelCounts(ended, asked, frozenset(partitions))
 
         return await self._database.transact(work)
-
-
-def _arguments(where: TaskFilter) -> tuple[object, ...]:
-    return (
-        where.state, where.queue, where.name, where.labels, where.due_after, where.due_before,
-        where.schedule_id, where.workflow_run_id,
-    )  # fmt: skip

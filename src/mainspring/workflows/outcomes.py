@@ -15,15 +15,13 @@ from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.states import RunState
-from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.store.claims import (
-    TaskRef,
-    assignment_of,
-    by_task,
-    finish_arguments,
-)
-from mainspring.store.step_rows import (
+from mainspring.postgres.rows import read_row
+from mainspring.store.claims import LeasedRow
+from mainspring.store.outcomes import SQL as OUTCOMES
+from mainspring.store.outcomes import by_task, finish_arguments
+from mainspring.store.task_refs import TaskRef
+from mainspring.store.workflow.step_rows import (
     ITSELF,
     MOST_RESULT,
     NO_STEP_LEASES,
@@ -34,12 +32,10 @@ from mainspring.store.step_rows import (
     ended_of,
     place_of,
 )
+from mainspring.store.workflow.steps import SQL
 from mainspring.workflows.advancing import LARGE, Steps
 
-SQL = queries.load("steps")
-_FINISH = queries.load("outcomes")["finish"]
 _MOST_INTRICATE = 10_000
-_TASK_COLUMNS = TaskRow._fields.index("worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +53,7 @@ class StepOutcomes:
         self._database = database
         self._steps = steps
         self._intricate: dict[tuple[int, UUID], None] = {}
-        """Runs of which some steps leave something to decide: the short way is not tried again."""
+        """Runs of which some steps leave something to decide: the fast path is not tried again."""
 
     async def finish_fast(
         self,
@@ -65,19 +61,20 @@ class StepOutcomes:
         finished: Sequence[Finish],
         offer: StepLeaseOffer = NO_STEP_LEASES,
     ) -> StepsFinished:
-        """The short way, for ends that leave nothing to decide. What it does not accept is for
+        """The fast path, for ends that leave nothing to decide. What it does not accept is for
         `finish`."""
         plain = sorted(self._plain(finished), key=by_task)
         if not plain:
             return StepsFinished(set(), Moved())
         rows = await self._database.fetch(
-            SQL["finish_fast"],
-            *finish_arguments(ownership, plain),
-            [f.report.execution.workflow_run_id for f in plain],
-            [f.report.execution.step for f in plain],
-            offer.lease,
-            offer.worker,
-            offer.most,
+            *SQL["finish_fast"](
+                **finish_arguments(ownership, plain),
+                run_ids=[f.report.execution.workflow_run_id for f in plain],
+                steps=[f.report.execution.step for f in plain],
+                lease=offer.lease,
+                worker=offer.worker,
+                most=offer.most,
+            )
         )
         done = StepsFinished(set(), Moved())
         for row in rows:
@@ -113,10 +110,12 @@ class StepOutcomes:
 
         async def work(connection: asyncpg.Connection) -> StepsFinished:
             huge = await self._steps.hold(connection, [_run_of(finish) for finish in finished])
-            rows = await connection.fetch(_FINISH, *finish_arguments(ownership, finished))
+            rows = await connection.fetch(
+                *OUTCOMES["finish"](**finish_arguments(ownership, finished))
+            )
             accepted = {row["id"] for row in rows}
             ended = [ended_of(f) for f in finished if f.report.execution.id in accepted]
-            moved = await self._steps.settle(connection, ownership, ended, now, huge=huge)
+            moved = await self._steps.advance_runs(connection, ownership, ended, now, huge=huge)
             return StepsFinished(accepted, moved)
 
         return await self._database.transact(work)
@@ -134,12 +133,13 @@ class StepOutcomes:
         `count_crash`, began alone and were lost with their worker; those in `presumed` count as
         begun."""
         rows = await self._database.fetch(
-            SQL["lost_steps"],
-            [h.tenant_id for h in held],
-            [h.id for h in held],
-            [h.guard for h in held],
-            list(count_crash),
-            list(presumed),
+            *SQL["lost_steps"](
+                tenant_ids=[h.tenant_id for h in held],
+                ids=[h.id for h in held],
+                fences=[h.guard for h in held],
+                count_crash=list(count_crash),
+                presumed=list(presumed),
+            )
         )
         if not rows:
             return StepsFinished(set(), Moved())
@@ -148,7 +148,9 @@ class StepOutcomes:
 
     async def expiring(self, ownership: Ownership) -> list[Ended]:
         """Steps of our partitions that were not started by their expiry."""
-        rows = await self._database.fetch(SQL["overdue_steps"], list(ownership.partitions))
+        rows = await self._database.fetch(
+            *SQL["overdue_steps"](partitions=list(ownership.partitions))
+        )
         return [
             Ended(row["tenant_id"], row["workflow_run_id"], step, TaskState.EXPIRED, item)
             for row in rows
@@ -164,7 +166,7 @@ class StepOutcomes:
             await self._steps.hold(connection, [(e.tenant_id, e.run_id) for e in leaving])
             told = Moved()
             ended = await self._steps.tasks.end(connection, leaving, told)
-            moved = await self._steps.settle(connection, ownership, ended, now)
+            moved = await self._steps.advance_runs(connection, ownership, ended, now)
             moved.told |= told.told
             return moved
 
@@ -172,7 +174,9 @@ class StepOutcomes:
 
     async def overdue(self, ownership: Ownership) -> list[tuple[int, UUID]]:
         """Runs of our partitions whose deadline has passed."""
-        rows = await self._database.fetch(SQL["overdue_runs"], list(ownership.partitions))
+        rows = await self._database.fetch(
+            *SQL["overdue_runs"](partitions=list(ownership.partitions))
+        )
         return [(row["tenant_id"], row["id"]) for row in rows]
 
     async def stop(
@@ -182,16 +186,18 @@ class StepOutcomes:
 
         async def work(connection: asyncpg.Connection) -> Moved:
             await self._steps.hold(connection, [(tenant_id, run_id)])
-            row = await connection.fetchrow(SQL["head"], tenant_id, run_id)
+            row = await connection.fetchrow(*SQL["head"](tenant_id=tenant_id, run_id=run_id))
             if row is None:
                 return Moved()
-            return await self._steps.stop_run(connection, ownership, RunHead(*row), why, now)
+            return await self._steps.stop_run(
+                connection, ownership, read_row(RunHead, row), why, now
+            )
 
         return await self._database.transact(work)
 
 
 def _lost(row: asyncpg.Record, now: float) -> Finish:
-    a = assignment_of(tuple(row)[:-1])
+    a = read_row(LeasedRow, row).execution()
     report = Report(a, Outcome.LOST, a.picked, max(a.picked, now))
     if row["cancel_requested"]:
         return finish(report, TaskState.CANCELLED)
@@ -200,18 +206,10 @@ def _lost(row: asyncpg.Record, now: float) -> Finish:
 
 
 def _note_released(row: asyncpg.Record, moved: Moved) -> None:
-    task = TaskRow(*tuple(row)[1 : 1 + _TASK_COLUMNS])
+    task = read_row(TaskRow, row)
     moved.rows.append(task)
     if task.state == "running":
-        assert task.lease_end is not None
-        execution = assignment_of(
-            (
-                task.tenant_id, task.id, task.fence, task.partition, row["attempts"],
-                row["failures"], task.due, row["picked"], task.lease_end, row["spec"],
-                row["payload"], task.due, row["workflow_run_id"], row["step"], None, None,
-            )
-        )  # fmt: skip
-        moved.leased.append((task, execution))
+        moved.leased.append((task, read_row(LeasedRow, row).execution()))
 
 
 def _is_plain(finish: Finish) -> bool:

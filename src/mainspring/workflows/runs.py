@@ -4,8 +4,6 @@ Every change holds the run's row first, then what it touches of its steps and th
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 from uuid import UUID
@@ -27,111 +25,31 @@ from mainspring.domain.workflow.retry import (
     with_left_out,
 )
 from mainspring.errors import Conflict, NotFound
-from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
+from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 from mainspring.store.dead_letters import note_done_again, note_left_out
 from mainspring.store.lists.paging import Found, fill
-from mainspring.store.step_rows import ITSELF, Ended, Moved, NewRun, NewStep, RunHead
-from mainspring.store.step_tasks import ADD_STEPS, add_arguments
+from mainspring.store.workflow.step_rows import ITSELF, Ended, Moved, NewRun, NewStep, RunHead
+from mainspring.store.workflow.steps import add_steps
+from mainspring.store.workflow.workflow_runs import (
+    SQL,
+    RunFilter,
+    StoredRun,
+    StoredRunPage,
+    StoredStep,
+)
 from mainspring.workflows.advancing import LARGE, Steps
 from mainspring.workflows.definitions import Definitions
 
-SQL = queries.load("workflow_runs")
 T = TypeVar("T")
 
 _LARGEST_ID = UUID(int=2**128 - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRun:
-    """A run as it was found."""
-
-    id: UUID
-    workflow: str
-    version: int
-    rev: int
-    state: str
-    stopping: str | None
-    total: int
-    unfinished: int
-    failed: int
-    input: bytes
-    created_at: datetime
-    finished_at: datetime | None
-    deadline_at: datetime | None
-    schedule_id: UUID | None
-    nominal_at: datetime | None
-
-
-def started_run(run: NewRun, moved: Moved) -> StoredRun:
-    """A run as it is right after its beginning; one without steps to take is over already."""
-    now = datetime.fromtimestamp(run.now, UTC)
-    deadline, nominal = (
-        None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-        for seconds in (run.deadline, run.nominal)
-    )
-    state = next(iter(moved.ended), None)
-    size = len(run.definition.steps)
-    return StoredRun(
-        id=run.id,
-        workflow=run.workflow,
-        version=run.version,
-        rev=1,
-        state=state or "running",
-        stopping=None,
-        total=size,
-        unfinished=0 if state else size,
-        failed=0,
-        input=run.input,
-        created_at=now,
-        finished_at=now if state else None,
-        deadline_at=deadline,
-        schedule_id=run.schedule_id,
-        nominal_at=nominal,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class StoredStep:
-    """A step of a run, or an item of one, as it was found."""
-
-    step: str
-    item: int
-    state: str
-    task_id: UUID
-    needed: int
-    finished: int
-    waived: bool
-    due_at: datetime | None
-    started_at: datetime | None
-    finished_at: datetime | None
-    attempts: int
-    result: bytes | None
-    error: dict[str, str] | None
-    expanded: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RunFilter:
-    """Which runs a list shows."""
-
-    workflow: str | None = None
-    state: str | None = None
-    schedule_id: UUID | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRunPage:
-    """Some runs, newest first, and where to go on (None at the end)."""
-
-    runs: list[StoredRun]
-    next_before: UUID | None
-
-
 class WorkflowRunService:
-    """The store's face for runs."""
+    """Runs of every tenant, and what is done to them by hand."""
 
     def __init__(
         self,
@@ -151,13 +69,15 @@ class WorkflowRunService:
     # Reading ----------------------------------------------------------------------------------
 
     async def get(self, tenant_id: int, run_id: UUID) -> StoredRun | None:
-        row = await self._database.fetch_row(SQL["get_run"], tenant_id, run_id)
-        return StoredRun(*row) if row else None
+        row = await self._database.fetch_row(*SQL["get_run"](tenant_id=tenant_id, run_id=run_id))
+        return read_row(StoredRun, row) if row else None
 
     async def steps(self, tenant_id: int, run_id: UUID, *, items: bool = False) -> list[StoredStep]:
         """The steps of a run; with `items` those of its lists, too."""
-        rows = await self._database.fetch(SQL["get_steps"], tenant_id, run_id, items)
-        return [StoredStep(*row) for row in rows]
+        rows = await self._database.fetch(
+            *SQL["get_steps"](tenant_id=tenant_id, run_id=run_id, items=items)
+        )
+        return read_rows(StoredStep, rows)
 
     async def definition(self, tenant_id: int, run: StoredRun) -> WorkflowDefinition:
         """The definition that a run was made by."""
@@ -175,20 +95,20 @@ class WorkflowRunService:
     ) -> Found[StoredRun, UUID]:
         scan = limit if where == RunFilter() else self._scan
         rows = await self._database.fetch(
-            SQL["list_runs"],
-            tenant_id,
-            before or _LARGEST_ID,
-            where.workflow,
-            where.state,
-            where.schedule_id,
-            limit,
-            scan,
+            *SQL["list_runs"](
+                tenant_id=tenant_id,
+                before=before or _LARGEST_ID,
+                workflow=where.workflow,
+                state=where.state,
+                schedule_id=where.schedule_id,
+                limit=limit,
+                scan=scan,
+            )
         )
-        *_, scanned, edge = rows[0]
-        runs = [StoredRun(*tuple(row)[:-2]) for row in rows if row["id"] is not None]
+        runs = read_rows(StoredRun, [row for row in rows if row["id"] is not None])
         if len(runs) == limit:
             return runs, runs[-1].id
-        return runs, edge if scanned == scan else None
+        return runs, rows[0]["edge"] if rows[0]["scanned"] == scan else None
 
     # Changing ---------------------------------------------------------------------------------
 
@@ -201,10 +121,8 @@ class WorkflowRunService:
         if conclude is not None or mixed or len(run.definition.steps) > LARGE:
             return await self._database.transact(lambda c: self._begin(c, ownership, run, conclude))
         added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
-        rows = await self._database.fetch(
-            ADD_STEPS, *add_arguments(ownership, run.head, added, run)
-        )
-        return Moved([TaskRow(*row) for row in rows]) if rows else None
+        rows = await self._database.fetch(*add_steps(ownership, run.head, added, run))
+        return Moved(read_rows(TaskRow, rows)) if rows else None
 
     async def _begin(
         self,
@@ -295,7 +213,7 @@ class WorkflowRunService:
                 again = {_known(definition, step)}
             await _audit(connection, actor, "workflow_run.retried", head, step=step)
             again = downstream(definition, again)
-            return await self._again(
+            return await self._reset(
                 connection, ownership, head, definition, states, again, actor, now
             )
 
@@ -319,7 +237,7 @@ class WorkflowRunService:
                 ended = await self._steps.tasks.end(connection, [leaving], told)
                 if not ended:
                     raise Conflict("the step is running: cancel its task first")
-                moved = await self._steps.settle(connection, ownership, ended, now)
+                moved = await self._steps.advance_runs(connection, ownership, ended, now)
                 moved.told |= told.told
                 return moved
             if standing.state == "expanded":
@@ -328,10 +246,10 @@ class WorkflowRunService:
                 raise Conflict("the step has completed")
             letters = [task for _, task in await self._given_up(connection, head, [step])]
             await note_left_out(connection, tenant_id, letters, actor)
-            await connection.execute(SQL["waive"], head.tenant_id, head.id, step)
+            await connection.execute(*SQL["waive"](**head.key, step=step))
             states[step] = StepProgress("skipped", waived=True)
             again = downstream(definition, {step}) - {step}
-            return await self._again(
+            return await self._reset(
                 connection, ownership, head, definition, states, again, actor, now, changed={step}
             )
 
@@ -348,22 +266,22 @@ class WorkflowRunService:
         """Hold a run and change it; None when there is no such run."""
 
         async def work(connection: asyncpg.Connection) -> T | None:
-            row = await connection.fetchrow(SQL["lock_run"], tenant_id, run_id)
-            return None if row is None else await change(connection, RunHead(*row))
+            row = await connection.fetchrow(*SQL["lock_run"](tenant_id=tenant_id, run_id=run_id))
+            return None if row is None else await change(connection, read_row(RunHead, row))
 
         return await self._database.transact(work)
 
     async def _states(
         self, connection: asyncpg.Connection, head: RunHead
     ) -> dict[str, StepProgress]:
-        rows = await connection.fetch(SQL["all_steps"], head.tenant_id, head.id, FAIL_FAST)
+        rows = await connection.fetch(*SQL["all_steps"](**head.key, fail_fast=FAIL_FAST))
         return {
             r["step"]: StepProgress(r["state"], r["waived"], r["left_out"])
             for r in rows
             if r["item"] == ITSELF
         }
 
-    async def _again(
+    async def _reset(
         self,
         connection: asyncpg.Connection,
         ownership: Ownership,
@@ -375,57 +293,32 @@ class WorkflowRunService:
         now: float,
         changed: Collection[str] = (),
     ) -> Moved:
-        """Put steps back to where they wait for those before them, and let the run go on. If others
-        remain that failed, it does not fail fast once more: what is asked for is done. Their dead
-        letters, and those of their items, are resolved: a replay would do the work twice."""
+        """Put steps back to where they wait for those before them, and let the run go on. Their
+        dead letters, and those of their items, are resolved: a replay would do the work twice."""
         again = with_left_out(definition, states, failed)
         busy = sorted(s for s in again if states[s].state in ("released", "expanded"))
         if busy:
             raise Conflict(f"the step {busy[0]!r} is under way: cancel it or let it end first")
         fresh = {s for s in again if states[s].state != "blocked"}
-        same = same_lists(definition, states, again, changed)
         added = self._new_steps(definition, fresh, now, frozenset())
         tasks = {step.step: step.task_id for step in added}
         given_up = await self._given_up(connection, head, list(fresh))
         successors = {task: tasks[step] for step, task in given_up}
         await note_done_again(connection, head.tenant_id, successors, actor)
-        await connection.execute(SQL["drop_items"], head.tenant_id, head.id, list(again), same)
-        ordered = sorted(again)
-        counts = [counted(definition, step, states, again) for step in ordered]
-        await connection.execute(
-            SQL["reset_steps"],
-            head.tenant_id,
-            head.id,
-            ordered,
-            [tasks.get(step) for step in ordered],
-            [len(definition.by_id[step].needs) for step in ordered],
-            [count.finished for count in counts],
-            [count.succeeded for count in counts],
-            [count.failed for count in counts],
-        )
+        same = same_lists(definition, states, again, changed)
+        await connection.execute(*SQL["drop_items"](**head.key, steps=list(again), same=same))
+        await _reset_rows(connection, head, definition, states, again, tasks)
         if added:
             await self._steps.tasks.add_tasks(connection, ownership, head, added)
-        kept = {name: s for name, s in states.items() if name not in again}
-        unfinished = len(again) + sum(not s.over for s in kept.values())
-        deadline = None if definition.deadline is None else now + definition.deadline
-        remaining = sum(s.state in LOST for s in kept.values())
-        row = await connection.fetchrow(
-            SQL["reopen_run"],
-            head.tenant_id,
-            head.id,
-            unfinished,
-            remaining,
-            deadline,
-            "failure" if remaining and definition.on_failure == "fail_fast" else None,
-        )
-        assert row is not None, "the caller holds the run"
-        return await self._steps.reconsider(connection, ownership, RunHead(*row), now)
+        kept = [state for name, state in states.items() if name not in again]
+        reopened = await _reopen(connection, head, definition, kept, len(again), now)
+        return await self._steps.reconsider(connection, ownership, reopened, now)
 
     async def _given_up(
         self, connection: asyncpg.Connection, head: RunHead, steps: Sequence[str]
     ) -> list[tuple[str, UUID]]:
         """Of these steps and their items, the tasks that may have left dead letters."""
-        rows = await connection.fetch(SQL["given_up"], head.tenant_id, head.id, steps)
+        rows = await connection.fetch(*SQL["given_up"](**head.key, steps=steps))
         return [(row["step"], row["task_id"]) for row in rows]
 
     def _new_steps(
@@ -451,6 +344,54 @@ class WorkflowRunService:
             for step in definition.steps
             if step.id in names
         ]
+
+
+async def _reset_rows(
+    connection: asyncpg.Connection,
+    head: RunHead,
+    definition: WorkflowDefinition,
+    states: Mapping[str, StepProgress],
+    again: Set[str],
+    tasks: Mapping[str, UUID],
+) -> None:
+    """Put the rows of steps back, with new tasks where they have had theirs."""
+    ordered = sorted(again)
+    counts = [counted(definition, step, states, again) for step in ordered]
+    await connection.execute(
+        *SQL["reset_steps"](
+            **head.key,
+            steps=ordered,
+            task_ids=[tasks.get(step) for step in ordered],
+            needed=[len(definition.by_id[step].needs) for step in ordered],
+            finished=[count.finished for count in counts],
+            succeeded=[count.succeeded for count in counts],
+            failed=[count.failed for count in counts],
+        )
+    )
+
+
+async def _reopen(
+    connection: asyncpg.Connection,
+    head: RunHead,
+    definition: WorkflowDefinition,
+    kept: Collection[StepProgress],
+    again: int,
+    now: float,
+) -> RunHead:
+    """Let a run go on with so many steps `again`. If others remain that failed, it does not fail
+    fast once more: what is asked for is done."""
+    failed = sum(state.state in LOST for state in kept)
+    row = await connection.fetchrow(
+        *SQL["reopen_run"](
+            **head.key,
+            unfinished=again + sum(not state.over for state in kept),
+            failed=failed,
+            deadline=None if definition.deadline is None else now + definition.deadline,
+            stopping="failure" if failed and definition.on_failure == "fail_fast" else None,
+        )
+    )
+    assert row is not None, "the caller holds the run"
+    return read_row(RunHead, row)
 
 
 def _plain_roots(definition: WorkflowDefinition) -> frozenset[str]:

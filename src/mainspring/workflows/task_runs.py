@@ -8,14 +8,13 @@ import msgspec
 
 from mainspring.domain.execution import Execution
 from mainspring.domain.placement import Ownership
-from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.store.step_rows import Moved, NewRun, RunHead, unreadable
-from mainspring.store.workflows import WorkflowStore
+from mainspring.postgres.rows import read_row
+from mainspring.store.workflow.step_rows import Moved, NewRun, RunHead, unreadable
+from mainspring.store.workflow.workflow_runs import SQL
+from mainspring.store.workflow.workflows import WorkflowStore
 from mainspring.workflows.advancing import Steps
 from mainspring.workflows.runs import WorkflowRunService
-
-SQL = queries.load("workflow_runs")
 
 _INPUT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encode = msgspec.json.Encoder().encode
@@ -45,7 +44,9 @@ class TaskRuns:
         if found is None:
             return None
         row = await self._database.fetch_row(
-            SQL["whose_task"], execution.tenant_id, execution.id, execution.fence
+            *SQL["whose_task"](
+                tenant_id=execution.tenant_id, task_id=execution.id, fence=execution.fence
+            )
         )
         if row is None:
             return Moved()  # not ours any more
@@ -71,7 +72,7 @@ class TaskRuns:
     async def ended(self, tasks: Sequence[Execution]) -> list[tuple[UUID, str]]:
         """Of the runs of these tasks those that are over, with their states."""
         rows = await self._database.fetch(
-            SQL["which_ended"], [t.tenant_id for t in tasks], [t.id for t in tasks]
+            *SQL["which_ended"](tenant_ids=[t.tenant_id for t in tasks], ids=[t.id for t in tasks])
         )
         return [(row["id"], row["state"]) for row in rows]
 
@@ -80,12 +81,18 @@ class TaskRuns:
         the run is another's."""
 
         async def work(connection: asyncpg.Connection) -> Moved | None:
-            row = await connection.fetchrow(SQL["lock_run"], execution.tenant_id, execution.id)
+            row = await connection.fetchrow(
+                *SQL["lock_run"](tenant_id=execution.tenant_id, run_id=execution.id)
+            )
             task = await connection.fetchrow(
-                SQL["whose_task"], execution.tenant_id, execution.id, execution.fence
+                *SQL["whose_task"](
+                    tenant_id=execution.tenant_id, task_id=execution.id, fence=execution.fence
+                )
             )
             if row is None or task is None or not task["cancel_requested"]:
                 return None
-            return await self._steps.stop_run(connection, ownership, RunHead(*row), "cancel", now)
+            return await self._steps.stop_run(
+                connection, ownership, read_row(RunHead, row), "cancel", now
+            )
 
         return await self._database.transact(work)

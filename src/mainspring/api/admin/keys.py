@@ -19,7 +19,7 @@ from mainspring.clock import Clock
 from mainspring.domain import apikey
 from mainspring.domain.duration import parse_duration
 from mainspring.errors import Conflict, InvalidRequest, Problem
-from mainspring.store.key_ring import Expiry, KeyRing, StoredKey
+from mainspring.store.keys import Expiry, KeyRing, StoredKey
 from mainspring.wire.admin import (
     KeyIn,
     KeyOut,

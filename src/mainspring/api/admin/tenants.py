@@ -18,7 +18,7 @@ from mainspring.domain import apikey
 from mainspring.domain.placement import PARTITIONS
 from mainspring.domain.tenant import TenantLimits
 from mainspring.errors import Conflict, InvalidRequest, Problem
-from mainspring.store.key_ring import MOST_LIVE_KEYS
+from mainspring.store.keys import MOST_LIVE_KEYS
 from mainspring.store.tenants import StoredTenant, TenantStore
 from mainspring.wire.admin import (
     SCOPES,

@@ -43,7 +43,7 @@ from mainspring.errors import Conflict, InvalidRequest, Problem, RequestError, S
 from mainspring.schedules.occurrences import DecidedSchedules
 from mainspring.schedules.service import NameTaken, ScheduleChange, ScheduleService
 from mainspring.store.creation import window_row
-from mainspring.store.schedule_rows import StoredSchedule, Template
+from mainspring.store.schedule.schedules import StoredSchedule, Template
 from mainspring.wire.schedules import (
     BackfilledOut,
     BackfillIn,

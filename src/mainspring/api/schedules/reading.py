@@ -29,7 +29,7 @@ from mainspring.domain.schedule import description as describe
 from mainspring.domain.schedule.policies import Decision
 from mainspring.errors import Problem
 from mainspring.schedules.service import ScheduleService
-from mainspring.store.schedule_rows import StoredOccurrence, StoredSchedule
+from mainspring.store.schedule.schedules import StoredOccurrence, StoredSchedule
 from mainspring.wire.schedules import (
     OccurrencePage,
     PreviewIn,

@@ -17,9 +17,9 @@ from mainspring.domain.schedule.policies import Misfire
 from mainspring.domain.schedule.zones import DstPolicy, UnknownZone, zone
 from mainspring.domain.task import RUN_WORKFLOW
 from mainspring.errors import Problem, refusal
-from mainspring.store.calendars import CalendarStore
-from mainspring.store.schedule_rows import Template
-from mainspring.store.workflows import WorkflowStore
+from mainspring.store.schedule.calendars import CalendarStore
+from mainspring.store.schedule.schedules import Template
+from mainspring.store.workflow.workflows import WorkflowStore
 from mainspring.wire.schedules import (
     WINDOWS,
     DstIn,

@@ -10,7 +10,7 @@ from mainspring.domain.schedule.definition import Timetable
 from mainspring.domain.schedule.description import describe
 from mainspring.domain.schedule.policies import Decision
 from mainspring.domain.task import RUN_WORKFLOW
-from mainspring.store.schedule_rows import StoredOccurrence, StoredSchedule, Template
+from mainspring.store.schedule.schedules import StoredOccurrence, StoredSchedule, Template
 from mainspring.wire.schedules import (
     DstIn,
     FireTimes,

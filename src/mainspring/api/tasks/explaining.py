@@ -41,12 +41,12 @@ class TaskExplanation:
         around = replace(self.node.explain(waiting.row), waits_for=_waits_for(waiting.dependency))
         if around.owned:
             return around
-        counts = await self.store.crowd(waiting.row)
+        beside = await self.store.running_beside(waiting.row)
         return replace(
             around,
-            tenant_running=counts.running,
+            tenant_running=beside.running,
             tenant_limit=waiting.tenant_limit,
-            key_running=counts.under_key,
+            key_running=beside.under_key,
         )
 
 

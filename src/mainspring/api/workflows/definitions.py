@@ -17,7 +17,7 @@ from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.api.workflows.views import graph_response, workflow_out
 from mainspring.clock import Clock
 from mainspring.domain.workflow.definition import WorkflowDefinition
-from mainspring.store.workflows import StoredWorkflow, WorkflowStore
+from mainspring.store.workflow.workflows import StoredWorkflow, WorkflowStore
 from mainspring.wire.workflows import (
     GraphFormat,
     VersionOut,

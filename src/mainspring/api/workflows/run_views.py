@@ -8,14 +8,14 @@ from mainspring.api.tasks.views import raw_or_none
 from mainspring.api.workflows.views import graph_out
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.definition import Step, WorkflowDefinition
-from mainspring.store.step_rows import ITSELF
+from mainspring.store.workflow.step_rows import ITSELF
+from mainspring.store.workflow.workflow_runs import StoredRun, StoredStep
 from mainspring.wire.runs import (
     ItemOut,
     RunOut,
     RunStepOut,
     RunSummary,
 )
-from mainspring.workflows.runs import StoredRun, StoredStep
 
 _SHOWN = {"released": "scheduled", "expanded": "running"}
 # While its items run a step says so; its own task only waits to join them.

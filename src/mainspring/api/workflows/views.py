@@ -9,7 +9,7 @@ from mainspring.api.tasks.views import concurrency_out, retry_out, target_out
 from mainspring.domain.task import TaskSpec
 from mainspring.domain.workflow import graph as graphs
 from mainspring.domain.workflow.definition import Step, WorkflowDefinition
-from mainspring.store.workflows import StoredWorkflow
+from mainspring.store.workflow.workflows import StoredWorkflow
 from mainspring.wire.workflows import (
     EdgeOut,
     GraphFormat,

@@ -12,13 +12,14 @@ from typing import Protocol
 from uuid import UUID
 
 from mainspring.domain.task import TaskState
+from mainspring.postgres.named_sql import Statement
 
 MOST = 20_000
 """Most rows that one statement looks at."""
 
 # The limit, which is never exceeded, is for the planner: where it does not know a limit it expects
 # to need a tenth of the table, and would sort a million rows to show fifty.
-_ALL = f"tenant_id = $1 AND id < $2 ORDER BY id DESC LIMIT {MOST}"
+_ALL = f"tenant_id = :tenant_id AND id < :before ORDER BY id DESC LIMIT {MOST}"
 
 
 class Wanted(Protocol):
@@ -50,11 +51,9 @@ class ListPath:
     finished: str = _ALL
     index: str | None = None
 
-    def of(self, statement: str) -> str:
+    def of(self, statement: Statement) -> Statement:
         """Return the statement that takes this path."""
-        return statement.replace("{unfinished}", self.unfinished).replace(
-            "{finished}", self.finished
-        )
+        return statement.filled(unfinished=self.unfinished, finished=self.finished)
 
 
 def _by(column: str, parameter: str, indexed: str) -> str:
@@ -66,8 +65,8 @@ def _by(column: str, parameter: str, indexed: str) -> str:
     """
     value = f"(SELECT {parameter})"
     return (
-        f"tenant_id = $1 AND ({column}, id) < ({value}, $2) AND {column} >= {value} AND {indexed} "
-        f"ORDER BY {column} DESC, id DESC LIMIT $3"
+        f"tenant_id = :tenant_id AND ({column}, id) < ({value}, :before) AND {column} >= {value} "
+        f"AND {indexed} ORDER BY {column} DESC, id DESC LIMIT :scan"
     )
 
 
@@ -78,30 +77,34 @@ def _everywhere(column: str, parameter: str, index: str, indexed: str | None = N
 
 def _in_any_order(condition: str) -> str:
     """The rows for which an indexed condition holds; the planner shall use no other index."""
-    return f"{condition} AND (tenant_id = $1) IS TRUE AND (id < $2) IS TRUE LIMIT {MOST}"
+    return (
+        f"{condition} AND (tenant_id = :tenant_id) IS TRUE AND (id < :before) IS TRUE LIMIT {MOST}"
+    )
 
 
 _EVERYTHING = ListPath()
-_RUN = _everywhere("workflow_run_id", "$15::uuid", "task_history_run")
-_SCHEDULE = _everywhere("schedule_id", "$14::uuid", "task_history_schedule")
-_NAME = _everywhere('name COLLATE "C"', "$8::text", "task_history_name")
+_RUN = _everywhere("workflow_run_id", ":workflow_run_id::uuid", "task_history_run")
+_SCHEDULE = _everywhere("schedule_id", ":schedule_id::uuid", "task_history_schedule")
+_NAME = _everywhere('name COLLATE "C"', ":name::text", "task_history_name")
 # Most tasks complete, and most are in this queue: indexing those would cost much and help little.
 _STATE = ListPath(
-    finished=_by('state COLLATE "C"', "$6::text", "state <> 'completed'"),
+    finished=_by('state COLLATE "C"', ":state::text", "state <> 'completed'"),
     index="task_history_state",
 )
-_QUEUE = _everywhere('queue COLLATE "C"', "$7::text", "task_history_queue", "queue <> 'default'")
+_QUEUE = _everywhere(
+    'queue COLLATE "C"', ":queue::text", "task_history_queue", "queue <> 'default'"
+)
 _PARKED = ListPath(unfinished=f"parked AND {_ALL}")
 
 # The tenant is part of the value that is indexed, so nobody pays for the labels of others.
 _LABELS = _in_any_order(
     "labels IS NOT NULL AND jsonb_set('{}', ARRAY[tenant_id::text], labels) "
-    "@> jsonb_set('{}', ARRAY[$1::integer::text], $9::jsonb)"
+    "@> jsonb_set('{}', ARRAY[:tenant_id::integer::text], :labels::jsonb)"
 )
 _BY_LABEL = ListPath(_LABELS, _LABELS, "task_history_label")
 _DUE = (
-    "due_at >= coalesce($10::timestamptz, '-infinity') "
-    "AND due_at < coalesce($11::timestamptz, 'infinity')"
+    "due_at >= coalesce(:due_after::timestamptz, '-infinity') "
+    "AND due_at < coalesce(:due_before::timestamptz, 'infinity')"
 )
 _PARTITIONS = "partition = ANY (ARRAY(SELECT generate_series(0, 255)::smallint))"
 _BY_DUE = ListPath(

@@ -4,14 +4,14 @@
 -- Enter the cluster, and let nothing be repeated that a life of this database may have issued which is no
 -- more: the fences of tasks that there are rise to a floor, which no restore repeats because it follows the
 -- clock. Where the server is another one than that of the last to join, or the node was a member before
--- ($5), its clock may be behind the one by which tasks were created: a minute is added. Nodes that joined
+-- (:former), its clock may be behind the one by which tasks were created: a minute is added. Nodes that joined
 -- another server can do nothing any more, and what they had in flight ended with it; our own former row may
 -- have something in flight, for which FOR UPDATE waits. Rows of nodes are locked before those of partitions,
 -- as by all who move them. The floor is not ahead of the clock by more than that minute, however many join:
 -- else a life that is lost could have issued what the clock comes to later.
 WITH was AS MATERIALIZED (
     SELECT server_started <> pg_postmaster_start_time() AS changed,
-        CASE WHEN server_started <> pg_postmaster_start_time() OR $5::uuid IS NOT NULL
+        CASE WHEN server_started <> pg_postmaster_start_time() OR :former::uuid IS NOT NULL
         THEN 60 ELSE 0 END AS margin
     FROM fence_floor FOR UPDATE
 ), raised AS (
@@ -23,7 +23,7 @@ WITH was AS MATERIALIZED (
     RETURNING f.floor
 ), former AS MATERIALIZED (
     SELECT n.id FROM nodes n, raised
-    WHERE n.state = 'active' AND (n.id = $5 OR NOT is_this_server(n.server_started))
+    WHERE n.state = 'active' AND (n.id = :former OR NOT is_this_server(n.server_started))
     FOR UPDATE OF n
 ), buried AS (
     UPDATE nodes n SET state = 'dead', epoch = n.epoch + 1 FROM former WHERE n.id = former.id
@@ -35,7 +35,7 @@ WITH was AS MATERIALIZED (
     FROM places, raised WHERE p.partition = places.partition
 )
 INSERT INTO nodes (id, name, url, version, server_started)
-SELECT $1, $2, $3, $4, pg_postmaster_start_time() FROM raised
+SELECT :node_id, :name, :url, :version, pg_postmaster_start_time() FROM raised
 RETURNING epoch;
 
 -- name: restore_fence
@@ -71,9 +71,9 @@ FROM raised;
 
 -- name: beat
 -- "I am alive": answers the time only to a node that nobody has declared dead, and that has joined this
--- very server. Beats that were counted cannot be fewer than before ($3), unless the database was set back.
+-- very server. Beats that were counted cannot be fewer than before (:beats), unless the database was set back.
 UPDATE nodes SET heartbeat_at = clock_timestamp(), beats = beats + 1
-WHERE id = $1 AND epoch = $2 AND state = 'active' AND is_this_server(server_started) AND beats >= $3
+WHERE id = :node_id AND epoch = :epoch AND state = 'active' AND is_this_server(server_started) AND beats >= :beats
 RETURNING extract(epoch FROM clock_timestamp())::float8 AS now, beats;
 
 -- name: members
@@ -90,7 +90,7 @@ FROM partitions GROUP BY owner;
 SELECT n.id, n.name, n.url, n.version, n.state, n.epoch, n.started_at,
     extract(epoch FROM clock_timestamp() - n.heartbeat_at)::float8 AS silent,
     (SELECT count(*) FROM partitions p WHERE p.owner = n.id) AS owned
-FROM nodes n ORDER BY n.state, n.started_at DESC, n.id LIMIT $1;
+FROM nodes n ORDER BY n.state, n.started_at DESC, n.id LIMIT :limit;
 
 -- name: partitions
 SELECT partition, owner, epoch FROM partitions ORDER BY partition;
@@ -102,22 +102,22 @@ SELECT partition, owner, epoch FROM partitions ORDER BY partition;
 -- tries again: none can have been added, so it comes to an end. FOR UPDATE gets through only when there
 -- are none. Then it can change nothing any more, and its partitions may be taken.
 WITH idle AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 FOR UPDATE SKIP LOCKED
+    SELECT id FROM nodes WHERE id = :node_id FOR UPDATE SKIP LOCKED
 )
 UPDATE nodes n SET epoch = n.epoch + 1,
     state = CASE WHEN EXISTS (SELECT FROM idle) THEN 'dead' ELSE n.state END
-WHERE n.id = $1 AND n.state = 'active'
-  AND n.heartbeat_at < clock_timestamp() - $2 * interval '1 second'
+WHERE n.id = :node_id AND n.state = 'active'
+  AND n.heartbeat_at < clock_timestamp() - :ttl * interval '1 second'
 RETURNING CASE WHEN n.state = 'dead' THEN n.id END;
 
 -- name: take_over
 -- Take partitions that nobody living owns. The node's own row proves that it is itself alive.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND state = 'active' AND is_this_server(server_started)
+    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND state = 'active' AND is_this_server(server_started)
     FOR KEY SHARE
 ), free AS MATERIALIZED (
     SELECT p.partition FROM partitions p
-    WHERE p.partition = ANY ($3::smallint[])
+    WHERE p.partition = ANY (:partitions::smallint[])
       AND (p.owner IS NULL
            OR NOT EXISTS (SELECT FROM nodes o WHERE o.id = p.owner AND o.state = 'active'))
     ORDER BY p.partition FOR UPDATE
@@ -130,13 +130,13 @@ RETURNING p.partition;
 -- Give partitions up. The new epoch makes every statement in flight that relied on them void;
 -- FOR UPDATE waits for those that hold the row already.
 WITH node AS MATERIALIZED (
-    SELECT id, epoch FROM nodes WHERE id = $1 AND epoch = $2 FOR UPDATE
+    SELECT id, epoch FROM nodes WHERE id = :node_id AND epoch = :epoch FOR UPDATE
 ), given AS (
     UPDATE partitions p SET owner = gift.heir, epoch = p.epoch + 1
-    FROM unnest($3::smallint[], $4::uuid[]) AS gift (partition, heir), node
+    FROM unnest(:partitions::smallint[], :heirs::uuid[]) AS gift (partition, heir), node
     WHERE p.partition = gift.partition AND p.owner = node.id
 )
-UPDATE nodes n SET epoch = n.epoch + 1, state = $5 FROM node WHERE n.id = node.id
+UPDATE nodes n SET epoch = n.epoch + 1, state = :state FROM node WHERE n.id = node.id
 RETURNING n.epoch;
 
 -- name: standing
@@ -146,9 +146,9 @@ SELECT count(*) FILTER (WHERE kind = 'overdue') AS overdue,
     count(*) FILTER (WHERE kind = 'outdated') AS outdated
 FROM (
     (SELECT 'overdue' AS kind, wake_at FROM schedules
-     WHERE state = 'active' AND wake_at < now() - $1 * interval '1 second'
+     WHERE state = 'active' AND wake_at < now() - :overdue_after * interval '1 second'
      ORDER BY wake_at LIMIT 10000)
     UNION ALL
     (SELECT 'outdated', wake_at FROM schedules
-     WHERE tzdata < $2 AND state <> 'ended' LIMIT 10000)
+     WHERE tzdata < :tzdata AND state <> 'ended' LIMIT 10000)
 ) found;

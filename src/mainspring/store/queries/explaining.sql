@@ -18,14 +18,14 @@ JOIN tenants n ON n.id = w.tenant_id
 LEFT JOIN workflow_steps s ON s.tenant_id = t.tenant_id AND s.run_id = t.workflow_run_id
     AND s.task_id = t.id AND t.state = 'blocked'
 LEFT JOIN workflow_runs r ON r.tenant_id = s.tenant_id AND r.id = s.run_id
-WHERE w.tenant_id = $1 AND w.id = $2;
+WHERE w.tenant_id = :tenant_id AND w.id = :task_id;
 
--- name: crowd
--- What of a tenant runs in a partition, and under a key; at most $4 rows are looked at.
+-- name: running_beside
+-- What of a tenant runs in a partition, and under a key; at most :scan rows are looked at.
 WITH due AS MATERIALIZED (
     SELECT tenant_id, state, concurrency_key FROM tasks
-    WHERE partition = $1 AND NOT parked AND due_at <= clock_timestamp()
-    ORDER BY due_at LIMIT $4
+    WHERE partition = :partition AND NOT parked AND due_at <= clock_timestamp()
+    ORDER BY due_at LIMIT :scan
 )
-SELECT count(*) AS running, count(*) FILTER (WHERE concurrency_key = $3) AS under_key
-FROM due WHERE tenant_id = $2 AND state = 'running';
+SELECT count(*) AS running, count(*) FILTER (WHERE concurrency_key = :concurrency_key) AS under_key
+FROM due WHERE tenant_id = :tenant_id AND state = 'running';

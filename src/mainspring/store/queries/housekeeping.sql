@@ -3,41 +3,13 @@
 -- name: hold_duty
 -- Become, or stay, the one who does a cluster-wide duty.
 INSERT INTO duties AS d (name, holder, lease_until)
-VALUES ($1, $2, clock_timestamp() + $3 * interval '1 second')
-ON CONFLICT (name) DO UPDATE SET holder = $2, lease_until = excluded.lease_until
-WHERE d.holder = $2 OR d.lease_until < clock_timestamp()
+VALUES (:duty, :holder, clock_timestamp() + :lease * interval '1 second')
+ON CONFLICT (name) DO UPDATE SET holder = :holder, lease_until = excluded.lease_until
+WHERE d.holder = :holder OR d.lease_until < clock_timestamp()
 RETURNING name;
 
 -- name: drop_duties
-DELETE FROM duties WHERE holder = $1;
-
--- name: list_partitions
-SELECT child.relname AS name
-FROM pg_inherits i
-JOIN pg_class child ON child.oid = i.inhrelid
-JOIN pg_class parent ON parent.oid = i.inhparent
-WHERE parent.relname = $1 AND parent.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'tasks'::regclass)
-  AND child.relname ~ '_d[0-9]{8}$'
-ORDER BY child.relname;
-
--- name: default_size
--- How many bytes somebody has to look through to make a partition.
-SELECT pg_relation_size(($1 || '_default')::regclass) AS bytes;
-
--- name: detached_partitions
--- Tables that were detached and are neither dropped nor handed over yet.
-SELECT c.relname AS name FROM pg_class c
-WHERE c.relkind = 'r' AND c.relname ~ ('^' || $1 || '_d[0-9]{8}$')
-  AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'tasks'::regclass) AND NOT c.relispartition
-ORDER BY c.relname;
-
--- name: home
--- The schema our tables are in. Not the current one: that may be another's by now.
-SELECT quote_ident(n.nspname) AS name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid = 'tasks'::regclass;
-
--- name: today
-SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date AS today;
+DELETE FROM duties WHERE holder = :holder;
 
 -- name: allow_clearing
 -- Lets the append-only trigger pass, for this transaction.
@@ -49,7 +21,7 @@ SELECT set_config('mainspring.purge', 'on', true);
 WITH gone AS (
     DELETE FROM idempotency_keys
     WHERE expires_at < clock_timestamp() AND ctid = ANY (ARRAY(
-        SELECT ctid FROM idempotency_keys WHERE expires_at < now() LIMIT $1))
+        SELECT ctid FROM idempotency_keys WHERE expires_at < now() LIMIT :limit))
     RETURNING 1
 )
 SELECT count(*) AS gone FROM gone;
@@ -59,7 +31,7 @@ SELECT count(*) AS gone FROM gone;
 WITH gone AS (
     DELETE FROM effects
     WHERE expires_at < clock_timestamp() AND ctid = ANY (ARRAY(
-        SELECT ctid FROM effects WHERE expires_at < now() LIMIT $1))
+        SELECT ctid FROM effects WHERE expires_at < now() LIMIT :limit))
     RETURNING 1
 )
 SELECT count(*) AS gone FROM gone;
@@ -69,7 +41,7 @@ SELECT count(*) AS gone FROM gone;
 -- than a batch of them is looked at.
 WITH gone AS (
     DELETE FROM outbox WHERE id = ANY (ARRAY(
-        SELECT id FROM (SELECT id, created_at FROM outbox ORDER BY id LIMIT $1) oldest
+        SELECT id FROM (SELECT id, created_at FROM outbox ORDER BY id LIMIT :limit) oldest
         WHERE created_at < clock_timestamp() - interval '7 days'))
     RETURNING 1
 )
@@ -95,7 +67,7 @@ DELETE FROM messages WHERE sent_at < clock_timestamp() - interval '1 minute';
 -- name: forget_old_keys
 -- Keys that ended long ago; the audit log still tells of them.
 DELETE FROM api_keys
-WHERE least(revoked_at, expires_at) < clock_timestamp() - $1 * interval '1 day';
+WHERE least(revoked_at, expires_at) < clock_timestamp() - :keep_days * interval '1 day';
 
 -- name: oldest_transaction
 -- Old snapshots keep dead rows alive and slow every claim down: worth a warning.
@@ -123,7 +95,7 @@ JOIN pg_namespace home ON home.oid = part.relnamespace
 LEFT JOIN pg_class built ON built.relnamespace = part.relnamespace
     AND built.relname = part.relname || substr(parent.relname, length(divided.relname) + 1)
 LEFT JOIN pg_index b ON b.indexrelid = built.oid
-WHERE NOT i.indisvalid AND divided.relname = ANY ($1::text[])
+WHERE NOT i.indisvalid AND divided.relname = ANY (:tables::text[])
   AND divided.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'tasks'::regclass)
   AND NOT EXISTS (
       SELECT FROM pg_inherits attached JOIN pg_index a ON a.indexrelid = attached.inhrelid
@@ -141,7 +113,7 @@ JOIN pg_class divided ON divided.oid = i.indrelid
 JOIN pg_namespace home ON home.oid = divided.relnamespace
 JOIN pg_inherits attached ON attached.inhparent = i.indexrelid
 JOIN pg_class part ON part.oid = attached.inhrelid
-WHERE NOT i.indisvalid AND divided.relname = ANY ($1::text[])
+WHERE NOT i.indisvalid AND divided.relname = ANY (:tables::text[])
   AND divided.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'tasks'::regclass)
 GROUP BY home.nspname, parent.relname, i.indexrelid, i.indrelid
 HAVING count(*) = (SELECT count(*) FROM pg_inherits WHERE inhparent = i.indrelid);

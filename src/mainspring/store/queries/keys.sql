@@ -4,13 +4,13 @@
 SELECT id, tenant_id, scopes, operator, secret_hash,
     extract(epoch FROM expires_at - clock_timestamp())::float8 AS expires_in
 FROM api_keys
-WHERE secret_hash = $1 AND revoked_at IS NULL
+WHERE secret_hash = :secret_hash AND revoked_at IS NULL
   AND (expires_at IS NULL OR expires_at > clock_timestamp());
 
 -- name: add_key
 -- Adding the same key again (a restart in development) changes nothing.
 INSERT INTO api_keys (id, tenant_id, secret_hash, name, scopes, operator, prefix)
-VALUES ($1, $2, $3, $4, $5, $6, $7)
+VALUES (:id, :tenant_id, :secret_hash, :name, :scopes, :operator, :prefix)
 ON CONFLICT DO NOTHING;
 
 -- name: touch_keys
@@ -18,7 +18,7 @@ ON CONFLICT DO NOTHING;
 -- once a minute, whoever tells.
 WITH used AS MATERIALIZED (
     SELECT k.id, clock_timestamp() - u.ago * interval '1 second' AS at
-    FROM api_keys k JOIN unnest($1::text[], $2::float8[]) AS u (id, ago) ON k.id = u.id
+    FROM api_keys k JOIN unnest(:ids::text[], :ago::float8[]) AS u (id, ago) ON k.id = u.id
     ORDER BY k.id FOR UPDATE OF k
 )
 UPDATE api_keys k SET last_used_at = used.at
@@ -27,57 +27,57 @@ FROM used WHERE k.id = used.id
 
 -- name: take_turn
 -- Changes of one tenant's keys come one after the other, and none outlives the tenant.
-SELECT id FROM tenants WHERE id = $1 FOR NO KEY UPDATE;
+SELECT id FROM tenants WHERE id = :tenant_id FOR NO KEY UPDATE;
 
 -- name: count_live_keys
 SELECT count(*) FROM api_keys
-WHERE tenant_id = $1 AND revoked_at IS NULL
+WHERE tenant_id = :tenant_id AND revoked_at IS NULL
   AND (expires_at IS NULL OR expires_at > clock_timestamp());
 
 -- name: create_key
 INSERT INTO api_keys (id, tenant_id, secret_hash, name, scopes, prefix, expires_at)
-VALUES ($2, $1, $3, $4, $5, $6,
-        coalesce($7::timestamptz, clock_timestamp() + $8::float8 * interval '1 second'))
+VALUES (:id, :tenant_id, :secret_hash, :name, :scopes, :prefix,
+        coalesce(:expires_at::timestamptz, clock_timestamp() + :expires_after::float8 * interval '1 second'))
 RETURNING seq, id, prefix, name, scopes, operator, created_at, expires_at, last_used_at, revoked_at;
 
 -- name: get_key
 SELECT seq, id, prefix, name, scopes, operator, created_at, expires_at, last_used_at, revoked_at
-FROM api_keys WHERE tenant_id = $1 AND id = $2;
+FROM api_keys WHERE tenant_id = :tenant_id AND id = :key_id;
 
 -- name: list_keys
 SELECT seq, id, prefix, name, scopes, operator, created_at, expires_at, last_used_at, revoked_at
-FROM api_keys WHERE tenant_id = $1 AND seq < $2 ORDER BY seq DESC LIMIT $3;
+FROM api_keys WHERE tenant_id = :tenant_id AND seq < :before ORDER BY seq DESC LIMIT :limit;
 
 -- name: revoke_key
 UPDATE api_keys SET revoked_at = clock_timestamp()
-WHERE tenant_id = $1 AND id = $2 AND revoked_at IS NULL RETURNING id;
+WHERE tenant_id = :tenant_id AND id = :key_id AND revoked_at IS NULL RETURNING id;
 
 -- name: revoke_operator
 UPDATE api_keys SET revoked_at = clock_timestamp()
-WHERE operator AND (id = $1 OR secret_hash = $2) AND revoked_at IS NULL RETURNING id;
+WHERE operator AND (id = :key OR secret_hash = :secret_hash) AND revoked_at IS NULL RETURNING id;
 
 -- name: lock_live_key
 -- A key that may be replaced, and for how long it was made.
 SELECT id, name, scopes, operator, extract(epoch FROM expires_at - created_at)::float8 AS lifetime
 FROM api_keys
-WHERE tenant_id = $1 AND id = $2 AND revoked_at IS NULL
+WHERE tenant_id = :tenant_id AND id = :key_id AND revoked_at IS NULL
   AND (expires_at IS NULL OR expires_at > clock_timestamp())
 FOR UPDATE;
 
 -- name: let_key_end
 -- A key that was replaced lives on for a while, but never longer than it would have anyway.
 UPDATE api_keys
-SET expires_at = least(expires_at, clock_timestamp() + $3 * interval '1 second')
-WHERE tenant_id = $1 AND id = $2;
+SET expires_at = least(expires_at, clock_timestamp() + :grace * interval '1 second')
+WHERE tenant_id = :tenant_id AND id = :key_id;
 
 -- name: ensure_tenant
 WITH made AS (
-    INSERT INTO tenants (name) VALUES ($1) ON CONFLICT (name) DO NOTHING RETURNING id
+    INSERT INTO tenants (name) VALUES (:name) ON CONFLICT (name) DO NOTHING RETURNING id
 )
-SELECT id FROM made UNION ALL SELECT id FROM tenants WHERE name = $1 LIMIT 1;
+SELECT id FROM made UNION ALL SELECT id FROM tenants WHERE name = :name LIMIT 1;
 
 -- name: all_limits
 SELECT id, weight, max_running, spread FROM tenants;
 
 -- name: limits_of
-SELECT id, weight, max_running, spread FROM tenants WHERE id = ANY ($1::integer[]);
+SELECT id, weight, max_running, spread FROM tenants WHERE id = ANY (:ids::integer[]);

@@ -5,9 +5,9 @@
 -- of a statement begin at one moment: who tells of them, or reads of it, works out one time and not many.
 WITH node AS MATERIALIZED (
     SELECT n.id, clock_timestamp() AS now, f.floor, f.before FROM nodes n, fence_floor f
-    WHERE n.id = $1 AND n.epoch = $2 AND is_this_server(n.server_started) FOR KEY SHARE OF n
+    WHERE n.id = :node_id AND n.epoch = :epoch AND is_this_server(n.server_started) FOR KEY SHARE OF n
 ), pick AS MATERIALIZED (
-    SELECT * FROM unnest($4::integer[], $5::uuid[], $6::integer[], $7::text[], $8::text[], $9::jsonb[])
+    SELECT * FROM unnest(:tenant_ids::integer[], :ids::uuid[], :revs::integer[], :workers::text[], :incarnations::text[], :waited::jsonb[])
         AS p (tenant_id, id, rev, worker, incarnation, waited)
     WHERE NOT EXISTS (SELECT FROM workers w WHERE w.tenant_id = p.tenant_id AND w.name = p.worker
                       AND w.incarnation <> p.incarnation)
@@ -16,7 +16,7 @@ UPDATE tasks t
 SET state = 'running', rev = t.rev + 1,
     fence = greatest(t.fence + 1, CASE WHEN t.created_at < node.before THEN node.floor END),
     attempts = t.attempts + 1,
-    picked_at = node.now, lease_until = node.now + $3 * interval '1 second',
+    picked_at = node.now, lease_until = node.now + :lease * interval '1 second',
     worker = pick.worker, incarnation = pick.incarnation, progress = NULL, waited = pick.waited,
     began = false, began_alone = false
 FROM pick, node
@@ -26,21 +26,21 @@ WHERE t.tenant_id = pick.tenant_id AND t.id = pick.id AND t.rev = pick.rev
   AND (t.expires_at IS NULL OR t.expires_at > node.now)
 RETURNING t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
-    extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
-    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, NULL::jsonb, t.earlier,
+    extract(epoch FROM t.lease_until)::float8 AS lease_end, t.spec, t.payload,
+    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, NULL::jsonb AS waited, t.earlier,
     t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at,
     t.losses + t.unproven_losses > 0 AS suspect;
 
 -- name: claimed_for_workers
--- After a claim whose answer was lost: which of these did whom we claimed them for get? See `engine.claimed_by`
+-- After a claim whose answer was lost: which of these did whom we claimed them for get? See `claims.claimed_by`
 -- for the rev.
 SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
-    extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
+    extract(epoch FROM t.lease_until)::float8 AS lease_end, t.spec, t.payload,
     extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, t.waited, t.earlier,
     t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at,
     t.losses + t.unproven_losses > 0 AS suspect
-FROM unnest($1::integer[], $2::uuid[], $3::integer[], $4::text[], $5::text[])
+FROM unnest(:tenant_ids::integer[], :ids::uuid[], :revs::integer[], :workers::text[], :incarnations::text[])
     AS p (tenant_id, id, rev, worker, incarnation)
 JOIN tasks t ON t.tenant_id = p.tenant_id AND t.id = p.id
 WHERE t.state = 'running' AND t.worker = p.worker AND t.incarnation = p.incarnation AND t.rev > p.rev;
@@ -53,58 +53,58 @@ WHERE t.state = 'running' AND t.worker = p.worker AND t.incarnation = p.incarnat
 -- this one's.
 WITH held AS MATERIALIZED (
     SELECT t.id, t.fence, h.progress, h.started, h.alone, clock_timestamp() AS now, t.picked_at
-        + ((convert_from(t.spec, 'UTF8')::json ->> 'timeout')::float8 + $8) * interval '1 second' AS last
-    FROM unnest($5::uuid[], $6::integer[], $7::bytea[], $9::boolean[], $10::boolean[])
+        + ((convert_from(t.spec, 'UTF8')::json ->> 'timeout')::float8 + :grace) * interval '1 second' AS last
+    FROM unnest(:ids::uuid[], :fences::integer[], :progress::bytea[], :started::boolean[], :alone::boolean[])
         AS h (id, fence, progress, started, alone)
-    JOIN tasks t ON t.tenant_id = $1 AND t.id = h.id AND t.fence = h.fence
-    WHERE t.state = 'running' AND t.worker = $2 AND t.incarnation = $3
+    JOIN tasks t ON t.tenant_id = :tenant_id AND t.id = h.id AND t.fence = h.fence
+    WHERE t.state = 'running' AND t.worker = :worker AND t.incarnation = :incarnation
 )
 UPDATE tasks t
 SET progress = coalesce(held.progress, t.progress), began = t.began OR held.started,
     began_alone = t.began_alone OR held.started AND held.alone,
     lease_until = CASE WHEN held.now >= held.last THEN t.lease_until
                   WHEN held.started AND NOT t.began
-                       AND t.lease_until > held.now + $4 / 3 * interval '1 second' THEN t.lease_until
-                  ELSE least(held.now + $4 * interval '1 second',
-                             held.last + $4 / 2 * interval '1 second') END
+                       AND t.lease_until > held.now + :lease / 3 * interval '1 second' THEN t.lease_until
+                  ELSE least(held.now + :lease * interval '1 second',
+                             held.last + :lease / 2 * interval '1 second') END
 FROM held
-WHERE t.tenant_id = $1 AND t.id = held.id AND t.fence = held.fence AND t.state = 'running'
-RETURNING t.tenant_id, t.id, extract(epoch FROM t.lease_until)::float8 AS lease_until,
+WHERE t.tenant_id = :tenant_id AND t.id = held.id AND t.fence = held.fence AND t.state = 'running'
+RETURNING t.tenant_id, t.id, extract(epoch FROM t.lease_until)::float8 AS lease_end,
     t.cancel_requested, held.now >= held.last AS overdue;
 
 -- name: held_by_workers
 -- The present tries of these tasks, guarded by fence, as their claims returned them.
 SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
-    extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, ''::bytea AS payload,
+    extract(epoch FROM t.lease_until)::float8 AS lease_end, t.spec, ''::bytea AS payload,
     extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, t.waited, t.earlier,
     t.cancel_requested
-FROM unnest($2::uuid[], $3::integer[]) AS held (id, fence)
-JOIN tasks t ON t.tenant_id = $1 AND t.id = held.id AND t.fence = held.fence
+FROM unnest(:ids::uuid[], :fences::integer[]) AS held (id, fence)
+JOIN tasks t ON t.tenant_id = :tenant_id AND t.id = held.id AND t.fence = held.fence
 WHERE t.state = 'running' AND t.incarnation IS NOT NULL;
 
 -- name: leased_tasks
 -- What another node claimed for a worker of ours.
 SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
-    extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
+    extract(epoch FROM t.lease_until)::float8 AS lease_end, t.spec, t.payload,
     extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, t.waited, t.earlier,
     t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at,
     t.losses + t.unproven_losses > 0 AS suspect
-FROM unnest($2::uuid[], $3::integer[]) AS held (id, fence)
-JOIN tasks t ON t.tenant_id = $1 AND t.id = held.id AND t.fence = held.fence
+FROM unnest(:ids::uuid[], :fences::integer[]) AS held (id, fence)
+JOIN tasks t ON t.tenant_id = :tenant_id AND t.id = held.id AND t.fence = held.fence
 WHERE t.state = 'running' AND t.incarnation IS NOT NULL;
 
 -- name: judge_reports
 -- Reports that changed nothing: was the same said of the try before, was it something else or is there a
 -- newer try, or is there no such task at all?
 SELECT r.id, r.fence, r.outcome,
-    EXISTS (SELECT FROM executions e WHERE e.tenant_id = $1 AND e.task_id = r.id
+    EXISTS (SELECT FROM executions e WHERE e.tenant_id = :tenant_id AND e.task_id = r.id
               AND e.fence = r.fence AND e.finished_at >= time_of(r.id)
               -- Whatever is said of a try that was asked to cancel, but for its success, cancels it.
               AND (e.outcome = r.outcome OR e.outcome = 'cancelled' AND r.outcome <> 'succeeded'))
         AS recorded,
-    EXISTS (SELECT FROM tasks t WHERE t.tenant_id = $1 AND t.id = r.id)
-      OR EXISTS (SELECT FROM task_history h WHERE h.tenant_id = $1 AND h.id = r.id
+    EXISTS (SELECT FROM tasks t WHERE t.tenant_id = :tenant_id AND t.id = r.id)
+      OR EXISTS (SELECT FROM task_history h WHERE h.tenant_id = :tenant_id AND h.id = r.id
                    AND h.finished_at >= time_of(r.id)) AS known
-FROM unnest($2::uuid[], $3::integer[], $4::text[]) AS r (id, fence, outcome);
+FROM unnest(:ids::uuid[], :fences::integer[], :outcomes::text[]) AS r (id, fence, outcome);

@@ -24,7 +24,7 @@ WHERE i.inhparent = 'occurrences'::regclass;
 
 -- name: in_default
 -- Whether lines of that time lie in the default partition: asked without a lock that others wait for.
-SELECT EXISTS (SELECT FROM occurrences_default WHERE nominal_at >= $1::timestamptz AND nominal_at < $2::timestamptz);
+SELECT EXISTS (SELECT FROM occurrences_default WHERE nominal_at >= :first::timestamptz AND nominal_at < :end::timestamptz);
 
 -- name: allow_clearing
 -- Lets the ledger's trigger pass lines of schedules that exist, for this transaction.
@@ -37,13 +37,13 @@ SELECT set_config('mainspring.purge', 'on', true);
 SELECT tenant_id, id FROM deleted_schedules ORDER BY id LIMIT 1;
 
 -- name: forget_schedule
-DELETE FROM deleted_schedules WHERE id = $1;
+DELETE FROM deleted_schedules WHERE id = :schedule_id;
 
 -- name: note_deleted
-INSERT INTO deleted_schedules (tenant_id, id) VALUES ($1, $2);
+INSERT INTO deleted_schedules (tenant_id, id) VALUES (:tenant_id, :schedule_id);
 
 -- name: delete_lines
 -- Some lines of a schedule, the oldest first: by its index, however many there are.
-DELETE FROM occurrences WHERE tenant_id = $1 AND schedule_id = $2 AND nominal_at <= (
+DELETE FROM occurrences WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id AND nominal_at <= (
     SELECT max(oldest.nominal_at) FROM (
-        SELECT nominal_at FROM occurrences WHERE schedule_id = $2 ORDER BY nominal_at LIMIT $3) oldest);
+        SELECT nominal_at FROM occurrences WHERE schedule_id = :schedule_id ORDER BY nominal_at LIMIT :limit) oldest);

@@ -2,10 +2,10 @@
 
 -- name: post_messages
 WITH posted AS (
-    INSERT INTO messages (node_id, body) SELECT * FROM unnest($1::uuid[], $2::bytea[])
+    INSERT INTO messages (node_id, body) SELECT * FROM unnest(:node_ids::uuid[], :bodies::bytea[])
     RETURNING node_id
 )
 SELECT pg_notify('mainspring', 'mail:' || node_id) FROM (SELECT DISTINCT node_id FROM posted) AS who;
 
 -- name: collect_messages
-DELETE FROM messages WHERE node_id = $1 RETURNING id, body;
+DELETE FROM messages WHERE node_id = :node_id RETURNING id, body;

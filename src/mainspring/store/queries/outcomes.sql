@@ -7,11 +7,11 @@
 -- failed also becomes a dead letter. A step that was lost ends here, too: the try is told of as by
 -- `lose`.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND is_this_server(server_started) FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
 ), report AS (
-    SELECT * FROM unnest($4::integer[], $5::uuid[], $6::integer[], $7::text[], $8::text[],
-        $9::float8[], $10::float8[], $11::bytea[], $12::jsonb[], $13::text[], $14::boolean[],
-        $15::text[], $16::jsonb[], $17::integer[], $18::bytea[], $19::jsonb[])
+    SELECT * FROM unnest(:tenant_ids::integer[], :ids::uuid[], :fences::integer[], :states::text[], :outcomes::text[],
+        :started::float8[], :finished::float8[], :results::bytea[], :errors::jsonb[], :dead_because::text[], :sla_met::boolean[],
+        :blamed::text[], :lateness::jsonb[], :status_codes::integer[], :responses::bytea[], :own_lateness::jsonb[])
     AS r (tenant_id, id, fence, state, outcome, started, finished, result, error, dead_because,
           sla_met, blame, lateness, status_code, response, own_lateness)
 ), done AS (
@@ -65,7 +65,7 @@ WITH node AS MATERIALIZED (
 ), woken AS (
     INSERT INTO wakes (partition, tenant_id, task_id)
     SELECT partition, tenant_id, id FROM done
-    WHERE partition <> ALL ($3::smallint[]) OR NOT EXISTS (SELECT FROM node)
+    WHERE partition <> ALL (:partitions::smallint[]) OR NOT EXISTS (SELECT FROM node)
 )
 SELECT tenant_id, id FROM done;
 
@@ -73,11 +73,11 @@ SELECT tenant_id, id FROM done;
 -- A failed try with tries left: back to scheduled, or paused, as its run is. Not if somebody asked to
 -- cancel meanwhile.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND is_this_server(server_started) FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
 ), report AS (
-    SELECT * FROM unnest($4::integer[], $5::uuid[], $6::integer[], $7::text[], $8::float8[],
-        $9::float8[], $10::jsonb[], $11::float8[], $12::integer[], $13::bytea[], $14::uuid[],
-        $15::jsonb[], $16::jsonb[])
+    SELECT * FROM unnest(:tenant_ids::integer[], :ids::uuid[], :fences::integer[], :outcomes::text[], :started::float8[],
+        :finished::float8[], :errors::jsonb[], :delays::float8[], :status_codes::integer[], :responses::bytea[], :run_ids::uuid[],
+        :own_lateness::jsonb[], :earlier::jsonb[])
     AS r (tenant_id, id, fence, outcome, started, finished, error, delay, status_code, response, run_id,
           own_lateness, earlier)
 ), runs AS MATERIALIZED (
@@ -122,7 +122,7 @@ WITH node AS MATERIALIZED (
 ), woken AS (
     INSERT INTO wakes (partition, tenant_id, task_id)
     SELECT partition, tenant_id, id FROM again
-    WHERE partition <> ALL ($3::smallint[]) OR NOT EXISTS (SELECT FROM node)
+    WHERE partition <> ALL (:partitions::smallint[]) OR NOT EXISTS (SELECT FROM node)
 )
 SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
     priority, extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM expires_at)::float8 AS expires,
@@ -132,9 +132,9 @@ FROM again;
 -- name: expire_leases
 -- Leases that ran out, or whose worker has begun anew: nobody will report these tries any more. A
 -- task that was asked to cancel ends as cancelled, any other is scheduled again (of a run that is
--- paused it is paused); due_at stays, so that its lateness shows. Where a worker got the task ($4) losses are
+-- paused it is paused); due_at stays, so that its lateness shows. Where a worker got the task (:count_crash) losses are
 -- counted, apart for executions that began and for those not known to have begun. That one began is the
--- word of its worker, or concluded for workers that do not tell ($5). After two losses the task is leased
+-- word of its worker, or concluded for workers that do not tell (:presumed). After two losses the task is leased
 -- alone. If it began alone and is lost, for the third time or more, of which it had begun at least twice,
 -- it is what kills workers: a dead letter.
 -- A step that would end here is left as it is: its end concerns its run (`steps.lost_steps`).
@@ -142,7 +142,7 @@ WITH runs AS MATERIALIZED (
     SELECT tenant_id, id, state FROM workflow_runs
     WHERE (tenant_id, id) IN (
         SELECT t.tenant_id, t.workflow_run_id FROM tasks t
-        JOIN unnest($1::integer[], $2::uuid[]) AS held (tenant_id, id)
+        JOIN unnest(:tenant_ids::integer[], :ids::uuid[]) AS held (tenant_id, id)
             ON t.tenant_id = held.tenant_id AND t.id = held.id
         WHERE t.workflow_run_id IS NOT NULL)
     ORDER BY tenant_id, id FOR SHARE
@@ -155,12 +155,12 @@ WITH runs AS MATERIALIZED (
             ELSE 'its worker began anew' END
             || CASE WHEN proof.began OR t.incarnation IS NULL THEN ''
                ELSE '; it is not known to have begun' END) AS loss
-    FROM tasks t JOIN unnest($1::integer[], $2::uuid[], $3::integer[]) AS held (tenant_id, id, fence)
+    FROM tasks t JOIN unnest(:tenant_ids::integer[], :ids::uuid[], :fences::integer[]) AS held (tenant_id, id, fence)
         ON t.tenant_id = held.tenant_id AND t.id = held.id AND t.fence = held.fence
     CROSS JOIN LATERAL (
-        SELECT t.incarnation IS NOT NULL AND t.id = ANY ($4::uuid[]) AS counted,
-            t.began OR t.id = ANY ($5::uuid[]) AS began,
-            t.began_alone OR t.id = ANY ($5::uuid[]) AS began_alone) AS proof
+        SELECT t.incarnation IS NOT NULL AND t.id = ANY (:count_crash::uuid[]) AS counted,
+            t.began OR t.id = ANY (:presumed::uuid[]) AS began,
+            t.began_alone OR t.id = ANY (:presumed::uuid[]) AS began_alone) AS proof
     CROSS JOIN LATERAL (
         SELECT EXISTS (SELECT WHERE proof.counted AND proof.began AND proof.began_alone
             AND t.capability LIKE '%;alone'
@@ -248,13 +248,13 @@ FROM ended;
 -- Some of the tasks that were not started by expires_at, in the partitions of this node. Steps of
 -- workflows are left to `overdue_steps`. Who is about to change one may: it is looked at again.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND is_this_server(server_started) FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
 ), overdue AS MATERIALIZED (
     SELECT t.ctid FROM tasks t, node
     -- By the time at which the statement began: an index can answer that, and not what changes as we look.
     WHERE t.expires_at <= now() AND t.state <> 'running'
-      AND t.partition = ANY ($3::smallint[]) AND t.workflow_run_id IS NULL
-    ORDER BY t.expires_at LIMIT $4
+      AND t.partition = ANY (:partitions::smallint[]) AND t.workflow_run_id IS NULL
+    ORDER BY t.expires_at LIMIT :limit
     FOR UPDATE OF t SKIP LOCKED
 ), ended AS (
     -- By their places, which nobody can change meanwhile. As a join it may be planned while the table is
@@ -281,6 +281,6 @@ UPDATE task_history h
 SET lateness = put_down(h.lateness, t.waited),
     blame = CASE WHEN h.sla_met THEN h.blame WHEN NOT h.sla_met
             THEN phase_to_blame(put_down(h.lateness, t.waited)) END
-FROM unnest($1::integer[], $2::uuid[], $3::jsonb[]) AS t (tenant_id, id, waited)
+FROM unnest(:tenant_ids::integer[], :ids::uuid[], :waited::jsonb[]) AS t (tenant_id, id, waited)
 WHERE h.tenant_id = t.tenant_id AND h.id = t.id AND h.finished_at >= time_of(t.id)
   AND h.started_at IS NULL AND h.lateness ? 'unattributed';

@@ -1,14 +1,14 @@
--- What the planner believes of the tables that crowds enter.
+-- What the planner believes of the tables that many rows enter at once.
 
--- name: crowd_is_news
+-- name: statistics_are_stale
 -- Whether the planner takes the hot table for far smaller than it is. Its size is known at once; how
 -- many rows are in it, which matters where they fill pages that were there, seconds later, unless the
--- caller knows of some ($1).
+-- caller knows of some (:added).
 SELECT pg_relation_size(oid) / current_setting('block_size')::integer > 2 * greatest(relpages, 50)
-    OR greatest(pg_stat_get_live_tuples(oid), $1::integer) >= 10 * greatest(reltuples, 100) AS news
+    OR greatest(pg_stat_get_live_tuples(oid), :added::integer) >= 10 * greatest(reltuples, 100) AS stale
 FROM pg_class WHERE oid = 'tasks'::regclass;
 
--- name: tell_of_crowd
+-- name: analyze_now
 -- Not while vacuum is at work: somebody waits, and we look again.
 ANALYZE (SKIP_LOCKED) tasks (tenant_id, id);
 

@@ -9,23 +9,23 @@ SELECT set_config('plan_cache_mode', 'force_custom_plan', true);
 -- name: hold_runs
 -- Lock runs, in order: before any task of theirs is locked.
 SELECT tenant_id, id, total FROM workflow_runs
-WHERE (tenant_id, id) IN (SELECT * FROM unnest($1::integer[], $2::uuid[]))
+WHERE (tenant_id, id) IN (SELECT * FROM unnest(:tenant_ids::integer[], :ids::uuid[]))
 ORDER BY tenant_id, id FOR NO KEY UPDATE;
 
 -- name: hold_runs_of
 -- The same for the runs that some tasks of a tenant are steps of.
 SELECT tenant_id, id FROM workflow_runs
-WHERE tenant_id = $1 AND id IN (
+WHERE tenant_id = :tenant_id AND id IN (
     SELECT workflow_run_id FROM tasks
-    WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND workflow_run_id IS NOT NULL)
+    WHERE tenant_id = :tenant_id AND id = ANY (:task_ids::uuid[]) AND workflow_run_id IS NOT NULL)
 ORDER BY id FOR NO KEY UPDATE;
 
 -- name: advance
 -- Steps that ended: each is noted, and all of them together are counted once in every step that
 -- waits for them and once in their run. Comes back: the runs, each with those steps.
 WITH ended AS (
-    SELECT * FROM unnest($1::integer[], $2::uuid[], $3::text[], $4::integer[], $5::text[],
-        $6::float8[], $7::float8[], $8::integer[], $9::bytea[], $10::jsonb[], $11::boolean[])
+    SELECT * FROM unnest(:tenant_ids::integer[], :run_ids::uuid[], :steps::text[], :items::integer[], :states::text[],
+        :started::float8[], :finished::float8[], :attempts::integer[], :results::bytea[], :errors::jsonb[], :waived::boolean[])
     AS e (tenant_id, run_id, step, item, state, started, finished, attempts, result, error, waived)
 ), own AS (
     UPDATE workflow_steps s
@@ -72,14 +72,14 @@ FROM runs r LEFT JOIN waiting w ON w.tenant_id = r.tenant_id AND w.run_id = r.id
 -- Steps whose turn has come: from blocked to scheduled, each once. A task goes where its run lives,
 -- so that one node does it all; of very many at once (`wide`) each goes its own way.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND is_this_server(server_started) FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
 ), input AS (
-    SELECT * FROM unnest($4::integer[], $5::uuid[], $6::text[], $7::float8[], $8::boolean[],
-        $9::bytea[], $10::bytea[], $11::text[], $12::text[], $13::text[], $14::jsonb[])
+    SELECT * FROM unnest(:tenant_ids::integer[], :run_ids::uuid[], :steps::text[], :due::float8[], :wide::boolean[],
+        :specs::bytea[], :payloads::bytea[], :capabilities::text[], :concurrency_keys::text[], :names::text[], :labels::jsonb[])
     AS i (tenant_id, run_id, step, due, wide, spec, payload, capability, concurrency_key, name, labels)
 ), tenant AS MATERIALIZED (
     SELECT id, spread FROM tenants
-    WHERE id IN (SELECT DISTINCT unnest($4::integer[])) FOR KEY SHARE
+    WHERE id IN (SELECT DISTINCT unnest(:tenant_ids::integer[])) FOR KEY SHARE
 ), freed AS (
     UPDATE workflow_steps s SET state = 'released', due_at = to_timestamp(i.due)
     FROM input i
@@ -101,7 +101,7 @@ WITH node AS MATERIALIZED (
 ), woken AS (
     INSERT INTO wakes (partition, tenant_id, task_id)
     SELECT partition, tenant_id, id FROM begun
-    WHERE partition <> ALL ($3::smallint[]) OR NOT EXISTS (SELECT FROM node)
+    WHERE partition <> ALL (:partitions::smallint[]) OR NOT EXISTS (SELECT FROM node)
 )
 SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
     priority, extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM expires_at)::float8 AS expires,
@@ -114,67 +114,67 @@ FROM begun;
 -- which may have been changed while it waited.
 WITH kept AS (
     SELECT coalesce(array_agg(item), '{}') AS items FROM workflow_steps
-    WHERE tenant_id = $1 AND run_id = $2 AND step = $3 AND item >= 0
+    WHERE tenant_id = :tenant_id AND run_id = :run_id AND step = :step AND item >= 0
 ), own AS (
     SELECT t.queue, t.priority
     FROM workflow_steps s JOIN tasks t ON t.tenant_id = s.tenant_id AND t.id = s.task_id
-    WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.step = $3 AND s.item = -1
+    WHERE s.tenant_id = :tenant_id AND s.run_id = :run_id AND s.step = :step AND s.item = -1
 )
 UPDATE workflow_steps s
-SET state = 'expanded', needed = $4, finished = cardinality(kept.items),
-    succeeded = cardinality(kept.items), failed = 0, due_at = to_timestamp($5)
+SET state = 'expanded', needed = :needed, finished = cardinality(kept.items),
+    succeeded = cardinality(kept.items), failed = 0, due_at = to_timestamp(:due)
 FROM kept, own
-WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.step = $3 AND s.item = -1 AND s.state = 'blocked'
+WHERE s.tenant_id = :tenant_id AND s.run_id = :run_id AND s.step = :step AND s.item = -1 AND s.state = 'blocked'
 RETURNING kept.items, own.queue, own.priority;
 
 -- name: queue_step
 -- A step that shall not start as it is released.
 UPDATE workflow_steps SET inside = false
-WHERE tenant_id = $1 AND run_id = $2 AND step = $3 AND item = $4 AND inside;
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND step = :step AND item = :item AND inside;
 
 -- name: add_steps
--- Rows of steps or items ($20..), with their tasks. Tasks that are scheduled at once get a wake row
+-- Rows of steps or items (:steps..), with their tasks. Tasks that are scheduled at once get a wake row
 -- like any other. Without the rows, where these are there already, only tasks are made.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND is_this_server(server_started) FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
 ), tenant AS MATERIALIZED (
-    SELECT id, spread FROM tenants WHERE id = $4 FOR KEY SHARE
+    SELECT id, spread FROM tenants WHERE id = :tenant_id FOR KEY SHARE
 ), input AS (
-    SELECT * FROM unnest($6::uuid[], $7::text[], $8::text[], $9::float8[], $10::bytea[], $11::bytea[],
-        $12::text[], $13::text[], $14::smallint[], $15::text[], $16::jsonb[], $17::text[],
-        $18::integer[])
+    SELECT * FROM unnest(:ids::uuid[], :labels_of_steps::text[], :task_states::text[], :due::float8[], :specs::bytea[], :payloads::bytea[],
+        :capabilities::text[], :queues::text[], :priorities::smallint[], :names::text[], :labels::jsonb[], :concurrency_keys::text[],
+        :concurrency_limits::integer[])
     AS i (id, step, state, due, spec, payload, capability, queue, priority, name, labels,
           concurrency_key, concurrency_limit)
 ), rows AS (
     INSERT INTO workflow_steps (tenant_id, run_id, step, item, state, needed, children, task_id, due_at,
         plain, inside)
-    SELECT t.id, $5, i.step, i.item, i.state, i.needed, string_to_array(i.children, ','), i.task_id,
+    SELECT t.id, :run_id, i.step, i.item, i.state, i.needed, string_to_array(i.children, ','), i.task_id,
         to_timestamp(i.due), i.plain, i.inside
-    FROM tenant t, unnest($20::text[], $21::integer[], $22::text[], $23::integer[], $24::text[],
-        $25::uuid[], $26::float8[], $27::boolean[], $28::boolean[])
+    FROM tenant t, unnest(:steps::text[], :items::integer[], :states::text[], :needed::integer[], :children::text[],
+        :task_ids::uuid[], :released::float8[], :plain::boolean[], :inside::boolean[])
         AS i (step, item, state, needed, children, task_id, due, plain, inside)
 ), made AS (
     INSERT INTO tasks (id, created_at, run_at, due_at, tenant_id, concurrency_limit, partition,
         priority, parked, state, queue, capability, concurrency_key, name, labels, spec, payload,
         workflow_run_id, step)
     SELECT i.id, clock_timestamp(), to_timestamp(i.due), to_timestamp(i.due), t.id, i.concurrency_limit,
-        partition_of(t.id, CASE WHEN $19 THEN i.id ELSE $5::uuid END, i.concurrency_key, t.spread),
+        partition_of(t.id, CASE WHEN :wide THEN i.id ELSE :run_id::uuid END, i.concurrency_key, t.spread),
         i.priority, i.state = 'blocked', i.state, i.queue, i.capability, i.concurrency_key, i.name,
-        i.labels, i.spec, i.payload, $5, i.step
+        i.labels, i.spec, i.payload, :run_id, i.step
     FROM input i, tenant t
     RETURNING *
 ), run AS (
-    -- A new run ($29..): the steps are its own.
+    -- A new run (:workflow..): the steps are its own.
     INSERT INTO workflow_runs (tenant_id, id, workflow, version, partition, total, unfinished, input,
         created_at, deadline_at, schedule_id, nominal_at)
-    SELECT t.id, $5, $29, $30, partition_of(t.id, $5, NULL, 256), $31, $31, $32,
-        to_timestamp($33), to_timestamp($34), $35, to_timestamp($36)
-    FROM tenant t WHERE $29::text IS NOT NULL
+    SELECT t.id, :run_id, :workflow, :version, partition_of(t.id, :run_id, NULL, 256), :total, :total, :input,
+        to_timestamp(:created), to_timestamp(:deadline), :schedule_id, to_timestamp(:nominal)
+    FROM tenant t WHERE :workflow::text IS NOT NULL
 ), woken AS (
     INSERT INTO wakes (partition, tenant_id, task_id)
     SELECT partition, tenant_id, id FROM made
     WHERE state = 'scheduled'
-      AND (partition <> ALL ($3::smallint[]) OR NOT EXISTS (SELECT FROM node))
+      AND (partition <> ALL (:partitions::smallint[]) OR NOT EXISTS (SELECT FROM node))
 )
 SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
     priority, extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM expires_at)::float8 AS expires,
@@ -184,14 +184,14 @@ FROM made WHERE state = 'scheduled';
 -- name: hold_tasks
 -- Lock tasks of steps, in order: what was being claimed or retried has been, and what is read from here
 -- on stays as it is.
-SELECT id FROM tasks WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) ORDER BY id FOR UPDATE;
+SELECT id FROM tasks WHERE tenant_id = :tenant_id AND id = ANY (:ids::uuid[]) ORDER BY id FOR UPDATE;
 
 -- name: end_tasks
 -- Steps that end without running: skipped, cancelled, or joined. Their tasks move to history; owners
 -- who may know of them are told. What runs is left alone, and does not come back from here.
 WITH input AS (
     SELECT i.*, s.task_id
-    FROM unnest($1::integer[], $2::uuid[], $3::text[], $4::integer[], $5::text[], $6::bytea[], $7::jsonb[])
+    FROM unnest(:tenant_ids::integer[], :run_ids::uuid[], :steps::text[], :items::integer[], :states::text[], :results::bytea[], :errors::jsonb[])
         AS i (tenant_id, run_id, step, item, state, result, error)
     JOIN workflow_steps s ON s.tenant_id = i.tenant_id AND s.run_id = i.run_id AND s.step = i.step
         AND s.item = i.item
@@ -226,7 +226,7 @@ SELECT run_id, plain_step, item, partition, state FROM ended;
 -- Running tasks of steps are asked to stop.
 WITH asked AS (
     UPDATE tasks t SET cancel_requested = true, rev = t.rev + 1
-    FROM unnest($1::integer[], $2::uuid[]) AS i (tenant_id, id)
+    FROM unnest(:tenant_ids::integer[], :ids::uuid[]) AS i (tenant_id, id)
     WHERE t.tenant_id = i.tenant_id AND t.id = i.id AND t.state = 'running' AND NOT t.cancel_requested
     RETURNING t.partition, t.tenant_id, t.id
 )
@@ -235,49 +235,49 @@ INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM asked RETURNING 
 -- name: results
 -- What templates and conditions may speak of: how some steps of a run ended.
 SELECT step, state, result, error FROM workflow_steps
-WHERE tenant_id = $1 AND run_id = $2 AND step = ANY ($3::text[]) AND item = -1;
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND step = ANY (:steps::text[]) AND item = -1;
 
 -- name: item_results
 SELECT item, state, result FROM workflow_steps
-WHERE tenant_id = $1 AND run_id = $2 AND step = $3 AND item >= 0 ORDER BY item;
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND step = :step AND item >= 0 ORDER BY item;
 
 -- name: unfinished_steps
 -- What of a run is not over.
 SELECT step, item, state, needed, finished, succeeded, failed, task_id FROM workflow_steps
-WHERE tenant_id = $1 AND run_id = $2 AND state IN ('blocked', 'released', 'expanded')
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND state IN ('blocked', 'released', 'expanded')
 ORDER BY step, item;
 
 -- name: run_input
-SELECT input FROM workflow_runs WHERE tenant_id = $1 AND id = $2;
+SELECT input FROM workflow_runs WHERE tenant_id = :tenant_id AND id = :run_id;
 
 -- name: count_states
 SELECT state, count(*) AS steps FROM workflow_steps
-WHERE tenant_id = $1 AND run_id = $2 AND item = -1 GROUP BY state;
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND item = -1 GROUP BY state;
 
 -- name: stop_run
-UPDATE workflow_runs SET stopping = $3, rev = rev + 1 WHERE tenant_id = $1 AND id = $2;
+UPDATE workflow_runs SET stopping = :why, rev = rev + 1 WHERE tenant_id = :tenant_id AND id = :run_id;
 
 -- name: end_runs
 -- Runs whose last step has ended.
 UPDATE workflow_runs r
 SET state = i.state, finished_at = clock_timestamp(), rev = r.rev + 1
-FROM unnest($1::integer[], $2::uuid[], $3::text[]) AS i (tenant_id, id, state)
+FROM unnest(:tenant_ids::integer[], :ids::uuid[], :states::text[]) AS i (tenant_id, id, state)
 WHERE r.tenant_id = i.tenant_id AND r.id = i.id AND r.unfinished = 0 AND r.finished_at IS NULL
 RETURNING r.id;
 
 -- name: definition_of
 -- The version that a run was made by, archived or not.
-SELECT definition FROM workflow_versions WHERE tenant_id = $1 AND name = $2 AND version = $3;
+SELECT definition FROM workflow_versions WHERE tenant_id = :tenant_id AND name = :workflow AND version = :version;
 
 -- name: lost_steps
 -- Of these tries of steps, those that end by being lost: asked to cancel, or poison by the rules of
--- `outcomes.lose` ($4: those that a worker got, $5: those that are taken to have begun).
+-- `outcomes.expire_leases` (:count_crash: those that a worker got, :presumed: those that are taken to have begun).
 SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
-    extract(epoch FROM t.lease_until)::float8 AS lease_until, t.spec, t.payload,
+    extract(epoch FROM t.lease_until)::float8 AS lease_end, t.spec, t.payload,
     extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, t.waited, t.earlier,
     t.cancel_requested
-FROM tasks t JOIN unnest($1::integer[], $2::uuid[], $3::integer[]) AS held (tenant_id, id, fence)
+FROM tasks t JOIN unnest(:tenant_ids::integer[], :ids::uuid[], :fences::integer[]) AS held (tenant_id, id, fence)
     ON t.tenant_id = held.tenant_id AND t.id = held.id AND t.fence = held.fence
 WHERE t.state = 'running' AND t.workflow_run_id IS NOT NULL
   AND (t.lease_until <= clock_timestamp()
@@ -285,44 +285,44 @@ WHERE t.state = 'running' AND t.workflow_run_id IS NOT NULL
            SELECT FROM workers w WHERE w.tenant_id = t.tenant_id AND w.name = t.worker
              AND w.incarnation <> t.incarnation))
   AND (t.cancel_requested
-       OR t.incarnation IS NOT NULL AND t.id = ANY ($4::uuid[]) AND t.capability LIKE '%;alone'
-          AND (t.began AND t.began_alone OR t.id = ANY ($5::uuid[]))
+       OR t.incarnation IS NOT NULL AND t.id = ANY (:count_crash::uuid[]) AND t.capability LIKE '%;alone'
+          AND (t.began AND t.began_alone OR t.id = ANY (:presumed::uuid[]))
           AND t.losses >= 1 AND t.losses + t.unproven_losses >= 2);
 
 -- name: overdue_steps
 -- Steps in the partitions of a node that were not started by their expiry.
 SELECT tenant_id, id, workflow_run_id, step FROM tasks
 WHERE expires_at <= clock_timestamp() AND state <> 'running' AND workflow_run_id IS NOT NULL
-  AND partition = ANY ($1::smallint[])
+  AND partition = ANY (:partitions::smallint[])
 LIMIT 1000;
 
 -- name: head
 -- A run that the caller holds.
 SELECT tenant_id, id, workflow, version, state, stopping, unfinished, failed FROM workflow_runs
-WHERE tenant_id = $1 AND id = $2;
+WHERE tenant_id = :tenant_id AND id = :run_id;
 
 -- name: overdue_runs
 -- Runs in the partitions of a node whose deadline has passed.
 SELECT tenant_id, id FROM workflow_runs
 WHERE deadline_at <= clock_timestamp() AND finished_at IS NULL
   AND stopping IS DISTINCT FROM 'deadline' AND stopping IS DISTINCT FROM 'cancel'
-  AND partition = ANY ($1::smallint[])
+  AND partition = ANY (:partitions::smallint[])
 ORDER BY deadline_at LIMIT 100;
 
 -- name: pause_run
 UPDATE workflow_runs SET state = 'paused', rev = rev + 1
-WHERE tenant_id = $1 AND id = $2 AND state = 'running';
+WHERE tenant_id = :tenant_id AND id = :run_id AND state = 'running';
 
 -- name: unpause_run
 UPDATE workflow_runs SET state = 'running', rev = rev + 1
-WHERE tenant_id = $1 AND id = $2 AND state = 'paused';
+WHERE tenant_id = :tenant_id AND id = :run_id AND state = 'paused';
 
 -- name: pause_tasks
 -- What was released and waits for its turn is held back; what runs goes on.
 WITH held AS (
     UPDATE tasks t SET state = 'paused', parked = true, rev = t.rev + 1, paused_at = clock_timestamp()
     FROM workflow_steps s
-    WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.state = 'released' AND t.tenant_id = $1
+    WHERE s.tenant_id = :tenant_id AND s.run_id = :run_id AND s.state = 'released' AND t.tenant_id = :tenant_id
       AND t.id = s.task_id AND t.state = 'scheduled'
     RETURNING t.partition, t.tenant_id, t.id
 )
@@ -333,7 +333,7 @@ WITH held AS (
     UPDATE tasks t SET state = 'scheduled', parked = false, rev = t.rev + 1, paused_at = NULL,
         waited = waited_so_far(t.state, t.waited, t.due_at, t.paused_at, clock_timestamp())
     FROM workflow_steps s
-    WHERE s.tenant_id = $1 AND s.run_id = $2 AND s.state = 'released' AND t.tenant_id = $1
+    WHERE s.tenant_id = :tenant_id AND s.run_id = :run_id AND s.state = 'released' AND t.tenant_id = :tenant_id
       AND t.id = s.task_id AND t.state = 'paused'
     RETURNING t.partition, t.tenant_id, t.id
 )
@@ -348,20 +348,20 @@ SELECT extract(epoch FROM clock_timestamp())::float8;
 -- `finish`, `advance`, `release` and `end_runs` do one by one is done at once. Runs of which a step is
 -- not so are left alone and come back as intricate; runs that somebody changed while this waited for
 -- them (the rest of the statement sees them as they were before) are left alone, too.
--- Of the released steps that the node itself can run so many as $24 are leased to it at once ($22,
--- $23), like tasks by `claim`, unless their tenant has a limit.
+-- Of the released steps that the node itself can run so many as :most are leased to it at once (:lease,
+-- :worker), like tasks by `claim`, unless their tenant has a limit.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND is_this_server(server_started) FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
 ), report AS MATERIALIZED (
-    SELECT * FROM unnest($4::integer[], $5::uuid[], $6::integer[], $7::text[], $8::text[],
-        $9::float8[], $10::float8[], $11::bytea[], $12::jsonb[], $13::text[], $14::boolean[],
-        $15::text[], $16::jsonb[], $17::integer[], $18::bytea[], $19::jsonb[], $20::uuid[],
-        $21::text[])
+    SELECT * FROM unnest(:tenant_ids::integer[], :ids::uuid[], :fences::integer[], :states::text[], :outcomes::text[],
+        :started::float8[], :finished::float8[], :results::bytea[], :errors::jsonb[], :dead_because::text[], :sla_met::boolean[],
+        :blamed::text[], :lateness::jsonb[], :status_codes::integer[], :responses::bytea[], :own_lateness::jsonb[], :run_ids::uuid[],
+        :steps::text[])
     AS r (tenant_id, id, fence, state, outcome, started, finished, result, error, dead_because,
           sla_met, blame, lateness, status_code, response, own_lateness, run_id, step)
 ), tenant AS MATERIALIZED (
     SELECT id, spread, max_running FROM tenants
-    WHERE id IN (SELECT DISTINCT unnest($4::integer[])) FOR KEY SHARE
+    WHERE id IN (SELECT DISTINCT unnest(:tenant_ids::integer[])) FOR KEY SHARE
 ), runs AS MATERIALIZED (
     SELECT tenant_id, id, rev, state, failed FROM workflow_runs
     WHERE (tenant_id, id) IN (SELECT tenant_id, run_id FROM report)
@@ -429,11 +429,11 @@ WITH node AS MATERIALIZED (
     SELECT w.*, n.spread,
         w.inside AND n.max_running IS NULL AND w.due_at <= clock_timestamp()
         AND EXISTS (SELECT FROM node)
-        AND partition_of(w.tenant_id, w.run_id, NULL, n.spread) = ANY ($3::smallint[]) AS may_start
+        AND partition_of(w.tenant_id, w.run_id, NULL, n.spread) = ANY (:partitions::smallint[]) AS may_start
     FROM waiting w JOIN tenant n ON n.id = w.tenant_id
     WHERE w.state = 'released'
 ), turns AS (
-    SELECT *, may_start AND row_number() OVER (PARTITION BY may_start ORDER BY task_id) <= $24 AS starts
+    SELECT *, may_start AND row_number() OVER (PARTITION BY may_start ORDER BY task_id) <= :most AS starts
     FROM ready
 ), begun AS (
     UPDATE tasks t
@@ -444,8 +444,8 @@ WITH node AS MATERIALIZED (
             ELSE t.fence END,
         attempts = t.attempts + w.starts::integer,
         picked_at = CASE WHEN w.starts THEN clock_timestamp() END,
-        lease_until = CASE WHEN w.starts THEN clock_timestamp() + $22 * interval '1 second' END,
-        worker = CASE WHEN w.starts THEN $23 END,
+        lease_until = CASE WHEN w.starts THEN clock_timestamp() + :lease * interval '1 second' END,
+        worker = CASE WHEN w.starts THEN :worker END,
         partition = partition_of(t.tenant_id, w.run_id, t.concurrency_key, w.spread)
     FROM turns w, fence_floor f
     WHERE t.tenant_id = w.tenant_id AND t.id = w.task_id AND t.state = 'blocked'
@@ -465,14 +465,14 @@ WITH node AS MATERIALIZED (
     SELECT partition, tenant_id, id
     FROM (SELECT partition, tenant_id, id FROM done UNION ALL
           SELECT partition, tenant_id, id FROM begun WHERE state = 'scheduled') told
-    WHERE partition <> ALL ($3::smallint[]) OR NOT EXISTS (SELECT FROM node)
+    WHERE partition <> ALL (:partitions::smallint[]) OR NOT EXISTS (SELECT FROM node)
 )
 SELECT 'ended' AS what, tenant_id, id, NULL::integer AS rev, NULL::smallint AS partition,
     NULL AS state, NULL AS queue, NULL AS capability, NULL AS concurrency_key,
     NULL::integer AS concurrency_limit, NULL::smallint AS priority, NULL::float8 AS due,
     NULL::float8 AS expires, NULL::integer AS fence, NULL::float8 AS lease_end,
     NULL::boolean AS cancel_requested, NULL::integer AS attempts, NULL::integer AS failures,
-    NULL::float8 AS picked, NULL::bytea AS spec, NULL::bytea AS payload,
+    NULL::float8 AS picked, NULL::bytea AS spec, NULL::bytea AS payload, NULL::float8 AS run,
     NULL::uuid AS workflow_run_id, NULL AS step
 FROM done
 UNION ALL
@@ -481,13 +481,13 @@ SELECT 'released', tenant_id, id, rev, partition, state, queue, capability, conc
     extract(epoch FROM expires_at)::float8, fence, extract(epoch FROM lease_until)::float8,
     cancel_requested, attempts, failures, extract(epoch FROM picked_at)::float8,
     CASE WHEN state = 'running' THEN spec END, CASE WHEN state = 'running' THEN payload END,
-    workflow_run_id, step
+    extract(epoch FROM run_at)::float8, workflow_run_id, step
 FROM begun
 UNION ALL
-SELECT 'run', tenant_id, id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+SELECT 'run', tenant_id, id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM moved WHERE finished_at IS NOT NULL
 UNION ALL
-SELECT 'intricate', tenant_id, run_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+SELECT 'intricate', tenant_id, run_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM known WHERE NOT plain;

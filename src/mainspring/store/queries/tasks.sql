@@ -3,26 +3,26 @@
 -- name: create_tasks
 -- Insert tasks. A near one gets a wake row unless this very node owns its partition: then the node
 -- tells its engine itself after the commit. With an idempotency key only the first caller inserts.
--- What may start at once ($29) is leased in the same breath, if it is due and nothing stands against
+-- What may start at once (:at_once) is leased in the same breath, if it is due and nothing stands against
 -- it: it was created (rev 1) and claimed (rev 2).
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = $1 AND epoch = $2 AND is_this_server(server_started) FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
 ), tenant AS MATERIALIZED (
     -- A change of a tenant's spread waits for this, so that no task lands in an old partition.
     SELECT id, spread, max_running FROM tenants
-    WHERE id IN (SELECT DISTINCT unnest($5::integer[])) FOR KEY SHARE
+    WHERE id IN (SELECT DISTINCT unnest(:tenant_ids::integer[])) FOR KEY SHARE
 ), input AS (
-    SELECT * FROM unnest($5::integer[], $6::uuid[], $7::float8[], $8::float8[], $9::float8[],
-        $10::float8[], $11::integer[], $12::smallint[], $13::text[], $14::text[], $15::text[],
-        $16::text[], $17::jsonb[], $18::bytea[], $19::bytea[], $20::text[], $26::uuid[],
-        $27::uuid[], $28::float8[], $29::boolean[])
+    SELECT * FROM unnest(:tenant_ids::integer[], :ids::uuid[], :created::float8[], :run::float8[], :due::float8[],
+        :expires::float8[], :concurrency_limits::integer[], :priorities::smallint[], :queues::text[], :capabilities::text[], :concurrency_keys::text[],
+        :names::text[], :labels::jsonb[], :specs::bytea[], :payloads::bytea[], :task_keys::text[], :replay_of::uuid[],
+        :schedule_ids::uuid[], :nominal::float8[], :at_once::boolean[])
     AS i (tenant_id, id, created, run, due, expires, concurrency_limit, priority, queue, capability,
           concurrency_key, name, labels, spec, payload, idempotency_key, replay_of,
           schedule_id, nominal, at_once)
 ), keyed AS (
     INSERT INTO idempotency_keys (tenant_id, key, body_hash, status, answer, expires_at)
     SELECT k.tenant_id, k.key, k.body_hash, 201, k.answer, clock_timestamp() + k.ttl * interval '1 second'
-    FROM unnest($21::integer[], $22::text[], $23::bytea[], $24::bytea[], $25::float8[])
+    FROM unnest(:key_tenant_ids::integer[], :keys::text[], :body_hashes::bytea[], :answers::bytea[], :ttls::float8[])
         AS k (tenant_id, key, body_hash, answer, ttl)
     JOIN tenant t ON t.id = k.tenant_id
     ON CONFLICT (tenant_id, key) DO UPDATE
@@ -42,21 +42,21 @@ WITH node AS MATERIALIZED (
         CASE WHEN n.id IS NULL THEN 'scheduled' ELSE 'running' END,
         1 + (n.id IS NOT NULL)::integer, (n.id IS NOT NULL)::integer, (n.id IS NOT NULL)::integer,
         CASE WHEN n.id IS NOT NULL THEN clock_timestamp() END,
-        CASE WHEN n.id IS NOT NULL THEN clock_timestamp() + $31 * interval '1 second' END,
-        CASE WHEN n.id IS NOT NULL THEN $30 END
+        CASE WHEN n.id IS NOT NULL THEN clock_timestamp() + :lease * interval '1 second' END,
+        CASE WHEN n.id IS NOT NULL THEN :worker END
     FROM input i JOIN tenant t ON t.id = i.tenant_id
     LEFT JOIN node n ON i.at_once AND to_timestamp(i.due) <= clock_timestamp()
         AND t.max_running IS NULL AND i.concurrency_key IS NULL AND i.expires IS NULL
         AND partition_of(i.tenant_id, coalesce(i.schedule_id, i.id), NULL, t.spread)
-            = ANY ($3::smallint[])
+            = ANY (:partitions::smallint[])
     WHERE i.idempotency_key IS NULL
        OR EXISTS (SELECT FROM keyed k WHERE k.tenant_id = i.tenant_id AND k.key = i.idempotency_key)
     RETURNING tenant_id, id, partition, due_at, picked_at, lease_until
 ), woken AS (
     INSERT INTO wakes (partition, tenant_id, task_id)
     SELECT partition, tenant_id, id FROM made
-    WHERE due_at <= clock_timestamp() + $4 * interval '1 second'
-      AND (partition <> ALL ($3::smallint[]) OR NOT EXISTS (SELECT FROM node))
+    WHERE due_at <= clock_timestamp() + :near * interval '1 second'
+      AND (partition <> ALL (:partitions::smallint[]) OR NOT EXISTS (SELECT FROM node))
 )
 SELECT id, partition, extract(epoch FROM picked_at)::float8 AS picked,
     extract(epoch FROM lease_until)::float8 AS lease_end
@@ -64,10 +64,10 @@ FROM made;
 
 -- name: which_exist
 -- After an insert whose answer was lost: did it take effect?
-SELECT id, partition FROM tasks WHERE tenant_id = $1 AND id = ANY ($2::uuid[])
+SELECT id, partition FROM tasks WHERE tenant_id = :tenant_id AND id = ANY (:ids::uuid[])
 UNION ALL
 SELECT id, NULL FROM task_history
-WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND finished_at >= time_of($3);
+WHERE tenant_id = :tenant_id AND id = ANY (:ids::uuid[]) AND finished_at >= time_of(:first);
 
 -- name: get_task
 -- One task, unfinished or finished.
@@ -77,14 +77,14 @@ SELECT * FROM (
         cancel_requested, NULL::boolean AS sla_met, state, queue, concurrency_key, name,
         NULL::text AS blame, labels, error, NULL::jsonb AS lateness, spec, payload,
         NULL::bytea AS result, replay_of, schedule_id, nominal_at, workflow_run_id, step, progress
-    FROM tasks WHERE tenant_id = $1 AND id = $2
+    FROM tasks WHERE tenant_id = :tenant_id AND id = :task_id
     UNION ALL
     SELECT id, created_at, run_at, due_at, expires_at, picked_at, started_at,
         finished_at, rev, fence, attempts, concurrency_limit, priority,
         false, sla_met, state, queue, concurrency_key, name,
         blame, labels, error, lateness, spec, payload,
         result, replay_of, schedule_id, nominal_at, workflow_run_id, step, NULL
-    FROM task_history WHERE tenant_id = $1 AND id = $2 AND finished_at >= time_of($2)
+    FROM task_history WHERE tenant_id = :tenant_id AND id = :task_id AND finished_at >= time_of(:task_id)
 ) found LIMIT 1;
 
 -- name: lock_task
@@ -95,41 +95,41 @@ SELECT id, created_at, run_at, due_at, expires_at, rev, fence, attempts, concurr
     state = 'blocked' AND EXISTS (
         SELECT FROM workflow_steps s WHERE s.tenant_id = t.tenant_id AND s.run_id = t.workflow_run_id
           AND s.step = t.step AND s.item = -1 AND s.state = 'expanded') AS expanded
-FROM tasks t WHERE tenant_id = $1 AND id = $2 FOR UPDATE;
+FROM tasks t WHERE tenant_id = :tenant_id AND id = :task_id FOR UPDATE;
 
 -- name: see_task
 -- The same, as it stands and held by nobody: for telling what is wrong with a change of it.
 SELECT id, created_at, run_at, due_at, expires_at, rev, fence, attempts, concurrency_limit,
     partition, priority, cancel_requested, state, queue, capability, concurrency_key, name, labels,
     spec, payload, workflow_run_id, step
-FROM tasks WHERE tenant_id = $1 AND id = $2;
+FROM tasks WHERE tenant_id = :tenant_id AND id = :task_id;
 
 -- name: running_task
 -- The present try of a running task, as its claim returned it.
 SELECT tenant_id, id, fence, partition, attempts, failures,
     extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM picked_at)::float8 AS picked,
-    extract(epoch FROM lease_until)::float8 AS lease_until, spec, payload,
+    extract(epoch FROM lease_until)::float8 AS lease_end, spec, payload,
     extract(epoch FROM run_at)::float8 AS run, workflow_run_id, step, waited, earlier
-FROM tasks WHERE tenant_id = $1 AND id = $2 AND state = 'running';
+FROM tasks WHERE tenant_id = :tenant_id AND id = :task_id AND state = 'running';
 
 -- name: change_task
 -- Write a locked task back. The rev says what the change was decided on.
 UPDATE tasks
-SET rev = rev + 1, state = $4, parked = ($4 IN ('blocked', 'paused')), cancel_requested = $5,
-    run_at = to_timestamp($6), due_at = to_timestamp($7), expires_at = to_timestamp($8), priority = $9,
-    queue = $10, capability = $11, name = $12, labels = $13, spec = $14, payload = $15,
-    paused_at = CASE WHEN $4 = 'paused' THEN coalesce(paused_at, clock_timestamp()) END,
+SET rev = rev + 1, state = :state, parked = (:state IN ('blocked', 'paused')), cancel_requested = :cancel_requested,
+    run_at = to_timestamp(:run), due_at = to_timestamp(:due), expires_at = to_timestamp(:expires), priority = :priority,
+    queue = :queue, capability = :capability, name = :name, labels = :labels, spec = :spec, payload = :payload,
+    paused_at = CASE WHEN :state = 'paused' THEN coalesce(paused_at, clock_timestamp()) END,
     -- A task that is due at another time than before is not late yet.
-    waited = CASE WHEN due_at <> to_timestamp($7) THEN NULL WHEN $4 = 'paused' THEN waited
+    waited = CASE WHEN due_at <> to_timestamp(:due) THEN NULL WHEN :state = 'paused' THEN waited
              ELSE waited_so_far(state, waited, due_at, paused_at, clock_timestamp()) END
-WHERE tenant_id = $1 AND id = $2 AND rev = $3
+WHERE tenant_id = :tenant_id AND id = :task_id AND rev = :rev
 RETURNING rev;
 
 -- name: end_task
 -- Move a locked task that is not running to history. The rev says what that was decided on.
 WITH ended AS (
     DELETE FROM tasks
-    WHERE tenant_id = $1 AND id = $2 AND rev = $3
+    WHERE tenant_id = :tenant_id AND id = :task_id AND rev = :rev
     RETURNING *, clock_timestamp() AS now
 )
 INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,
@@ -137,36 +137,33 @@ INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_a
     capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
     nominal_at, workflow_run_id, step, started_at, sla_met, blame, lateness)
 SELECT id, created_at, run_at, due_at, expires_at, now,
-    tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, $4, queue,
+    tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, :state, queue,
     capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
     nominal_at, workflow_run_id, step, j.*
-FROM ended CROSS JOIN LATERAL judge_end($4, state, earlier, waited, due_at, paused_at, spec, now) AS j
+FROM ended CROSS JOIN LATERAL judge_end(:state, state, earlier, waited, due_at, paused_at, spec, now) AS j
 RETURNING id;
 
 -- name: wake
-INSERT INTO wakes (partition, tenant_id, task_id) VALUES ($1, $2, $3);
+INSERT INTO wakes (partition, tenant_id, task_id) VALUES (:partition, :tenant_id, :task_id);
 
 -- name: purge_task
-DELETE FROM tasks WHERE tenant_id = $1 AND id = $2 RETURNING rev, partition, workflow_run_id, step;
+DELETE FROM tasks WHERE tenant_id = :tenant_id AND id = :task_id RETURNING rev, partition, workflow_run_id, step;
 
 -- name: purge_history
-DELETE FROM task_history WHERE tenant_id = $1 AND id = $2 AND finished_at >= time_of($2) RETURNING rev;
+DELETE FROM task_history WHERE tenant_id = :tenant_id AND id = :task_id AND finished_at >= time_of(:task_id) RETURNING rev;
 
 -- name: purge_executions
-DELETE FROM executions WHERE tenant_id = $1 AND task_id = $2 AND finished_at >= time_of($2);
+DELETE FROM executions WHERE tenant_id = :tenant_id AND task_id = :task_id AND finished_at >= time_of(:task_id);
 
 -- name: purge_logs
-DELETE FROM task_logs WHERE tenant_id = $1 AND task_id = $2;
+DELETE FROM task_logs WHERE tenant_id = :tenant_id AND task_id = :task_id;
 
 -- name: purge_dead_letter
-DELETE FROM dead_letters WHERE tenant_id = $1 AND id = $2;
+DELETE FROM dead_letters WHERE tenant_id = :tenant_id AND id = :task_id;
 
 -- name: allow_purge
 -- Lets the append-only trigger pass, for this transaction.
 SELECT set_config('mainspring.purge', 'on', true);
-
--- name: audit
-INSERT INTO audit (tenant_id, actor, action, subject, detail) VALUES ($1, $2, $3, $4, $5);
 
 -- name: list_executions
 -- Of a task that was tried once its history says how late that was.
@@ -175,58 +172,58 @@ SELECT attempt, fence, worker, due_at, picked_at, started_at, finished_at, outco
     greatest(0, extract(epoch FROM finished_at - coalesce(started_at, picked_at))::float8 * 1000) AS duration_ms,
     coalesce(lateness, (
         SELECT h.lateness FROM task_history h
-        WHERE h.tenant_id = $1 AND h.id = $2 AND h.finished_at >= time_of($2) AND h.fence = e.fence
+        WHERE h.tenant_id = :tenant_id AND h.id = :task_id AND h.finished_at >= time_of(:task_id) AND h.fence = e.fence
     )) AS lateness
 FROM executions e
-WHERE tenant_id = $1 AND task_id = $2 AND finished_at >= time_of($2)
-  AND ($3::text IS NULL OR outcome = $3)
-ORDER BY fence LIMIT $4;
+WHERE tenant_id = :tenant_id AND task_id = :task_id AND finished_at >= time_of(:task_id)
+  AND (:outcome::text IS NULL OR outcome = :outcome)
+ORDER BY fence LIMIT :limit;
 
 -- name: list_tasks
--- A page, newest first, over unfinished ($4) and finished ($5) tasks. At most `scan` ($3) rows are
+-- A page, newest first, over unfinished (:unfinished) and finished (:finished) tasks. At most `:scan` rows are
 -- looked at, so that a filter which nothing matches stays cheap; `edge` says how far, where there may
 -- be more. What is in braces is filled in by store/lists/paths.py: which rows are looked at, by which
 -- index. They are looked at with few columns; those that match are read whole, in the same snapshot.
 WITH scanned AS MATERIALIZED (
     SELECT id, finished_at,
-        ($6::text IS NULL OR state = $6)
-        AND ($7::text IS NULL OR queue = $7)
-        AND ($8::text IS NULL OR name = $8)
-        AND ($9::jsonb IS NULL OR labels @> $9)
-        AND ($10::timestamptz IS NULL OR due_at >= $10)
-        AND ($11::timestamptz IS NULL OR due_at < $11)
-        AND ($14::uuid IS NULL OR schedule_id = $14)
-        AND ($15::uuid IS NULL OR workflow_run_id = $15) AS matches
+        (:state::text IS NULL OR state = :state)
+        AND (:queue::text IS NULL OR queue = :queue)
+        AND (:name::text IS NULL OR name = :name)
+        AND (:labels::jsonb IS NULL OR labels @> :labels)
+        AND (:due_after::timestamptz IS NULL OR due_at >= :due_after)
+        AND (:due_before::timestamptz IS NULL OR due_at < :due_before)
+        AND (:schedule_id::uuid IS NULL OR schedule_id = :schedule_id)
+        AND (:workflow_run_id::uuid IS NULL OR workflow_run_id = :workflow_run_id) AS matches
     FROM (
         (SELECT id, NULL::timestamptz AS finished_at, state, queue, name, labels, due_at,
             schedule_id, workflow_run_id
-        FROM tasks WHERE $4 AND {unfinished})
+        FROM tasks WHERE :unfinished AND {unfinished})
         UNION ALL
         (SELECT id, finished_at, state, queue, name, labels, due_at, schedule_id, workflow_run_id
-        FROM task_history WHERE $5 AND {finished})
-    ) every ORDER BY id DESC LIMIT $3
+        FROM task_history WHERE :finished AND {finished})
+    ) every ORDER BY id DESC LIMIT :scan
 ), page AS MATERIALIZED (
-    SELECT id, finished_at FROM scanned WHERE matches ORDER BY id DESC LIMIT $12
+    SELECT id, finished_at FROM scanned WHERE matches ORDER BY id DESC LIMIT :limit
 ), shown AS (
     SELECT t.id, created_at, run_at, due_at, expires_at, picked_at, picked_at AS started_at,
         NULL::timestamptz AS finished_at, rev, fence, attempts, concurrency_limit, priority,
         cancel_requested, NULL::boolean AS sla_met, state, queue, concurrency_key, name,
         NULL::text AS blame, labels, error, NULL::jsonb AS lateness, spec,
-        CASE WHEN $13::boolean THEN payload ELSE ''::bytea END AS payload,
+        CASE WHEN :payloads::boolean THEN payload ELSE ''::bytea END AS payload,
         NULL::bytea AS result, replay_of, schedule_id, nominal_at, workflow_run_id, step
-    FROM page JOIN tasks t ON t.tenant_id = $1 AND t.id = page.id
+    FROM page JOIN tasks t ON t.tenant_id = :tenant_id AND t.id = page.id
     WHERE page.finished_at IS NULL
     UNION ALL
     SELECT t.id, created_at, run_at, due_at, expires_at, picked_at, started_at,
         t.finished_at, rev, fence, attempts, concurrency_limit, priority,
         false, sla_met, state, queue, concurrency_key, name,
         blame, labels, error, lateness, spec,
-        CASE WHEN $13::boolean THEN payload ELSE ''::bytea END AS payload,
+        CASE WHEN :payloads::boolean THEN payload ELSE ''::bytea END AS payload,
         result, replay_of, schedule_id, nominal_at, workflow_run_id, step
     FROM page JOIN task_history t
-        ON t.tenant_id = $1 AND t.id = page.id AND t.finished_at = page.finished_at
+        ON t.tenant_id = :tenant_id AND t.id = page.id AND t.finished_at = page.finished_at
 ), edge AS (
-    SELECT (SELECT id FROM scanned ORDER BY id DESC OFFSET $3 - 1 LIMIT 1) AS edge
+    SELECT (SELECT id FROM scanned ORDER BY id DESC OFFSET :scan - 1 LIMIT 1) AS edge
 )
 SELECT shown.*, edge.edge FROM edge LEFT JOIN shown ON true ORDER BY shown.id DESC;
 

@@ -16,6 +16,9 @@ from mainspring.domain.schedule.definition import (
 )
 from mainspring.domain.schedule.misfire import Ruling
 from mainspring.domain.task import TaskSpec
+from mainspring.postgres import named_sql as queries
+
+SQL = queries.load("schedules")
 
 _definition = msgspec.json.Decoder(ScheduleDefinition)
 

@@ -15,7 +15,7 @@ import asyncpg
 
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.postgres.table_changes import (
+from mainspring.store.upkeep.table_changes import (
     BATCHES,
     LARGEST_DEFAULT,
     ArchiveHook,
@@ -88,7 +88,7 @@ class LedgerRetention:
         """Delete lines of schedules that were deleted; return how many lines were deleted."""
         cleared = 0
         for _ in range(BATCHES):
-            row = await self._database.fetch_row(SQL["deleted_schedule"])
+            row = await self._database.fetch_row(*SQL["deleted_schedule"]())
             if row is None:
                 break
             cleared += await self._clear_schedule(row, batch)
@@ -98,14 +98,14 @@ class LedgerRetention:
         async def work(connection: asyncpg.Connection) -> int:
             gone = await _delete_lines(connection, row["tenant_id"], row["id"], batch)
             if gone < batch:
-                await connection.execute(SQL["forget_schedule"], row["id"])
+                await connection.execute(*SQL["forget_schedule"](schedule_id=row["id"]))
             return gone
 
         return await self._database.transact(work)
 
     async def _clear_table(self, table: str, oldest: datetime, batch: int) -> int:
         async def work(connection: asyncpg.Connection) -> int:
-            await connection.execute(SQL["allow_clearing"])
+            await connection.execute(*SQL["allow_clearing"]())
             status = await connection.execute(_clear_statement(table), oldest, batch)
             return _rows(status)
 
@@ -132,11 +132,13 @@ class LedgerRetention:
         return row is not None and bool(row[0])
 
     async def _in_default(self, first: date, end: date) -> bool:
-        row = await self._database.fetch_row(SQL["in_default"], _midnight(first), _midnight(end))
+        row = await self._database.fetch_row(
+            *SQL["in_default"](first=_midnight(first), end=_midnight(end))
+        )
         return row is not None and bool(row[0])
 
     async def _covered_to(self) -> date | None:
-        row = await self._database.fetch_row(SQL["covered_to"])
+        row = await self._database.fetch_row(*SQL["covered_to"]())
         return None if row is None else row["covered_to"]
 
     async def _oldest(self, keep_days: int) -> datetime:
@@ -144,7 +146,7 @@ class LedgerRetention:
 
     async def _old(self, statement: str, oldest: datetime) -> list[str]:
         """Return the names of months that ended before that time."""
-        rows = await self._database.fetch(SQL[statement])
+        rows = await self._database.fetch(*SQL[statement]())
         return [row["name"] for row in rows if _month_in(row["name"]) < f"{oldest:%Y%m}"]
 
 
@@ -154,15 +156,19 @@ async def delete_ledger(
     """Delete the lines of a schedule that this transaction deleted. If there are many,
     housekeeping deletes the rest."""
     if await _delete_lines(connection, tenant_id, schedule_id, batch) >= batch:
-        await connection.execute(SQL["note_deleted"], tenant_id, schedule_id)
+        await connection.execute(*SQL["note_deleted"](tenant_id=tenant_id, schedule_id=schedule_id))
 
 
 async def _delete_lines(
     connection: asyncpg.Connection, tenant_id: int, schedule_id: UUID, batch: int
 ) -> int:
     """Delete lines of a deleted schedule, the oldest first; fewer than `batch` are the last."""
-    await connection.execute(SQL["allow_purge"])
-    return _rows(await connection.execute(SQL["delete_lines"], tenant_id, schedule_id, batch))
+    await connection.execute(*SQL["allow_purge"]())
+    return _rows(
+        await connection.execute(
+            *SQL["delete_lines"](tenant_id=tenant_id, schedule_id=schedule_id, limit=batch)
+        )
+    )
 
 
 def _name(month: date) -> str:

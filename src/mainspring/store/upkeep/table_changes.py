@@ -10,10 +10,10 @@ import asyncpg
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 
-SQL = queries.load("housekeeping")
+SQL = queries.load("table_changes")
 T = TypeVar("T")
 
-_PATIENCE = "500ms"
+_LOCK_TIMEOUT = "500ms"
 """Whoever waits to change a table makes all others wait, who only want to use it. Partitions are
 made days ahead: there will be a better moment than the middle of somebody's backup."""
 _ANALYZE_SELDOM = "autovacuum_analyze_scale_factor = 1"
@@ -48,22 +48,22 @@ class TableChanges:
         self._database = database
 
     async def today(self) -> date:
-        row = await self._database.fetch_row(SQL["today"])
+        row = await self._database.fetch_row(*SQL["today"]())
         assert row is not None
         today: date = row["today"]
         return today
 
     async def home(self) -> str:
-        row = await self._database.fetch_row(SQL["home"])
+        row = await self._database.fetch_row(*SQL["home"]())
         assert row is not None
         home: str = row["name"]
         return home
 
     async def names(self, statement: str, table: str) -> list[str]:
-        return [row["name"] for row in await self._database.fetch(SQL[statement], table)]
+        return [row["name"] for row in await self._database.fetch(*SQL[statement](table=table))]
 
     async def default_size(self, table: str) -> int:
-        row = await self._database.fetch_row(SQL["default_size"], table)
+        row = await self._database.fetch_row(*SQL["default_size"](table=table))
         assert row is not None
         return int(row["bytes"])
 
@@ -107,7 +107,7 @@ class TableChanges:
         """A transaction that changes tables, unless somebody uses them who does not stop to."""
 
         async def briefly(connection: asyncpg.Connection) -> T:
-            await connection.execute(f"SET LOCAL lock_timeout = '{_PATIENCE}'")
+            await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
             try:
                 return await work(connection)
             except asyncpg.LockNotAvailableError:

@@ -1,6 +1,5 @@
 """Workflows: named definitions, of which every version is kept for the runs made by it."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,14 +10,14 @@ import msgspec
 from mainspring.domain.workflow.definition import OnFailure, WorkflowDefinition
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
+from mainspring.postgres.rows import read_rows
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
+from mainspring.store.workflow.definitions import RecentDefinitions, decode_definition
 
 SQL = queries.load("workflows")
 
-decode_definition = msgspec.json.Decoder(WorkflowDefinition).decode
 _encode = msgspec.json.Encoder().encode
-_MOST_STEPS_KEPT = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +52,11 @@ class VersionLine:
 
 
 class WorkflowStore:
-    """The store's face for definitions of workflows."""
+    """Definitions of workflows of every tenant."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._known: OrderedDict[bytes, WorkflowDefinition] = OrderedDict()
-        self._steps_known = 0
+        self._known = RecentDefinitions[bytes]()
 
     async def put(
         self,
@@ -70,37 +68,21 @@ class WorkflowStore:
     ) -> StoredWorkflow | None:
         """The next version of a workflow, or its first. With `check` there must be one already, to
         whose version it has nothing to object; None when there is none (or no such tenant)."""
-        encoded = _encode(definition)
 
         async def work(connection: asyncpg.Connection) -> StoredWorkflow | None:
             if check is not None:
-                latest = await connection.fetchval(SQL["lock_workflow"], tenant_id, definition.name)
+                latest = await connection.fetchval(
+                    *SQL["lock_workflow"](tenant_id=tenant_id, name=definition.name)
+                )
                 if latest is None:
                     return None
                 check(latest)
-            row = await connection.fetchrow(
-                SQL["put_workflow"],
-                tenant_id,
-                definition.name,
-                len(definition.steps),
-                definition.on_failure,
-            )
-            if row is None:
+            made = await _put(connection, tenant_id, definition)
+            if made is None:
                 return None
-            version: int = row["version"]
-            await connection.execute(
-                SQL["put_version"],
-                tenant_id,
-                definition.name,
-                version,
-                len(definition.steps),
-                encoded,
-                row["updated_at"],
-            )
             await write_entry(
-                connection, tenant_id, actor, "workflow.put", definition.name, version=version
+                connection, tenant_id, actor, "workflow.put", made.name, version=made.version
             )
-            made = StoredWorkflow(definition.name, version, definition, row["updated_at"])
             if conclude is not None:
                 await conclude(connection, made)
             return made
@@ -111,7 +93,9 @@ class WorkflowStore:
         self, tenant_id: int, name: str, version: int | None = None
     ) -> StoredWorkflow | None:
         """A version, the latest where none is named; None when it is not there, or archived."""
-        row = await self._database.fetch_row(SQL["get_workflow"], tenant_id, name, version)
+        row = await self._database.fetch_row(
+            *SQL["get_workflow"](tenant_id=tenant_id, name=name, version=version)
+        )
         if row is None:
             return None
         definition = self._definition(row["definition"])
@@ -119,19 +103,26 @@ class WorkflowStore:
 
     async def has(self, tenant_id: int, name: str) -> bool:
         """Whether runs of a workflow can begin."""
-        return await self._database.fetch_row(SQL["has_workflow"], tenant_id, name) is not None
+        return (
+            await self._database.fetch_row(*SQL["has_workflow"](tenant_id=tenant_id, name=name))
+            is not None
+        )
 
     async def page(self, tenant_id: int, *, after: str, limit: int) -> Sequence[WorkflowLine]:
         """In the order of their names."""
-        rows = await self._database.fetch(SQL["list_workflows"], tenant_id, after, limit)
-        return [WorkflowLine(*row) for row in rows]
+        rows = await self._database.fetch(
+            *SQL["list_workflows"](tenant_id=tenant_id, after=after, limit=limit)
+        )
+        return read_rows(WorkflowLine, rows)
 
     async def versions(
         self, tenant_id: int, name: str, *, before: int, limit: int
     ) -> Sequence[VersionLine]:
         """Newest first."""
-        rows = await self._database.fetch(SQL["list_versions"], tenant_id, name, before, limit)
-        return [VersionLine(*row) for row in rows]
+        rows = await self._database.fetch(
+            *SQL["list_versions"](tenant_id=tenant_id, name=name, before=before, limit=limit)
+        )
+        return read_rows(VersionLine, rows)
 
     async def archive(
         self, tenant_id: int, name: str, actor: str, check: Callable[[int], None]
@@ -139,11 +130,13 @@ class WorkflowStore:
         """Take a workflow out of use; its versions stay for their runs. False: there is none."""
 
         async def work(connection: asyncpg.Connection) -> bool:
-            latest = await connection.fetchval(SQL["lock_workflow"], tenant_id, name)
+            latest = await connection.fetchval(
+                *SQL["lock_workflow"](tenant_id=tenant_id, name=name)
+            )
             if latest is None:
                 return False
             check(latest)
-            await connection.execute(SQL["archive_workflow"], tenant_id, name)
+            await connection.execute(*SQL["archive_workflow"](tenant_id=tenant_id, name=name))
             await write_entry(
                 connection, tenant_id, actor, "workflow.archived", name, version=latest
             )
@@ -155,12 +148,23 @@ class WorkflowStore:
         """A definition from its bytes. Those that were read lately are kept: a run of thousands of
         steps would decode it thousands of times."""
         known = self._known.get(encoded)
-        if known is not None:
-            self._known.move_to_end(encoded)
-            return known
-        made = self._known[encoded] = decode_definition(encoded)
-        self._steps_known += len(made.steps)
-        while self._steps_known > _MOST_STEPS_KEPT and len(self._known) > 1:
-            _, dropped = self._known.popitem(last=False)
-            self._steps_known -= len(dropped.steps)
-        return made
+        return known or self._known.keep(encoded, decode_definition(encoded))
+
+
+async def _put(
+    connection: asyncpg.Connection, tenant_id: int, definition: WorkflowDefinition
+) -> StoredWorkflow | None:
+    """Write the next version of a workflow; None: there is no such tenant."""
+    about = {
+        "tenant_id": tenant_id,
+        "name": definition.name,
+        "step_count": len(definition.steps),
+    }
+    row = await connection.fetchrow(*SQL["put_workflow"](**about, on_failure=definition.on_failure))
+    if row is None:
+        return None
+    version, at = row["version"], row["updated_at"]
+    await connection.execute(
+        *SQL["put_version"](**about, version=version, definition=_encode(definition), created_at=at)
+    )
+    return StoredWorkflow(definition.name, version, definition, at)

@@ -24,7 +24,7 @@ TOO_LARGE = "result-too-large"
 UNREADABLE = "result-unreadable"
 """The same for a result that is no JSON that we can read."""
 MOST_RESULT = 2**18
-"""So many bytes may a result have to be kept for the steps that follow."""
+"""Maximum bytes of a result that is kept for the steps that follow."""
 
 
 def unreadable(given: bytes) -> str | None:
@@ -64,6 +64,11 @@ class RunHead(NamedTuple):
     stopping: str | None
     unfinished: int
     failed: int
+
+    @property
+    def key(self) -> dict[str, object]:
+        """What statements know the run by."""
+        return {"tenant_id": self.tenant_id, "run_id": self.id}
 
 
 class WaitingStep(NamedTuple):
@@ -203,31 +208,25 @@ def ended_of(finish: Finish) -> Ended:
     )
 
 
-def note_arguments(ended: Sequence[Ended]) -> tuple[Sequence[object], ...]:
+def note_arguments(ended: Sequence[Ended]) -> dict[str, object]:
     """What the statement `advance` wants."""
-    return (
-        [e.tenant_id for e in ended],
-        [e.run_id for e in ended],
-        [e.step for e in ended],
-        [e.item for e in ended],
-        [e.state.value for e in ended],
-        sparse([e.started for e in ended]),
-        sparse([e.finished for e in ended]),
-        [e.attempts for e in ended],
-        sparse([e.result for e in ended]),
-        sparse([e.error for e in ended]),
-        [e.waived for e in ended],
-    )
+    return {
+        **end_arguments(ended),
+        "started": sparse([e.started for e in ended]),
+        "finished": sparse([e.finished for e in ended]),
+        "attempts": [e.attempts for e in ended],
+        "waived": [e.waived for e in ended],
+    }
 
 
-def end_arguments(ended: Sequence[Ended]) -> tuple[Sequence[object], ...]:
+def end_arguments(ended: Sequence[Ended]) -> dict[str, object]:
     """What the statement `end_tasks` wants."""
-    return (
-        [e.tenant_id for e in ended],
-        [e.run_id for e in ended],
-        [e.step for e in ended],
-        [e.item for e in ended],
-        [e.state.value for e in ended],
-        sparse([e.result for e in ended]),
-        sparse([e.error for e in ended]),
-    )
+    return {
+        "tenant_ids": [e.tenant_id for e in ended],
+        "run_ids": [e.run_id for e in ended],
+        "steps": [e.step for e in ended],
+        "items": [e.item for e in ended],
+        "states": [e.state.value for e in ended],
+        "results": sparse([e.result for e in ended]),
+        "errors": sparse([e.error for e in ended]),
+    }

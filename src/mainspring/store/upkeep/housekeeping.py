@@ -7,8 +7,10 @@ import asyncpg
 
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.postgres.planner import analyze_if_grown
-from mainspring.postgres.table_changes import (
+from mainspring.store.tenants import TenantStore
+from mainspring.store.upkeep.ledger_retention import LedgerRetention
+from mainspring.store.upkeep.planner import analyze_if_grown
+from mainspring.store.upkeep.table_changes import (
     BATCHES,
     LARGEST_DEFAULT,
     ArchiveHook,
@@ -16,12 +18,9 @@ from mainspring.postgres.table_changes import (
     Round,
     TableChanges,
 )
-from mainspring.store.ledger_retention import LedgerRetention
-from mainspring.store.tenants import TenantStore
+from mainspring.store.workflow.workflow_runs import SQL as RUNS
 
 SQL = queries.load("housekeeping")
-
-_OLD_RUNS = queries.load("workflow_runs")["delete_old_runs"]
 
 PARTITIONED = {
     "task_history": "finished_at",
@@ -45,12 +44,14 @@ class HousekeepingStore:
 
     async def hold_duty(self, node_id: UUID, lease: float, duty: str = "housekeeping") -> bool:
         """Become, or stay, the one node that does this."""
-        row = await self._database.fetch_row(SQL["hold_duty"], duty, node_id, lease)
+        row = await self._database.fetch_row(
+            *SQL["hold_duty"](duty=duty, holder=node_id, lease=lease)
+        )
         return row is not None
 
     async def drop_duties(self, node_id: UUID) -> None:
         """Let another node take over at once."""
-        await self._database.fetch(SQL["drop_duties"], node_id)
+        await self._database.fetch(*SQL["drop_duties"](holder=node_id))
 
     async def make_partitions(
         self, days_ahead: int, largest_default: int = LARGEST_DEFAULT
@@ -80,7 +81,7 @@ class HousekeepingStore:
         them. Whoever does this locks the table against others who would do the same, so that what
         is half built and not locked was left behind."""
         home, made = await self._tables.home(), Round()
-        for row in await self._database.fetch(SQL["missing_indexes"], list(PARTITIONED)):
+        for row in await self._database.fetch(*SQL["missing_indexes"](tables=list(PARTITIONED))):
             try:
                 await self._build_index(home, row)
                 made.done.append(row["name"])
@@ -88,7 +89,7 @@ class HousekeepingStore:
                 made.postponed[row["name"]] = str(problem)
             except _GONE as problem:
                 made.postponed[row["name"]] = f"its partition is gone: {problem}"
-        for row in await self._database.fetch(SQL["unfinished_indexes"], list(PARTITIONED)):
+        for row in await self._database.fetch(*SQL["unfinished_indexes"](tables=list(PARTITIONED))):
             await self._attach(row["index"], row["part"])
             made.done.append(row["index"])
         return made
@@ -119,7 +120,7 @@ class HousekeepingStore:
         return retired
 
     async def clear_defaults(self, keep_days: int, batch: int = 10_000) -> int:
-        """What landed in a default partition, because nobody kept house, goes row by row; answers
+        """What landed in a default partition, because nobody kept house, goes row by row; return
         how many rows went."""
         oldest = await self._tables.today() - timedelta(keep_days)
         cleared = 0
@@ -127,7 +128,7 @@ class HousekeepingStore:
             statement = _clear_statement(f"{table}_default", column)
 
             async def work(connection: asyncpg.Connection, statement: str = statement) -> int:
-                await connection.execute(SQL["allow_clearing"])
+                await connection.execute(*SQL["allow_clearing"]())
                 status = await connection.execute(statement, oldest, batch)
                 return int(status.rpartition(" ")[2])
 
@@ -140,7 +141,7 @@ class HousekeepingStore:
 
     async def forget_expired(self, batch: int = 10_000) -> int:
         """Idempotency keys and effects past their time, and events that nobody took: in turns,
-        until there are none; answers how many rows went."""
+        until there are none; return how many rows went."""
         kinds = ["forget_expired_keys", "forget_expired_effects", "forget_old_events"]
         forgotten = 0
         for _ in range(BATCHES):
@@ -153,27 +154,29 @@ class HousekeepingStore:
 
     async def forget_gone(self) -> None:
         """Nodes and workers that are long gone, and what they left to each other."""
-        await self._database.fetch(SQL["forget_dead_nodes"])
-        await self._database.fetch(SQL["forget_gone_workers"])
-        await self._database.fetch(SQL["forget_gone_leases"])
-        await self._database.fetch(SQL["forget_old_messages"])
+        await self._database.fetch(*SQL["forget_dead_nodes"]())
+        await self._database.fetch(*SQL["forget_gone_workers"]())
+        await self._database.fetch(*SQL["forget_gone_leases"]())
+        await self._database.fetch(*SQL["forget_old_messages"]())
 
     async def forget_old_keys(self, keep_days: int) -> None:
         """API keys that were revoked or ran out so many days ago."""
-        await self._database.fetch(SQL["forget_old_keys"], keep_days)
+        await self._database.fetch(*SQL["forget_old_keys"](keep_days=keep_days))
 
     async def forget_runs(self, keep_days: int, batch: int = 1000) -> int:
-        """Runs of workflows that ended so many days ago, with their steps; answers how many."""
+        """Runs of workflows that ended so many days ago, with their steps; return how many."""
         gone = 0
         for _ in range(BATCHES):
-            rows = await self._database.fetch(_OLD_RUNS, keep_days, batch)
+            rows = await self._database.fetch(
+                *RUNS["delete_old_runs"](keep_days=keep_days, limit=batch)
+            )
             gone += len(rows)
             if len(rows) < batch:
                 break
         return gone
 
     async def clear_departed(self, rounds: int = 100) -> int:
-        """What tenants that are gone left behind, in small steps; answers how many rows went."""
+        """What tenants that are gone left behind, in small steps; return how many rows went."""
         tenants, cleared = TenantStore(self._database), 0
         for _ in range(rounds):
             gone = await tenants.clear()
@@ -183,12 +186,12 @@ class HousekeepingStore:
         return cleared
 
     async def analyze_if_grown(self) -> bool:
-        """Of tasks that came one by one; answers whether there was a crowd that it did not know."""
+        """Analyze the table of tasks if it grew row by row; return whether it did."""
         return await analyze_if_grown(self._database)
 
     async def oldest_transaction(self) -> tuple[int, float, str] | None:
         """Who holds the oldest snapshot: (pid, age in seconds, application)."""
-        row = await self._database.fetch_row(SQL["oldest_transaction"])
+        row = await self._database.fetch_row(*SQL["oldest_transaction"]())
         return None if row is None else (row["pid"], row["age"] or 0.0, row["application"])
 
     async def _old(self, statement: str, table: str, oldest: date) -> list[str]:
@@ -200,7 +203,7 @@ class HousekeepingStore:
             await self._tables.alter(f"ALTER TABLE {table} DETACH PARTITION {name}")
 
     async def _forget(self, kind: str, batch: int) -> int:
-        row = await self._database.fetch_row(SQL[kind], batch)
+        row = await self._database.fetch_row(*SQL[kind](limit=batch))
         assert row is not None
         return int(row["gone"])
 

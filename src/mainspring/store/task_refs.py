@@ -1,0 +1,58 @@
+"""References to tasks, by the number that guards a change of them, and tasks as they are seen."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID
+
+import asyncpg
+
+from mainspring.domain.lateness import Waited
+from mainspring.domain.placement import Ownership
+from mainspring.domain.rows import TaskRow
+from mainspring.postgres.rows import read_rows
+
+
+class TaskRef(NamedTuple):
+    """Which task, and the number a change of it is guarded by: its rev or its fence."""
+
+    tenant_id: int
+    id: UUID
+    guard: int
+    waited: Waited | None = None
+    """Of a pick: what it waited for since it was due."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Tasks as they are now, and those that are no longer unfinished."""
+
+    rows: list[TaskRow]
+    gone: list[UUID]
+
+
+def columns(refs: Iterable[TaskRef], guards: str) -> dict[str, Sequence[object]]:
+    """References in lock order, turned on their side."""
+    ordered = sorted(refs)
+    return {
+        "tenant_ids": [r.tenant_id for r in ordered],
+        "ids": [r.id for r in ordered],
+        guards: [r.guard for r in ordered],
+    }
+
+
+def seen_in(rows: Sequence[asyncpg.Record]) -> Seen:
+    """Return tasks, of which those without a rev are gone."""
+    return Seen(
+        read_rows(TaskRow, [row for row in rows if row["rev"] is not None]),
+        [row["id"] for row in rows if row["rev"] is None],
+    )
+
+
+def owner_of(ownership: Ownership) -> dict[str, object]:
+    """Return what statements know an owner by."""
+    return {
+        "node_id": ownership.node_id,
+        "epoch": ownership.epoch,
+        "partitions": list(ownership.partitions),
+    }

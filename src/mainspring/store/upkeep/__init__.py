@@ -1,0 +1,1 @@
+"""Upkeep of the database: partitions, retention, statistics for the planner."""

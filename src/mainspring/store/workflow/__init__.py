@@ -1,0 +1,1 @@
+"""Workflows in the database: definitions, runs, steps and their tasks."""

@@ -1,0 +1,211 @@
+"""The tasks of steps: made, released and ended, within the transaction that moves their run on."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+
+from mainspring.domain.ids import TaskIds
+from mainspring.domain.placement import Ownership
+from mainspring.domain.rows import TaskRow
+from mainspring.domain.task import TaskState
+from mainspring.domain.workflow.definition import FEW, TaskTemplate
+from mainspring.postgres import named_sql as queries
+from mainspring.postgres.database import sparse
+from mainspring.postgres.rows import read_rows
+from mainspring.store.task_refs import owner_of
+from mainspring.store.upkeep.planner import BULK_ROWS
+from mainspring.store.upkeep.planner import SQL as PLANNER
+from mainspring.store.workflow.step_rows import (
+    Ended,
+    Moved,
+    NewRun,
+    NewStep,
+    RunHead,
+    StartingStep,
+    end_arguments,
+)
+
+SQL = queries.load("steps")
+
+
+class StepTasks:
+    """Writes what was decided about steps of runs that the caller holds."""
+
+    def __init__(self, ids: TaskIds) -> None:
+        self._ids = ids
+
+    async def release(
+        self,
+        connection: asyncpg.Connection,
+        ownership: Ownership,
+        starts: Sequence[StartingStep],
+        moved: Moved,
+    ) -> None:
+        """Schedule the tasks of steps that were blocked: each once, however often it is asked."""
+        if not starts:
+            return
+        ordered = sorted(starts, key=lambda s: (s.run.tenant_id, s.run.id, s.step.id))
+        per_run = Counter(start.run.id for start in starts)
+        made = [start.template for start in ordered]
+        rows = await connection.fetch(
+            *SQL["release"](
+                **owner_of(ownership),
+                tenant_ids=[s.run.tenant_id for s in ordered],
+                run_ids=[s.run.id for s in ordered],
+                steps=[s.step.id for s in ordered],
+                due=[s.due for s in ordered],
+                wide=[per_run[s.run.id] > FEW for s in ordered],
+                specs=sparse([t and t.spec.encode() for t in made]),
+                payloads=sparse([t and t.payload.encode() for t in made]),
+                capabilities=sparse([t and t.capability for t in made]),
+                concurrency_keys=sparse([t and t.concurrency_key for t in made]),
+                names=sparse([t and t.name for t in made]),
+                labels=sparse([t and t.labels for t in made]),
+            )
+        )
+        moved.rows += read_rows(TaskRow, rows)
+        await _analyze_if_grown(connection, len(rows))
+
+    async def fan_out(
+        self,
+        connection: asyncpg.Connection,
+        ownership: Ownership,
+        start: StartingStep,
+        made: Sequence[TaskTemplate],
+        moved: Moved,
+    ) -> bool:
+        """One task per item of a step's list, but for those that are done; the step's own waits to
+        join them. Return whether all are done."""
+        head, step, due = start.run, start.step, start.due
+        expanded = await connection.fetchrow(
+            *SQL["expand"](**head.key, step=step.id, needed=len(made), due=due)
+        )
+        if expanded is None or not made:
+            return False
+        kept = frozenset(expanded["items"])
+        own = {"queue": expanded["queue"], "priority": expanded["priority"]}
+        added = [
+            NewStep(
+                step.id, index, "released", 0, (step.id,), self._ids.make(due), due,
+                replace(template, **own),
+            )
+            for index, template in enumerate(made)
+            if index not in kept
+        ]  # fmt: skip
+        if not added:
+            return True
+        moved.rows += await self.add(connection, ownership, head, added)
+        return False
+
+    async def end(
+        self, connection: asyncpg.Connection, leaving: Sequence[Ended], moved: Moved
+    ) -> list[Ended]:
+        """Move tasks of steps that do not run to history; return which did."""
+        if not leaving:
+            return []
+        ordered = sorted(leaving, key=lambda e: (e.tenant_id, e.run_id, e.step, e.item))
+        rows = await connection.fetch(*SQL["end_tasks"](**end_arguments(ordered)))
+        moved.told |= {row["partition"] for row in rows if row["state"] == "scheduled"}
+        gone = {(row["run_id"], row["plain_step"], row["item"]) for row in rows}
+        ended = [e for e in ordered if (e.run_id, e.step, e.item) in gone]
+        moved.skipped += sum(e.state is TaskState.SKIPPED for e in ended)
+        return ended
+
+    async def add(
+        self,
+        connection: asyncpg.Connection,
+        ownership: Ownership,
+        head: RunHead,
+        steps: Sequence[NewStep],
+        run: NewRun | None = None,
+    ) -> list[TaskRow]:
+        """Insert rows and tasks of steps, of a new run with the run itself; return the tasks that
+        are scheduled at once."""
+        rows = await connection.fetch(*add_steps(ownership, head, steps, run))
+        await _analyze_if_grown(connection, len(steps))
+        return read_rows(TaskRow, rows)
+
+    async def add_tasks(
+        self,
+        connection: asyncpg.Connection,
+        ownership: Ownership,
+        head: RunHead,
+        steps: Sequence[NewStep],
+    ) -> list[TaskRow]:
+        """The tasks alone, where the rows are there."""
+        call = SQL["add_steps"](**_tasks(ownership, head, steps), **_rows([]), **_NO_RUN)
+        return read_rows(TaskRow, await connection.fetch(*call))
+
+
+async def _analyze_if_grown(connection: asyncpg.Connection, added: int) -> None:
+    """Many rows enter tables that may have been empty: what releases and claims it would go by a
+    plan that was made for a handful of rows, and compare each with each."""
+    if added >= BULK_ROWS:
+        await connection.execute(*PLANNER["analyze_tasks"]())
+        await connection.execute(*PLANNER["analyze_steps"]())
+
+
+def add_steps(
+    ownership: Ownership, head: RunHead, steps: Sequence[NewStep], run: NewRun | None
+) -> tuple[Any, ...]:
+    """Return the call of `add_steps`."""
+    begun = _NO_RUN if run is None else _run(run)
+    return SQL["add_steps"](**_tasks(ownership, head, steps), **_rows(steps), **begun)
+
+
+def _rows(steps: Sequence[NewStep]) -> dict[str, object]:
+    return {
+        "steps": [s.step for s in steps],
+        "items": [s.item for s in steps],
+        "states": [s.state for s in steps],
+        "needed": [s.needed for s in steps],
+        "children": [",".join(s.children) for s in steps],
+        "task_ids": [s.task_id for s in steps],
+        "released": [s.due if s.state == "released" else None for s in steps],
+        "plain": [s.plain for s in steps],
+        "inside": [s.inside for s in steps],
+    }
+
+
+def _run(run: NewRun) -> dict[str, object]:
+    return {
+        "workflow": run.workflow,
+        "version": run.version,
+        "total": len(run.definition.steps),
+        "input": run.input,
+        "created": run.now,
+        "deadline": run.deadline,
+        "schedule_id": run.schedule_id,
+        "nominal": run.nominal,
+    }
+
+
+_NO_RUN: dict[str, object] = dict.fromkeys(
+    ("workflow", "version", "total", "input", "created", "deadline", "schedule_id", "nominal")
+)
+
+
+def _tasks(ownership: Ownership, head: RunHead, steps: Sequence[NewStep]) -> dict[str, object]:
+    made = [s.template for s in steps]
+    return {
+        **owner_of(ownership),
+        "tenant_id": head.tenant_id,
+        "run_id": head.id,
+        "ids": [s.task_id for s in steps],
+        "labels_of_steps": [s.label for s in steps],
+        "task_states": ["scheduled" if s.state == "released" else "blocked" for s in steps],
+        "due": [s.due for s in steps],
+        "specs": [t.spec.encode() for t in made],
+        "payloads": [t.payload.encode() for t in made],
+        "capabilities": [t.capability for t in made],
+        "queues": [t.queue for t in made],
+        "priorities": [t.priority for t in made],
+        "names": sparse([t.name for t in made]),
+        "labels": sparse([t.labels for t in made]),
+        "concurrency_keys": sparse([t.concurrency_key for t in made]),
+        "concurrency_limits": sparse([t.concurrency_limit for t in made]),
+        "wide": sum(s.state == "released" for s in steps) > FEW,
+    }

@@ -1,0 +1,19 @@
+"""Every statement is one that PostgreSQL takes."""
+
+import asyncpg
+import pytest
+
+from mainspring.postgres.named_sql import load
+from mainspring.store.lists.paths import LIST_PATHS, SHORTCUTS
+from support.queries import QUERIES
+
+pytestmark = pytest.mark.server
+
+
+@pytest.mark.parametrize("file", [file.stem for file in QUERIES.glob("*.sql")])
+async def test_every_statement_can_be_prepared(file: str, connection: asyncpg.Connection) -> None:
+    for name, statement in load(file).items():
+        paths = LIST_PATHS + SHORTCUTS if name == "list_tasks" else ()
+        for filled in [path.of(statement) for path in paths] or [statement]:
+            prepared = await connection.prepare(filled.sql)
+            assert len(prepared.get_parameters()) == len(filled.parameters)
