@@ -1,4 +1,7 @@
-"""Tasks that kill their worker, several at once, among many that do not."""
+"""Tasks that kill their worker, several at once, among many that do not.
+
+POISON_RUNS=20 runs it so often.
+"""
 
 import asyncio
 import os
