@@ -118,6 +118,22 @@ async def test_a_grant_says_whether_the_worker_announces_starts(announces: bool)
     assert grant.announces is announces
 
 
+@pytest.mark.parametrize(
+    ("wanted", "in_flight", "shared"), [(4, 0, False), (9, 0, False), (3, 0, True), (4, 1, True)]
+)
+async def test_a_grant_says_whether_others_may_claim_for_the_worker(
+    wanted: int, in_flight: int, shared: bool
+) -> None:
+    """Then nobody knows what its only task is, and none counts as begun without its word."""
+    poll = Poll(HOLDER, WORK, 4)
+    poll.in_flight = in_flight
+    _, office = make_forwarding(Desk(poll))
+    office.hear(TasksWait(uuid4(), KIND, wanted))
+    (grant,) = [letter for letter in office.sent if isinstance(letter, SlotGrant)]
+    assert grant.shared is shared
+    assert poll.shared
+
+
 async def test_what_goes_wrong_in_the_background_is_logged() -> None:
     lease_service = Desk(Poll(HOLDER, WORK, 4))
     forward, office = make_forwarding(lease_service)

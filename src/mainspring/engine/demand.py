@@ -50,7 +50,7 @@ class RemoteDemand(NamedTuple):
 class Poll:
     """A worker's open slots, waiting to be filled. Known by identity."""
 
-    __slots__ = ("announces", "free", "here", "holder", "idle", "in_flight", "offer")
+    __slots__ = ("announces", "free", "here", "holder", "idle", "in_flight", "offer", "shared")
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class Poll:
         idle: bool = True,
         here: bool = True,
         announces: bool = False,
+        shared: bool = False,
     ) -> None:
         self.holder = holder
         self.offer = offer
@@ -71,6 +72,8 @@ class Poll:
         """Whether the worker waits at this node: then we know when it is answered."""
         self.announces = announces
         """Whether the worker tells of what it begins."""
+        self.shared = shared
+        """Whether other nodes may claim for it, too: then none knows all that it gets."""
         self.in_flight = 0
         """Tasks that were picked for it and are being claimed."""
 
@@ -291,7 +294,7 @@ class Demand:
 
     def holds_one(self, poll: Poll) -> bool:
         """Whether its worker holds a single task, as far as we know."""
-        return poll.idle and self._holding[poll.holder] == 1
+        return poll.idle and not poll.shared and self._holding[poll.holder] == 1
 
     def took(self, taker: LeaseHolder) -> None:
         self._holding[taker.holder] += 1
