@@ -18,7 +18,7 @@ from support.process import MainspringProcess
 from support.sdk_workers import Noted, Workers, workers_at
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 INNOCENTS = 200
 WORKERS = 3

@@ -34,7 +34,11 @@ from support.workers import Json, RawWorker, work
 
 RUNS = int(os.environ.get("RESTORE_RUNS", "1"))
 
-pytestmark = [pytest.mark.slow, pytest.mark.parametrize("run", range(RUNS))]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.parametrize("run", range(RUNS)),
+]
 
 KEY = "one-at-a-time"
 SETTINGS = {"egress_allow": "127.0.0.0/8", "worker_lease": 5}
