@@ -126,7 +126,7 @@ async def street(request: pytest.FixtureRequest, database_url: str) -> AsyncIter
     async with AsyncExitStack() as stack:
         shops = [
             await stack.enter_async_context(
-                opened_shop(database_url, worker_lease=LEASE, lease=1.0)
+                opened_shop(database_url, worker_lease=LEASE, lease=1.0, node_ttl=20.0)
             )
             for _ in range(request.param)
         ]
