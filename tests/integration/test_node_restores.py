@@ -10,6 +10,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import asyncpg
 import pytest
 
+from mainspring.clock import monotonic
+from mainspring.domain.webhook import WebhookProfile
+from mainspring.execution.http import HttpExecutor, _CachedProfile
 from support.client import noop
 from support.waiting import eventually
 from support.workers import Shop, opened_shop
@@ -152,6 +155,16 @@ async def test_a_key_that_is_unknown_since_is_refused_at_once(
     await set_back(tables, "DELETE FROM api_keys WHERE id = 'work-all'")
     await eventually(again, within=30, what="the node has joined anew")
     assert (await shop.client.get("/v1/tasks")).status == 401
+
+
+async def test_profiles_of_webhooks_are_read_anew(shop: Shop) -> None:
+    """Secrets and allow-lists may be others since, and a tenant's number be another's."""
+    node = shop.server.node
+    (webhooks,) = [each for each in node._executors if isinstance(each, HttpExecutor)]
+    profile = WebhookProfile()
+    webhooks._known[1] = _CachedProfile(profile, webhooks._settings.egress, monotonic())
+    node._state.renew()
+    assert not webhooks._known
 
 
 async def test_a_run_that_was_begun_since_the_backup_begins_again(
