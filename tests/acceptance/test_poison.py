@@ -1,4 +1,7 @@
-"""Tasks that kill their worker, several at once, among many that do not."""
+"""Tasks that kill their worker, several at once, among many that do not.
+
+POISON_RUNS=20 runs it so often.
+"""
 
 import asyncio
 import os
@@ -15,7 +18,7 @@ from support.process import MainspringProcess
 from support.sdk_workers import Noted, Workers, workers_at
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 INNOCENTS = 200
 WORKERS = 3

@@ -1,7 +1,11 @@
 """The database is set back, by a restore or a failover to a replica that lagged behind: no fence is
-issued twice, no report from before is taken for another's, and all that is there is run."""
+issued twice, no report from before is taken for another's, and all that is there is run.
+
+RESTORE_RUNS=10 runs each of them so often.
+"""
 
 import asyncio
+import os
 import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -28,7 +32,13 @@ from support.sdk_workers import Workers
 from support.waiting import eventually
 from support.workers import Json, RawWorker, work
 
-pytestmark = pytest.mark.slow
+RUNS = int(os.environ.get("RESTORE_RUNS", "1"))
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.parametrize("run", range(RUNS)),
+]
 
 KEY = "one-at-a-time"
 SETTINGS = {"egress_allow": "127.0.0.0/8", "worker_lease": 5}
@@ -141,7 +151,10 @@ def free_port() -> int:
     ids=["restored by 0.9 s", "restored by 10 s", "failed over to a replica that lags by 3 s"],
 )
 async def test_a_database_set_back_under_living_nodes(
-    tmp_path: Path, kind: type[RestorableServer] | type[ReplicatedServer], seconds: float
+    tmp_path: Path,
+    kind: type[RestorableServer] | type[ReplicatedServer],
+    seconds: float,
+    run: int,
 ) -> None:
     async with opened_shop(tmp_path, kind) as shop:
         for name in ("ann", "bob"):
@@ -181,7 +194,7 @@ async def asks_when_ready(shop: Shop) -> float:
     return await shop.asks()
 
 
-async def test_a_database_restored_while_nodes_are_stopped(tmp_path: Path) -> None:
+async def test_a_database_restored_while_nodes_are_stopped(tmp_path: Path, run: int) -> None:
     """Workers are left running, and one of them holds tasks."""
     async with opened_shop(tmp_path) as shop:
         await shop.workers.start("--name", "ann", "--concurrency", "20")

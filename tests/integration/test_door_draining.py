@@ -11,7 +11,7 @@ from mainspring.api.http import connection as connections
 from mainspring.api.http import draining
 from mainspring.api.http import server as door
 from mainspring.api.http.connection import LimitedHttpProtocol
-from support.door import Doorway, Visitor, opened_door
+from support.door import SOON, Doorway, Visitor, opened_door
 from support.waiting import eventually
 
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
@@ -55,8 +55,10 @@ async def test_streamed_answers_end_connections_too() -> None:
         assert await visitor.hear_the_end() == b""
 
 
-async def test_new_connection_may_send_its_first_request() -> None:
+async def test_new_connection_may_send_its_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its request may be on the way when the server stops."""
+    monkeypatch.setattr(door, "_DRAINED_WITHIN", SOON)
+    monkeypatch.setattr(connections, "IDLE_FOR", SOON)
     async with opened_door(hello) as doorway:
         visitor = await doorway.visit()
         await accepted(doorway, 1)

@@ -23,6 +23,8 @@ from support.workers import Json, RawWorker, Shop, opened_shop
 
 WAIT = 0.5
 SLA = 0.2
+LEASE = 3.0
+"""Seconds that a worker may have between its lease and its report, on any machine."""
 
 
 @dataclass
@@ -123,7 +125,9 @@ class Street:
 async def street(request: pytest.FixtureRequest, database_url: str) -> AsyncIterator[Street]:
     async with AsyncExitStack() as stack:
         shops = [
-            await stack.enter_async_context(opened_shop(database_url, worker_lease=1.0, lease=1.0))
+            await stack.enter_async_context(
+                opened_shop(database_url, worker_lease=LEASE, lease=1.0, node_ttl=20.0)
+            )
             for _ in range(request.param)
         ]
 
@@ -187,8 +191,8 @@ async def test_a_last_failure_says_all_of_it_in_the_dead_letter(street: Street) 
     answer = await street.here.client.post(f"/v1/dead-letters/{there}/replay", {})
     again = answer.json()["id"]
     replayed = await street.finish(worker, again)
-    assert (replayed["sla_met"], replayed["blame"]) == (True, None), "a replay is a new task"
     await sums(street.here, replayed)
+    assert moment(replayed["due_at"]) > moment(task["finished_at"]), "a replay is a new task"
 
 
 # --- ways to wait --------------------------------------------------------------------------------
@@ -269,7 +273,7 @@ async def test_a_lease_of_a_worker_that_was_killed(street: Street) -> None:
     assert (lost["outcome"], lost["started_at"]) == ("lost", None)
     assert lost["due_at"] == last["due_at"], "it is as due as before"
     check_causes(lost["lateness"], no_worker=WAIT)
-    check_causes(task["lateness"], no_worker=WAIT, failed_tries=1.0)
+    check_causes(task["lateness"], no_worker=WAIT, failed_tries=LEASE)
     assert task["lateness"] == last["lateness"]
     assert task["blame"] == "capacity"
 
@@ -294,8 +298,8 @@ async def test_an_edit_moves_the_first_due_time(street: Street) -> None:
     answer = await street.here.client.call("PATCH", f"/v1/tasks/{there}", {"delay": 0.1})
     assert answer.status == 200, answer.body
     task = await street.finish(street.worker(), there)
-    assert (task["sla_met"], task["blame"]) == (True, None)
-    await sums(street.here, task)
+    (only,) = await sums(street.here, task)
+    assert moment(only["due_at"]) > moment(task["created_at"]) + WAIT
 
 
 async def test_to_run_a_retry_now_shortens_its_backoff(street: Street) -> None:
@@ -400,7 +404,7 @@ async def test_a_cancel_leaves_each_try_its_own_lateness(street: Street) -> None
 
 
 async def test_an_expired_task_is_a_miss_and_says_why(street: Street) -> None:
-    expires = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
+    expires = (datetime.now(UTC) + timedelta(seconds=2)).isoformat()
     (there,) = await street.create(expires_at=expires)
     task = await ended(street, there, "expired")
     assert (task["sla_met"], task["blame"], task["started_at"]) == (False, "capacity", None)

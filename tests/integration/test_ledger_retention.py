@@ -4,11 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from unittest import mock
 from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
 
+from mainspring.config import Config
+from mainspring.node.housekeeping import Housekeeper
+from mainspring.node.state import NodeState
 from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from mainspring.store.upkeep.ledger_retention import LedgerRetention, delete_ledger
@@ -89,6 +93,21 @@ async def test_lines_are_kept_by_when_they_were_decided(
     await add_lines(database, f"'{nominal}'", 3, decided="now() - interval '364 days'")
     assert await ledger.clear(365, batch=2) == 5
     assert await count(database, "occurrences") == 3
+
+
+async def test_a_round_of_housekeeping_keeps_lines_for_their_own_time(database: Database) -> None:
+    """However short the history of tasks is."""
+    await make_old_month(database)
+    for nominal in (YEARS_AGO, FAR_AHEAD):
+        await add_lines(database, f"'{nominal}'", 2, decided="now() - interval '40 days'")
+    for ledger_days, left in ((50, 4), (20, 0)):
+        config = Config(retention_days=1, ledger_retention_days=ledger_days)
+        state = NodeState(mock.Mock(), mock.Mock())
+        keeper = Housekeeper(config, state, HousekeepingStore(database))
+        await keeper.tidy()
+        await keeper.retire()
+        await keeper.leave()
+        assert await count(database, "occurrences") == left
 
 
 async def test_an_old_month_is_archived_and_dropped(

@@ -10,6 +10,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import asyncpg
 import pytest
 
+from mainspring.clock import monotonic
+from mainspring.domain.webhook import WebhookProfile
+from mainspring.execution.http import HttpExecutor, _CachedProfile
 from support.client import noop
 from support.waiting import eventually
 from support.workers import Shop, opened_shop
@@ -124,6 +127,7 @@ async def test_a_version_that_is_another_since_is_read_anew(
     flow = {"name": "flow", "steps": steps}
     assert (await shop.client.post("/v1/workflows", flow)).status == 201
     await finished_run(shop)
+    again = joined_anew(shop)
     await set_back(
         tables,
         "DELETE FROM workflow_steps",
@@ -131,7 +135,7 @@ async def test_a_version_that_is_another_since_is_read_anew(
         "DELETE FROM workflow_versions",
         "DELETE FROM workflows",
     )
-    await eventually(joined_anew(shop), within=5, what="the node has joined anew")
+    await eventually(again, within=30, what="the node has joined anew")
     # By a definition without these steps, or with others after them, the run would stand still.
     flow["steps"] = [
         step("other"),
@@ -147,9 +151,20 @@ async def test_a_key_that_is_unknown_since_is_refused_at_once(
 ) -> None:
     """Its tenant's number may be another's soon."""
     assert (await shop.client.get("/v1/tasks")).status == 200
+    again = joined_anew(shop)
     await set_back(tables, "DELETE FROM api_keys WHERE id = 'work-all'")
-    await eventually(joined_anew(shop), within=5, what="the node has joined anew")
+    await eventually(again, within=30, what="the node has joined anew")
     assert (await shop.client.get("/v1/tasks")).status == 401
+
+
+async def test_profiles_of_webhooks_are_read_anew(shop: Shop) -> None:
+    """Secrets and allow-lists may be others since, and a tenant's number be another's."""
+    node = shop.server.node
+    (webhooks,) = [each for each in node._executors if isinstance(each, HttpExecutor)]
+    profile = WebhookProfile()
+    webhooks._known[1] = _CachedProfile(profile, webhooks._settings.egress, monotonic())
+    node._state.renew()
+    assert not webhooks._known
 
 
 async def test_a_run_that_was_begun_since_the_backup_begins_again(
@@ -174,28 +189,48 @@ async def test_a_run_that_was_begun_since_the_backup_begins_again(
     await shop.until(str(task_id), "completed")
 
 
+async def test_steps_that_are_leased_with_the_end_before_them_have_new_fences(
+    shop: Shop, tables: asyncpg.Connection
+) -> None:
+    """They are claimed by the statement that releases them."""
+    flow = {"name": "flow", "steps": [step("first", name="work"), step("second", needs=["first"])]}
+    assert (await shop.client.post("/v1/workflows", flow)).status == 201
+    run = (await shop.client.post("/v1/workflows/flow/runs", {})).json()
+    again = joined_anew(shop)
+    await set_back(tables)
+    await eventually(again, within=30, what="the node has joined anew")
+    (first,) = await shop.worker().lease(wait=10)
+    assert await shop.worker().report(first) == ["accepted"]
+    await ended_run(shop, run["id"])
+    fences = await tables.fetch("SELECT fence FROM executions")
+    floor = await tables.fetchval("SELECT floor FROM fence_floor")
+    assert len(fences) == 2
+    assert all(row["fence"] >= floor for row in fences), fences
+
+
 async def test_fewer_heartbeats_than_were_counted_are_noticed(
     shop: Shop, tables: asyncpg.Connection
 ) -> None:
     """A dump was loaded into the same server, which was not restarted."""
     known = shop.server.node.ownership().node_id
     await eventually(lambda: beats(tables, 2), within=5, what="heartbeats are counted")
+    again = joined_anew(shop)
     await tables.execute("UPDATE nodes SET beats = 0")
-    await eventually(joined_anew(shop), within=5, what="the node has joined anew")
+    await eventually(again, within=30, what="the node has joined anew")
     states = {n["id"]: n["state"] for n in await tables.fetch("SELECT id, state FROM nodes")}
     assert states == {known: "dead", shop.server.node.ownership().node_id: "active"}
 
 
 async def test_after_a_restart_nothing_waits_for_the_nodes_own_row(
-    shop: Shop, tables: asyncpg.Connection
+    database_url: str, tables: asyncpg.Connection
 ) -> None:
     """Its partitions are its own again at once, and not when the old row has been silent."""
-    began = asyncio.get_running_loop().time()
-    await set_back(tables)
-    await eventually(joined_anew(shop), within=5, what="the node has joined anew")
-    task = await shop.client.create(noop())
-    await shop.until(str(task), "completed")
-    assert asyncio.get_running_loop().time() - began < shop.server.config.node_ttl
+    async with opened_shop(database_url, node_ttl=120.0) as shop:
+        again = joined_anew(shop)
+        await set_back(tables)
+        await eventually(again, within=30, what="the node has joined anew")
+        task = await shop.client.create(noop())
+        await shop.until(str(task), "completed")
 
 
 def step(step_id: str, *, name: str = "mainspring.noop", **fields: object) -> dict[str, object]:
@@ -206,8 +241,10 @@ async def finished_run(shop: Shop) -> None:
     """Run the workflow to its end."""
     begun = await shop.client.post("/v1/workflows/flow/runs", {})
     assert begun.status == 201, begun.body
-    run_id = begun.json()["id"]
+    await ended_run(shop, begun.json()["id"])
 
+
+async def ended_run(shop: Shop, run_id: str) -> None:
     async def ended() -> bool:
         run = (await shop.client.get(f"/v1/workflow-runs/{run_id}")).json()
         return bool(run["state"] == "completed")
@@ -216,6 +253,7 @@ async def finished_run(shop: Shop) -> None:
 
 
 def joined_anew(shop: Shop) -> Callable[[], Awaitable[bool]]:
+    """To be asked for before the database is set back: a node may notice that at once."""
     known = shop.server.node.ownership().node_id
 
     async def joined() -> bool:

@@ -176,8 +176,9 @@ async def test_what_is_rare_is_found_in_one_look_among_many(
 
 
 async def test_shortcuts_find_the_rare_without_an_order(
-    database: CountingDatabase, tenant_id: int, crowd: list[Row]
+    database: CountingDatabase, tenant_id: int, crowd: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(paging, "PATIENCE", 60)  # or a slow machine is shown a short page
     tasks = TaskStore(database, near=30)
     for words, (where, _) in RARE_AND_UNORDERED.items():
         wanted = [row.id for row in reversed(crowd) if matches(row, where)]

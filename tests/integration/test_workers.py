@@ -258,10 +258,9 @@ async def test_what_kills_workers_is_leased_alone_and_then_given_up(database_url
                 await worker.beat(*[task for task in tasks if task["id"] == poison])
             worker = worker.restarted()  # kill -9, and the process manager starts it again
         alone: list[list[str]] = []
-        for _ in range(30):
-            tasks = await worker.lease(most=5, wait=1)
-            if not tasks:
-                break
+        for _ in (poison, *neighbours):
+            tasks = await worker.lease(most=5, wait=20)
+            assert tasks, "each waits for its turn"
             assert all(t["context"]["alone"] for t in tasks)
             alone.append([t["id"] for t in tasks])
             if poison in alone[-1]:
@@ -269,6 +268,7 @@ async def test_what_kills_workers_is_leased_alone_and_then_given_up(database_url
             else:
                 assert await worker.lease(most=5, wait=0.3) == []  # it holds one: that is all
                 assert await worker.report(*tasks) == ["accepted"]
+        assert await worker.lease(most=5, wait=0.3) == []
         assert sorted(alone) == sorted([id] for id in (poison, *neighbours))
         read = await shop.until(poison, "failed")
         assert read["error"]["code"] == "poison"
@@ -299,11 +299,12 @@ async def test_who_announces_starts_is_not_blamed_for_what_it_did_not_begin(
         tries = await shop.tries(there)
         assert [one["outcome"] for one in tries] == ["lost"] * 4
         assert all("not known to have begun" in one["error"]["message"] for one in tries)
-        for announced in ({"alone": True}, {"alone": True}):
-            await worker.beat(task, **announced)
-            worker = worker.restarted()
-            tasks = await worker.lease(wait=1.0, announces_starts=True)
-            task = tasks[0] if tasks else task
+        await worker.beat(task, alone=True)
+        worker = worker.restarted()
+        (task,) = await worker.lease(wait=20, announces_starts=True)
+        await worker.beat(task, alone=True)
+        worker = worker.restarted()
+        assert await worker.lease(wait=0.3, announces_starts=True) == []
         assert (await shop.until(there, "failed"))["error"]["code"] == "poison"
 
 

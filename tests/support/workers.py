@@ -136,9 +136,8 @@ class Shop:
 
 @asynccontextmanager
 async def opened_shop(database_url: str, **settings: Any) -> AsyncIterator[Shop]:
-    config = Config(
-        database_url=database_url, port=0, heartbeat=0.2, node_ttl=1.0, grace=1.0, **settings
-    )
+    quick = {"heartbeat": 0.2, "node_ttl": 1.0, "grace": 1.0}
+    config = Config(database_url=database_url, port=0, **{**quick, **settings})
     server = Server(config)
     await server.start()
     tenant = await server.keys.ensure_tenant("workshop")

@@ -65,6 +65,7 @@ def test_a_capability_can_be_read_again(tags: list[str], memory: int, cpu: float
         (2, {}, [False, False]),  # it may have begun either, or none
         (1, {"announces": True}, [False]),
         (1, {"idle": False}, [False]),
+        (1, {"shared": True}, [False]),  # another node may have given it another task
     ],
 )
 def test_what_counts_as_begun_without_word_of_the_worker(

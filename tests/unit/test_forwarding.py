@@ -118,6 +118,22 @@ async def test_a_grant_says_whether_the_worker_announces_starts(announces: bool)
     assert grant.announces is announces
 
 
+@pytest.mark.parametrize(
+    ("wanted", "in_flight", "shared"), [(4, 0, False), (9, 0, False), (3, 0, True), (4, 1, True)]
+)
+async def test_a_grant_says_whether_others_may_claim_for_the_worker(
+    wanted: int, in_flight: int, shared: bool
+) -> None:
+    """Then nobody knows what its only task is, and none counts as begun without its word."""
+    poll = Poll(HOLDER, WORK, 4)
+    poll.in_flight = in_flight
+    _, office = make_forwarding(Desk(poll))
+    office.hear(TasksWait(uuid4(), KIND, wanted))
+    (grant,) = [letter for letter in office.sent if isinstance(letter, SlotGrant)]
+    assert grant.shared is shared
+    assert poll.shared
+
+
 async def test_what_goes_wrong_in_the_background_is_logged() -> None:
     lease_service = Desk(Poll(HOLDER, WORK, 4))
     forward, office = make_forwarding(lease_service)
@@ -189,3 +205,49 @@ async def test_a_poll_is_not_opened_anew_while_its_tasks_are_read() -> None:
     assert poll.in_flight == 0
     assert [task.execution.id for task in await answer] == [task_id(1)]
     assert waiting.poll not in lease_service._waiting
+
+
+def unbuilt(**parts: Any) -> Any:
+    """A lease service with these parts and no others."""
+    lease_service: Any = LeaseService.__new__(LeaseService)
+    for name, part in parts.items():
+        setattr(lease_service, f"_{name}", part)
+    return lease_service
+
+
+@pytest.mark.parametrize("shared", [True, False])
+async def test_tasks_are_claimed_for_a_worker_as_the_grant_says(shared: bool) -> None:
+    opened: list[Poll] = []
+
+    async def nothing(*_: Any) -> list[Any]:
+        return []
+
+    lease_service = unbuilt(
+        closed=False,
+        state=SimpleNamespace(
+            engine=SimpleNamespace(workers=SimpleNamespace(has_tasks_for=lambda *_: True)),
+            clock=ManualClock(),
+        ),
+        open=lambda poll, ours: opened.append(poll),
+        wait=nothing,
+    )
+    grant = SlotGrant(uuid4(), 1, HOLDER, WORK, 2, idle=True, announces=True, shared=shared)
+    assert await lease_service.claim_for(grant) == []
+    (poll,) = opened
+    assert (poll.session, poll.free, poll.here) == (HOLDER, 2, False)
+    assert (poll.announces, poll.shared) == (True, shared)
+
+
+async def test_a_poll_that_got_nothing_is_nobody_elses_any_more() -> None:
+    async def is_current(_holder: WorkerSession) -> bool:
+        return True
+
+    lease_service = unbuilt(
+        state=make_state(),
+        metrics=None,
+        registry=SimpleNamespace(is_current=is_current),
+        remote=SimpleNamespace(waits=lambda _poll: None),
+    )
+    poll = Poll(HOLDER, WORK, 0, shared=True)
+    await lease_service._reconsider(_OpenPoll(poll, 4, asyncio.get_running_loop().create_future()))
+    assert (poll.free, poll.shared) == (4, False)

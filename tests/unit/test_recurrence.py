@@ -4,7 +4,7 @@ import contextlib
 from calendar import isleap
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
-from itertools import islice, pairwise
+from itertools import count, islice, pairwise
 from time import process_time
 from typing import get_args
 
@@ -166,6 +166,16 @@ def test_six_fields_begin_with_seconds() -> None:
     assert wall == datetime(2026, 1, 1, 8, 30, 40)
 
 
+def quickest(work: Callable[[], None]) -> float:
+    """The processor's time for it, at best: now and then garbage is collected meanwhile."""
+    spent = []
+    for _ in range(3):
+        began = process_time()
+        work()
+        spent.append(process_time() - began)
+    return min(spent)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -176,10 +186,11 @@ def test_six_fields_begin_with_seconds() -> None:
     ],
 )
 def test_nonsense_is_refused_at_once(text: str) -> None:
-    began = process_time()
-    with pytest.raises(cron.CronError):
-        cron.parse(text)
-    assert process_time() - began < 0.01
+    def refuse() -> None:
+        with pytest.raises(cron.CronError):
+            cron.parse(text)
+
+    assert quickest(refuse) < 0.01
 
 
 @pytest.mark.parametrize(
@@ -380,12 +391,14 @@ def test_rules_that_make_no_sense_are_refused(text: str) -> None:
     ],
 )
 def test_rules_that_no_day_matches_are_refused_at_once(text: str) -> None:
-    with pytest.raises(rrule.RuleNeverFires):
-        rrule.parse(text, datetime(2026, 1, 5), "UTC")
-    began = process_time()
-    with pytest.raises(rrule.RuleNeverFires):
-        rrule.parse(text, datetime(2027, 1, 5), "UTC")
-    assert process_time() - began < 0.01
+    years = count(2026)
+
+    def refuse() -> None:
+        with pytest.raises(rrule.RuleNeverFires):
+            rrule.parse(text, datetime(next(years), 1, 5), "UTC")
+
+    refuse()
+    assert quickest(refuse) < 0.01
 
 
 ALL_MINUTES = ",".join(map(str, range(60)))

@@ -30,6 +30,7 @@ class Registry:
     def __init__(self) -> None:
         self.registered = 0
         self.touched: list[Touch] = []
+        self.held: list[dict[tuple[int, str], int]] = []
         self.away = False
 
     async def register(self, *_worker: Any) -> bool:
@@ -42,6 +43,9 @@ class Registry:
             raise StoreUnavailable("the database is away")
         self.touched += touches
         return {touch[:2] for touch in touches}
+
+    async def note_held(self, _node: object, held: dict[tuple[int, str], int]) -> None:
+        self.held.append(held)
 
     @property
     def offers(self) -> list[dict[str, object]]:
@@ -176,3 +180,17 @@ async def test_of_very_long_offers_few_are_remembered(world: World) -> None:
         handlers = frozenset(f"h{number}-{n}" for n in range(4000))
         await world.ask(Offer(frozenset({"default"}), handlers))
     assert len(list(world.roster.kinds())) == 2
+
+
+async def test_what_workers_hold_is_written_again_under_another_id_of_the_node(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database may have been set back to before it was written."""
+    held = {HOLDER[:2]: 2}
+    monkeypatch.setattr(world.state.engine.running, "by_worker", lambda: held)
+    for _ in range(2):
+        await world.roster.write()
+    assert world.registry.held == [held]
+    world.state.renew()
+    await world.roster.write()
+    assert world.registry.held == [held, held]

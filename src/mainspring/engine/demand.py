@@ -50,7 +50,7 @@ class RemoteDemand(NamedTuple):
 class Poll:
     """A worker's free slots, waiting to be filled. Compared by identity."""
 
-    __slots__ = ("announces", "free", "here", "idle", "in_flight", "offer", "session")
+    __slots__ = ("announces", "free", "here", "idle", "in_flight", "offer", "session", "shared")
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class Poll:
         idle: bool = True,
         here: bool = True,
         announces: bool = False,
+        shared: bool = False,
     ) -> None:
         self.session = session
         self.offer = offer
@@ -71,6 +72,8 @@ class Poll:
         """Whether the worker waits at this node: then we know when it is answered."""
         self.announces = announces
         """Whether the worker announces what it starts."""
+        self.shared = shared
+        """Whether other nodes may claim for it, too: then none knows all that it gets."""
         self.in_flight = 0
         """Tasks that were picked for it and are being claimed."""
 
@@ -312,7 +315,7 @@ class WorkerDemand:
 
     def holds_one(self, poll: Poll) -> bool:
         """Whether its worker holds a single task, as far as we know."""
-        return poll.idle and self._holding[poll.session] == 1
+        return poll.idle and not poll.shared and self._holding[poll.session] == 1
 
     def add_lease(self, holder: LeaseHolder) -> None:
         self._holding[holder.session] += 1

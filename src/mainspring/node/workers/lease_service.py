@@ -258,7 +258,7 @@ class LeaseService:
         if waiting.answer.done() or waiting.over:
             self._answer(waiting)
         elif current:
-            waiting.poll.free = waiting.slots
+            waiting.poll.free, waiting.poll.shared = waiting.slots, False
             self._state.engine.workers.open(waiting.poll, self._state.clock.now())
             self._state.request_dispatch()
             if waiting.ours:
@@ -307,7 +307,7 @@ class LeaseService:
             return []
         poll = Poll(
             grant.holder, grant.offer, grant.slots, idle=grant.idle, here=False,
-            announces=grant.announces,
+            announces=grant.announces, shared=grant.shared,
         )  # fmt: skip
         leased = await self._wait(self._open(poll, ours=False), 0)
         return [(task.execution.id, task.execution.fence) for task in leased]

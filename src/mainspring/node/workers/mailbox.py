@@ -60,6 +60,7 @@ class SlotGrant(Struct, tag=True):
     slots: int
     idle: bool
     announces: bool = False
+    shared: bool = True
 
 
 class GrantClaimed(Struct, tag=True):

@@ -147,6 +147,8 @@ class RemoteWorkers:
 
     def _grant(self, poll: Poll, kind: Kind, node: UUID, slots: int) -> None:
         number = next(self._numbers)
+        shared = poll.shared or poll.in_flight > 0 or slots < poll.free
+        poll.shared = True
         poll.free -= slots
         poll.in_flight += slots
         self._reserved[number] = _Reserved(poll, slots, node, kind)
@@ -160,6 +162,7 @@ class RemoteWorkers:
                 slots,
                 poll.idle,
                 poll.announces,
+                shared,
             ),
         )
         asyncio.get_running_loop().call_later(_GRANT_TTL, self._close_grant, number, ())
