@@ -109,11 +109,11 @@ class SimWorker:
 
     async def _run(self, task: LeasedTask) -> None:
         tried = task.execution
-        if self._announces and task.suspect and not await self._announced(task):
-            self._tries.pop((tried.id, tried.fence), None)
-            return
-        self._begun.add((tried.id, tried.fence))
         try:
+            if self._announces and task.suspect and not await self._announced(task):
+                self._tries.pop((tried.id, tried.fence), None)
+                return
+            self._begun.add((tried.id, tried.fence))
             await asyncio.sleep(self._duration())
             if tried.payload == POISON:
                 self.world.later(0.0, self.crash)
