@@ -8,13 +8,7 @@ from msgspec import Meta, Raw, Struct, field
 
 from mainspring.domain.task import Resolution, TaskState
 from mainspring.wire import patterns
-from mainspring.wire.tasks import (
-    DAY,
-    Delay,
-    Instant,
-    Labels,
-    TaskOut,
-)
+from mainspring.wire.tasks import DAY, Delay, Instant, Labels, TaskOut
 from mainspring.wire.values import Json, OpenEnum
 
 MOST_REPLAYED = 10_000

@@ -7,14 +7,7 @@ from uuid import UUID
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from mainspring.wire import patterns
-from mainspring.wire.tasks import (
-    HandlerName,
-    Instant,
-    Line,
-    Queue,
-    TargetOut,
-    Time,
-)
+from mainspring.wire.tasks import HandlerName, Instant, Line, Queue, TargetOut, Time
 from mainspring.wire.values import OpenEnum
 
 MOST_LEASES = 1000

@@ -20,13 +20,7 @@ from mainspring.domain import apikey
 from mainspring.domain.duration import parse_duration
 from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.store.keys import Expiry, KeyRing, StoredKey
-from mainspring.wire.admin import (
-    KeyIn,
-    KeyOut,
-    KeyPage,
-    NewKeyOut,
-    RotationIn,
-)
+from mainspring.wire.admin import KeyIn, KeyOut, KeyPage, NewKeyOut, RotationIn
 
 _SHAPE_OF_IDS = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _SECRET_HEADERS = {"Cache-Control": "no-store"}
@@ -106,10 +100,7 @@ class KeyResource:
         return existing(await self.ring.get(tenant_id, key_id), _no_such_key, key_id)
 
     def _expiry(
-        self,
-        at: datetime | None,
-        after: float | str | None,
-        problems: list[Problem] | None = None,
+        self, at: datetime | None, after: float | str | None, problems: list[Problem] | None = None
     ) -> Expiry | None:
         """When a key shall end; None when the request does not say. Raise all problems so far."""
         problems = [] if problems is None else problems

@@ -14,12 +14,7 @@ from mainspring.api.http.operations import TenantCall, missing
 from mainspring.domain.webhook import KeyKind, SigningKey
 from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.execution import signing
-from mainspring.store.secrets import (
-    NewSecret,
-    SecretStore,
-    StoredSecret,
-    Successor,
-)
+from mainspring.store.secrets import NewSecret, SecretStore, StoredSecret, Successor
 from mainspring.wire.webhooks import (
     NewSecretOut,
     RotatedOut,

@@ -13,12 +13,7 @@ from mainspring.domain.capability import capability_of
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.task import TaskSpec
 from mainspring.store.creation import NewTask
-from mainspring.store.dead_letters import (
-    DeadLetterStore,
-    LetterFilter,
-    Replay,
-    StoredLetter,
-)
+from mainspring.store.dead_letters import DeadLetterStore, LetterFilter, Replay, StoredLetter
 from mainspring.wire.dead_letters import ReplayedOut, ReplayIn
 
 _CHUNK = 100

@@ -15,14 +15,7 @@ from mainspring.api.http.body_errors import all_problems, readable, with_integer
 from mainspring.api.http.duplicate_names import DuplicateNameError, check_unique_names, without
 from mainspring.errors import InvalidRequest, MalformedRequest, Problem, RequestError
 from mainspring.wire.patterns import in_words
-from mainspring.wire.tasks import (
-    TIME_FORM,
-    BatchIn,
-    HandlerTarget,
-    RawBatchIn,
-    TaskIn,
-    TaskPatch,
-)
+from mainspring.wire.tasks import TIME_FORM, BatchIn, HandlerTarget, RawBatchIn, TaskIn, TaskPatch
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -74,9 +67,7 @@ def readable_as(kind: type[S], body: bytes) -> S | None:
 
 
 def decode_as(
-    kind: type[T],
-    body: bytes,
-    payloads: Callable[[T], Iterable[msgspec.Raw]] = lambda _: (),
+    kind: type[T], body: bytes, payloads: Callable[[T], Iterable[msgspec.Raw]] = lambda _: ()
 ) -> T:
     """A body; `payloads` are the parts of it that are the caller's own."""
     decoded = _decode(_decoder(kind), body)

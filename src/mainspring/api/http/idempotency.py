@@ -31,12 +31,7 @@ from mainspring.errors import (
     RequestError,
     StoreUnavailable,
 )
-from mainspring.store.answers import (
-    AnswerStore,
-    BeforeCommit,
-    Turn,
-    keep_answer,
-)
+from mainspring.store.answers import AnswerStore, BeforeCommit, Turn, keep_answer
 from mainspring.store.tasks import StoredAnswer
 
 HEADER = "Idempotency-Key"

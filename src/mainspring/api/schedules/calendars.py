@@ -11,12 +11,7 @@ from mainspring.api.http.parameters import bad_parameter, limit_in
 from mainspring.api.items import NAME, check_rev, existing, if_match, item_response, name_in
 from mainspring.errors import Conflict
 from mainspring.store.schedule.calendars import CalendarStore, StoredCalendar
-from mainspring.wire.schedules import (
-    CalendarDates,
-    CalendarIn,
-    CalendarOut,
-    CalendarPage,
-)
+from mainspring.wire.schedules import CalendarDates, CalendarIn, CalendarOut, CalendarPage
 
 _no_such_calendar = missing("calendar")
 

@@ -89,10 +89,7 @@ _WHAT = (none_of("task", "workflow"), *several("task", "workflow"))
 _RULES = {
     "ScheduleIn": {**never(*_TIMING, *_WHAT), "properties": _INTERVAL},
     "PreviewIn": {**never(*_TIMING), "properties": _INTERVAL},
-    "SchedulePatch": {
-        **never(only_null(*_KINDS), *several(*_KINDS)),
-        "properties": _INTERVAL,
-    },
+    "SchedulePatch": {**never(only_null(*_KINDS), *several(*_KINDS)), "properties": _INTERVAL},
 }
 _AFTERWARDS = links_by(
     "id",

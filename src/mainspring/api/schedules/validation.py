@@ -20,21 +20,8 @@ from mainspring.errors import Problem, refusal
 from mainspring.store.schedule.calendars import CalendarStore
 from mainspring.store.schedule.schedules import Template
 from mainspring.store.workflow.workflows import WorkflowStore
-from mainspring.wire.schedules import (
-    WINDOWS,
-    DstIn,
-    MisfireIn,
-    SchedulePatch,
-    TemplateIn,
-    TimingIn,
-)
-from mainspring.wire.tasks import (
-    DAY,
-    JITTERS,
-    HandlerTarget,
-    RetryIn,
-    TaskIn,
-)
+from mainspring.wire.schedules import WINDOWS, DstIn, MisfireIn, SchedulePatch, TemplateIn, TimingIn
+from mainspring.wire.tasks import DAY, JITTERS, HandlerTarget, RetryIn, TaskIn
 
 _KINDS = ("cron", "interval", "rrule")
 _NO_KIND = "one of cron, interval and rrule is needed"

@@ -23,12 +23,7 @@ from mainspring.domain import transitions
 from mainspring.domain.task import TaskState
 from mainspring.domain.transitions import Move, TaskStanding
 from mainspring.errors import Problem, RequestError, StoreUnavailable
-from mainspring.store.tasks import (
-    LockedTask,
-    StoredTask,
-    TaskChange,
-    TaskStore,
-)
+from mainspring.store.tasks import LockedTask, StoredTask, TaskChange, TaskStore
 from mainspring.wire.tasks import TaskPatch
 
 Rule = Callable[[TaskStanding], Move | None]

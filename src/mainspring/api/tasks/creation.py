@@ -105,11 +105,7 @@ class TaskCreation:
         return await self.idempotency.create(RequestKey(call.tenant_id, key, body_hash), attempt)
 
     def _keyed_attempt(
-        self,
-        tenant_id: int,
-        key: str,
-        body_hash: bytes,
-        prepare: Callable[[], Awaitable[Prepared]],
+        self, tenant_id: int, key: str, body_hash: bytes, prepare: Callable[[], Awaitable[Prepared]]
     ) -> Callable[[], Awaitable[bytes | None]]:
         async def attempt() -> bytes | None:
             tasks, answer = await prepare()

@@ -22,13 +22,7 @@ from mainspring.domain.capability import capability_of
 from mainspring.domain.task import Target, TaskSpec
 from mainspring.errors import Problem, refusal
 from mainspring.store.tasks import LockedTask, TaskChange
-from mainspring.wire.tasks import (
-    JITTERS,
-    SLAS,
-    TIMEOUTS,
-    TargetIn,
-    TaskPatch,
-)
+from mainspring.wire.tasks import JITTERS, SLAS, TIMEOUTS, TargetIn, TaskPatch
 
 T = TypeVar("T")
 
@@ -109,10 +103,7 @@ def _about_what_was_sent(
 
 
 def _merge_spec(
-    spec: TaskSpec,
-    patch: TaskPatch,
-    target: Callable[[TargetIn], Target],
-    problems: list[Problem],
+    spec: TaskSpec, patch: TaskPatch, target: Callable[[TargetIn], Target], problems: list[Problem]
 ) -> TaskSpec:
     def seconds(given: float | str | UnsetType, old: float, bounds: Meta, pointer: str) -> float:
         return old if isinstance(given, UnsetType) else span(given, bounds, pointer, problems)

@@ -47,11 +47,7 @@ from mainspring.wire.workers import (
 
 T = TypeVar("T")
 
-_OUTCOMES = {
-    "succeeded": Outcome.SUCCEEDED,
-    "failed": Outcome.FAILED,
-    "released": Outcome.RELEASED,
-}
+_OUTCOMES = {"succeeded": Outcome.SUCCEEDED, "failed": Outcome.FAILED, "released": Outcome.RELEASED}
 _NO_RESOURCES = ResourcesIn()
 _LARGEST_PROGRESS = 10_000
 

@@ -10,12 +10,7 @@ from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.definition import Step, WorkflowDefinition
 from mainspring.store.workflow.step_rows import ITSELF
 from mainspring.store.workflow.workflow_runs import StoredRun, StoredStep
-from mainspring.wire.runs import (
-    ItemOut,
-    RunOut,
-    RunStepOut,
-    RunSummary,
-)
+from mainspring.wire.runs import ItemOut, RunOut, RunStepOut, RunSummary
 
 _SHOWN = {"released": "scheduled", "expanded": "running"}
 # While its items run a step says so; its own task only waits to join them.

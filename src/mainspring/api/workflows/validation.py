@@ -16,12 +16,7 @@ from mainspring.domain.workflow.checks import Use, graph_problems, with_implied_
 from mainspring.domain.workflow.definition import MOST_STEPS, Step, TaskTemplate, WorkflowDefinition
 from mainspring.domain.workflow.reference import BadReference, Reference, parts, references, whole
 from mainspring.errors import InvalidRequest, Problem, refusal
-from mainspring.wire.tasks import (
-    CommandTarget,
-    Delay,
-    HttpTarget,
-    TaskIn,
-)
+from mainspring.wire.tasks import CommandTarget, Delay, HttpTarget, TaskIn
 from mainspring.wire.workflows import StepIn, WorkflowBody
 
 _STEPS_PER_TURN = 50
