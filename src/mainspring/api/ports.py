@@ -68,8 +68,8 @@ class NodePort(Protocol):
         ...
 
     async def conclude(self, report: Report) -> bool:
-        """Record an outcome that came through the API; False when its try is not the current one.
-        This one waits for the database, and raises StoreUnavailable when that takes too long:
+        """Record an outcome that came through the API; False when its execution is not the current
+        one. This one waits for the database, and raises StoreUnavailable when that takes too long:
         then the outcome is yet to be written, and whether it will count is not known."""
         ...
 

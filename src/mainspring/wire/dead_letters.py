@@ -78,7 +78,7 @@ class ReplayedOut(Struct):
 
 
 class AttemptOut(Struct):
-    """One try of a task that died."""
+    """One execution of a task that died."""
 
     attempt: int
     outcome: str

@@ -42,15 +42,15 @@ class AboutIn(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HeldIn(Struct, frozen=True, forbid_unknown_fields=True):
-    """A try that a worker holds."""
+    """An execution that a worker runs."""
 
     id: UUID
     fence: Fence
 
 
 class BeatIn(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A try that a worker holds, whether it has begun, with nothing else beside it, and how far it
-    has come."""
+    """An execution that a worker runs, whether it has begun, with nothing else beside it, and how
+    far it has come."""
 
     id: UUID
     fence: Fence
@@ -86,14 +86,14 @@ class HeartbeatIn(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class ErrorIn(Struct, frozen=True, forbid_unknown_fields=True):
-    """Why a try failed. The code `timeout` means that its time was over."""
+    """Why an execution failed. The code `timeout` means that its time was over."""
 
     message: Annotated[str, Meta(max_length=10_000)]
     code: Annotated[str, Meta(pattern=patterns.ERROR_CODE)] = "failed"
 
 
 class OutcomeIn(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How a try ended."""
+    """How an execution ended."""
 
     id: UUID
     fence: Fence
@@ -107,7 +107,7 @@ class OutcomeIn(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class ReportIn(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Tries that ended."""
+    """Executions that ended."""
 
     outcomes: Annotated[tuple[OutcomeIn, ...], Meta(max_length=MOST_ENTRIES)]
     worker: WorkerName | None = None
@@ -155,7 +155,8 @@ class LeasesOut(Struct, omit_defaults=True):
 
 
 class PulseOut(Struct, kw_only=True):
-    """What to do about a try: go on, stop because it was cancelled, or stop because it is lost."""
+    """What to do about an execution: go on, stop because it was cancelled, or stop because it is
+    lost."""
 
     id: UUID
     lease_until: Time | None = None
@@ -163,7 +164,7 @@ class PulseOut(Struct, kw_only=True):
 
 
 class PulsesOut(Struct):
-    """What to do about each try, in the order of the request."""
+    """What to do about each execution, in the order of the request."""
 
     tasks: list[PulseOut]
 
@@ -182,7 +183,7 @@ class JudgedListOut(Struct):
 
 
 class LogLineIn(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A line about a try. A longer message is cut."""
+    """A line about an execution. A longer message is cut."""
 
     id: UUID
     fence: Fence
@@ -207,7 +208,7 @@ class LogsTakenOut(Struct):
 
 
 class LogLineOut(Struct):
-    """A line that was logged about a try."""
+    """A line that was logged about an execution."""
 
     fence: int
     at: Time

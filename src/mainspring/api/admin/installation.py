@@ -14,14 +14,7 @@ from mainspring.api.http.parameters import next_cursor, page_query
 from mainspring.domain.placement import PARTITIONS
 from mainspring.store.audit import INSTALLATION, AuditFilter, AuditStore, StoredAuditEntry
 from mainspring.store.cluster import NodeRecord, Topology
-from mainspring.wire.admin import (
-    AuditEntryOut,
-    AuditPage,
-    ClusterOut,
-    NodeOut,
-    PartitionOut,
-    SchedulesOut,
-)
+from mainspring.wire import admin as wire
 
 AUDIT_FILTERS = ("action", "actor", "subject")
 
@@ -37,13 +30,13 @@ class ClusterResource:
         nodes, partitions = await self.topology.nodes(), await self.topology.partitions()
         standing = await self.topology.standing(self.overdue_after)
         return json_response(
-            ClusterOut(
+            wire.ClusterOut(
                 nodes=[_node_out(node) for node in nodes],
-                partitions=[PartitionOut(p.partition, p.owner, p.epoch) for p in partitions],
+                partitions=[wire.PartitionOut(p.partition, p.owner, p.epoch) for p in partitions],
                 unowned=sum(p.owner is None for p in partitions),
                 skew=_skew(nodes),
                 tzdata=timezones.version(),
-                schedules=SchedulesOut(standing.overdue, standing.since, standing.outdated),
+                schedules=wire.SchedulesOut(standing.overdue, standing.since, standing.outdated),
             )
         )
 
@@ -67,11 +60,11 @@ class AuditResource:
         found = await self.audit.list(where, before=query.before, limit=query.limit)
         last = found.next_before
         cursor = next_cursor(None if last is None else UUID(int=last))
-        return json_response(AuditPage([_entry_out(entry) for entry in found.entries], cursor))
+        return json_response(wire.AuditPage([_entry_out(entry) for entry in found.entries], cursor))
 
 
-def _entry_out(entry: StoredAuditEntry) -> AuditEntryOut:
-    return AuditEntryOut(
+def _entry_out(entry: StoredAuditEntry) -> wire.AuditEntryOut:
+    return wire.AuditEntryOut(
         entry.id,
         None if entry.tenant_id == INSTALLATION else entry.tenant_id,
         entry.at,
@@ -82,8 +75,8 @@ def _entry_out(entry: StoredAuditEntry) -> AuditEntryOut:
     )
 
 
-def _node_out(node: NodeRecord) -> NodeOut:
-    return NodeOut(
+def _node_out(node: NodeRecord) -> wire.NodeOut:
+    return wire.NodeOut(
         node.id,
         node.name,
         node.url,

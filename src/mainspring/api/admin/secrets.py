@@ -15,14 +15,7 @@ from mainspring.domain.webhook import KeyKind, SigningKey
 from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.execution import signing
 from mainspring.store.secrets import NewSecret, SecretStore, StoredSecret, Successor
-from mainspring.wire.webhooks import (
-    NewSecretOut,
-    RotatedOut,
-    RotateIn,
-    SecretIn,
-    SecretList,
-    SecretOut,
-)
+from mainspring.wire import webhooks as wire
 
 _SECRET_HEADERS = {"Cache-Control": "no-store"}
 _no_such_secret = missing("secret")
@@ -37,10 +30,10 @@ class SecretResource:
 
     async def list(self, call: TenantCall) -> Response:
         found = await self.store.list(call.tenant_id)
-        return json_response(SecretList([_shown(secret) for secret in found]))
+        return json_response(wire.SecretList([_shown(secret) for secret in found]))
 
     async def create(self, call: TenantCall) -> Response:
-        wanted = decode_as(SecretIn, await call.body() or b"{}")
+        wanted = decode_as(wire.SecretIn, await call.body() or b"{}")
         key = _parsed(wanted.secret) if wanted.secret else _generated(wanted.kind)
 
         def answer(made: StoredSecret) -> Response:
@@ -55,7 +48,7 @@ class SecretResource:
 
     async def rotate(self, call: TenantCall) -> Response:
         """A successor of the same kind; both sign until the old one ends."""
-        wanted = decode_as(RotateIn, await call.body() or b"{}")
+        wanted = decode_as(wire.RotateIn, await call.body() or b"{}")
         old = await self._existing(call)
         key = _parsed(wanted.secret) if wanted.secret else _generated(old.kind)
         if key.kind != old.kind:
@@ -64,7 +57,7 @@ class SecretResource:
             )
 
         def answer(both: Successor) -> Response:
-            shown = RotatedOut(_shown_once(both[0], key), _shown(both[1]))
+            shown = wire.RotatedOut(_shown_once(both[0], key), _shown(both[1]))
             return json_response(shown, 201, _SECRET_HEADERS)
 
         done = await self.store.rotate(
@@ -110,15 +103,15 @@ def _new(key: SigningKey, name: str | None) -> NewSecret:
     return NewSecret(uuid4(), name, key, signing.public_key(key))
 
 
-def _shown(secret: StoredSecret) -> SecretOut:
-    return SecretOut(
+def _shown(secret: StoredSecret) -> wire.SecretOut:
+    return wire.SecretOut(
         secret.id, secret.name, secret.kind, secret.public_key, secret.created_at, secret.expires_at
     )
 
 
-def _shown_once(secret: StoredSecret, key: SigningKey) -> NewSecretOut:
+def _shown_once(secret: StoredSecret, key: SigningKey) -> wire.NewSecretOut:
     ends: datetime | None = secret.expires_at
-    return NewSecretOut(
+    return wire.NewSecretOut(
         secret.id, secret.name, secret.kind, secret.public_key, secret.created_at, ends,
         signing.format_secret(key),
     )  # fmt: skip

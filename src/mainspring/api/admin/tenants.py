@@ -20,15 +20,7 @@ from mainspring.domain.tenant import TenantLimits
 from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.store.keys import MOST_LIVE_KEYS
 from mainspring.store.tenants import StoredTenant, TenantStore
-from mainspring.wire.admin import (
-    SCOPES,
-    LimitsOut,
-    NewTenantOut,
-    TenantIn,
-    TenantOut,
-    TenantPage,
-    TenantPatch,
-)
+from mainspring.wire import admin as wire
 
 _LARGEST_ID = 2**31 - 1
 
@@ -43,7 +35,7 @@ class TenantResource:
     unpredictable: Random
 
     async def create(self, call: OperatorCall) -> Response:
-        wanted = decode_as(TenantIn, await call.body())
+        wanted = decode_as(wire.TenantIn, await call.body())
         spread = wanted.spread or _usual_spread(wanted.max_running)
         limits = _checked(TenantLimits(wanted.weight, wanted.max_running, spread))
         text = apikey.make(self.config.key_environment, self.unpredictable)
@@ -51,7 +43,7 @@ class TenantResource:
             wanted.name,
             limits,
             text,
-            SCOPES,
+            wire.SCOPES,
             call.actor,
             call.remember(lambda made: _shown_once(made, text)),
         )
@@ -64,14 +56,14 @@ class TenantResource:
         before = None if query.before is None else min(query.before, _LARGEST_ID)
         found = await self.tenants.list(before=before, limit=query.limit)
         cursor = query.cursor_after([tenant.id for tenant in found])
-        return json_response(TenantPage([_tenant_out(tenant) for tenant in found], cursor))
+        return json_response(wire.TenantPage([_tenant_out(tenant) for tenant in found], cursor))
 
     async def one(self, call: OperatorCall) -> Response:
         return _shown(call, await self.tenants.get(call.tenant_id))
 
     async def edit(self, call: OperatorCall) -> Response:
         tenant_id = call.tenant_id
-        patch = decode_as(TenantPatch, await call.body())
+        patch = decode_as(wire.TenantPatch, await call.body())
         changed = await self.tenants.change(tenant_id, lambda old: _merged(old, patch), call.actor)
         return _shown(call, changed)
 
@@ -88,7 +80,7 @@ class TenantResource:
         if usage is None:
             raise tenant_gone()
         return json_response(
-            LimitsOut(
+            wire.LimitsOut(
                 usage.weight,
                 usage.max_running,
                 usage.spread,
@@ -101,7 +93,7 @@ class TenantResource:
         )
 
 
-def _merged(old: TenantLimits, patch: TenantPatch) -> TenantLimits:
+def _merged(old: TenantLimits, patch: wire.TenantPatch) -> TenantLimits:
     """The limits after a patch. Without a spread in it, the usual spread applies whenever a limit
     comes or goes."""
     weight = old.weight if patch.weight is UNSET else patch.weight
@@ -127,12 +119,12 @@ def _checked(limits: TenantLimits) -> TenantLimits:
     return limits
 
 
-def _tenant_out(tenant: StoredTenant) -> TenantOut:
-    return msgspec.convert(tenant, TenantOut, from_attributes=True)
+def _tenant_out(tenant: StoredTenant) -> wire.TenantOut:
+    return msgspec.convert(tenant, wire.TenantOut, from_attributes=True)
 
 
 def _shown_once(tenant: StoredTenant, key: apikey.KeyText) -> Response:
-    body = NewTenantOut(**msgspec.structs.asdict(_tenant_out(tenant)), api_key=key.secret)
+    body = wire.NewTenantOut(**msgspec.structs.asdict(_tenant_out(tenant)), api_key=key.secret)
     headers = {"Cache-Control": "no-store", "Location": f"/v1/tenants/{tenant.id}"}
     return json_response(body, 201, headers)
 

@@ -18,15 +18,7 @@ from mainspring.api.tasks.views import new_task_out, task_out
 from mainspring.errors import Conflict
 from mainspring.store.dead_letters import DeadLetterStore, LetterGroup, StoredLetter
 from mainspring.store.tasks import TaskStore
-from mainspring.wire.dead_letters import (
-    AttemptOut,
-    DeadLetterGroupOut,
-    DeadLetterGroups,
-    DeadLetterOut,
-    DeadLetterPage,
-    ReplayedOut,
-    ReplayIn,
-)
+from mainspring.wire import dead_letters as wire
 
 _no_such_dead_letter = missing("dead letter")
 
@@ -43,7 +35,7 @@ class DeadLetterResource:
         query = dead_letter_query(call.request.query_params)
         if query.grouped:
             groups = await self.store.groups(call.tenant_id, query.where, limit=query.limit)
-            return json_response(DeadLetterGroups([_group_out(group) for group in groups]))
+            return json_response(wire.DeadLetterGroups([_group_out(group) for group in groups]))
         page = await self.store.list(
             call.tenant_id,
             query.where,
@@ -52,7 +44,7 @@ class DeadLetterResource:
             payloads=query.payloads,
         )
         items = [_dead_letter_out(letter, with_payload=query.payloads) for letter in page.letters]
-        return json_response(DeadLetterPage(items, next_cursor(page.next_before)))
+        return json_response(wire.DeadLetterPage(items, next_cursor(page.next_before)))
 
     async def one(self, call: TenantCall) -> Response:
         return json_response(_dead_letter_out(await self._existing(call)))
@@ -71,11 +63,11 @@ class DeadLetterResource:
         return item_response(task_out(task), task.rev, 200, location)
 
     async def replay_many(self, call: TenantCall) -> Response:
-        wanted = decode_as(ReplayIn, await call.body())
+        wanted = decode_as(wire.ReplayIn, await call.body())
         where = dead_letter_filter(wanted.filter)
         if flag(call.request.query_params, "dry_run"):
             count = await self.replayer.count(call.tenant_id, where, wanted.first)
-            return json_response(ReplayedOut(count, []))
+            return json_response(wire.ReplayedOut(count, []))
         done = await self.replayer.many(call.tenant_id, where, wanted, call.actor)
         return json_response(done)
 
@@ -98,21 +90,21 @@ class DeadLetterResource:
         return existing(found, _no_such_dead_letter, task_id)
 
 
-def _attempt_out(attempt: dict[str, Any]) -> AttemptOut:
-    found = msgspec.convert(attempt, AttemptOut)
+def _attempt_out(attempt: dict[str, Any]) -> wire.AttemptOut:
+    found = msgspec.convert(attempt, wire.AttemptOut)
     # The database writes times into JSON in the zone of the session that recorded them.
     found.finished_at = found.finished_at.astimezone(UTC)
     return found
 
 
-def _group_out(group: LetterGroup) -> DeadLetterGroupOut:
-    return msgspec.convert(group, DeadLetterGroupOut, from_attributes=True)
+def _group_out(group: LetterGroup) -> wire.DeadLetterGroupOut:
+    return msgspec.convert(group, wire.DeadLetterGroupOut, from_attributes=True)
 
 
-def _dead_letter_out(letter: StoredLetter, *, with_payload: bool = True) -> DeadLetterOut:
+def _dead_letter_out(letter: StoredLetter, *, with_payload: bool = True) -> wire.DeadLetterOut:
     task = letter.task
     assert task.finished_at is not None
-    return DeadLetterOut(
+    return wire.DeadLetterOut(
         id=task.id,
         task=task_out(task, with_payload=with_payload),
         attempts=[_attempt_out(attempt) for attempt in letter.attempts],

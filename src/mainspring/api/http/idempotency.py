@@ -179,7 +179,7 @@ class Idempotency:
     async def _once(
         self, request: RequestKey, attempt: Callable[[], Awaitable[Answered]]
     ) -> Answered:
-        """Run one attempt at a time for a key: when the first fails, the next one tries."""
+        """Run one attempt at a time for a key: when the first fails, the next one runs."""
         deadline = monotonic() + _WAIT
         while True:
             first = self._running.get((request.tenant_id, request.key))

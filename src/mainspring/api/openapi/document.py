@@ -12,28 +12,14 @@ from uuid import UUID
 
 from msgspec import Meta
 
+from mainspring import errors
 from mainspring.api.http.operations import OpenOperation, Operation, TenantOperation
-from mainspring.api.http.problems import MEDIA_TYPE, TYPE_PREFIX, ProblemDocument
+from mainspring.api.http.problems import MEDIA_TYPE, TYPE_PREFIX, UNAVAILABLE, ProblemDocument
 from mainspring.api.openapi.components import Components, Json
 from mainspring.api.openapi.operation import Body, Doc, Header, Param, ResponseDoc
-from mainspring.errors import (
-    Busy,
-    Forbidden,
-    InvalidRequest,
-    KeyReused,
-    MainspringError,
-    MalformedRequest,
-    NotAcceptable,
-    NotFound,
-    RequestError,
-    StoreUnavailable,
-    TooLarge,
-    TooManyRequests,
-    Unauthenticated,
-    UnsupportedMediaType,
-)
 
 Paths = Mapping[str, Mapping[str, Operation]]
+Error = type[errors.MainspringError]
 
 _IN_PATH = re.compile(r"\{(\w+)\}")
 _INTRODUCTION = """\
@@ -253,32 +239,31 @@ def _headers(headers: Iterable[Header], schemas: Components) -> Json:
     }
 
 
-def _causes(
-    path: str, method: str, operation: Operation, doc: Doc
-) -> Iterator[type[MainspringError]]:
+def _causes(path: str, method: str, operation: Operation, doc: Doc) -> Iterator[Error]:
     """Every problem the operation can answer with, its own and those of its kind."""
     yield from doc.problems
     if not isinstance(operation, OpenOperation):
-        yield from (Unauthenticated, Forbidden, NotAcceptable, StoreUnavailable)
+        yield from (errors.Unauthenticated, errors.Forbidden)
+        yield from (errors.NotAcceptable, errors.StoreUnavailable)
     if isinstance(operation, TenantOperation):
-        yield TooManyRequests
+        yield errors.TooManyRequests
     if _IN_PATH.search(path):
-        yield NotFound
+        yield errors.NotFound
     if method != "GET":
         # A body that is not described is looked at, too: it must be empty.
-        yield from (MalformedRequest, TooLarge)
+        yield from (errors.MalformedRequest, errors.TooLarge)
     if doc.bodies:
-        yield UnsupportedMediaType
+        yield errors.UnsupportedMediaType
     # Any operation refuses query parameters that it does not know.
-    yield InvalidRequest
+    yield errors.InvalidRequest
     if method == "POST":
-        yield from (KeyReused, Busy)
+        yield from (errors.KeyReused, errors.Busy)
 
 
-def _problems(causes: Iterable[type[MainspringError]], schemas: Components) -> Json:
-    by_status: dict[int, list[type[MainspringError]]] = {}
+def _problems(causes: Iterable[Error], schemas: Components) -> Json:
+    by_status: dict[int, list[Error]] = {}
     for cause in dict.fromkeys(causes):
-        status = cause.status if issubclass(cause, RequestError) else 503
+        status = cause.status if issubclass(cause, errors.RequestError) else 503
         by_status.setdefault(status, []).append(cause)
     return {
         str(status): _problem_reply(status, found, schemas)
@@ -286,9 +271,7 @@ def _problems(causes: Iterable[type[MainspringError]], schemas: Components) -> J
     }
 
 
-def _problem_reply(
-    status: int, causes: Sequence[type[MainspringError]], schemas: Components
-) -> Json:
+def _problem_reply(status: int, causes: Sequence[Error], schemas: Components) -> Json:
     types = [TYPE_PREFIX + cause.code for cause in causes]
     return {
         "description": f"{HTTPStatus(status).phrase}: {', '.join(c.code for c in causes)}.",
@@ -306,24 +289,23 @@ def _problem_reply(
     }
 
 
-def _extra_headers(status: int, causes: Sequence[type[MainspringError]]) -> Iterator[Header]:
-    if status in (429, 503) or list(causes) == [Busy]:
+def _extra_headers(status: int, causes: Sequence[Error]) -> Iterator[Header]:
+    if status in (429, 503) or list(causes) == [errors.Busy]:
         yield _RETRY_AFTER
-    elif Busy in causes:
-        only = f"Only with `{Busy.code}`: {_RETRY_AFTER.description}"
+    elif errors.Busy in causes:
+        only = f"Only with `{errors.Busy.code}`: {_RETRY_AFTER.description}"
         yield Header(_RETRY_AFTER.name, only, _RETRY_AFTER.type)
 
 
-def _example(status: int, cause: type[MainspringError]) -> Json:
-    title = cause.title if issubclass(cause, RequestError) else "The database cannot be reached"
+def _example(status: int, cause: Error) -> Json:
     example: Json = {
         "type": TYPE_PREFIX + cause.code,
-        "title": title,
+        "title": cause.title if issubclass(cause, errors.RequestError) else UNAVAILABLE,
         "status": status,
         "detail": (cause.__doc__ or "").splitlines()[0],
         "instance": "/v1/tasks",
         "request_id": "5f0c8a1e9d3b47c2a6e4f8b0d1c2a3e4",
     }
-    if cause is InvalidRequest:
+    if cause is errors.InvalidRequest:
         example["errors"] = [{"pointer": "/priority", "detail": "Expected `int` <= 9"}]
     return example

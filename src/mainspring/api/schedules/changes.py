@@ -20,18 +20,8 @@ from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import flag
 from mainspring.api.items import check_rev, existing, if_match, item_response
 from mainspring.api.ports import NodePort
+from mainspring.api.schedules import validation
 from mainspring.api.schedules.reading import ScheduleReading, existing_schedule, no_such_schedule
-from mainspring.api.schedules.validation import (
-    Checked,
-    ScheduleValidator,
-    check_key,
-    follows,
-    kept_anchor,
-    merged,
-    never_fires,
-    raise_if,
-    wanted_task,
-)
 from mainspring.api.schedules.views import asked_run, compared, schedule_out
 from mainspring.api.tasks.views import new_task_out
 from mainspring.clock import Clock, monotonic
@@ -44,13 +34,7 @@ from mainspring.schedules.occurrences import DecidedSchedules
 from mainspring.schedules.service import NameTaken, ScheduleChange, ScheduleService
 from mainspring.store.creation import window_row
 from mainspring.store.schedule.schedules import StoredSchedule, Template
-from mainspring.wire.schedules import (
-    BackfilledOut,
-    BackfillIn,
-    ScheduleIn,
-    SchedulePatch,
-    TemplateIn,
-)
+from mainspring.wire import schedules as wire
 
 _encode = msgspec.json.Encoder().encode
 MOST_BACKFILLED = 10_000
@@ -61,7 +45,7 @@ class _Wanted(NamedTuple):
     """A schedule as a request wants it."""
 
     name: str
-    checked: Checked
+    checked: validation.Checked
     template: Template
 
 
@@ -73,7 +57,7 @@ class ScheduleChangeResource:
     clock: Clock
     ids: TaskIds
     schedules: ScheduleService
-    validator: ScheduleValidator
+    validator: validation.ScheduleValidator
     reading: ScheduleReading
     node: NodePort
 
@@ -120,14 +104,18 @@ class ScheduleChangeResource:
         return await self._become(call, old, await self._whole(call, self.clock.now(), old))
 
     async def edit(self, call: TenantCall) -> Response:
-        patch = decode_as(SchedulePatch, await call.body(), _payloads)
+        patch = decode_as(wire.SchedulePatch, await call.body(), _payloads)
         old = await existing_schedule(self.schedules, call)
         check_rev(if_match(call.request), old.edition)
         now = self.clock.now()
         problems: list[Problem] = []
-        timing = merged(old.definition, patch)
+        timing = validation.merged(old.definition, patch)
         checked = await self.validator.timing(
-            call.tenant_id, timing, now, problems, anchor=kept_anchor(old.definition, timing)
+            call.tenant_id,
+            timing,
+            now,
+            problems,
+            anchor=validation.kept_anchor(old.definition, timing),
         )
         template = old.template
         if patch.workflow is not UNSET:
@@ -137,10 +125,10 @@ class ScheduleChangeResource:
             definition = checked.definition if checked else None
             template = self.validator.template(task, definition, problems)
         elif checked is not None:
-            problems += check_key(checked.definition, template)
+            problems += validation.check_key(checked.definition, template)
         if checked is not None:
-            problems += never_fires(checked, now)
-        raise_if(problems)
+            problems += validation.never_fires(checked, now)
+        validation.raise_if(problems)
         assert checked is not None
         name = old.name if patch.name is UNSET else patch.name
         return await self._become(call, old, _Wanted(name, checked, template))
@@ -171,7 +159,7 @@ class ScheduleChangeResource:
 
     async def backfill(self, call: TenantCall) -> Response:
         schedule_id = (await existing_schedule(self.schedules, call)).id
-        wanted = decode_as(BackfillIn, await call.body())
+        wanted = decode_as(wire.BackfillIn, await call.body())
         first, last = max(0.0, wanted.from_.timestamp()), wanted.to.timestamp()
         if wanted.to < wanted.from_:
             raise InvalidRequest("the range is empty", [Problem("/to", "is before from")])
@@ -200,35 +188,35 @@ class ScheduleChangeResource:
         body = await call.body()
         problems: list[Problem] = []
         try:
-            wanted = decode_as(ScheduleIn, body, _payloads)
+            wanted = decode_as(wire.ScheduleIn, body, _payloads)
         except RequestError as error:
-            rest = readable_as(ScheduleIn, body)
+            rest = readable_as(wire.ScheduleIn, body)
             if rest is not None:
                 with suppress(StoreUnavailable):  # what is known to be wrong is enough
                     await self._check(call, rest, now, old, problems)
-            found = [p for p in problems if not follows(p, error.problems)]
+            found = [p for p in problems if not validation.follows(p, error.problems)]
             raise type(error)(error.detail, [*error.problems, *found]) from None
         checked, template = await self._check(call, wanted, now, old, problems)
-        raise_if(problems)
+        validation.raise_if(problems)
         assert checked is not None
         return _Wanted(wanted.name, checked, template)
 
     async def _check(
         self,
         call: TenantCall,
-        wanted: ScheduleIn,
+        wanted: wire.ScheduleIn,
         now: float,
         old: StoredSchedule | None,
         problems: list[Problem],
-    ) -> tuple[Checked | None, Template]:
-        task = wanted_task(wanted.task, wanted.workflow, wanted.input, problems)
+    ) -> tuple[validation.Checked | None, Template]:
+        task = validation.wanted_task(wanted.task, wanted.workflow, wanted.input, problems)
         problems += await self.validator.workflow(call.tenant_id, wanted.workflow)
-        anchor = kept_anchor(old.definition, wanted) if old else None
+        anchor = validation.kept_anchor(old.definition, wanted) if old else None
         checked = await self.validator.timing(call.tenant_id, wanted, now, problems, anchor=anchor)
         definition = checked.definition if checked else None
         template = self.validator.template(task, definition, problems)
         if checked is not None:
-            problems += never_fires(checked, now)
+            problems += validation.never_fires(checked, now)
         return checked, template
 
     async def _become(self, call: TenantCall, old: StoredSchedule, wanted: _Wanted) -> Response:
@@ -283,15 +271,15 @@ class ScheduleChangeResource:
         self.node.announce(rows, concerned)
 
 
-def _payloads(body: ScheduleIn | SchedulePatch) -> list[msgspec.Raw]:
+def _payloads(body: wire.ScheduleIn | wire.SchedulePatch) -> list[msgspec.Raw]:
     """The parts of a body that are the caller's own."""
     task = [] if body.task is UNSET or body.task is None else [body.task.payload]
     return task if body.input is UNSET else [*task, *body.input.values()]
 
 
 def _patched_task(
-    old: StoredSchedule, patch: SchedulePatch, problems: list[Problem]
-) -> TemplateIn | None:
+    old: StoredSchedule, patch: wire.SchedulePatch, problems: list[Problem]
+) -> wire.TemplateIn | None:
     """The task that a patch asks for; None when that stays as it is."""
     asked = asked_run(old.template)
     task = None if patch.task is UNSET else patch.task
@@ -304,7 +292,7 @@ def _patched_task(
         return None
     workflow = patch.workflow if patch.workflow is not UNSET else asked.workflow if asked else None
     given = patch.input if patch.input is not UNSET else asked.input if asked else {}
-    return wanted_task(task, workflow, given, problems)
+    return validation.wanted_task(task, workflow, given, problems)
 
 
 def _first_task(decided: DecidedSchedules) -> Response:
@@ -314,7 +302,7 @@ def _first_task(decided: DecidedSchedules) -> Response:
 
 def _all_tasks(decided: DecidedSchedules) -> Response:
     ids = [made.task.id for made in decided.made]
-    return json_response(BackfilledOut(len(ids), ids), 201)
+    return json_response(wire.BackfilledOut(len(ids), ids), 201)
 
 
 def _to_state(

@@ -30,14 +30,7 @@ from mainspring.domain.schedule.policies import Decision
 from mainspring.errors import Problem
 from mainspring.schedules.service import ScheduleService
 from mainspring.store.schedule.schedules import StoredOccurrence, StoredSchedule
-from mainspring.wire.schedules import (
-    OccurrencePage,
-    PreviewIn,
-    PreviewOut,
-    SchedulePage,
-    StateName,
-    Upcoming,
-)
+from mainspring.wire import schedules as wire
 
 _DEFAULT_TIMES = 10
 _MOST_TIMES = 1000
@@ -60,7 +53,7 @@ class ScheduleReading:
     async def page(self, call: TenantCall) -> Response:
         params = call.request.query_params
         given = Parameters(params)
-        name, state = given.text("name"), given.choice("state", get_args(StateName))
+        name, state = given.text("name"), given.choice("state", get_args(wire.StateName))
         before, limit = given.cursor(), given.limit()
         overdue = self.config.overdue_after if given.flag("overdue") else None
         given.check()
@@ -69,7 +62,7 @@ class ScheduleReading:
         )
         items = [schedule_out(schedule, self.config.overdue_after) for schedule in found]
         last = found[-1].id if len(found) == limit else None
-        return json_response(SchedulePage(items, next_cursor(last)))
+        return json_response(wire.SchedulePage(items, next_cursor(last)))
 
     async def one(self, call: TenantCall) -> Response:
         return self.response(await existing_schedule(self.schedules, call))
@@ -89,7 +82,7 @@ class ScheduleReading:
             if (limit := schedule.definition.max_runs) is not None:
                 times = times[: max(0, limit - schedule.runs)]
         items = [upcoming_out(at, schedule.offset) for at in times]
-        return json_response(Upcoming([instant(at) for at in times], items))
+        return json_response(wire.Upcoming([instant(at) for at in times], items))
 
     async def occurrences(self, call: TenantCall) -> Response:
         choices = {"decision": tuple(decision.value for decision in Decision)}
@@ -103,11 +96,11 @@ class ScheduleReading:
             limit=query.limit,
         )
         cursor = query.cursor_after([_number_of(line) for line in lines])
-        return json_response(OccurrencePage([occurrence_out(line) for line in lines], cursor))
+        return json_response(wire.OccurrencePage([occurrence_out(line) for line in lines], cursor))
 
     async def preview(self, call: TenantCall) -> Response:
         wanted = decode_as(
-            PreviewIn, await call.body(), lambda w: [w.task.payload] if w.task else []
+            wire.PreviewIn, await call.body(), lambda w: [w.task.payload] if w.task else []
         )
         most = number(call.request.query_params, "n", _MOST_TIMES) or _DEFAULT_TIMES
         now = self.clock.now()
@@ -118,7 +111,7 @@ class ScheduleReading:
         if checked is None and problems and all("never fires" in p.detail for p in problems):
             # To show that is what a preview is for; saving it is refused.
             told = [f"it {problem.detail}" for problem in problems]
-            return json_response(PreviewOut([], told, "Never.", timezones.version()))
+            return json_response(wire.PreviewOut([], told, "Never.", timezones.version()))
         raise_if(problems)
         assert checked is not None
         definition, table = checked.definition, checked.timetable
@@ -132,7 +125,7 @@ class ScheduleReading:
         lacking = await self.validator.workflow(call.tenant_id, wanted.workflow)
         told = [f"{problem.detail}: without one it is refused" for problem in lacking]
         return json_response(
-            PreviewOut(
+            wire.PreviewOut(
                 [instant(at) for at in times],
                 [*told, *warnings],
                 describe.describe(definition),

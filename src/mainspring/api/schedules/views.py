@@ -11,26 +11,19 @@ from mainspring.domain.schedule.description import describe
 from mainspring.domain.schedule.policies import Decision
 from mainspring.domain.task import RUN_WORKFLOW
 from mainspring.store.schedule.schedules import StoredOccurrence, StoredSchedule, Template
-from mainspring.wire.schedules import (
-    DstIn,
-    FireTimes,
-    OccurrenceOut,
-    ScheduleOut,
-    TemplateOut,
-    UpcomingOut,
-)
+from mainspring.wire import schedules as wire
 
 _COMPARED = 100
 
 
-def schedule_out(schedule: StoredSchedule, overdue_after: float) -> ScheduleOut:
+def schedule_out(schedule: StoredSchedule, overdue_after: float) -> wire.ScheduleOut:
     """A schedule as it was found."""
     definition = schedule.definition
     asked = asked_run(schedule.template)
     following = None
     if schedule.state == "active" and schedule.next is not None:
         following = schedule.timetable.next_run(max(schedule.decided_to, schedule.next - 1e-6))
-    return ScheduleOut(
+    return wire.ScheduleOut(
         id=schedule.id,
         name=schedule.name,
         state=schedule.state,  # type: ignore[arg-type]
@@ -46,7 +39,7 @@ def schedule_out(schedule: StoredSchedule, overdue_after: float) -> ScheduleOut:
         misfire=definition.misfire,
         overlap=definition.overlap,
         max_running=definition.max_running,
-        dst=DstIn(definition.dst.gap, definition.dst.repeat),
+        dst=wire.DstIn(definition.dst.gap, definition.dst.repeat),
         exclude=list(definition.exclude),
         calendars=list(definition.calendars),
         stop_on_410=definition.stop_on_410,
@@ -81,8 +74,8 @@ def asked_run(template: Template) -> AskedRun | None:
         return None
 
 
-def occurrence_out(line: StoredOccurrence) -> OccurrenceOut:
-    return OccurrenceOut(
+def occurrence_out(line: StoredOccurrence) -> wire.OccurrenceOut:
+    return wire.OccurrenceOut(
         line.nominal_at,
         line.to_at,
         Decision(line.decision),
@@ -93,18 +86,18 @@ def occurrence_out(line: StoredOccurrence) -> OccurrenceOut:
     )
 
 
-def upcoming_out(nominal: float, offset: float) -> UpcomingOut:
-    return UpcomingOut(instant(nominal), instant(nominal + offset))
+def upcoming_out(nominal: float, offset: float) -> wire.UpcomingOut:
+    return wire.UpcomingOut(instant(nominal), instant(nominal + offset))
 
 
-def compared(old: Timetable | None, new: Timetable | None, now: float) -> FireTimes:
+def compared(old: Timetable | None, new: Timetable | None, now: float) -> wire.FireTimes:
     """How the next fire times differ, up to the last time that both show."""
     before = old.upcoming(now, _COMPARED) if old else []
     after = new.upcoming(now, _COMPARED) if new else []
     full = [times[-1] for times in (before, after) if len(times) == _COMPARED]
     horizon = min(full, default=float("inf"))
     was, will = ({t for t in times if t <= horizon} for times in (before, after))
-    return FireTimes(
+    return wire.FireTimes(
         [instant(t) for t in sorted(will - was)],
         [instant(t) for t in sorted(was - will)],
         len(was & will),
@@ -119,9 +112,9 @@ def instant_or_none(seconds: float | None) -> datetime | None:
     return None if seconds is None else instant(seconds)
 
 
-def _template_out(template: Template) -> TemplateOut:
+def _template_out(template: Template) -> wire.TemplateOut:
     spec = template.decoded_spec
-    return TemplateOut(
+    return wire.TemplateOut(
         target_out(spec.target),
         Raw(bytes(template.payload)),
         template.name,

@@ -29,11 +29,11 @@ class Completion:
         running = await self.tasks.running(call.tenant_id, call.task_id)
         if running is None:
             await existing_task(self.tasks, call.tenant_id, call.task_id)
-            raise Conflict("the task is not running: it ended, or waits for its next try")
+            raise Conflict("the task is not running: it ended, or waits for its next execution")
         if running.spec.target.type != "http":
             raise no_such_task(call.task_id)
         if running.fence != sent.fence:
-            raise Conflict("there is a newer try: what came of this one does not count any more")
+            raise Conflict("there is a newer execution: the outcome of this one does not count")
         outcome = Outcome.SUCCEEDED if sent.status == "succeeded" else Outcome.FAILED
         error = None
         if outcome is Outcome.FAILED:
@@ -44,7 +44,7 @@ class Completion:
             status_code=202,
         )  # fmt: skip
         if not await self.node.conclude(report):
-            raise Conflict("the try ended in this very moment: another outcome was recorded")
+            raise Conflict("the execution has just ended: another outcome was recorded")
         return task_response(await existing_task(self.tasks, call.tenant_id, call.task_id))
 
 

@@ -1,4 +1,4 @@
-"""Reading tasks: one, a page of them, and the tries of one."""
+"""Reading tasks: one, a page of them, and the executions of one."""
 
 from dataclasses import dataclass
 from uuid import UUID

@@ -11,15 +11,7 @@ from mainspring.api.http.parameters import page_query
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.store.workers import WorkerRecord, WorkerStore
-from mainspring.wire.workers import (
-    AboutIn,
-    NodeAddressList,
-    NodeAddressOut,
-    ResourcesIn,
-    StatisticsOut,
-    WorkerOut,
-    WorkerPage,
-)
+from mainspring.wire import workers as wire
 
 _SILENT_AFTER = 30.0
 
@@ -37,16 +29,16 @@ class WorkerResource:
         found = await self.workers.list(call.tenant_id, before=query.before, limit=query.limit)
         cursor = query.cursor_after([item.seq for item in found])
         silent_since = self.clock.now() - _SILENT_AFTER
-        return json_response(WorkerPage([_worker_out(w, silent_since) for w in found], cursor))
+        return json_response(wire.WorkerPage([_worker_out(w, silent_since) for w in found], cursor))
 
     async def nodes(self, _call: TenantCall) -> Response:
         found = await self.workers.nodes(self.config.node_ttl)
-        return json_response(NodeAddressList([NodeAddressOut(*node) for node in found]))
+        return json_response(wire.NodeAddressList([wire.NodeAddressOut(*node) for node in found]))
 
 
-def _worker_out(worker: WorkerRecord, silent_since: float) -> WorkerOut:
+def _worker_out(worker: WorkerRecord, silent_since: float) -> wire.WorkerOut:
     offer = msgspec.convert(worker.offer, _OfferShown)
-    return WorkerOut(
+    return wire.WorkerOut(
         name=worker.name,
         incarnation=worker.incarnation,
         state="alive" if worker.seen_at.timestamp() > silent_since else "silent",
@@ -54,10 +46,12 @@ def _worker_out(worker: WorkerRecord, silent_since: float) -> WorkerOut:
         handlers=offer.handlers,
         commands=offer.commands,
         tags=offer.tags,
-        resources=ResourcesIn(offer.memory_mb, offer.cpu),
-        about=msgspec.convert(worker.about, AboutIn),
+        resources=wire.ResourcesIn(offer.memory_mb, offer.cpu),
+        about=msgspec.convert(worker.about, wire.AboutIn),
         leases=worker.held,
-        statistics=StatisticsOut(worker.leased, worker.succeeded, worker.failed, worker.released),
+        statistics=wire.StatisticsOut(
+            worker.leased, worker.succeeded, worker.failed, worker.released
+        ),
         started_at=worker.started_at,
         seen_at=worker.seen_at,
     )

@@ -18,15 +18,7 @@ from mainspring.api.workflows.views import graph_response, workflow_out
 from mainspring.clock import Clock
 from mainspring.domain.workflow.definition import WorkflowDefinition
 from mainspring.store.workflow.workflows import StoredWorkflow, WorkflowStore
-from mainspring.wire.workflows import (
-    GraphFormat,
-    VersionOut,
-    VersionPage,
-    WorkflowBody,
-    WorkflowIn,
-    WorkflowPage,
-    WorkflowSummary,
-)
+from mainspring.wire import workflows as wire
 
 _LAST_VERSION = 2**31 - 1
 
@@ -42,7 +34,7 @@ class WorkflowResource:
     clock: Clock
 
     async def create(self, call: TenantCall) -> Response:
-        wanted = decode_as(WorkflowIn, await call.body(), _payloads)
+        wanted = decode_as(wire.WorkflowIn, await call.body(), _payloads)
         definition = await self.validator.definition(wanted.name, wanted)
         if flag(call.request.query_params, "dry_run"):
             latest = await self.workflows.get(call.tenant_id, definition.name)
@@ -56,7 +48,7 @@ class WorkflowResource:
         latest = await existing_workflow(self.workflows, call)
         revs = if_match(call.request)
         check_rev(revs, latest.version)
-        wanted = decode_as(WorkflowBody, await call.body(), _payloads)
+        wanted = decode_as(wire.WorkflowBody, await call.body(), _payloads)
         definition = await self.validator.definition(latest.name, wanted)
         if flag(call.request.query_params, "dry_run"):
             return self._unsaved(definition, latest)
@@ -69,9 +61,11 @@ class WorkflowResource:
         limit = limit_in(call.request.query_params)
         after = _cursor(call.request.query_params)
         found = await self.workflows.page(call.tenant_id, after=after, limit=limit)
-        items = [msgspec.convert(line, WorkflowSummary, from_attributes=True) for line in found]
+        items = [
+            msgspec.convert(line, wire.WorkflowSummary, from_attributes=True) for line in found
+        ]
         cursor = found[-1].name if len(found) == limit else None
-        return json_response(WorkflowPage(items, cursor))
+        return json_response(wire.WorkflowPage(items, cursor))
 
     async def one(self, call: TenantCall) -> Response:
         version = version_in(call.request.query_params)
@@ -86,9 +80,9 @@ class WorkflowResource:
         )
         if not found:
             await existing_workflow(self.workflows, call)
-        items = [VersionOut(line.version, line.step_count, line.created_at) for line in found]
+        items = [wire.VersionOut(line.version, line.step_count, line.created_at) for line in found]
         cursor = query.cursor_after([line.version for line in found])
-        return json_response(VersionPage(items, cursor))
+        return json_response(wire.VersionPage(items, cursor))
 
     async def graph(self, call: TenantCall) -> Response:
         params = call.request.query_params
@@ -130,10 +124,10 @@ def version_in(params: QueryParams) -> int | None:
     return number(params, "version", _LAST_VERSION)
 
 
-def graph_format(params: QueryParams) -> GraphFormat:
+def graph_format(params: QueryParams) -> wire.GraphFormat:
     """The form in which a query asks for a graph."""
-    asked, forms = params.get("format", "json"), get_args(GraphFormat)
-    form: GraphFormat
+    asked, forms = params.get("format", "json"), get_args(wire.GraphFormat)
+    form: wire.GraphFormat
     for form in forms:
         if form == asked:
             return form
@@ -157,5 +151,5 @@ def _cursor(params: QueryParams) -> str:
     return name or ""
 
 
-def _payloads(wanted: WorkflowBody) -> list[msgspec.Raw]:
+def _payloads(wanted: wire.WorkflowBody) -> list[msgspec.Raw]:
     return [step.payload for step in wanted.steps]

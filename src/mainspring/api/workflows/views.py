@@ -10,14 +10,7 @@ from mainspring.domain.task import TaskSpec
 from mainspring.domain.workflow import graph as graphs
 from mainspring.domain.workflow.definition import Step, WorkflowDefinition
 from mainspring.store.workflow.workflows import StoredWorkflow
-from mainspring.wire.workflows import (
-    EdgeOut,
-    GraphFormat,
-    GraphNodeOut,
-    GraphOut,
-    StepOut,
-    WorkflowOut,
-)
+from mainspring.wire import workflows as wire
 
 MERMAID = "text/vnd.mermaid"
 DOT = "text/vnd.graphviz"
@@ -26,10 +19,10 @@ _spec = msgspec.json.Decoder(TaskSpec)
 _input = msgspec.json.Decoder(dict[str, Raw])
 
 
-def workflow_out(workflow: StoredWorkflow) -> WorkflowOut:
+def workflow_out(workflow: StoredWorkflow) -> wire.WorkflowOut:
     """A version as it was found."""
     definition = workflow.definition
-    return WorkflowOut(
+    return wire.WorkflowOut(
         name=workflow.name,
         version=workflow.version,
         steps=[step_out(step) for step in definition.steps],
@@ -40,11 +33,11 @@ def workflow_out(workflow: StoredWorkflow) -> WorkflowOut:
     )
 
 
-def step_out(step: Step) -> StepOut:
+def step_out(step: Step) -> wire.StepOut:
     """A step with the fields of its task."""
     template = step.template
     spec = _spec.decode(template.spec)
-    return StepOut(
+    return wire.StepOut(
         id=step.id,
         needs=[] if step.implied else list(step.needs),
         when=step.when,
@@ -67,19 +60,19 @@ def step_out(step: Step) -> StepOut:
     )
 
 
-def graph_out(definition: WorkflowDefinition, states: graphs.States | None = None) -> GraphOut:
+def graph_out(definition: WorkflowDefinition, states: graphs.States | None = None) -> wire.GraphOut:
     """The graph as data; with states it is that of a run."""
-    return GraphOut(
+    return wire.GraphOut(
         [
-            GraphNodeOut(node.id, node.foreach, node.cleanup, node.condition, node.state)
+            wire.GraphNodeOut(node.id, node.foreach, node.cleanup, node.condition, node.state)
             for node in graphs.nodes(definition, states)
         ],
-        [EdgeOut(edge.source, edge.target, edge.when) for edge in graphs.edges(definition)],
+        [wire.EdgeOut(edge.source, edge.target, edge.when) for edge in graphs.edges(definition)],
     )
 
 
 def graph_response(
-    definition: WorkflowDefinition, form: GraphFormat, states: graphs.States | None = None
+    definition: WorkflowDefinition, form: wire.GraphFormat, states: graphs.States | None = None
 ) -> Response:
     """The graph in the form that was asked for."""
     match form:
