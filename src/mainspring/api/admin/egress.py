@@ -16,6 +16,7 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import OperatorCall
+from mainspring.api.views import view
 from mainspring.errors import InvalidRequest, Problem
 from mainspring.store.secrets import EgressSettings, SecretStore
 from mainspring.wire.webhooks import EgressIn, EgressOut
@@ -51,9 +52,7 @@ class EgressResource:
 
 
 def _shown(settings: EgressSettings) -> Response:
-    return json_response(
-        EgressOut(settings.allow, settings.deny, settings.ca, settings.certificate)
-    )
+    return json_response(view(EgressOut, settings))
 
 
 def _problems(wanted: EgressIn) -> Iterator[Problem]:

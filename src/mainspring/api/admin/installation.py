@@ -11,6 +11,7 @@ from mainspring import timezones
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.operations import OperatorCall, TenantCall
 from mainspring.api.http.parameters import next_cursor, page_query
+from mainspring.api.views import view
 from mainspring.domain.placement import PARTITIONS
 from mainspring.store.audit import INSTALLATION, AuditFilter, AuditStore, StoredAuditEntry
 from mainspring.store.cluster import NodeRecord, Topology
@@ -32,11 +33,11 @@ class ClusterResource:
         return json_response(
             wire.ClusterOut(
                 nodes=[_node_out(node) for node in nodes],
-                partitions=[wire.PartitionOut(p.partition, p.owner, p.epoch) for p in partitions],
+                partitions=[view(wire.PartitionOut, p) for p in partitions],
                 unowned=sum(p.owner is None for p in partitions),
                 skew=_skew(nodes),
                 tzdata=timezones.version(),
-                schedules=wire.SchedulesOut(standing.overdue, standing.since, standing.outdated),
+                schedules=view(wire.SchedulesOut, standing, overdue_since=standing.since),
             )
         )
 
@@ -64,29 +65,13 @@ class AuditResource:
 
 
 def _entry_out(entry: StoredAuditEntry) -> wire.AuditEntryOut:
-    return wire.AuditEntryOut(
-        entry.id,
-        None if entry.tenant_id == INSTALLATION else entry.tenant_id,
-        entry.at,
-        entry.actor,
-        entry.action,
-        entry.subject,
-        entry.detail,
-    )
+    tenant_id = None if entry.tenant_id == INSTALLATION else entry.tenant_id
+    return view(wire.AuditEntryOut, entry, tenant_id=tenant_id)
 
 
 def _node_out(node: NodeRecord) -> wire.NodeOut:
-    return wire.NodeOut(
-        node.id,
-        node.name,
-        node.url,
-        node.version,
-        node.state,
-        node.epoch,
-        node.started_at,
-        round(max(0.0, node.silent), 3),
-        node.owned,
-    )
+    silent = round(max(0.0, node.silent), 3)
+    return view(wire.NodeOut, node, silent=silent, partitions=node.owned)
 
 
 def _skew(nodes: Sequence[NodeRecord]) -> float:

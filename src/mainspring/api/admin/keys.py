@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from random import Random
 
-import msgspec
 from starlette.responses import Response
 
 from mainspring.api.http.auth import tenant_gone
@@ -15,6 +14,7 @@ from mainspring.api.http.key_activity import KeyActivity
 from mainspring.api.http.operations import TenantCall, missing
 from mainspring.api.http.parameters import page_query
 from mainspring.api.items import existing
+from mainspring.api.views import view
 from mainspring.clock import Clock
 from mainspring.domain import apikey
 from mainspring.domain.duration import parse_duration
@@ -119,11 +119,11 @@ class KeyResource:
 
 
 def key_out(key: StoredKey) -> KeyOut:
-    return msgspec.convert(key, KeyOut, from_attributes=True)
+    return view(KeyOut, key)
 
 
 def _shown_once(key: StoredKey, text: apikey.KeyText) -> Response:
-    body = NewKeyOut(**msgspec.structs.asdict(key_out(key)), api_key=text.secret)
+    body = view(NewKeyOut, key, api_key=text.secret)
     return json_response(body, 201, {**_SECRET_HEADERS, "Location": f"/v1/keys/{key.id}"})
 
 

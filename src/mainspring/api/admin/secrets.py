@@ -3,7 +3,6 @@
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from uuid import uuid4
 
 from starlette.responses import Response
@@ -11,6 +10,7 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall, missing
+from mainspring.api.views import view
 from mainspring.domain.webhook import KeyKind, SigningKey
 from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.execution import signing
@@ -104,14 +104,8 @@ def _new(key: SigningKey, name: str | None) -> NewSecret:
 
 
 def _shown(secret: StoredSecret) -> wire.SecretOut:
-    return wire.SecretOut(
-        secret.id, secret.name, secret.kind, secret.public_key, secret.created_at, secret.expires_at
-    )
+    return view(wire.SecretOut, secret)
 
 
 def _shown_once(secret: StoredSecret, key: SigningKey) -> wire.NewSecretOut:
-    ends: datetime | None = secret.expires_at
-    return wire.NewSecretOut(
-        secret.id, secret.name, secret.kind, secret.public_key, secret.created_at, ends,
-        signing.format_secret(key),
-    )  # fmt: skip
+    return view(wire.NewSecretOut, secret, secret=signing.format_secret(key))

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from random import Random
 
-import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
@@ -13,6 +12,7 @@ from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.key_activity import KeyActivity
 from mainspring.api.http.operations import OperatorCall, TenantCall
 from mainspring.api.http.parameters import page_query
+from mainspring.api.views import view
 from mainspring.config import Config
 from mainspring.domain import apikey
 from mainspring.domain.placement import PARTITIONS
@@ -79,17 +79,9 @@ class TenantResource:
         usage = await self.tenants.usage(call.tenant_id)
         if usage is None:
             raise tenant_gone()
+        rate = self.config.requests_per_second or None
         return json_response(
-            wire.LimitsOut(
-                usage.weight,
-                usage.max_running,
-                usage.spread,
-                usage.running,
-                usage.running_at_least,
-                usage.keys,
-                MOST_LIVE_KEYS,
-                self.config.requests_per_second or None,
-            )
+            view(wire.LimitsOut, usage, max_keys=MOST_LIVE_KEYS, requests_per_second=rate)
         )
 
 
@@ -120,11 +112,11 @@ def _checked(limits: TenantLimits) -> TenantLimits:
 
 
 def _tenant_out(tenant: StoredTenant) -> wire.TenantOut:
-    return msgspec.convert(tenant, wire.TenantOut, from_attributes=True)
+    return view(wire.TenantOut, tenant)
 
 
 def _shown_once(tenant: StoredTenant, key: apikey.KeyText) -> Response:
-    body = wire.NewTenantOut(**msgspec.structs.asdict(_tenant_out(tenant)), api_key=key.secret)
+    body = view(wire.NewTenantOut, tenant, api_key=key.secret)
     headers = {"Cache-Control": "no-store", "Location": f"/v1/tenants/{tenant.id}"}
     return json_response(body, 201, headers)
 

@@ -15,8 +15,9 @@ from mainspring.api.http.operations import TenantCall, missing
 from mainspring.api.http.parameters import flag, next_cursor
 from mainspring.api.items import existing, item_response
 from mainspring.api.tasks.views import new_task_out, task_out
+from mainspring.api.views import view
 from mainspring.errors import Conflict
-from mainspring.store.dead_letters import DeadLetterStore, LetterGroup, StoredLetter
+from mainspring.store.dead_letters import DeadLetterStore, StoredLetter
 from mainspring.store.tasks import TaskStore
 from mainspring.wire import dead_letters as wire
 
@@ -35,7 +36,9 @@ class DeadLetterResource:
         query = dead_letter_query(call.request.query_params)
         if query.grouped:
             groups = await self.store.groups(call.tenant_id, query.where, limit=query.limit)
-            return json_response(wire.DeadLetterGroups([_group_out(group) for group in groups]))
+            return json_response(
+                wire.DeadLetterGroups([view(wire.DeadLetterGroupOut, group) for group in groups])
+            )
         page = await self.store.list(
             call.tenant_id,
             query.where,
@@ -97,22 +100,14 @@ def _attempt_out(attempt: dict[str, Any]) -> wire.AttemptOut:
     return found
 
 
-def _group_out(group: LetterGroup) -> wire.DeadLetterGroupOut:
-    return msgspec.convert(group, wire.DeadLetterGroupOut, from_attributes=True)
-
-
 def _dead_letter_out(letter: StoredLetter, *, with_payload: bool = True) -> wire.DeadLetterOut:
     task = letter.task
     assert task.finished_at is not None
-    return wire.DeadLetterOut(
+    return view(
+        wire.DeadLetterOut, letter,
         id=task.id,
         task=task_out(task, with_payload=with_payload),
         attempts=[_attempt_out(attempt) for attempt in letter.attempts],
         final_error=task.error,
-        reason=letter.reason,
-        fingerprint=letter.fingerprint,
-        resolution=letter.resolution,
-        resolved_at=letter.resolved_at,
-        replayed_as=letter.replayed_as,
         died_at=task.finished_at,
-    )
+    )  # fmt: skip

@@ -9,6 +9,7 @@ from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall, missing
 from mainspring.api.http.parameters import bad_parameter, limit_in
 from mainspring.api.items import NAME, check_rev, existing, if_match, item_response, name_in
+from mainspring.api.views import view
 from mainspring.errors import Conflict
 from mainspring.store.schedule.calendars import CalendarStore, StoredCalendar
 from mainspring.wire.schedules import CalendarDates, CalendarIn, CalendarOut, CalendarPage
@@ -62,7 +63,7 @@ class CalendarResource:
 
 
 def _out(calendar: StoredCalendar) -> CalendarOut:
-    return CalendarOut(calendar.name, calendar.dates, calendar.updated_at)
+    return view(CalendarOut, calendar)
 
 
 def _shown(calendar: StoredCalendar) -> Response:

@@ -7,7 +7,6 @@ definition: an edit while a schedule fires meets the old or the new one, never a
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -24,6 +23,7 @@ from mainspring.api.schedules import validation
 from mainspring.api.schedules.reading import ScheduleReading, existing_schedule, no_such_schedule
 from mainspring.api.schedules.views import asked_run, compared, schedule_out
 from mainspring.api.tasks.views import new_task_out
+from mainspring.api.views import instant
 from mainspring.clock import Clock, monotonic
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
@@ -68,7 +68,7 @@ class ScheduleChangeResource:
         definition, table = wanted.checked.definition, wanted.checked.timetable
         following = table.next(now)
         if flag(call.request.query_params, "dry_run"):
-            moment = datetime.fromtimestamp(now, UTC)
+            moment = instant(now)
             unsaved = StoredSchedule(
                 call.tenant_id, schedule_id, 1, 1, 0, "active", wanted.name, _encode(definition),
                 _encode(wanted.template), moment, moment, now, following, None, 0,

@@ -22,7 +22,8 @@ from mainspring.api.http.parameters import (
 )
 from mainspring.api.items import existing, item_response
 from mainspring.api.schedules.validation import ScheduleValidator, raise_if
-from mainspring.api.schedules.views import instant, occurrence_out, schedule_out, upcoming_out
+from mainspring.api.schedules.views import occurrence_out, schedule_out, upcoming_out
+from mainspring.api.views import instant
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.schedule import description as describe

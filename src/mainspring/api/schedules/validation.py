@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import date
 from math import floor
 
 import msgspec
@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.tasks.validation import TaskValidator, seconds_of, span
+from mainspring.api.views import instant_or_none, view
 from mainspring.domain.schedule import cron, rrule
 from mainspring.domain.schedule.definition import ScheduleDefinition, Timetable, timetable
 from mainspring.domain.schedule.policies import Misfire
@@ -150,29 +151,22 @@ def never_fires(checked: Checked, now: float) -> list[Problem]:
 
 def merged(old: ScheduleDefinition, patch: SchedulePatch) -> TimingIn:
     """The fields of a schedule after a patch."""
-    values: dict[str, object] = {
-        "cron": old.cron,
-        "interval": old.interval,
-        "rrule": old.rrule,
-        "timezone": old.timezone,
-        "start_at": _instant(old.start_at),
-        "end_at": _instant(old.end_at),
-        "max_runs": old.max_runs,
-        "jitter": old.jitter,
-        "spread": old.spread,
-        "misfire": MisfireIn(old.misfire.policy, old.misfire.window, old.misfire.cap),
-        "overlap": old.overlap,
-        "max_running": old.max_running,
-        "dst": DstIn(old.dst.gap, old.dst.repeat),
-        "exclude": [date.fromisoformat(day) for day in old.exclude],
-        "calendars": list(old.calendars),
-        "stop_on_410": old.stop_on_410,
-    }
-    given = {name: value for name in values if (value := getattr(patch, name)) is not UNSET}
+    before = view(
+        TimingIn,
+        old,
+        start_at=instant_or_none(old.start_at),
+        end_at=instant_or_none(old.end_at),
+        misfire=view(MisfireIn, old.misfire),
+        dst=view(DstIn, old.dst),
+        exclude=[date.fromisoformat(day) for day in old.exclude],
+        calendars=list(old.calendars),
+    )
+    names = TimingIn.__struct_fields__
+    given = {name: value for name in names if (value := getattr(patch, name)) is not UNSET}
     if not given.keys().isdisjoint(_KINDS):
         # One takes the place of another; a null alone leaves none, which is refused later.
-        values |= dict.fromkeys(_KINDS)
-    return TimingIn(**{**values, **given})
+        given = {**dict.fromkeys(_KINDS), **given}
+    return msgspec.structs.replace(before, **given)
 
 
 def kept_anchor(old: ScheduleDefinition, wanted: TimingIn) -> float | None:
@@ -286,10 +280,6 @@ def _seconds(interval: float | str) -> float:
 
 def _holidays(found: Mapping[str, Sequence[date]]) -> tuple[str, ...]:
     return tuple(sorted({day.isoformat() for days in found.values() for day in days}))
-
-
-def _instant(seconds: float | None) -> datetime | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
 def follows(problem: Problem, refused: Sequence[Problem]) -> bool:

@@ -1,11 +1,10 @@
 """Schedules as callers read them."""
 
-from datetime import UTC, datetime
-
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
 
-from mainspring.api.tasks.views import concurrency_out, retry_out, target_out
+from mainspring.api.tasks.views import target_out, task_view
+from mainspring.api.views import instant, instant_or_none, view
 from mainspring.domain.schedule.definition import Timetable
 from mainspring.domain.schedule.description import describe
 from mainspring.domain.schedule.policies import Decision
@@ -23,26 +22,11 @@ def schedule_out(schedule: StoredSchedule, overdue_after: float) -> wire.Schedul
     following = None
     if schedule.state == "active" and schedule.next is not None:
         following = schedule.timetable.next_run(max(schedule.decided_to, schedule.next - 1e-6))
-    return wire.ScheduleOut(
-        id=schedule.id,
-        name=schedule.name,
-        state=schedule.state,  # type: ignore[arg-type]
-        cron=definition.cron,
-        interval=definition.interval,
-        rrule=definition.rrule,
-        timezone=definition.timezone,
+    return view(
+        wire.ScheduleOut, schedule, definition,
         start_at=instant_or_none(definition.start_at),
         end_at=instant_or_none(definition.end_at),
-        max_runs=definition.max_runs,
-        jitter=definition.jitter,
-        spread=definition.spread,
-        misfire=definition.misfire,
-        overlap=definition.overlap,
-        max_running=definition.max_running,
-        dst=wire.DstIn(definition.dst.gap, definition.dst.repeat),
-        exclude=list(definition.exclude),
-        calendars=list(definition.calendars),
-        stop_on_410=definition.stop_on_410,
+        dst=view(wire.DstIn, definition.dst),
         task=None if asked else _template_out(schedule.template),
         workflow=asked.workflow if asked else None,
         input=asked.input if asked else None,
@@ -50,11 +34,9 @@ def schedule_out(schedule: StoredSchedule, overdue_after: float) -> wire.Schedul
         next_run_at=instant_or_none(following),
         next_due_at=instant_or_none(None if following is None else following + schedule.offset),
         last_run_at=instant_or_none(schedule.last),
-        runs=schedule.runs,
         overdue=schedule.overdue > overdue_after,
-        created_at=schedule.created_at,
-        updated_at=schedule.updated_at,
-    )
+        fire_times=UNSET,
+    )  # fmt: skip
 
 
 class AskedRun(Struct):
@@ -75,15 +57,7 @@ def asked_run(template: Template) -> AskedRun | None:
 
 
 def occurrence_out(line: StoredOccurrence) -> wire.OccurrenceOut:
-    return wire.OccurrenceOut(
-        line.nominal_at,
-        line.to_at,
-        Decision(line.decision),
-        line.reason,
-        line.task_id,
-        line.count,
-        line.decided_at,
-    )
+    return view(wire.OccurrenceOut, line, decision=Decision(line.decision))
 
 
 def upcoming_out(nominal: float, offset: float) -> wire.UpcomingOut:
@@ -104,26 +78,8 @@ def compared(old: Timetable | None, new: Timetable | None, now: float) -> wire.F
     )
 
 
-def instant(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
-
-
-def instant_or_none(seconds: float | None) -> datetime | None:
-    return None if seconds is None else instant(seconds)
-
-
 def _template_out(template: Template) -> wire.TemplateOut:
     spec = template.decoded_spec
-    return wire.TemplateOut(
-        target_out(spec.target),
-        Raw(bytes(template.payload)),
-        template.name,
-        template.queue,
-        template.priority,
-        spec.timeout,
-        spec.sla,
-        retry_out(spec.retry),
-        concurrency_out(template.concurrency_key, template.concurrency_limit),
-        spec.requires,
-        template.labels or {},
-    )
+    payload = Raw(bytes(template.payload))
+    target = target_out(spec.target)
+    return task_view(wire.TemplateOut, template, spec, target=target, payload=payload)

@@ -5,7 +5,6 @@ Every change is decided on the locked row, by the rules of `domain.transitions`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import NoReturn
 
 from msgspec import UNSET
@@ -18,6 +17,7 @@ from mainspring.api.items import check_rev, if_match
 from mainspring.api.ports import NodePort
 from mainspring.api.tasks.patching import TaskPatcher
 from mainspring.api.tasks.reading import existing_task, task_response
+from mainspring.api.views import instant, instant_or_none
 from mainspring.clock import Clock
 from mainspring.domain import transitions
 from mainspring.domain.task import TaskState
@@ -164,9 +164,9 @@ def _as_changed(task: StoredTask, change: TaskChange) -> StoredTask:
     """The task as it would read after the change."""
     return replace(
         task,
-        run_at=datetime.fromtimestamp(change.run, UTC),
-        due_at=datetime.fromtimestamp(change.due, UTC),
-        expires_at=None if change.expires is None else datetime.fromtimestamp(change.expires, UTC),
+        run_at=instant(change.run),
+        due_at=instant(change.due),
+        expires_at=instant_or_none(change.expires),
         priority=change.priority,
         queue=change.queue,
         name=change.name,

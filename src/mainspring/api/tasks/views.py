@@ -1,15 +1,15 @@
 """Tasks and executions as callers read them."""
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from secrets import token_hex
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, Raw
 
+from mainspring.api.views import S, instant, instant_or_none, view
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import Target, TaskSpec
 from mainspring.store.claims import NO_SPEC, UNREADABLE
@@ -30,51 +30,45 @@ _BEARER = "Authorization"
 _LARGEST_SHARED = 4096
 _decode_any = msgspec.json.Decoder().decode
 
-
 MASK = "***"
 """What is shown in place of a secret."""
+
+
+class Templated(Protocol):
+    """A task, or what tasks are made from, as the store has it."""
+
+    @property
+    def concurrency_key(self) -> str | None: ...
+    @property
+    def concurrency_limit(self) -> int | None: ...
+    @property
+    def labels(self) -> Mapping[str, str] | None: ...
 
 
 def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
     """A task as it was found."""
     spec, target = _read_spec(task.spec)
-    return TaskOut(
-        id=task.id,
-        name=task.name,
-        state=task.state,
-        cancel_requested=task.cancel_requested,
+    return task_view(
+        TaskOut, task, spec,
         target=target,
         payload=Raw(task.payload) if with_payload else UNSET,
-        run_at=task.run_at,
-        due_at=task.due_at,
-        expires_at=task.expires_at,
-        queue=task.queue,
-        priority=task.priority,
-        timeout=spec.timeout,
-        sla=spec.sla,
-        jitter=spec.jitter,
-        retry=retry_out(spec.retry),
-        concurrency=concurrency_out(task.concurrency_key, task.concurrency_limit),
-        requires=spec.requires,
-        labels=task.labels or {},
-        attempts=task.attempts,
-        fence=task.fence,
-        created_at=task.created_at,
-        picked_at=task.picked_at,
-        started_at=task.started_at,
-        finished_at=task.finished_at,
         result=raw_or_none(task.result),
         progress=raw_or_none(task.progress),
-        error=task.error,
-        sla_met=task.sla_met,
-        blame=task.blame,
         lateness=task.lateness or {},
-        schedule_id=task.schedule_id,
-        nominal_at=task.nominal_at,
-        workflow_run_id=task.workflow_run_id,
-        step=task.step,
-        replay_of=task.replay_of,
-    )
+    )  # fmt: skip
+
+
+def task_view(
+    kind: type[S], task: Templated, spec: TaskSpec, *others: object, **given: object
+) -> S:
+    """Return the view of a task, or of what tasks are made from: its own fields and its spec's."""
+    return view(
+        kind, spec, task, *others,
+        retry=retry_out(spec.retry),
+        concurrency=concurrency_out(task.concurrency_key, task.concurrency_limit),
+        labels=task.labels or {},
+        **given,
+    )  # fmt: skip
 
 
 def new_task_json(task: NewTask) -> bytes:
@@ -82,7 +76,7 @@ def new_task_json(task: NewTask) -> bytes:
     if not _is_plain(task):
         return _encode(new_task_out(task))
     start, named, given, runs, is_due, made, end = _template(task.spec, task.queue, task.priority)
-    run = _encode(_instant(task.run))
+    run = _encode(instant(task.run))
     return b"".join(
         (
             start,
@@ -94,9 +88,9 @@ def new_task_json(task: NewTask) -> bytes:
             runs,
             run,
             is_due,
-            run if task.due == task.run else _encode(_instant(task.due)),
+            run if task.due == task.run else _encode(instant(task.due)),
             made,
-            run if task.created == task.run else _encode(_instant(task.created)),
+            run if task.created == task.run else _encode(instant(task.created)),
             end,
         )
     )
@@ -128,8 +122,8 @@ def _template(spec: bytes, queue: str, priority: int) -> list[bytes]:
 def new_task_out(task: NewTask) -> TaskOut:
     """A task as it will be found right after it was created: known before it is inserted."""
     spec, target = _read_spec(task.spec)
-    created = _instant(task.created)
-    run = created if task.run == task.created else _instant(task.run)
+    created = instant(task.created)
+    run = created if task.run == task.created else instant(task.run)
     return TaskOut(
         id=task.id,
         name=task.name,
@@ -138,8 +132,8 @@ def new_task_out(task: NewTask) -> TaskOut:
         target=target,
         payload=Raw(task.payload),
         run_at=run,
-        due_at=run if task.due == task.run else _instant(task.due),
-        expires_at=None if task.expires is None else _instant(task.expires),
+        due_at=run if task.due == task.run else instant(task.due),
+        expires_at=instant_or_none(task.expires),
         queue=task.queue,
         priority=task.priority,
         timeout=spec.timeout,
@@ -151,31 +145,22 @@ def new_task_out(task: NewTask) -> TaskOut:
         labels=dict(task.labels or {}),
         created_at=created,
         schedule_id=task.schedule_id,
-        nominal_at=None if task.nominal is None else _instant(task.nominal),
+        nominal_at=instant_or_none(task.nominal),
         replay_of=task.replay_of,
     )
 
 
 def executions_out(executions: Sequence[StoredExecution]) -> ExecutionList:
-    return ExecutionList(
-        [
-            ExecutionOut(
-                e.attempt,
-                e.fence,
-                e.worker,
-                e.due_at,
-                e.picked_at,
-                e.started_at,
-                e.finished_at,
-                e.outcome,
-                e.status_code,
-                _response_out(e.response),
-                e.error,
-                round(e.duration_ms, 3),
-                e.lateness or {},
-            )
-            for e in executions
-        ]
+    return ExecutionList([_execution_out(execution) for execution in executions])
+
+
+def _execution_out(execution: StoredExecution) -> ExecutionOut:
+    return view(
+        ExecutionOut,
+        execution,
+        response=_response_out(execution.response),
+        duration_ms=round(execution.duration_ms, 3),
+        lateness=execution.lateness or {},
     )
 
 
@@ -239,7 +224,3 @@ def _response_out(response: bytes | None) -> Raw | str | None:
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return response.decode("utf-8", "replace")
     return Raw(response)
-
-
-def _instant(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)

@@ -9,6 +9,7 @@ from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import page_query
 from mainspring.api.tasks.reading import existing_task
+from mainspring.api.views import view
 from mainspring.clock import Clock
 from mainspring.store.tasks import TaskStore
 from mainspring.store.workers import NewLogLine, WorkerStore
@@ -46,7 +47,7 @@ class LogResource:
         if not found:
             await existing_task(self.tasks, call.tenant_id, call.task_id)
         cursor = query.cursor_after([item.seq for item in found])
-        items = [LogLineOut(line.fence, line.at, line.level, line.message) for line in found]
+        items = [view(LogLineOut, line) for line in found]
         return json_response(LogPage(items, cursor))
 
 

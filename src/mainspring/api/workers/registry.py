@@ -8,6 +8,7 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import page_query
+from mainspring.api.views import view
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.store.workers import WorkerRecord, WorkerStore
@@ -38,23 +39,14 @@ class WorkerResource:
 
 def _worker_out(worker: WorkerRecord, silent_since: float) -> wire.WorkerOut:
     offer = msgspec.convert(worker.offer, _OfferShown)
-    return wire.WorkerOut(
-        name=worker.name,
-        incarnation=worker.incarnation,
+    return view(
+        wire.WorkerOut, worker, offer,
         state="alive" if worker.seen_at.timestamp() > silent_since else "silent",
-        queues=offer.queues,
-        handlers=offer.handlers,
-        commands=offer.commands,
-        tags=offer.tags,
-        resources=wire.ResourcesIn(offer.memory_mb, offer.cpu),
+        resources=view(wire.ResourcesIn, offer),
         about=msgspec.convert(worker.about, wire.AboutIn),
         leases=worker.held,
-        statistics=wire.StatisticsOut(
-            worker.leased, worker.succeeded, worker.failed, worker.released
-        ),
-        started_at=worker.started_at,
-        seen_at=worker.seen_at,
-    )
+        statistics=view(wire.StatisticsOut, worker),
+    )  # fmt: skip
 
 
 class _OfferShown(msgspec.Struct):

@@ -1,7 +1,6 @@
 """/v1/workflows: definitions of workflows. Each change makes a new version; none is ever edited."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import get_args
 
 import msgspec
@@ -13,6 +12,7 @@ from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall, missing
 from mainspring.api.http.parameters import bad_parameter, flag, limit_in, number, page_query
 from mainspring.api.items import NAME, check_rev, existing, if_match, item_response, name_in
+from mainspring.api.views import instant, view
 from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.api.workflows.views import graph_response, workflow_out
 from mainspring.clock import Clock
@@ -61,9 +61,7 @@ class WorkflowResource:
         limit = limit_in(call.request.query_params)
         after = _cursor(call.request.query_params)
         found = await self.workflows.page(call.tenant_id, after=after, limit=limit)
-        items = [
-            msgspec.convert(line, wire.WorkflowSummary, from_attributes=True) for line in found
-        ]
+        items = [view(wire.WorkflowSummary, line) for line in found]
         cursor = found[-1].name if len(found) == limit else None
         return json_response(wire.WorkflowPage(items, cursor))
 
@@ -80,7 +78,7 @@ class WorkflowResource:
         )
         if not found:
             await existing_workflow(self.workflows, call)
-        items = [wire.VersionOut(line.version, line.step_count, line.created_at) for line in found]
+        items = [view(wire.VersionOut, line) for line in found]
         cursor = query.cursor_after([line.version for line in found])
         return json_response(wire.VersionPage(items, cursor))
 
@@ -100,9 +98,7 @@ class WorkflowResource:
 
     def _unsaved(self, definition: WorkflowDefinition, latest: StoredWorkflow | None) -> Response:
         version = 1 if latest is None else latest.version + 1
-        made = StoredWorkflow(
-            definition.name, version, definition, datetime.fromtimestamp(self.clock.now(), UTC)
-        )
+        made = StoredWorkflow(definition.name, version, definition, instant(self.clock.now()))
         return json_response(workflow_out(made))
 
 

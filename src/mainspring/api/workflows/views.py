@@ -5,7 +5,8 @@ from msgspec import Raw
 from starlette.responses import Response
 
 from mainspring.api.http.bodies import json_response
-from mainspring.api.tasks.views import concurrency_out, retry_out, target_out
+from mainspring.api.tasks.views import target_out, task_view
+from mainspring.api.views import view
 from mainspring.domain.task import TaskSpec
 from mainspring.domain.workflow import graph as graphs
 from mainspring.domain.workflow.definition import Step, WorkflowDefinition
@@ -22,42 +23,23 @@ _input = msgspec.json.Decoder(dict[str, Raw])
 def workflow_out(workflow: StoredWorkflow) -> wire.WorkflowOut:
     """A version as it was found."""
     definition = workflow.definition
-    return wire.WorkflowOut(
-        name=workflow.name,
-        version=workflow.version,
-        steps=[step_out(step) for step in definition.steps],
-        on_failure=definition.on_failure,
-        deadline=definition.deadline,
-        input=_input.decode(definition.input),
-        created_at=workflow.created_at,
-    )
+    steps = [step_out(step) for step in definition.steps]
+    given = _input.decode(definition.input)
+    return view(wire.WorkflowOut, workflow, definition, steps=steps, input=given)
 
 
 def step_out(step: Step) -> wire.StepOut:
     """A step with the fields of its task."""
     template = step.template
     spec = _spec.decode(template.spec)
-    return wire.StepOut(
-        id=step.id,
+    return task_view(
+        wire.StepOut, template, spec, step,
         needs=[] if step.implied else list(step.needs),
-        when=step.when,
         if_=step.condition,
         foreach=None if step.foreach is None else Raw(step.foreach.encode()),
-        delay=step.delay,
-        cleanup=step.cleanup,
         target=target_out(spec.target),
         payload=Raw(template.payload.encode()),
-        name=template.name,
-        queue=template.queue,
-        priority=template.priority,
-        timeout=spec.timeout,
-        sla=spec.sla,
-        jitter=spec.jitter,
-        retry=retry_out(spec.retry),
-        concurrency=concurrency_out(template.concurrency_key, template.concurrency_limit),
-        requires=spec.requires,
-        labels=template.labels or {},
-    )
+    )  # fmt: skip
 
 
 def graph_out(definition: WorkflowDefinition, states: graphs.States | None = None) -> wire.GraphOut:
