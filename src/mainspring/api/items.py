@@ -1,14 +1,12 @@
-"""Items of a resource: read by name or id, and changed at a revision, which is their ETag."""
+"""Items of a resource: found by name or id, answered with their revision as the ETag."""
 
 import re
 from typing import TypeVar
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.operations import Missing, TenantCall
-from mainspring.errors import PreconditionFailed
 
 T = TypeVar("T")
 
@@ -39,20 +37,6 @@ def item_response(
     if location is not None:
         headers["Location"] = location
     return json_response(item, status, headers)
-
-
-def if_match(request: Request) -> frozenset[str] | None:
-    """The revisions at which the caller wants a change; None when any will do."""
-    header = request.headers.get("if-match")
-    if header is None or header.strip() == "*":
-        return None
-    return frozenset(tag.strip() for tag in header.split(","))
-
-
-def check_rev(wanted: frozenset[str] | None, rev: int) -> None:
-    """Raise PreconditionFailed when the caller saw another revision."""
-    if wanted is not None and f'"{rev}"' not in wanted:
-        raise PreconditionFailed(f'it is at revision "{rev}" now')
 
 
 def names_revision(header: str, rev: int) -> bool:

@@ -16,8 +16,9 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import OperatorCall
+from mainspring.api.http.problems import raise_if
 from mainspring.api.views import view
-from mainspring.errors import InvalidRequest, Problem
+from mainspring.errors import Problem
 from mainspring.store.secrets import EgressSettings, SecretStore
 from mainspring.wire.webhooks import EgressIn, EgressOut
 
@@ -38,9 +39,7 @@ class EgressResource:
     async def change(self, call: OperatorCall) -> Response:
         tenant_id = call.tenant_id
         wanted = decode_as(EgressIn, await call.body())
-        problems = list(_problems(wanted))
-        if problems:
-            raise InvalidRequest("some values do not make sense", problems)
+        raise_if(list(_problems(wanted)))
         settings = EgressSettings(
             list(wanted.allow), list(wanted.deny), wanted.ca, wanted.certificate
         )

@@ -13,12 +13,13 @@ from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.key_activity import KeyActivity
 from mainspring.api.http.operations import TenantCall, missing
 from mainspring.api.http.parameters import page_query
+from mainspring.api.http.problems import raise_if
 from mainspring.api.items import existing
 from mainspring.api.views import view
 from mainspring.clock import Clock
 from mainspring.domain import apikey
 from mainspring.domain.duration import parse_duration
-from mainspring.errors import Conflict, InvalidRequest, Problem
+from mainspring.errors import Conflict, Problem
 from mainspring.store.keys import Expiry, KeyRing, StoredKey
 from mainspring.wire.admin import KeyIn, KeyOut, KeyPage, NewKeyOut, RotationIn
 
@@ -58,7 +59,7 @@ class KeyResource:
         return _shown_once(made, text)
 
     async def page(self, call: TenantCall) -> Response:
-        query = page_query(call.request.query_params)
+        query = page_query(call.query)
         found = await self.ring.list(call.tenant_id, before=query.before, limit=query.limit)
         cursor = query.cursor_after([key.seq for key in found])
         return json_response(KeyPage([key_out(key) for key in found], cursor))
@@ -113,8 +114,7 @@ class KeyResource:
         elif after is not None:
             seconds = _seconds(after, "/expires_in", LONGEST_LIFE, problems)
             _check_span(seconds, "/expires_in", LONGEST_LIFE, problems)
-        if problems:
-            raise InvalidRequest("some values do not make sense", problems)
+        raise_if(problems)
         return None if at is None and seconds is None else Expiry(at, seconds)
 
 

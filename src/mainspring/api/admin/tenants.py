@@ -52,7 +52,7 @@ class TenantResource:
         return _shown_once(made, text)
 
     async def page(self, call: OperatorCall) -> Response:
-        query = page_query(call.request.query_params)
+        query = page_query(call.query)
         before = None if query.before is None else min(query.before, _LARGEST_ID)
         found = await self.tenants.list(before=before, limit=query.limit)
         cursor = query.cursor_after([tenant.id for tenant in found])

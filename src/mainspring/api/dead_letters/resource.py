@@ -12,7 +12,7 @@ from mainspring.api.dead_letters.replaying import Replayer
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall, missing
-from mainspring.api.http.parameters import flag, next_cursor
+from mainspring.api.http.parameters import next_cursor
 from mainspring.api.items import existing, item_response
 from mainspring.api.tasks.views import new_task_out, task_out
 from mainspring.api.views import view
@@ -33,20 +33,16 @@ class DeadLetterResource:
     replayer: Replayer
 
     async def page(self, call: TenantCall) -> Response:
-        query = dead_letter_query(call.request.query_params)
-        if query.grouped:
-            groups = await self.store.groups(call.tenant_id, query.where, limit=query.limit)
+        (where, before, limit, payloads), grouped = dead_letter_query(call.query)
+        if grouped:
+            groups = await self.store.groups(call.tenant_id, where, limit=limit)
             return json_response(
                 wire.DeadLetterGroups([view(wire.DeadLetterGroupOut, group) for group in groups])
             )
         page = await self.store.list(
-            call.tenant_id,
-            query.where,
-            before=query.before,
-            limit=query.limit,
-            payloads=query.payloads,
+            call.tenant_id, where, before=before, limit=limit, payloads=payloads
         )
-        items = [_dead_letter_out(letter, with_payload=query.payloads) for letter in page.letters]
+        items = [_dead_letter_out(letter, with_payload=payloads) for letter in page.letters]
         return json_response(wire.DeadLetterPage(items, next_cursor(page.next_before)))
 
     async def one(self, call: TenantCall) -> Response:
@@ -68,7 +64,7 @@ class DeadLetterResource:
     async def replay_many(self, call: TenantCall) -> Response:
         wanted = decode_as(wire.ReplayIn, await call.body())
         where = dead_letter_filter(wanted.filter)
-        if flag(call.request.query_params, "dry_run"):
+        if call.dry_run:
             count = await self.replayer.count(call.tenant_id, where, wanted.first)
             return json_response(wire.ReplayedOut(count, []))
         done = await self.replayer.many(call.tenant_id, where, wanted, call.actor)

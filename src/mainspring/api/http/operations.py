@@ -6,14 +6,16 @@ from typing import TypeVar
 from uuid import UUID
 
 from msgspec import Struct
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring.api.http.bodies import read_body
 from mainspring.api.http.fast_path import PendingResponse
 from mainspring.api.http.idempotency import ResponseRecorder, recording
+from mainspring.api.http.parameters import flag
 from mainspring.api.openapi.operation import Doc
-from mainspring.errors import NotFound
+from mainspring.errors import NotFound, PreconditionFailed
 from mainspring.store.answers import BeforeCommit
 
 T = TypeVar("T")
@@ -41,6 +43,21 @@ class Call(Struct, frozen=True):
 
     async def body(self) -> bytes:
         return await read_body(self.request)
+
+    @property
+    def query(self) -> QueryParams:
+        return self.request.query_params
+
+    @property
+    def dry_run(self) -> bool:
+        """Whether the caller only wants to see what would happen."""
+        return flag(self.query, "dry_run")
+
+    def check_rev(self, rev: int) -> None:
+        """Raise PreconditionFailed unless If-Match allows a change at this revision."""
+        wanted = self.request.headers.get("if-match", "*").strip()
+        if wanted != "*" and f'"{rev}"' not in (tag.strip() for tag in wanted.split(",")):
+            raise PreconditionFailed(f'it is at revision "{rev}" now')
 
     def remember(self, answer: Callable[[T], Response]) -> BeforeCommit[T]:
         """Store the answer for a repeated request, in the transaction of what it tells of."""

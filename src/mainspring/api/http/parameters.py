@@ -5,6 +5,7 @@ import binascii
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
+from typing import Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -12,6 +13,8 @@ from starlette.datastructures import QueryParams
 
 from mainspring.errors import InvalidRequest, Problem
 from mainspring.wire.tasks import TIME_FORM, Instant
+
+F = TypeVar("F")
 
 MOST_ITEMS = 1000
 _DEFAULT_ITEMS = 50
@@ -126,8 +129,23 @@ class Parameters:
             self._refuse("cursor", "is not a cursor of this list")
         return None if cursor is None else cursor.int
 
+    def list_query(self, where: F, *, payloads: bool = False) -> "ListQuery[F]":
+        """The query of a list with this filter, when nothing is wrong with any parameter."""
+        query = ListQuery(where, self.cursor(), self.limit(), payloads)
+        self.check()
+        return query
+
     def _refuse(self, name: str, detail: str) -> None:
         self._problems.append(_problem(name, detail))
+
+
+class ListQuery(NamedTuple, Generic[F]):
+    """Which page of a list that is ordered by id, and of which items."""
+
+    where: F
+    before: UUID | None
+    limit: int
+    payloads: bool
 
 
 class PageQuery(msgspec.Struct, frozen=True):

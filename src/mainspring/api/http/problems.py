@@ -17,6 +17,7 @@ from mainspring.errors import (
     TooLarge,
     TooManyRequests,
     Unauthenticated,
+    refusal,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -77,6 +78,12 @@ def answer_to(error: Exception, *, path: str, request_id: str) -> Response:
             log.error("a request failed", action="request.failed", exc_info=error)
             detail = "The log has the details under this request_id."
             return respond("internal", "Something went wrong on our side", 500, detail)
+
+
+def raise_if(problems: Sequence[Problem], detail: str = "some values do not make sense") -> None:
+    """Refuse a request in which something is wrong."""
+    if problems:
+        raise refusal(detail, problems)
 
 
 def _headers_for(error: RequestError) -> Mapping[str, str]:

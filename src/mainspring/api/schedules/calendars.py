@@ -8,7 +8,7 @@ from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall, missing
 from mainspring.api.http.parameters import bad_parameter, limit_in
-from mainspring.api.items import NAME, check_rev, existing, if_match, item_response, name_in
+from mainspring.api.items import NAME, existing, item_response, name_in
 from mainspring.api.views import view
 from mainspring.errors import Conflict
 from mainspring.store.schedule.calendars import CalendarStore, StoredCalendar
@@ -33,8 +33,8 @@ class CalendarResource:
         return _created(made)
 
     async def page(self, call: TenantCall) -> Response:
-        limit = limit_in(call.request.query_params)
-        after = _decode(call.request.query_params.get("cursor"))
+        limit = limit_in(call.query)
+        after = _decode(call.query.get("cursor"))
         found = await self.calendars.page(call.tenant_id, after=after, limit=limit)
         cursor = _encode(found[-1].name) if len(found) == limit else None
         return json_response(CalendarPage([_out(calendar) for calendar in found], cursor))
@@ -48,9 +48,8 @@ class CalendarResource:
         name = name_in(call, _no_such_calendar)
         existing(await self.calendars.get(call.tenant_id, name), _no_such_calendar, name)
         wanted = decode_as(CalendarDates, await call.body())
-        revs = if_match(call.request)
         changed = await self.calendars.replace(
-            call.tenant_id, name, sorted(set(wanted.dates)), lambda old: check_rev(revs, old.rev)
+            call.tenant_id, name, sorted(set(wanted.dates)), lambda old: call.check_rev(old.rev)
         )
         return _shown(existing(changed, _no_such_calendar, name))
 

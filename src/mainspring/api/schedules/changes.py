@@ -16,8 +16,8 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as, readable_as
 from mainspring.api.http.operations import TenantCall
-from mainspring.api.http.parameters import flag
-from mainspring.api.items import check_rev, existing, if_match, item_response
+from mainspring.api.http.problems import raise_if
+from mainspring.api.items import existing, item_response
 from mainspring.api.ports import NodePort
 from mainspring.api.schedules import validation
 from mainspring.api.schedules.reading import ScheduleReading, existing_schedule, no_such_schedule
@@ -67,7 +67,7 @@ class ScheduleChangeResource:
         schedule_id = self.ids.make(now)
         definition, table = wanted.checked.definition, wanted.checked.timetable
         following = table.next(now)
-        if flag(call.request.query_params, "dry_run"):
+        if call.dry_run:
             moment = instant(now)
             unsaved = StoredSchedule(
                 call.tenant_id, schedule_id, 1, 1, 0, "active", wanted.name, _encode(definition),
@@ -100,13 +100,13 @@ class ScheduleChangeResource:
 
     async def replace(self, call: TenantCall) -> Response:
         old = await existing_schedule(self.schedules, call)
-        check_rev(if_match(call.request), old.edition)
+        call.check_rev(old.edition)
         return await self._become(call, old, await self._whole(call, self.clock.now(), old))
 
     async def edit(self, call: TenantCall) -> Response:
         patch = decode_as(wire.SchedulePatch, await call.body(), _payloads)
         old = await existing_schedule(self.schedules, call)
-        check_rev(if_match(call.request), old.edition)
+        call.check_rev(old.edition)
         now = self.clock.now()
         problems: list[Problem] = []
         timing = validation.merged(old.definition, patch)
@@ -128,16 +128,15 @@ class ScheduleChangeResource:
             problems += validation.check_key(checked.definition, template)
         if checked is not None:
             problems += validation.never_fires(checked, now)
-        validation.raise_if(problems)
+        raise_if(problems)
         assert checked is not None
         name = old.name if patch.name is UNSET else patch.name
         return await self._become(call, old, _Wanted(name, checked, template))
 
     async def delete(self, call: TenantCall) -> Response:
         schedule_id = call.id_or(no_such_schedule)
-        revs = if_match(call.request)
         if not await self.schedules.delete(
-            call.tenant_id, schedule_id, call.actor, lambda s: check_rev(revs, s.edition)
+            call.tenant_id, schedule_id, call.actor, lambda s: call.check_rev(s.edition)
         ):
             raise no_such_schedule(schedule_id)
         return Response(status_code=204)
@@ -197,7 +196,7 @@ class ScheduleChangeResource:
             found = [p for p in problems if not validation.follows(p, error.problems)]
             raise type(error)(error.detail, [*error.problems, *found]) from None
         checked, template = await self._check(call, wanted, now, old, problems)
-        validation.raise_if(problems)
+        raise_if(problems)
         assert checked is not None
         return _Wanted(wanted.name, checked, template)
 
@@ -221,7 +220,7 @@ class ScheduleChangeResource:
 
     async def _become(self, call: TenantCall, old: StoredSchedule, wanted: _Wanted) -> Response:
         table = wanted.checked.timetable
-        if flag(call.request.query_params, "dry_run"):
+        if call.dry_run:
             preview = _previewed(old, wanted)
             shown = schedule_out(preview, self.config.overdue_after)
             shown.fire_times = compared(old.timetable, table, old.now)
@@ -250,10 +249,9 @@ class ScheduleChangeResource:
         self, call: TenantCall, decide: Callable[[StoredSchedule], ScheduleChange | None]
     ) -> Response:
         schedule_id = call.id_or(no_such_schedule)
-        revs = if_match(call.request)
 
         def checked(locked: StoredSchedule) -> ScheduleChange | None:
-            check_rev(revs, locked.edition)
+            call.check_rev(locked.edition)
             return decide(locked)
 
         done = await self.schedules.change(call.tenant_id, schedule_id, NO_OWNERSHIP, checked)

@@ -20,8 +20,9 @@ from mainspring.api.http.parameters import (
     number,
     page_query,
 )
+from mainspring.api.http.problems import raise_if
 from mainspring.api.items import existing, item_response
-from mainspring.api.schedules.validation import ScheduleValidator, raise_if
+from mainspring.api.schedules.validation import ScheduleValidator
 from mainspring.api.schedules.views import occurrence_out, schedule_out, upcoming_out
 from mainspring.api.views import instant
 from mainspring.clock import Clock
@@ -52,7 +53,7 @@ class ScheduleReading:
     validator: ScheduleValidator
 
     async def page(self, call: TenantCall) -> Response:
-        params = call.request.query_params
+        params = call.query
         given = Parameters(params)
         name, state = given.text("name"), given.choice("state", get_args(wire.StateName))
         before, limit = given.cursor(), given.limit()
@@ -73,7 +74,7 @@ class ScheduleReading:
         return item_response(shown, schedule.edition)
 
     async def upcoming(self, call: TenantCall) -> Response:
-        most = number(call.request.query_params, "n", _MOST_TIMES) or _DEFAULT_TIMES
+        most = number(call.query, "n", _MOST_TIMES) or _DEFAULT_TIMES
         schedule = await existing_schedule(self.schedules, call)
         times: list[float] = []
         if schedule.state == "active":
@@ -87,7 +88,7 @@ class ScheduleReading:
 
     async def occurrences(self, call: TenantCall) -> Response:
         choices = {"decision": tuple(decision.value for decision in Decision)}
-        query = page_query(call.request.query_params, choices=choices)
+        query = page_query(call.query, choices=choices)
         schedule = await existing_schedule(self.schedules, call)
         lines = await self.schedules.occurrences(
             call.tenant_id,
@@ -103,7 +104,7 @@ class ScheduleReading:
         wanted = decode_as(
             wire.PreviewIn, await call.body(), lambda w: [w.task.payload] if w.task else []
         )
-        most = number(call.request.query_params, "n", _MOST_TIMES) or _DEFAULT_TIMES
+        most = number(call.query, "n", _MOST_TIMES) or _DEFAULT_TIMES
         now = self.clock.now()
         problems: list[Problem] = []
         checked = await self.validator.timing(call.tenant_id, wanted, now, problems)
@@ -116,7 +117,7 @@ class ScheduleReading:
         raise_if(problems)
         assert checked is not None
         definition, table = checked.definition, checked.timetable
-        after = _after(call.request.query_params) or now
+        after = _after(call.query) or now
         times, warnings = await _off_the_loop(
             lambda: (
                 table.upcoming(after, min(most, definition.max_runs or most)),

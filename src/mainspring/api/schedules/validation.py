@@ -17,7 +17,7 @@ from mainspring.domain.schedule.definition import ScheduleDefinition, Timetable,
 from mainspring.domain.schedule.policies import Misfire
 from mainspring.domain.schedule.zones import DstPolicy, UnknownZone, zone
 from mainspring.domain.task import RUN_WORKFLOW
-from mainspring.errors import Problem, refusal
+from mainspring.errors import Problem
 from mainspring.store.schedule.calendars import CalendarStore
 from mainspring.store.schedule.schedules import Template
 from mainspring.store.workflow.workflows import WorkflowStore
@@ -289,8 +289,3 @@ def follows(problem: Problem, refused: Sequence[Problem]) -> bool:
         or one.pointer in _NEEDED.get(problem.detail, ())
         for one in refused
     )
-
-
-def raise_if(problems: Sequence[Problem]) -> None:
-    if problems:
-        raise refusal("some values do not make sense", problems)

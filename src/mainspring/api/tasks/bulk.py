@@ -7,7 +7,6 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
-from mainspring.api.http.parameters import flag
 from mainspring.api.ports import NodePort
 from mainspring.api.tasks.filters import task_filter
 from mainspring.wire.dead_letters import CancelIn, CancelledOut
@@ -24,7 +23,7 @@ class TaskBulk:
     async def cancel(self, call: TenantCall) -> Response:
         wanted = decode_as(CancelIn, await call.body())
         where = task_filter(wanted.filter)
-        if wanted.dry_run or flag(call.request.query_params, "dry_run"):
+        if wanted.dry_run or call.dry_run:
             total = await self.bulk.count_cancellable(call.tenant_id, where)
         else:
             total = CancelCounts()

@@ -12,8 +12,6 @@ from starlette.responses import Response
 
 from mainspring.api.http.decoding import decode_patch, readable_as
 from mainspring.api.http.operations import TenantCall, no_such_task
-from mainspring.api.http.parameters import flag
-from mainspring.api.items import check_rev, if_match
 from mainspring.api.ports import NodePort
 from mainspring.api.tasks.patching import TaskPatcher
 from mainspring.api.tasks.reading import existing_task, task_response
@@ -64,7 +62,7 @@ class TaskChangeResource:
             patch = decode_patch(body)
         except RequestError as error:
             await self._refuse(call, error, readable_as(TaskPatch, body))
-        dry_run = flag(call.request.query_params, "dry_run")
+        dry_run = call.dry_run
         sent = [name for name in patch.__struct_fields__ if getattr(patch, name) is not UNSET]
 
         def decide(locked: LockedTask) -> TaskChange | _Preview:
@@ -80,10 +78,8 @@ class TaskChangeResource:
         return task_response(task)
 
     async def delete(self, call: TenantCall) -> Response:
-        task_id, revs = call.task_id, if_match(call.request)
-        if not await self.tasks.purge(
-            call.tenant_id, task_id, call.actor, lambda rev: check_rev(revs, rev)
-        ):
+        task_id = call.task_id
+        if not await self.tasks.purge(call.tenant_id, task_id, call.actor, call.check_rev):
             raise no_such_task(task_id)
         self.node.announce(changed=self.node.ownership().partitions)
         return Response(status_code=204)
@@ -123,20 +119,20 @@ class TaskChangeResource:
     ) -> tuple[bool | _Preview | None, StoredTask]:
         """Let the store change the task, if it is at a revision that the caller wants, and tell its
         owner. What was decided, None when it is not unfinished; and the task as it is now."""
-        task_id, revs = call.task_id, if_match(call.request)
+        task_id = call.task_id
         partitions: set[int] = set()
 
         def note(locked: LockedTask) -> TaskChange | bool | _Preview:
-            check_rev(revs, locked.rev)
+            call.check_rev(locked.rev)
             partitions.add(locked.partition)
             return decide(locked)
 
         decided: bool | _Preview | None = await self.tasks.change(call.tenant_id, task_id, note)
         if decided is True:
             self.node.announce(changed=partitions)
-        task = await existing_task(self.tasks, call.tenant_id, task_id)
+        task = await existing_task(self.tasks, call)
         if decided is None:
-            check_rev(revs, task.rev)
+            call.check_rev(task.rev)
         return decided, task
 
 

@@ -28,7 +28,7 @@ class Completion:
         sent = decode_as(CompleteIn, await call.body(), _payloads)
         running = await self.tasks.running(call.tenant_id, call.task_id)
         if running is None:
-            await existing_task(self.tasks, call.tenant_id, call.task_id)
+            await existing_task(self.tasks, call)
             raise Conflict("the task is not running: it ended, or waits for its next execution")
         if running.spec.target.type != "http":
             raise no_such_task(call.task_id)
@@ -45,7 +45,7 @@ class Completion:
         )  # fmt: skip
         if not await self.node.conclude(report):
             raise Conflict("the execution has just ended: another outcome was recorded")
-        return task_response(await existing_task(self.tasks, call.tenant_id, call.task_id))
+        return task_response(await existing_task(self.tasks, call))
 
 
 def _payloads(sent: CompleteIn) -> list[msgspec.Raw]:

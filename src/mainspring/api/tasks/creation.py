@@ -19,7 +19,6 @@ from mainspring.api.http.decoding import (
 from mainspring.api.http.fast_path import PendingResponse
 from mainspring.api.http.idempotency import Answered, Idempotency, RequestKey, hash_of, key_in
 from mainspring.api.http.operations import TenantCall
-from mainspring.api.http.parameters import flag
 from mainspring.api.tasks.ingest import Ingest
 from mainspring.api.tasks.validation import TaskValidator
 from mainspring.api.tasks.views import new_task_json
@@ -94,7 +93,7 @@ class TaskCreation:
         self, call: TenantCall, body: bytes, prepare: Callable[[], Awaitable[Prepared]]
     ) -> Answered:
         key = key_in(call.request)
-        if call.request.scope["query_string"] and flag(call.request.query_params, "dry_run"):
+        if call.request.scope["query_string"] and call.dry_run:
             return Answered((await prepare())[1], 200, replayed=False)
         if key is None:
             tasks, answer = await prepare()

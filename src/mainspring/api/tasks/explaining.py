@@ -27,12 +27,9 @@ class TaskExplanation:
     clock: Clock
 
     async def one(self, call: TenantCall) -> Response:
-        task_id = call.task_id
-        waiting = await self.store.waiting(call.tenant_id, task_id)
+        waiting = await self.store.waiting(call.tenant_id, call.task_id)
         if waiting is None:
-            return json_response(
-                _finished(await existing_task(self.tasks, call.tenant_id, task_id))
-            )
+            return json_response(_finished(await existing_task(self.tasks, call)))
         around = await self._around(waiting)
         told = explain(waiting.row, waiting.attempts, around, self.clock.now())
         return json_response(_unfinished(waiting, told, around))

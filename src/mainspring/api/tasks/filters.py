@@ -1,15 +1,14 @@
 """Filters of tasks, in queries and in bodies, as the store knows them."""
 
 from datetime import datetime
-from uuid import UUID
 
-from msgspec import Struct
 from starlette.datastructures import QueryParams
 
-from mainspring.api.http.parameters import Parameters
+from mainspring.api.http.parameters import ListQuery, Parameters
+from mainspring.api.http.problems import raise_if
 from mainspring.domain.execution import Outcome
 from mainspring.domain.task import TaskState
-from mainspring.errors import InvalidRequest, Problem
+from mainspring.errors import Problem
 from mainspring.store.tasks import TaskFilter
 from mainspring.wire.dead_letters import LetterFilterIn, TaskFilterIn
 
@@ -19,16 +18,7 @@ _PARAMETERS = {
 }
 
 
-class TaskQuery(Struct, frozen=True):
-    """What GET /v1/tasks asks for."""
-
-    where: TaskFilter
-    before: UUID | None
-    limit: int
-    payloads: bool
-
-
-def task_query(params: QueryParams) -> TaskQuery:
+def task_query(params: QueryParams) -> ListQuery[TaskFilter]:
     """All parameters of a list of tasks; everything that is wrong is reported together."""
     given = Parameters(params, _PARAMETERS)
     where = TaskFilter(
@@ -41,9 +31,7 @@ def task_query(params: QueryParams) -> TaskQuery:
         schedule_id=given.uuid("schedule_id"),
         workflow_run_id=given.uuid("workflow_run_id"),
     )
-    query = TaskQuery(where, given.cursor(), given.limit(), given.flag("payload"))
-    given.check()
-    return query
+    return given.list_query(where, payloads=given.flag("payload"))
 
 
 def outcome_query(params: QueryParams) -> Outcome | None:
@@ -67,7 +55,7 @@ def task_filter(given: TaskFilterIn) -> TaskFilter:
         schedule_id=given.schedule_id,
         workflow_run_id=given.workflow_run_id,
     )
-    refuse_filter(problems)
+    raise_if(problems, "the filter does not make sense")
     return found
 
 
@@ -89,9 +77,3 @@ def instant_in(given: datetime | None, name: str, problems: list[Problem]) -> da
         problems.append(Problem(f"/filter/{name}", "is out of range: the year is one of 2 to 9998"))
         return None
     return given
-
-
-def refuse_filter(problems: list[Problem]) -> None:
-    """Raise when there are problems."""
-    if problems:
-        raise InvalidRequest("the filter does not make sense", problems)

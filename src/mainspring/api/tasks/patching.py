@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from mainspring.api.http.payloads import payload_problems
+from mainspring.api.http.problems import raise_if
 from mainspring.api.tasks.validation import (
     EXPIRES_EARLY,
     TaskValidator,
@@ -20,7 +21,7 @@ from mainspring.api.tasks.views import spec_of
 from mainspring.clock import Clock
 from mainspring.domain.capability import capability_of
 from mainspring.domain.task import Target, TaskSpec
-from mainspring.errors import Problem, refusal
+from mainspring.errors import Problem
 from mainspring.store.tasks import LockedTask, TaskChange
 from mainspring.wire.tasks import JITTERS, SLAS, TIMEOUTS, TargetIn, TaskPatch
 
@@ -58,8 +59,7 @@ class TaskPatcher:
             spec=_encode(spec.stored()),
             payload=task.payload if patch.payload is UNSET else bytes(patch.payload),
         )
-        if problems:
-            raise refusal("some values do not make sense", problems)
+        raise_if(problems)
         return change
 
     def _retimed(

@@ -16,6 +16,7 @@ from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.payloads import result_problems
+from mainspring.api.http.problems import raise_if
 from mainspring.api.ports import LeasePort
 from mainspring.api.tasks.views import target_out
 from mainspring.api.workers.key_watch import KeyWatch
@@ -23,7 +24,7 @@ from mainspring.config import Config
 from mainspring.domain.capability import ALONE, Offer
 from mainspring.domain.execution import Outcome, TaskError
 from mainspring.engine.demand import WorkerSession
-from mainspring.errors import Unauthenticated, refusal
+from mainspring.errors import Unauthenticated
 from mainspring.node.workers.lease_service import LeaseRequest
 from mainspring.node.workers.reports import HeartbeatAnswer, WorkerReport
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
@@ -86,8 +87,7 @@ class LeaseResource:
             if len(result := _json(outcome.result)) > len(b"null")
             for problem in result_problems(result, self.config.max_payload)
         ]
-        if problems:
-            raise refusal("some results cannot be kept", problems[:100])
+        raise_if(problems[:100], "some results cannot be kept")
         reports = [_report(outcome) for outcome in sent.outcomes]
         verdicts = await self.lease_service.report(call.tenant_id, reports)
         pairs = zip(sent.outcomes, verdicts, strict=True)
@@ -123,9 +123,8 @@ async def _disconnected(request: Request) -> None:
 def _beat(index: int, beat: wire.BeatIn) -> HeldHeartbeat:
     progress = _json(beat.progress)
     problems = result_problems(progress, _LARGEST_PROGRESS) if progress else ()
-    if problems:
-        at = f"/running/{index}/progress"
-        raise refusal("some progress cannot be kept", [problem.at(at) for problem in problems])
+    at = f"/running/{index}/progress"
+    raise_if([problem.at(at) for problem in problems], "some progress cannot be kept")
     return HeldHeartbeat(beat.id, beat.fence, progress or None, beat.started, beat.alone)
 
 

@@ -40,12 +40,12 @@ class LogResource:
         return json_response(LogsTakenOut(kept, len(lines) - kept))
 
     async def page(self, call: TenantCall) -> Response:
-        query = page_query(call.request.query_params)
+        query = page_query(call.query)
         found = await self.workers.logs(
             call.tenant_id, call.task_id, after=query.before or 0, limit=query.limit
         )
         if not found:
-            await existing_task(self.tasks, call.tenant_id, call.task_id)
+            await existing_task(self.tasks, call)
         cursor = query.cursor_after([item.seq for item in found])
         items = [view(LogLineOut, line) for line in found]
         return json_response(LogPage(items, cursor))

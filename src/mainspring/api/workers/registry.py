@@ -26,7 +26,7 @@ class WorkerResource:
     clock: Clock
 
     async def page(self, call: TenantCall) -> Response:
-        query = page_query(call.request.query_params)
+        query = page_query(call.query)
         found = await self.workers.list(call.tenant_id, before=query.before, limit=query.limit)
         cursor = query.cursor_after([item.seq for item in found])
         silent_since = self.clock.now() - _SILENT_AFTER

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall, missing
-from mainspring.api.http.parameters import bad_parameter, flag, limit_in, number, page_query
-from mainspring.api.items import NAME, check_rev, existing, if_match, item_response, name_in
+from mainspring.api.http.parameters import bad_parameter, limit_in, number, page_query
+from mainspring.api.items import NAME, existing, item_response, name_in
 from mainspring.api.views import instant, view
 from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.api.workflows.views import graph_response, workflow_out
@@ -36,7 +36,7 @@ class WorkflowResource:
     async def create(self, call: TenantCall) -> Response:
         wanted = decode_as(wire.WorkflowIn, await call.body(), _payloads)
         definition = await self.validator.definition(wanted.name, wanted)
-        if flag(call.request.query_params, "dry_run"):
+        if call.dry_run:
             latest = await self.workflows.get(call.tenant_id, definition.name)
             return self._unsaved(definition, latest)
         made = await self.workflows.put(
@@ -46,31 +46,28 @@ class WorkflowResource:
 
     async def put(self, call: TenantCall) -> Response:
         latest = await existing_workflow(self.workflows, call)
-        revs = if_match(call.request)
-        check_rev(revs, latest.version)
+        call.check_rev(latest.version)
         wanted = decode_as(wire.WorkflowBody, await call.body(), _payloads)
         definition = await self.validator.definition(latest.name, wanted)
-        if flag(call.request.query_params, "dry_run"):
+        if call.dry_run:
             return self._unsaved(definition, latest)
-        made = await self.workflows.put(
-            call.tenant_id, definition, call.actor, lambda version: check_rev(revs, version)
-        )
+        made = await self.workflows.put(call.tenant_id, definition, call.actor, call.check_rev)
         return _shown(existing(made, no_such_workflow, definition.name))
 
     async def page(self, call: TenantCall) -> Response:
-        limit = limit_in(call.request.query_params)
-        after = _cursor(call.request.query_params)
+        limit = limit_in(call.query)
+        after = _cursor(call.query)
         found = await self.workflows.page(call.tenant_id, after=after, limit=limit)
         items = [view(wire.WorkflowSummary, line) for line in found]
         cursor = found[-1].name if len(found) == limit else None
         return json_response(wire.WorkflowPage(items, cursor))
 
     async def one(self, call: TenantCall) -> Response:
-        version = version_in(call.request.query_params)
+        version = version_in(call.query)
         return _shown(await existing_workflow(self.workflows, call, version))
 
     async def versions(self, call: TenantCall) -> Response:
-        query = page_query(call.request.query_params)
+        query = page_query(call.query)
         before = _LAST_VERSION if query.before is None else min(query.before, _LAST_VERSION)
         name = workflow_name_in(call)
         found = await self.workflows.versions(
@@ -83,16 +80,14 @@ class WorkflowResource:
         return json_response(wire.VersionPage(items, cursor))
 
     async def graph(self, call: TenantCall) -> Response:
-        params = call.request.query_params
+        params = call.query
         form, version = graph_format(params), version_in(params)
         found = await existing_workflow(self.workflows, call, version)
         return graph_response(found.definition, form)
 
     async def delete(self, call: TenantCall) -> Response:
-        name, revs = workflow_name_in(call), if_match(call.request)
-        if not await self.workflows.archive(
-            call.tenant_id, name, call.actor, lambda version: check_rev(revs, version)
-        ):
+        name = workflow_name_in(call)
+        if not await self.workflows.archive(call.tenant_id, name, call.actor, call.check_rev):
             raise no_such_workflow(name)
         return Response(status_code=204)
 
