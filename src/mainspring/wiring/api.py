@@ -23,9 +23,8 @@ from mainspring.api.app import serve
 from mainspring.api.dead_letters.replaying import Replayer
 from mainspring.api.dead_letters.resource import DeadLetterResource
 from mainspring.api.dead_letters.routes import dead_letter_routes
-from mainspring.api.http.auth import Authenticator
+from mainspring.api.http.auth import Authenticator, KeyActivity
 from mainspring.api.http.idempotency import Idempotency
-from mainspring.api.http.key_activity import KeyActivity
 from mainspring.api.http.middleware import RequestMiddleware
 from mainspring.api.http.operations import Operation
 from mainspring.api.http.rate_limits import RateLimits
@@ -38,9 +37,7 @@ from mainspring.api.schedules.changes import ScheduleChangeResource
 from mainspring.api.schedules.reading import ScheduleReading
 from mainspring.api.schedules.routes import schedule_routes
 from mainspring.api.schedules.validation import ScheduleValidator
-from mainspring.api.tasks.bulk import TaskBulk
-from mainspring.api.tasks.changes import TaskChangeResource
-from mainspring.api.tasks.completion import Completion
+from mainspring.api.tasks.changes import Completion, TaskBulk, TaskChangeResource
 from mainspring.api.tasks.creation import TaskCreation
 from mainspring.api.tasks.effects import EffectLog
 from mainspring.api.tasks.explaining import TaskExplanation

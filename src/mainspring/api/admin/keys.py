@@ -7,10 +7,9 @@ from random import Random
 
 from starlette.responses import Response
 
-from mainspring.api.http.auth import tenant_gone
-from mainspring.api.http.bodies import json_response
+from mainspring.api.http.auth import KeyActivity, tenant_gone
+from mainspring.api.http.bodies import json_response, secret_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.key_activity import KeyActivity
 from mainspring.api.http.operations import TenantCall, missing
 from mainspring.api.http.parameters import page_query
 from mainspring.api.http.problems import raise_if
@@ -24,7 +23,6 @@ from mainspring.store.keys import Expiry, KeyRing, StoredKey
 from mainspring.wire.admin import KeyIn, KeyOut, KeyPage, NewKeyOut, RotationIn
 
 _SHAPE_OF_IDS = re.compile(r"[0-9A-Za-z_-]{1,64}")
-_SECRET_HEADERS = {"Cache-Control": "no-store"}
 _no_such_key = missing("key")
 
 LONGEST_LIFE = 100 * 366 * 86400.0
@@ -124,7 +122,7 @@ def key_out(key: StoredKey) -> KeyOut:
 
 def _shown_once(key: StoredKey, text: apikey.KeyText) -> Response:
     body = view(NewKeyOut, key, api_key=text.secret)
-    return json_response(body, 201, {**_SECRET_HEADERS, "Location": f"/v1/keys/{key.id}"})
+    return secret_response(body, f"/v1/keys/{key.id}")
 
 
 def _seconds(given: float | str, pointer: str, most: float, problems: list[Problem]) -> float:

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from starlette.responses import Response
 
-from mainspring.api.http.bodies import json_response
+from mainspring.api.http.bodies import json_response, secret_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall, missing
 from mainspring.api.views import view
@@ -17,7 +17,6 @@ from mainspring.execution import signing
 from mainspring.store.secrets import NewSecret, SecretStore, StoredSecret, Successor
 from mainspring.wire import webhooks as wire
 
-_SECRET_HEADERS = {"Cache-Control": "no-store"}
 _no_such_secret = missing("secret")
 
 
@@ -37,7 +36,7 @@ class SecretResource:
         key = _parsed(wanted.secret) if wanted.secret else _generated(wanted.kind)
 
         def answer(made: StoredSecret) -> Response:
-            return json_response(_shown_once(made, key), 201, _SECRET_HEADERS)
+            return secret_response(_shown_once(made, key))
 
         new = _new(key, wanted.name)
         made = await self.store.add(call.tenant_id, new, call.actor, call.remember(answer))
@@ -57,8 +56,7 @@ class SecretResource:
             )
 
         def answer(both: Successor) -> Response:
-            shown = wire.RotatedOut(_shown_once(both[0], key), _shown(both[1]))
-            return json_response(shown, 201, _SECRET_HEADERS)
+            return secret_response(wire.RotatedOut(_shown_once(both[0], key), _shown(both[1])))
 
         done = await self.store.rotate(
             call.tenant_id,

@@ -6,10 +6,9 @@ from random import Random
 from msgspec import UNSET
 from starlette.responses import Response
 
-from mainspring.api.http.auth import tenant_gone
-from mainspring.api.http.bodies import json_response
+from mainspring.api.http.auth import KeyActivity, tenant_gone
+from mainspring.api.http.bodies import json_response, secret_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.key_activity import KeyActivity
 from mainspring.api.http.operations import OperatorCall, TenantCall
 from mainspring.api.http.parameters import page_query
 from mainspring.api.views import view
@@ -117,8 +116,7 @@ def _tenant_out(tenant: StoredTenant) -> wire.TenantOut:
 
 def _shown_once(tenant: StoredTenant, key: apikey.KeyText) -> Response:
     body = view(wire.NewTenantOut, tenant, api_key=key.secret)
-    headers = {"Cache-Control": "no-store", "Location": f"/v1/tenants/{tenant.id}"}
-    return json_response(body, 201, headers)
+    return secret_response(body, f"/v1/tenants/{tenant.id}")
 
 
 def _shown(call: OperatorCall, tenant: StoredTenant | None) -> Response:

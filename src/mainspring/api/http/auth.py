@@ -1,12 +1,15 @@
 """Authentication by bearer keys, cached for seconds so that not every request asks the store."""
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from mainspring.api.http.key_activity import KeyActivity
+import structlog
+
 from mainspring.clock import monotonic
 from mainspring.domain.apikey import is_mistyped
 from mainspring.domain.tenant import ApiKey
-from mainspring.errors import Forbidden, Unauthenticated
+from mainspring.errors import Forbidden, StoreUnavailable, Unauthenticated
 from mainspring.store.keys import KeyStore, hash_secret
 
 _KNOWN_FOR = 4.0
@@ -15,6 +18,48 @@ under it."""
 _UNKNOWN_FOR = 1.0
 _MOST_REMEMBERED = 10_000
 _LONGEST_SECRET = 512
+_WRITE_EVERY = 60.0
+
+_log = structlog.get_logger()
+
+
+class KeyActivity:
+    """Last uses in memory, which a loop in the background writes to the database."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, float] = {}
+        self._listeners: list[Callable[[str], None]] = []
+
+    def note(self, key_id: str, now: float) -> None:
+        """Remember that a key was used."""
+        self._used[key_id] = now
+
+    def when_ended(self, listener: Callable[[str], None]) -> None:
+        """Call this with the id of every key that is revoked through this node."""
+        self._listeners.append(listener)
+
+    def ended(self, key_id: str) -> None:
+        """Forget a key that was revoked through this node; other nodes do so within seconds."""
+        for listener in self._listeners:
+            listener(key_id)
+
+    async def write(self, keys: KeyStore) -> None:
+        """Write the last uses; what cannot be written now is kept for the next time."""
+        used, self._used = self._used, {}
+        if not used:
+            return
+        now = monotonic()
+        try:
+            await keys.touch({key_id: max(0.0, now - at) for key_id, at in used.items()})
+        except StoreUnavailable as problem:
+            self._used = used | self._used
+            _log.warning("last uses of keys wait", action="keys.untouched", problem=str(problem))
+
+    async def keep_writing(self, keys: KeyStore) -> None:
+        """Write once a minute, so that no key's row is rewritten more often than that."""
+        while True:
+            await asyncio.sleep(_WRITE_EVERY)
+            await self.write(keys)
 
 
 @dataclass(frozen=True, slots=True)

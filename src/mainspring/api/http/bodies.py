@@ -43,6 +43,14 @@ def json_response(
     return raw_json(_encode(body), status, headers)
 
 
+def secret_response(body: object, location: str | None = None) -> Response:
+    """The answer 201 with a secret, which is shown this once and stored nowhere on the way."""
+    headers = {"Cache-Control": "no-store"}
+    if location is not None:
+        headers["Location"] = location
+    return json_response(body, 201, headers)
+
+
 def raw_json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return RawJsonResponse(body, status, headers)
 

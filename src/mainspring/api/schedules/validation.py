@@ -22,7 +22,7 @@ from mainspring.store.schedule.calendars import CalendarStore
 from mainspring.store.schedule.schedules import Template
 from mainspring.store.workflow.workflows import WorkflowStore
 from mainspring.wire.schedules import WINDOWS, DstIn, MisfireIn, SchedulePatch, TemplateIn, TimingIn
-from mainspring.wire.tasks import DAY, JITTERS, HandlerTarget, RetryIn, TaskIn
+from mainspring.wire.tasks import DAY, JITTERS, HandlerTarget, RetryIn
 
 _KINDS = ("cron", "interval", "rrule")
 _NO_KIND = "one of cron, interval and rrule is needed"
@@ -85,14 +85,7 @@ class ScheduleValidator:
         self, wanted: TemplateIn, definition: ScheduleDefinition | None, problems: list[Problem]
     ) -> Template:
         """The task to make, compiled once for all occurrences."""
-        task = TaskIn(
-            target=wanted.target,
-            timeout=wanted.timeout,
-            sla=wanted.sla,
-            retry=wanted.retry,
-            requires=wanted.requires,
-        )
-        spec = self.tasks.compile(task)
+        spec = self.tasks.compile_timeless(wanted, wanted.target)
         payload = bytes(wanted.payload)
         found = [*spec.problems, *payload_problems(payload, self.max_payload)]
         problems += [p.at("/task" + p.pointer) for p in found]

@@ -1,4 +1,4 @@
-"""Changing tasks: edit, cancel, pause, resume, run now, delete.
+"""Changing tasks: edit, cancel, pause, resume, run now, delete; cancel many; report an outcome.
 
 Every change is decided on the locked row, by the rules of `domain.transitions`.
 """
@@ -7,22 +7,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
-from mainspring.api.http.decoding import decode_patch, readable_as
+from mainspring.api.http.bodies import json_response
+from mainspring.api.http.decoding import decode_as, decode_patch, readable_as
 from mainspring.api.http.operations import TenantCall, no_such_task
 from mainspring.api.ports import NodePort
+from mainspring.api.tasks.filters import task_filter
 from mainspring.api.tasks.patching import TaskPatcher
 from mainspring.api.tasks.reading import existing_task, task_response
 from mainspring.api.views import instant, instant_or_none
 from mainspring.clock import Clock
 from mainspring.domain import transitions
+from mainspring.domain.execution import Outcome, Report, TaskError
 from mainspring.domain.task import TaskState
 from mainspring.domain.transitions import Move, TaskStanding
-from mainspring.errors import Problem, RequestError, StoreUnavailable
+from mainspring.errors import Conflict, Problem, RequestError, StoreUnavailable
 from mainspring.store.tasks import LockedTask, StoredTask, TaskChange, TaskStore
-from mainspring.wire.tasks import TaskPatch
+from mainspring.wire.dead_letters import CancelIn, CancelledOut
+from mainspring.wire.tasks import CompleteIn, TaskPatch
+from mainspring.workflows.bulk_cancel import BulkChanges, CancelCounts
 
 Rule = Callable[[TaskStanding], Move | None]
 
@@ -136,6 +142,59 @@ class TaskChangeResource:
         return decided, task
 
 
+@dataclass(frozen=True, slots=True)
+class TaskBulk:
+    """POST /v1/tasks/cancel."""
+
+    bulk: BulkChanges
+    node: NodePort
+
+    async def cancel(self, call: TenantCall) -> Response:
+        wanted = decode_as(CancelIn, await call.body())
+        where = task_filter(wanted.filter)
+        if wanted.dry_run or call.dry_run:
+            total = await self.bulk.count_cancellable(call.tenant_id, where)
+        else:
+            total = CancelCounts()
+            async for done in self.bulk.cancel(call.tenant_id, where, call.actor):
+                total += done
+                if done.partitions:
+                    self.node.announce(changed=done.partitions)
+        return json_response(CancelledOut(total.ended, total.asked))
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Records the outcome under the fence, on any node."""
+
+    tasks: TaskStore
+    node: NodePort
+    clock: Clock
+
+    async def complete(self, call: TenantCall) -> Response:
+        sent = decode_as(CompleteIn, await call.body(), _payloads)
+        running = await self.tasks.running(call.tenant_id, call.task_id)
+        if running is None:
+            await existing_task(self.tasks, call)
+            raise Conflict("the task is not running: it ended, or waits for its next execution")
+        if running.spec.target.type != "http":
+            raise no_such_task(call.task_id)
+        if running.fence != sent.fence:
+            raise Conflict("there is a newer execution: the outcome of this one does not count")
+        outcome = Outcome.SUCCEEDED if sent.status == "succeeded" else Outcome.FAILED
+        error = None
+        if outcome is Outcome.FAILED:
+            error = TaskError("failed", sent.error or "the receiver reported a failure")
+        result = bytes(sent.result) or None
+        report = Report(
+            running, outcome, running.picked, self.clock.now(), result, error, sent.retryable,
+            status_code=202,
+        )  # fmt: skip
+        if not await self.node.conclude(report):
+            raise Conflict("the execution has just ended: another outcome was recorded")
+        return task_response(await existing_task(self.tasks, call))
+
+
 def _standing(task: LockedTask | StoredTask) -> TaskStanding:
     return TaskStanding(
         TaskState(task.state),
@@ -170,3 +229,7 @@ def _as_changed(task: StoredTask, change: TaskChange) -> StoredTask:
         spec=change.spec,
         payload=change.payload,
     )
+
+
+def _payloads(sent: CompleteIn) -> list[msgspec.Raw]:
+    return [sent.result] if bytes(sent.result) else []

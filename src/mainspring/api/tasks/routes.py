@@ -5,9 +5,7 @@ from uuid import UUID
 from mainspring.api.http.operations import TenantOperation
 from mainspring.api.openapi import operation as docs
 from mainspring.api.routes import Routes, Tag, created, created_unplaced, links_by, ok
-from mainspring.api.tasks.bulk import TaskBulk
-from mainspring.api.tasks.changes import TaskChangeResource
-from mainspring.api.tasks.completion import Completion
+from mainspring.api.tasks.changes import Completion, TaskBulk, TaskChangeResource
 from mainspring.api.tasks.creation import TaskCreation
 from mainspring.api.tasks.effects import EffectLog
 from mainspring.api.tasks.explaining import TaskExplanation

@@ -40,6 +40,7 @@ from mainspring.wire.tasks import (
     RetryIn,
     TargetIn,
     TaskIn,
+    TimelessTask,
 )
 
 EXPIRES_EARLY = "is not after the time the task is due"
@@ -176,6 +177,21 @@ class TaskValidator:
                     self._specs.clear()
                 self._specs[key] = found
         return found
+
+    def compile_timeless(
+        self, task: TimelessTask, target: TargetIn, jitter: Delay = 0.0
+    ) -> CompiledSpec:
+        """The spec of a task that a schedule or a workflow makes, for this target."""
+        return self.compile(
+            TaskIn(
+                target=target,
+                timeout=task.timeout,
+                sla=task.sla,
+                jitter=jitter,
+                retry=task.retry,
+                requires=task.requires,
+            )
+        )
 
     def target(self, target: TargetIn) -> Target:
         """A target as it is stored, its secrets sealed."""

@@ -16,7 +16,7 @@ from mainspring.domain.workflow.checks import Use, graph_problems, with_implied_
 from mainspring.domain.workflow.definition import MOST_STEPS, Step, TaskTemplate, WorkflowDefinition
 from mainspring.domain.workflow.reference import BadReference, Reference, parts, references, whole
 from mainspring.errors import InvalidRequest, Problem, refusal
-from mainspring.wire.tasks import CommandTarget, Delay, HttpTarget, TaskIn
+from mainspring.wire.tasks import CommandTarget, Delay, HttpTarget
 from mainspring.wire.workflows import StepIn, WorkflowBody
 
 _STEPS_PER_TURN = 50
@@ -177,16 +177,7 @@ class WorkflowValidator:
         if isinstance(target, HttpTarget) and "{{" in target.url:
             url = target.url
             target = msgspec.structs.replace(target, url=_sample(url))
-        compiled = self.tasks.compile(
-            TaskIn(
-                target=target,
-                timeout=wanted.timeout,
-                sla=wanted.sla,
-                jitter=wanted.jitter,
-                retry=wanted.retry,
-                requires=wanted.requires,
-            )
-        )
+        compiled = self.tasks.compile_timeless(wanted, target, wanted.jitter)
         for problem in compiled.problems:
             findings.complain(problem.pointer, problem.detail)
         if url is None:
