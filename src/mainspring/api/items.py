@@ -6,12 +6,20 @@ from typing import TypeVar
 from starlette.responses import Response
 
 from mainspring.api.http.bodies import json_response
-from mainspring.api.http.operations import Missing, TenantCall
+from mainspring.api.http.operations import Missing, TenantCall, missing
 
 T = TypeVar("T")
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}", re.ASCII)
 """Names of items that are found by name."""
+
+no_such_calendar = missing("calendar")
+no_such_dead_letter = missing("dead letter")
+no_such_key = missing("key")
+no_such_run = missing("run")
+no_such_schedule = missing("schedule")
+no_such_secret = missing("secret")
+no_such_workflow = missing("workflow")
 
 
 def existing(item: T | None, missing: Missing, id: object) -> T:

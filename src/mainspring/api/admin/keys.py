@@ -10,10 +10,10 @@ from starlette.responses import Response
 from mainspring.api.http.auth import KeyActivity, tenant_gone
 from mainspring.api.http.bodies import json_response, secret_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.operations import TenantCall, missing
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import page_query
 from mainspring.api.http.problems import raise_if
-from mainspring.api.items import existing
+from mainspring.api.items import existing, no_such_key
 from mainspring.api.views import view
 from mainspring.clock import Clock
 from mainspring.domain import apikey
@@ -23,8 +23,6 @@ from mainspring.store.keys import Expiry, KeyRing, StoredKey
 from mainspring.wire.admin import KeyIn, KeyOut, KeyPage, NewKeyOut, RotationIn
 
 _SHAPE_OF_IDS = re.compile(r"[0-9A-Za-z_-]{1,64}")
-_no_such_key = missing("key")
-
 LONGEST_LIFE = 100 * 366 * 86400.0
 LONGEST_GRACE = 30 * 86400.0
 
@@ -69,7 +67,7 @@ class KeyResource:
     async def revoke(self, call: TenantCall) -> Response:
         key_id = _id_in(call)
         if not await self.ring.revoke(call.tenant_id, key_id, call.actor):
-            raise _no_such_key(key_id)
+            raise no_such_key(key_id)
         self.activity.ended(key_id)
         return Response(status_code=204)
 
@@ -96,7 +94,7 @@ class KeyResource:
         return _shown_once(made, text)
 
     async def _existing(self, tenant_id: int, key_id: str) -> StoredKey:
-        return existing(await self.ring.get(tenant_id, key_id), _no_such_key, key_id)
+        return existing(await self.ring.get(tenant_id, key_id), no_such_key, key_id)
 
     def _expiry(
         self, at: datetime | None, after: float | str | None, problems: list[Problem] | None = None
@@ -146,5 +144,5 @@ def _id_in(call: TenantCall) -> str:
     """The id in the path; what is not an id cannot be found."""
     text: str = call.request.path_params["id"]
     if _SHAPE_OF_IDS.fullmatch(text) is None:
-        raise _no_such_key(text)
+        raise no_such_key(text)
     return text

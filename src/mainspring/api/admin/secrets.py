@@ -9,15 +9,14 @@ from starlette.responses import Response
 
 from mainspring.api.http.bodies import json_response, secret_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.operations import TenantCall, missing
+from mainspring.api.http.operations import TenantCall
+from mainspring.api.items import no_such_secret
 from mainspring.api.views import view
 from mainspring.domain.webhook import KeyKind, SigningKey
 from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.execution import signing
 from mainspring.store.secrets import NewSecret, SecretStore, StoredSecret, Successor
 from mainspring.wire import webhooks as wire
-
-_no_such_secret = missing("secret")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +71,18 @@ class SecretResource:
         return answer(done)
 
     async def delete(self, call: TenantCall) -> Response:
-        secret_id = call.id_or(_no_such_secret)
+        secret_id = call.id_or(no_such_secret)
         if not await self.store.delete(call.tenant_id, secret_id, call.actor):
-            raise _no_such_secret(secret_id)
+            raise no_such_secret(secret_id)
         self.changed(call.tenant_id)
         return Response(status_code=204)
 
     async def _existing(self, call: TenantCall) -> StoredSecret:
-        wanted = call.id_or(_no_such_secret)
+        wanted = call.id_or(no_such_secret)
         for secret in await self.store.list(call.tenant_id):
             if secret.id == wanted:
                 return secret
-        raise _no_such_secret(wanted)
+        raise no_such_secret(wanted)
 
 
 def _parsed(text: str) -> SigningKey:

@@ -11,17 +11,15 @@ from mainspring.api.dead_letters.filters import dead_letter_filter, dead_letter_
 from mainspring.api.dead_letters.replaying import Replayer
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.operations import TenantCall, missing
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import next_cursor
-from mainspring.api.items import existing, item_response
+from mainspring.api.items import existing, item_response, no_such_dead_letter
 from mainspring.api.tasks.views import new_task_out, task_out
 from mainspring.api.views import view
 from mainspring.errors import Conflict
 from mainspring.store.dead_letters import DeadLetterStore, StoredLetter
 from mainspring.store.tasks import TaskStore
 from mainspring.wire import dead_letters as wire
-
-_no_such_dead_letter = missing("dead letter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +48,9 @@ class DeadLetterResource:
 
     async def replay(self, call: TenantCall) -> Response:
         """Return 201 with the new task; a repeated request gets the same task, with 200."""
-        dead_id = call.id_or(_no_such_dead_letter)
+        dead_id = call.id_or(no_such_dead_letter)
         done = await self.replayer.one(call.tenant_id, dead_id, call.actor)
-        replay = existing(done, _no_such_dead_letter, dead_id)
+        replay = existing(done, no_such_dead_letter, dead_id)
         location = f"/v1/tasks/{replay.task_id}"
         if replay.task is not None:
             return item_response(new_task_out(replay.task), 1, 201, location)
@@ -71,22 +69,22 @@ class DeadLetterResource:
         return json_response(done)
 
     async def archive(self, call: TenantCall) -> Response:
-        await self.store.archive(call.tenant_id, call.id_or(_no_such_dead_letter), call.actor)
+        await self.store.archive(call.tenant_id, call.id_or(no_such_dead_letter), call.actor)
         letter = await self._existing(call)
         if letter.resolution == "replayed":
             raise Conflict(f"it was replayed as {letter.replayed_as}: there is nothing to archive")
         return json_response(_dead_letter_out(letter))
 
     async def delete(self, call: TenantCall) -> Response:
-        task_id = call.id_or(_no_such_dead_letter)
+        task_id = call.id_or(no_such_dead_letter)
         if not await self.store.purge(call.tenant_id, task_id, call.actor):
-            raise _no_such_dead_letter(task_id)
+            raise no_such_dead_letter(task_id)
         return Response(status_code=204)
 
     async def _existing(self, call: TenantCall) -> StoredLetter:
-        task_id = call.id_or(_no_such_dead_letter)
+        task_id = call.id_or(no_such_dead_letter)
         found = await self.store.get(call.tenant_id, task_id)
-        return existing(found, _no_such_dead_letter, task_id)
+        return existing(found, no_such_dead_letter, task_id)
 
 
 def _attempt_out(attempt: dict[str, Any]) -> wire.AttemptOut:

@@ -17,10 +17,10 @@ from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as, readable_as
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.problems import raise_if
-from mainspring.api.items import existing, item_response
+from mainspring.api.items import existing, item_response, no_such_schedule
 from mainspring.api.ports import NodePort
 from mainspring.api.schedules import validation
-from mainspring.api.schedules.reading import ScheduleReading, existing_schedule, no_such_schedule
+from mainspring.api.schedules.reading import ScheduleReading, existing_schedule
 from mainspring.api.schedules.views import asked_run, compared, schedule_out
 from mainspring.api.tasks.views import new_task_out
 from mainspring.api.views import instant

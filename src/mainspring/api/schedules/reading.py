@@ -12,7 +12,7 @@ from mainspring import timezones
 from mainspring.api.http import parameters
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.operations import TenantCall, missing
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import (
     Parameters,
     bad_parameter,
@@ -21,7 +21,7 @@ from mainspring.api.http.parameters import (
     page_query,
 )
 from mainspring.api.http.problems import raise_if
-from mainspring.api.items import existing, item_response
+from mainspring.api.items import existing, item_response, no_such_schedule
 from mainspring.api.schedules.validation import ScheduleValidator
 from mainspring.api.schedules.views import occurrence_out, schedule_out, upcoming_out
 from mainspring.api.views import instant
@@ -39,8 +39,6 @@ _MOST_TIMES = 1000
 _SLOW_TIMES = asyncio.Semaphore(2)
 
 T = TypeVar("T")
-
-no_such_schedule = missing("schedule")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from mainspring.api.http.payloads import payload_problems
-from mainspring.api.tasks.validation import TaskValidator, seconds_of, span
+from mainspring.api.tasks.validation import TaskValidator, queueing, seconds_of, span
 from mainspring.api.views import instant_or_none, view
 from mainspring.domain.schedule import cron, rrule
 from mainspring.domain.schedule.definition import ScheduleDefinition, Timetable, timetable
@@ -89,20 +89,10 @@ class ScheduleValidator:
         payload = bytes(wanted.payload)
         found = [*spec.problems, *payload_problems(payload, self.max_payload)]
         problems += [p.at("/task" + p.pointer) for p in found]
-        limit = wanted.concurrency
-        if limit is not None and definition is not None:
+        if wanted.concurrency is not None and definition is not None:
             problems += _key_problems(definition)
-        return Template(
-            msgspec.Raw(spec.encoded),
-            msgspec.Raw(payload),
-            spec.capability,
-            wanted.queue,
-            wanted.priority,
-            wanted.name,
-            wanted.labels or None,
-            limit.key if limit else None,
-            limit.limit if limit else None,
-        )
+        encoded = msgspec.Raw(spec.encoded)
+        return Template(encoded, msgspec.Raw(payload), spec.capability, *queueing(wanted))
 
 
 def wanted_task(

@@ -326,6 +326,15 @@ def requirements_of(requires: RequiresIn | None) -> Requirements | None:
     return Requirements(list(requires.tags), requires.memory_mb, requires.cpu)
 
 
+def queueing(
+    task: TimelessTask,
+) -> tuple[str, int, str | None, dict[str, str] | None, str | None, int | None]:
+    """The queue, priority, name, labels, concurrency key and its limit of a task, as stored."""
+    limit = task.concurrency
+    key = (None, None) if limit is None else (limit.key, limit.limit)
+    return task.queue, task.priority, task.name, task.labels or None, *key
+
+
 def target_problems(target: TargetIn) -> tuple[Problem, ...]:
     """What the shapes alone cannot say about a target."""
     return tuple(http_problems(target)) if isinstance(target, HttpTarget) else ()

@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.operations import TenantCall, missing
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import bad_parameter, limit_in, number, page_query
-from mainspring.api.items import NAME, existing, item_response, name_in
+from mainspring.api.items import NAME, existing, item_response, name_in, no_such_workflow
 from mainspring.api.views import instant, view
 from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.api.workflows.views import graph_response, workflow_out
@@ -21,8 +21,6 @@ from mainspring.store.workflow.workflows import StoredWorkflow, WorkflowStore
 from mainspring.wire import workflows as wire
 
 _LAST_VERSION = 2**31 - 1
-
-no_such_workflow = missing("workflow")
 
 
 @dataclass(frozen=True, slots=True)

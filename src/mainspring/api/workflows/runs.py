@@ -13,11 +13,11 @@ from mainspring import crash
 from mainspring.api.http.auth import tenant_gone
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.operations import TenantCall, missing
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import ListQuery, Parameters, flag, next_cursor
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.http.problems import raise_if
-from mainspring.api.items import existing, item_response
+from mainspring.api.items import existing, item_response, no_such_run
 from mainspring.api.ports import NodePort
 from mainspring.api.workflows.definitions import existing_workflow, graph_format, workflow_name_in
 from mainspring.api.workflows.run_views import run_out, run_summary, states_of
@@ -37,8 +37,6 @@ from mainspring.workflows.runs import WorkflowRunService
 
 _INPUT = msgspec.json.Decoder(dict[str, Raw])
 _encode = msgspec.json.Encoder().encode
-
-no_such_run = missing("run")
 
 
 @dataclass(frozen=True, slots=True)

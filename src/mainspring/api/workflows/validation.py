@@ -8,7 +8,7 @@ import msgspec
 
 from mainspring.api.http.decoding import MOST_PROBLEMS
 from mainspring.api.http.payloads import payload_problems
-from mainspring.api.tasks.validation import CompiledSpec, TaskValidator, seconds_of
+from mainspring.api.tasks.validation import CompiledSpec, TaskValidator, queueing, seconds_of
 from mainspring.domain.schedule.template import has_placeholders, rewrite
 from mainspring.domain.task import TaskSpec
 from mainspring.domain.workflow import condition
@@ -155,17 +155,11 @@ class WorkflowValidator:
         for pointer, text in _texts(wanted):
             findings.text(pointer, text)
         spec = self._spec(wanted, findings)
-        limit = wanted.concurrency
         return TaskTemplate(
             spec.encoded.decode(),
             payload.decode(),
             spec.capability,
-            wanted.queue,
-            wanted.priority,
-            wanted.name,
-            wanted.labels or None,
-            limit.key if limit else None,
-            limit.limit if limit else None,
+            *queueing(wanted),
             spec.jitter,
             findings.dynamic,
         )
