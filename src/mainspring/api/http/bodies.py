@@ -7,7 +7,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message
 
-_encode = msgspec.json.Encoder().encode
+encode_json = msgspec.json.Encoder().encode
 
 
 async def read_body(request: Request) -> bytes:
@@ -40,7 +40,7 @@ def with_body(request: Request, body: bytes) -> Request:
 def json_response(
     body: object, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    return raw_json(_encode(body), status, headers)
+    return raw_json(encode_json(body), status, headers)
 
 
 def secret_response(body: object, location: str | None = None) -> Response:

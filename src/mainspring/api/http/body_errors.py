@@ -19,13 +19,14 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import NODEFAULT, Raw, Struct
 
+from mainspring.api.http.bodies import encode_json
+from mainspring.api.http.problems import below
 from mainspring.errors import Problem
 
 S = TypeVar("S", bound=Struct)
 
 Locate = Callable[[msgspec.ValidationError, str], Problem]
 
-_encode = msgspec.json.Encoder().encode
 # What msgspec says of words and tags that are not among those allowed.
 _NONE_OF = ("Invalid enum value", "Invalid value")
 _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
@@ -127,7 +128,7 @@ class _Shape:
                 for name, part in value.items():
                     error = _error(self._mapping, {name: part})
                     if error is not None:
-                        yield Problem(_below(at, name), locate(error, at).detail)
+                        yield Problem(below(at, name[:100]), locate(error, at).detail)
 
     def with_integers(self, text: Raw, budget: "_Budget") -> Raw:
         """A value with its integers written like integers, in parts where it does not fit whole.
@@ -143,7 +144,7 @@ class _Shape:
                 for field in _fields_of(struct) if struct else ():
                     if field.name in members:
                         members[field.name] = field.shape.with_integers(members[field.name], budget)
-                return Raw(_encode(members))
+                return Raw(encode_json(members))
             case b"[" if self._element is not None:
                 items, element = _ITEMS.decode(text), self._element
                 for index, item in enumerate(items):
@@ -151,7 +152,7 @@ class _Shape:
                         items[index] = element.with_integers(item, budget)
                         if not element._fits(items[index]):
                             break
-                return Raw(_encode(items))
+                return Raw(encode_json(items))
             case _:
                 whole = _whole(text)
                 return text if whole is None or not self._fits(whole) else whole
@@ -234,21 +235,21 @@ def _in_struct(
     config, fields = struct.__struct_config__, _fields_of(struct)
     for field in fields:
         if field.name in value:
-            yield from field.shape.problems(value[field.name], _below(at, field.name), locate)
+            yield from field.shape.problems(value[field.name], below(at, field.name), locate)
         elif field.required:
             yield Problem(at, f"Object missing required field `{field.name}`")
     if config.forbid_unknown_fields:
         known = {config.tag_field, *(field.name for field in fields)}
         for name in value:
             if name not in known:
-                yield Problem(_below(at, name), "is not a field that is known here")
+                yield Problem(below(at, name[:100]), "is not a field that is known here")
 
 
 def _error(
     decoder: "msgspec.json.Decoder[object]", value: object
 ) -> msgspec.ValidationError | None:
     try:
-        decoder.decode(_encode(value))
+        decoder.decode(encode_json(value))
     except msgspec.ValidationError as error:
         return error
     return None
@@ -296,7 +297,3 @@ def _members(kind: Any) -> Iterator[Any]:
             yield from _members(member)
     else:
         yield kind
-
-
-def _below(at: str, name: str) -> str:
-    return f"{at}/{name[:100].replace('~', '~0').replace('/', '~1')}"

@@ -13,6 +13,7 @@ from msgspec import UnsetType
 
 from mainspring.api.http.body_errors import all_problems, readable, with_integers
 from mainspring.api.http.duplicate_names import DuplicateNameError, check_unique_names, without
+from mainspring.api.http.problems import below
 from mainspring.errors import InvalidRequest, MalformedRequest, Problem, RequestError
 from mainspring.wire.patterns import in_words
 from mainspring.wire.tasks import TIME_FORM, BatchIn, HandlerTarget, RawBatchIn, TaskIn, TaskPatch
@@ -167,7 +168,7 @@ def pointer_of(path: str) -> str:
     steps = (match["name"] or match["index"] for match in _STEP.finditer(path))
     # A key of a mapping is not named: the pointer then ends at the mapping.
     known = [step for step in steps if step != "..."]
-    return "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in known)
+    return "".join(below("", step) for step in known)
 
 
 def _decode(

@@ -120,16 +120,13 @@ def key_in(request: Request) -> str | None:
         return None
     key = given[0]
     if len(given) > 1:
-        raise InvalidRequest(
-            f"the header {HEADER} is not valid",
-            [Problem(f"/headers/{HEADER}", "is given more than once")],
-        )
-    if not 1 <= len(key) <= 255 or not (key.isascii() and key.isprintable()):
-        raise InvalidRequest(
-            f"the header {HEADER} is not valid",
-            [Problem(f"/headers/{HEADER}", "1 to 255 printable ASCII characters are allowed")],
-        )
-    return key
+        wrong = "is given more than once"
+    elif not 1 <= len(key) <= 255 or not (key.isascii() and key.isprintable()):
+        wrong = "1 to 255 printable ASCII characters are allowed"
+    else:
+        return key
+    problem = Problem(f"/headers/{HEADER}", wrong)
+    raise InvalidRequest(f"the header {HEADER} is not valid", [problem])
 
 
 def hash_of(request: Request, body: bytes, secret: str | None = None) -> bytes:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import get_origin
 from urllib.parse import parse_qsl
 
+from mainspring.api.http.problems import below
 from mainspring.api.openapi.operation import JSON, Doc
 from mainspring.errors import InvalidRequest, NotAcceptable, Problem, UnsupportedMediaType
 
@@ -67,15 +68,13 @@ class RequestRules:
         problems = []
         for name, count in Counter(name for name, _value in pairs).items():
             if name not in self._known:
-                problems.append(Problem(_pointer(name), "is not a parameter of this operation"))
+                problems.append(
+                    Problem(below("/query", name), "is not a parameter of this operation")
+                )
             elif count > 1 and name not in self._repeatable:
-                problems.append(Problem(_pointer(name), "is given more than once"))
+                problems.append(Problem(below("/query", name), "is given more than once"))
         if problems:
             raise InvalidRequest("some query parameters do not make sense", problems)
-
-
-def _pointer(name: str) -> str:
-    return "/query/" + name[:100].replace("~", "~0").replace("/", "~1")
 
 
 @lru_cache(256)

@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
@@ -174,36 +174,17 @@ def page_query(
     return query
 
 
-def limit_in(params: QueryParams) -> int:
-    """The most items that the caller wants on a page."""
+def read_one(params: QueryParams, read: Callable[[Parameters], F]) -> F:
+    """Read one parameter; raise when it is wrong."""
     given = Parameters(params)
-    limit = given.limit()
-    given.check()
-    return limit
-
-
-def number(params: QueryParams, name: str, most: int) -> int | None:
-    """A parameter that is a number from 1 on."""
-    given = Parameters(params)
-    value = given.number(name, most)
-    given.check()
-    return value
-
-
-def instant(params: QueryParams, name: str) -> datetime | None:
-    """A parameter that is a time."""
-    given = Parameters(params)
-    value = given.instant(name)
+    value = read(given)
     given.check()
     return value
 
 
 def flag(params: QueryParams, name: str) -> bool:
     """A parameter that is true or false; absent means false."""
-    given = Parameters(params)
-    value = given.flag(name)
-    given.check()
-    return value
+    return read_one(params, lambda given: given.flag(name))
 
 
 def bad_parameter(name: str, detail: str) -> InvalidRequest:

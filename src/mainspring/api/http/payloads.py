@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from mainspring.api.http.bodies import encode_json
 from mainspring.api.http.duplicate_names import DuplicateNameError, refuse_duplicates
 from mainspring.errors import Oversize, Problem
 
@@ -19,7 +20,6 @@ _ESCAPES = re.compile(rb"\\(?:u0000|.)", re.DOTALL)
 _TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _decode = msgspec.json.Decoder().decode
-_encode = msgspec.json.Encoder().encode
 
 
 def payload_problems(payload: bytes, most_bytes: int) -> Sequence[Problem]:
@@ -71,7 +71,7 @@ def _ambiguity(payload: bytes, value: object) -> str | None:
     """Of a name that is given twice one is lost when the value is written anew, and a colon with
     it. Where as many are left nothing was lost; else the slow way decides."""
     colons = payload.count(b":")
-    if colons < 2 or colons == _encode(value).count(b":"):
+    if colons < 2 or colons == encode_json(value).count(b":"):
         return None
     try:
         refuse_duplicates(payload)

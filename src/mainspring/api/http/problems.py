@@ -7,6 +7,7 @@ import structlog
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from mainspring.api.http.bodies import encode_json
 from mainspring.errors import (
     Busy,
     Crowded,
@@ -24,7 +25,6 @@ MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:mainspring:problem:"
 
 _log = structlog.get_logger()
-_encode = msgspec.json.Encoder().encode
 _HTTP_CODES = {404: "not-found", 405: "method-not-allowed"}
 _HTTP_TITLES = {404: "Not found", 405: "This resource does not know the method"}
 UNAVAILABLE = "The database cannot be reached"
@@ -59,7 +59,7 @@ def answer_to(error: Exception, *, path: str, request_id: str) -> Response:
     ) -> Response:
         kind = TYPE_PREFIX + code
         document = ProblemDocument(kind, title, status, detail, path, request_id, errors)
-        return Response(_encode(document), status, dict(headers or {}), MEDIA_TYPE)
+        return Response(encode_json(document), status, dict(headers or {}), MEDIA_TYPE)
 
     match error:
         case RequestError(code=code, title=title, status=status, detail=detail):
@@ -78,6 +78,11 @@ def answer_to(error: Exception, *, path: str, request_id: str) -> Response:
             log.error("a request failed", action="request.failed", exc_info=error)
             detail = "The log has the details under this request_id."
             return respond("internal", "Something went wrong on our side", 500, detail)
+
+
+def below(pointer: str, name: str) -> str:
+    """Return the JSON pointer of the member with this name."""
+    return f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}"
 
 
 def raise_if(problems: Sequence[Problem], detail: str = "some values do not make sense") -> None:

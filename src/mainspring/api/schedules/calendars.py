@@ -7,7 +7,7 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
-from mainspring.api.http.parameters import bad_parameter, limit_in
+from mainspring.api.http.parameters import Parameters, bad_parameter, read_one
 from mainspring.api.items import NAME, existing, item_response, name_in, no_such_calendar
 from mainspring.api.views import view
 from mainspring.errors import Conflict
@@ -31,7 +31,7 @@ class CalendarResource:
         return _created(made)
 
     async def page(self, call: TenantCall) -> Response:
-        limit = limit_in(call.query)
+        limit = read_one(call.query, Parameters.limit)
         after = _decode(call.query.get("cursor"))
         found = await self.calendars.page(call.tenant_id, after=after, limit=limit)
         cursor = _encode(found[-1].name) if len(found) == limit else None

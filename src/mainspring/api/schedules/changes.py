@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
-from mainspring.api.http.bodies import json_response
+from mainspring.api.http.bodies import encode_json, json_response
 from mainspring.api.http.decoding import decode_as, readable_as
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.problems import raise_if
@@ -36,7 +36,6 @@ from mainspring.store.creation import window_row
 from mainspring.store.schedule.schedules import StoredSchedule, Template
 from mainspring.wire import schedules as wire
 
-_encode = msgspec.json.Encoder().encode
 MOST_BACKFILLED = 10_000
 _BACKFILL_TIMEOUT = 5.0
 
@@ -70,13 +69,11 @@ class ScheduleChangeResource:
         if call.dry_run:
             moment = instant(now)
             unsaved = StoredSchedule(
-                call.tenant_id, schedule_id, 1, 1, 0, "active", wanted.name, _encode(definition),
-                _encode(wanted.template), moment, moment, now, following, None, 0,
-                list(wanted.checked.holidays), now,
+                call.tenant_id, schedule_id, 1, 1, 0, "active", wanted.name,
+                encode_json(definition), encode_json(wanted.template), moment, moment,
+                now, following, None, 0, list(wanted.checked.holidays), now,
             )  # fmt: skip
-            shown = schedule_out(unsaved, self.config.overdue_after)
-            shown.fire_times = compared(None, table, now)
-            return json_response(shown)
+            return self._previewed(unsaved, None, table, now)
         made = await self.schedules.create(
             call.tenant_id,
             schedule_id,
@@ -101,7 +98,7 @@ class ScheduleChangeResource:
     async def replace(self, call: TenantCall) -> Response:
         old = await existing_schedule(self.schedules, call)
         call.check_rev(old.edition)
-        return await self._become(call, old, await self._whole(call, self.clock.now(), old))
+        return await self._replace(call, old, await self._whole(call, self.clock.now(), old))
 
     async def edit(self, call: TenantCall) -> Response:
         patch = decode_as(wire.SchedulePatch, await call.body(), _payloads)
@@ -131,7 +128,7 @@ class ScheduleChangeResource:
         raise_if(problems)
         assert checked is not None
         name = old.name if patch.name is UNSET else patch.name
-        return await self._become(call, old, _Wanted(name, checked, template))
+        return await self._replace(call, old, _Wanted(name, checked, template))
 
     async def delete(self, call: TenantCall) -> Response:
         schedule_id = call.id_or(no_such_schedule)
@@ -218,13 +215,10 @@ class ScheduleChangeResource:
             problems += validation.never_fires(checked, now)
         return checked, template
 
-    async def _become(self, call: TenantCall, old: StoredSchedule, wanted: _Wanted) -> Response:
+    async def _replace(self, call: TenantCall, old: StoredSchedule, wanted: _Wanted) -> Response:
         table = wanted.checked.timetable
         if call.dry_run:
-            preview = _previewed(old, wanted)
-            shown = schedule_out(preview, self.config.overdue_after)
-            shown.fire_times = compared(old.timetable, table, old.now)
-            return json_response(shown)
+            return self._previewed(_become(old, wanted), old.timetable, table, old.now)
 
         def change(locked: StoredSchedule) -> ScheduleChange:
             after = max(locked.now - locked.offset, locked.decided_to)
@@ -244,6 +238,14 @@ class ScheduleChangeResource:
             return await self._change(call, change)
         except NameTaken:
             raise _taken(wanted.name) from None
+
+    def _previewed(
+        self, schedule: StoredSchedule, before: Timetable | None, after: Timetable, now: float
+    ) -> Response:
+        """The schedule as it would be, and how its fire times would change."""
+        shown = schedule_out(schedule, self.config.overdue_after)
+        shown.fire_times = compared(before, after, now)
+        return json_response(shown)
 
     async def _change(
         self, call: TenantCall, decide: Callable[[StoredSchedule], ScheduleChange | None]
@@ -318,14 +320,15 @@ def _to_state(
     return change
 
 
-def _previewed(old: StoredSchedule, wanted: _Wanted) -> StoredSchedule:
+def _become(old: StoredSchedule, wanted: _Wanted) -> StoredSchedule:
+    """The schedule as it would read after the change."""
     definition = wanted.checked.definition
     after = max(old.now, old.decided_to)
     return replace(
         old,
         name=wanted.name,
-        definition_bytes=_encode(definition),
-        template_bytes=_encode(wanted.template),
+        definition_bytes=encode_json(definition),
+        template_bytes=encode_json(wanted.template),
         holidays=list(wanted.checked.holidays),
         decided_to=after,
         next=wanted.checked.timetable.next(after),

@@ -9,7 +9,6 @@ from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from mainspring import timezones
-from mainspring.api.http import parameters
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
@@ -17,8 +16,8 @@ from mainspring.api.http.parameters import (
     Parameters,
     bad_parameter,
     next_cursor,
-    number,
     page_query,
+    read_one,
 )
 from mainspring.api.http.problems import raise_if
 from mainspring.api.items import existing, item_response, no_such_schedule
@@ -72,7 +71,7 @@ class ScheduleReading:
         return item_response(shown, schedule.edition)
 
     async def upcoming(self, call: TenantCall) -> Response:
-        most = number(call.query, "n", _MOST_TIMES) or _DEFAULT_TIMES
+        most = _count(call.query)
         schedule = await existing_schedule(self.schedules, call)
         times: list[float] = []
         if schedule.state == "active":
@@ -102,7 +101,7 @@ class ScheduleReading:
         wanted = decode_as(
             wire.PreviewIn, await call.body(), lambda w: [w.task.payload] if w.task else []
         )
-        most = number(call.query, "n", _MOST_TIMES) or _DEFAULT_TIMES
+        most = _count(call.query)
         now = self.clock.now()
         problems: list[Problem] = []
         checked = await self.validator.timing(call.tenant_id, wanted, now, problems)
@@ -147,8 +146,12 @@ async def existing_schedule(schedules: ScheduleService, call: TenantCall) -> Sto
     return existing(found, no_such_schedule, schedule_id)
 
 
+def _count(params: QueryParams) -> int:
+    return read_one(params, lambda given: given.number("n", _MOST_TIMES)) or _DEFAULT_TIMES
+
+
 def _after(params: QueryParams) -> float | None:
-    found = parameters.instant(params, "after")
+    found = read_one(params, lambda given: given.instant("after"))
     if found is not None and not 1970 <= found.year < 9000:
         raise bad_parameter("after", "is out of range: the year is one of 1970 to 8999")
     return None if found is None else found.timestamp()

@@ -3,12 +3,11 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring.api.http.auth import tenant_gone
-from mainspring.api.http.bodies import raw_json
+from mainspring.api.http.bodies import encode_json, raw_json
 from mainspring.api.http.decoding import (
     decode_batch,
     decode_lines,
@@ -27,7 +26,6 @@ from mainspring.errors import RequestError
 from mainspring.store.creation import Creation, Keyed, NewTask
 from mainspring.wire.tasks import Ids
 
-_encode = msgspec.json.Encoder().encode
 _NDJSON = "application/x-ndjson"
 _ID_OPENS = b'{"id":"'
 
@@ -85,7 +83,7 @@ class TaskCreation:
                 rest = readable_tasks(body, most=most, as_lines=as_lines)
                 await self.validator.refuse(error, rest)
             tasks = await self.validator.many(call.tenant_id, wanted)
-            return tasks, _encode(Ids([task.id for task in tasks]))
+            return tasks, encode_json(Ids([task.id for task in tasks]))
 
         return _answer(await self._create(call, body, prepare), {})
 
@@ -97,7 +95,8 @@ class TaskCreation:
             return Answered((await prepare())[1], 200, replayed=False)
         if key is None:
             tasks, answer = await prepare()
-            await self._insert(Creation(call.tenant_id, tasks))
+            if not await self.ingest.create(Creation(call.tenant_id, tasks)):
+                raise tenant_gone()
             return Answered(answer, 201, replayed=False)
         body_hash = hash_of(call.request, body)
         attempt = self._keyed_attempt(call.tenant_id, key, body_hash, prepare)
@@ -114,10 +113,6 @@ class TaskCreation:
             return answer if created else None
 
         return attempt
-
-    async def _insert(self, creation: Creation) -> None:
-        if not await self.ingest.create(creation):
-            raise tenant_gone()
 
 
 def _id_in(answer: bytes) -> str:

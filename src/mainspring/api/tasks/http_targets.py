@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
+from mainspring.api.http.problems import below
 from mainspring.domain.task import SealedHeaders
 from mainspring.domain.urls import url_problem
 from mainspring.errors import Problem
@@ -46,4 +47,4 @@ def _name_problems(pointer: str, headers: Mapping[str, str]) -> Iterator[Problem
             detail = "is given twice"
         seen.add(name.lower())
         if detail:
-            yield Problem(f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}", detail)
+            yield Problem(below(pointer, name), detail)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from mainspring.api.http.bodies import encode_json
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.http.problems import raise_if
 from mainspring.api.tasks.validation import (
@@ -26,8 +26,6 @@ from mainspring.store.tasks import LockedTask, TaskChange
 from mainspring.wire.tasks import JITTERS, SLAS, TIMEOUTS, TargetIn, TaskPatch
 
 T = TypeVar("T")
-
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class TaskPatcher:
             capability=capability_of(spec),
             name=_given(patch.name, task.name),
             labels=_given(patch.labels, task.labels) or None,
-            spec=_encode(spec.stored()),
+            spec=encode_json(spec.stored()),
             payload=task.payload if patch.payload is UNSET else bytes(patch.payload),
         )
         raise_if(problems)

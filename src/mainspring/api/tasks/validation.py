@@ -11,9 +11,9 @@ from datetime import datetime
 from random import Random
 from typing import NoReturn
 
-import msgspec
 from msgspec import Meta
 
+from mainspring.api.http.bodies import encode_json
 from mainspring.api.http.decoding import MOST_PROBLEMS
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.tasks.http_targets import Seal, has_secrets, http_problems, sealed_headers
@@ -51,7 +51,6 @@ _TASKS_PER_TURN = 200
 _LARGE_PAYLOAD = 100_000
 _SMALLEST_CHECKED = 4
 """Shorter than this nothing can be wrong with a payload, `{}` above all."""
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +207,7 @@ class TaskValidator:
             retry_of(task.retry, problems),
             requirements_of(task.requires),
         )
-        encoded = _encode(spec.stored())
+        encoded = encode_json(spec.stored())
         return CompiledSpec(encoded, capability_of(spec), spec.jitter, tuple(problems))
 
     def times(

@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Raw
 
+from mainspring.api.http.bodies import encode_json
 from mainspring.api.views import S, instant, instant_or_none, view
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import Target, TaskSpec
@@ -25,7 +26,6 @@ from mainspring.wire.tasks import (
 )
 
 _decode_spec = msgspec.json.Decoder(TaskSpec).decode
-_encode = msgspec.json.Encoder().encode
 _BEARER = "Authorization"
 _LARGEST_SHARED = 4096
 _decode_any = msgspec.json.Decoder().decode
@@ -74,23 +74,23 @@ def task_view(
 def new_task_json(task: NewTask) -> bytes:
     """`new_task_out` as JSON, from a template where the task is a plain one, as nearly all are."""
     if not _is_plain(task):
-        return _encode(new_task_out(task))
+        return encode_json(new_task_out(task))
     start, named, given, runs, is_due, made, end = _template(task.spec, task.queue, task.priority)
-    run = _encode(instant(task.run))
+    run = encode_json(instant(task.run))
     return b"".join(
         (
             start,
             b'"%b"' % str(task.id).encode("ascii"),
             named,
-            _encode(task.name),
+            encode_json(task.name),
             given,
             task.payload,
             runs,
             run,
             is_due,
-            run if task.due == task.run else _encode(instant(task.due)),
+            run if task.due == task.run else encode_json(instant(task.due)),
             made,
-            run if task.created == task.run else _encode(instant(task.created)),
+            run if task.created == task.run else encode_json(instant(task.created)),
             end,
         )
     )
@@ -112,7 +112,7 @@ def _template(spec: bytes, queue: str, priority: int) -> list[bytes]:
     marks = [token_hex(16).encode("ascii") for _ in range(6)]
     out: Any = new_task_out(_BLANK._replace(spec=spec, queue=queue, priority=priority))
     out.id, out.name, out.payload, out.run_at, out.due_at, out.created_at = map(Raw, marks)
-    text, pieces = _encode(out), []
+    text, pieces = encode_json(out), []
     for mark in marks:
         piece, _, text = text.partition(mark)
         pieces.append(piece)

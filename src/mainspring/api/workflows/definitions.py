@@ -10,7 +10,7 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
-from mainspring.api.http.parameters import bad_parameter, limit_in, number, page_query
+from mainspring.api.http.parameters import Parameters, bad_parameter, page_query, read_one
 from mainspring.api.items import NAME, existing, item_response, name_in, no_such_workflow
 from mainspring.api.views import instant, view
 from mainspring.api.workflows.validation import WorkflowValidator
@@ -53,7 +53,7 @@ class WorkflowResource:
         return _shown(existing(made, no_such_workflow, definition.name))
 
     async def page(self, call: TenantCall) -> Response:
-        limit = limit_in(call.query)
+        limit = read_one(call.query, Parameters.limit)
         after = _cursor(call.query)
         found = await self.workflows.page(call.tenant_id, after=after, limit=limit)
         items = [view(wire.WorkflowSummary, line) for line in found]
@@ -110,7 +110,7 @@ def workflow_name_in(call: TenantCall) -> str:
 
 def version_in(params: QueryParams) -> int | None:
     """The version that a query asks for; None means the latest."""
-    return number(params, "version", _LAST_VERSION)
+    return read_one(params, lambda given: given.number("version", _LAST_VERSION))
 
 
 def graph_format(params: QueryParams) -> wire.GraphFormat:

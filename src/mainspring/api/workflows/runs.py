@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from mainspring import crash
 from mainspring.api.http.auth import tenant_gone
-from mainspring.api.http.bodies import json_response
+from mainspring.api.http.bodies import encode_json, json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import ListQuery, Parameters, flag, next_cursor
@@ -36,7 +36,6 @@ from mainspring.wire.runs import RunIn, RunPage
 from mainspring.workflows.runs import WorkflowRunService
 
 _INPUT = msgspec.json.Decoder(dict[str, Raw])
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class RunResource:
         body = await call.body()
         wanted = decode_as(RunIn, body or b"{}", lambda run: run.input.values())
         workflow = await existing_workflow(self.workflows, call, wanted.version)
-        given = _encode({**_INPUT.decode(workflow.definition.input), **wanted.input})
+        given = encode_json({**_INPUT.decode(workflow.definition.input), **wanted.input})
         problems = [
             problem.at("/input") for problem in payload_problems(given, self.config.max_payload)
         ]

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from mainspring.api.http.bodies import encode_json
 from mainspring.api.http.decoding import MOST_PROBLEMS
 from mainspring.api.http.payloads import payload_problems
+from mainspring.api.http.problems import below
 from mainspring.api.tasks.validation import CompiledSpec, TaskValidator, queueing, seconds_of
 from mainspring.domain.schedule.template import has_placeholders, rewrite
 from mainspring.domain.task import TaskSpec
@@ -22,7 +24,6 @@ from mainspring.wire.workflows import StepIn, WorkflowBody
 _STEPS_PER_TURN = 50
 _BASE = "https://x.example"
 _spec = msgspec.json.Decoder(TaskSpec)
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
@@ -92,7 +93,7 @@ class WorkflowValidator:
         deadline = self._span("/deadline", wanted.deadline, problems)
         if wanted.deadline is not None and deadline == 0 and not problems:
             problems.append(Problem("/deadline", "is no time at all"))
-        given = _encode(wanted.input)
+        given = encode_json(wanted.input)
         problems += [p.at("/input") for p in payload_problems(given, self.max_payload)]
         steps, uses = await self._steps(wanted.steps, problems)
         steps = with_implied_needs(steps)
@@ -178,12 +179,12 @@ class WorkflowValidator:
             return compiled
         spec = _spec.decode(compiled.encoded)
         spec = replace(spec, target=replace(spec.target, url=url))
-        return replace(compiled, encoded=_encode(spec.stored()))
+        return replace(compiled, encoded=encode_json(spec.stored()))
 
     def _foreach(self, wanted: StepIn, findings: _Findings) -> str | None:
         if wanted.foreach is None:
             return None
-        given = _encode(wanted.foreach)
+        given = encode_json(wanted.foreach)
         at = f"/steps/{findings.index}/foreach"
         found = [p.at(at) for p in payload_problems(given, self.max_payload)]
         if not found and isinstance(wanted.foreach, str):
@@ -218,12 +219,12 @@ def _texts(wanted: StepIn) -> Iterator[tuple[str, str]]:
         yield "/name", wanted.name
     if wanted.concurrency is not None:
         yield "/concurrency/key", wanted.concurrency.key
-    yield from ((f"/labels/{_escaped(name)}", text) for name, text in (wanted.labels or {}).items())
+    yield from ((below("/labels", name), text) for name, text in (wanted.labels or {}).items())
     match wanted.target:
         case HttpTarget():
             yield "/target/url", wanted.target.url
             for name, value in (wanted.target.headers or {}).items():
-                yield f"/target/headers/{_escaped(name)}", value
+                yield below("/target/headers", name), value
         case CommandTarget():
             for place, argument in enumerate(wanted.target.argv):
                 yield f"/target/argv/{place}", argument
@@ -248,7 +249,3 @@ def _sample(url: str) -> str:
     except BadReference:
         return _BASE  # reported where the text is looked at
     return "".join(made)
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
