@@ -57,17 +57,13 @@ class Tag:
         **more: Unpack[More],
     ) -> docs.Doc:
         """Documentation of an operation of this group."""
-        body = more.get("body")
         return docs.Doc(
             id=id,
             tag=self.name,
             summary=summary,
             description=description,
-            params=more.get("params", ()),
-            bodies=() if body is None else (body,),
-            also_consumes=more.get("also_consumes", ()),
             replies=replies,
-            problems=more.get("problems", ()),
+            **more,
         )
 
     def tenant(

@@ -48,12 +48,10 @@ class HeldIn(Struct, frozen=True, forbid_unknown_fields=True):
     fence: Fence
 
 
-class BeatIn(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class BeatIn(HeldIn, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """An execution that a worker runs, whether it has begun, with nothing else beside it, and how
     far it has come."""
 
-    id: UUID
-    fence: Fence
     progress: Raw | UnsetType = UNSET
     started: bool = True
     alone: bool = False
@@ -92,11 +90,9 @@ class ErrorIn(Struct, frozen=True, forbid_unknown_fields=True):
     code: Annotated[str, Meta(pattern=patterns.ERROR_CODE)] = "failed"
 
 
-class OutcomeIn(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class OutcomeIn(HeldIn, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How an execution ended."""
 
-    id: UUID
-    fence: Fence
     status: Literal["succeeded", "failed", "released"]
     result: Raw | UnsetType = UNSET
     error: ErrorIn | Annotated[str, Meta(max_length=10_000)] | None = None
@@ -182,11 +178,9 @@ class JudgedListOut(Struct):
     outcomes: list[JudgedOut]
 
 
-class LogLineIn(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class LogLineIn(HeldIn, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A line about an execution. A longer message is cut."""
 
-    id: UUID
-    fence: Fence
     message: Annotated[str, Meta(max_length=100_000)]
     at: Instant | None = None
     level: LogLevel = "info"

@@ -146,9 +146,9 @@ def _strict(operation: Operation) -> Operation:
     """The operation; one that takes no body refuses any, because `{"dry_run": true}` in it would be
     overlooked."""
     match operation:
-        case TenantOperation(doc=Doc(bodies=())):
+        case TenantOperation(doc=Doc(body=None)):
             return replace(operation, handler=_without_body(operation.handler))
-        case OperatorOperation(doc=Doc(bodies=())):
+        case OperatorOperation(doc=Doc(body=None)):
             return replace(operation, handler=_without_body(operation.handler))
         case _:
             return operation

@@ -27,7 +27,8 @@ class RequestRules:
     def __init__(self, doc: Doc, *, in_any_case: bool = False) -> None:
         """`in_any_case`: it answers as it does whatever the caller accepts, as to a probe."""
         self._in_any_case = in_any_case
-        self._consumes = frozenset([*(body.media_type for body in doc.bodies), *doc.also_consumes])
+        consumed = () if doc.body is None else (doc.body.media_type,)
+        self._consumes = frozenset([*consumed, *doc.also_consumes])
         produced = {reply.media_type for reply in doc.replies if reply.type is not None}
         self._produces = frozenset(produced or {JSON})
         query = [param for param in doc.params if param.where == "query"]

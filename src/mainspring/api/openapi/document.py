@@ -100,7 +100,7 @@ def _tags(paths: Paths) -> Iterable[str]:
 
 def _components(docs: Sequence[Doc]) -> Components:
     """The schemas of every type that the docs name."""
-    bodies = [body for doc in docs for body in doc.bodies]
+    bodies = [doc.body for doc in docs if doc.body is not None]
     rules = {name: rule for body in bodies for name, rule in body.rules.items()}
     others: list[object] = [ProblemDocument, UUID, _IDEMPOTENCY_KEY.type, _X_REQUEST_ID.type]
     others += (header.type for header in (_RETRY_AFTER, _REQUEST_ID, *_RATE))
@@ -139,8 +139,8 @@ def _operation(path: str, method: str, operation: Operation, doc: Doc, schemas: 
         },
         "security": [] if open_to_all else [{"key": []}],
     }
-    if doc.bodies:
-        described["requestBody"] = _request_body(doc.bodies, schemas)
+    if doc.body is not None:
+        described["requestBody"] = _request_body(doc.body, schemas)
     if isinstance(operation, TenantOperation):
         described["x-scopes"] = _scopes(operation)
     return described
@@ -183,17 +183,10 @@ def _parameter(param: Param, schemas: Components) -> Json:
     return described
 
 
-def _request_body(bodies: Sequence[Body], schemas: Components) -> Json:
-    return {
-        "required": any(body.required for body in bodies),
-        "content": {
-            body.media_type: {
-                "schema": schemas.of(body.type),
-                "examples": {name: {"value": value} for name, value in body.examples.items()},
-            }
-            for body in bodies
-        },
-    }
+def _request_body(body: Body, schemas: Components) -> Json:
+    examples = {name: {"value": value} for name, value in body.examples.items()}
+    content = {"schema": schemas.of(body.type), "examples": examples}
+    return {"required": body.required, "content": {body.media_type: content}}
 
 
 def _replies(replies: Sequence[ResponseDoc], more: Sequence[Header], schemas: Components) -> Json:
@@ -252,7 +245,7 @@ def _causes(path: str, method: str, operation: Operation, doc: Doc) -> Iterator[
     if method != "GET":
         # A body that is not described is looked at, too: it must be empty.
         yield from (errors.MalformedRequest, errors.TooLarge)
-    if doc.bodies:
+    if doc.body is not None:
         yield errors.UnsupportedMediaType
     # Any operation refuses query parameters that it does not know.
     yield errors.InvalidRequest

@@ -99,20 +99,15 @@ class TaskCreation:
                 raise tenant_gone()
             return Answered(answer, 201, replayed=False)
         body_hash = hash_of(call.request, body)
-        attempt = self._keyed_attempt(call.tenant_id, key, body_hash, prepare)
-        return await self.idempotency.create(RequestKey(call.tenant_id, key, body_hash), attempt)
 
-    def _keyed_attempt(
-        self, tenant_id: int, key: str, body_hash: bytes, prepare: Callable[[], Awaitable[Prepared]]
-    ) -> Callable[[], Awaitable[bytes | None]]:
         async def attempt() -> bytes | None:
             tasks, answer = await prepare()
             # The whole answer is known before the insert, so that both are stored together.
             keyed = Keyed(key, body_hash, answer, self.config.idempotency_ttl)
-            created = await self.ingest.create(Creation(tenant_id, tasks, keyed))
+            created = await self.ingest.create(Creation(call.tenant_id, tasks, keyed))
             return answer if created else None
 
-        return attempt
+        return await self.idempotency.create(RequestKey(call.tenant_id, key, body_hash), attempt)
 
 
 def _id_in(answer: bytes) -> str:

@@ -9,13 +9,13 @@ from msgspec import UNSET, Meta, UnsetType
 from mainspring.api.http.bodies import encode_json
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.http.problems import raise_if
+from mainspring.api.tasks.targets import target_problems
 from mainspring.api.tasks.validation import (
     EXPIRES_EARLY,
     TaskValidator,
     requirements_of,
     retry_of,
     span,
-    target_problems,
 )
 from mainspring.api.tasks.views import spec_of
 from mainspring.clock import Clock

@@ -6,7 +6,7 @@ that does not concern a task costs one comparison.
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from random import Random
 from typing import NoReturn
@@ -16,7 +16,7 @@ from msgspec import Meta
 from mainspring.api.http.bodies import encode_json
 from mainspring.api.http.decoding import MOST_PROBLEMS
 from mainspring.api.http.payloads import payload_problems
-from mainspring.api.tasks.http_targets import Seal, has_secrets, http_problems, sealed_headers
+from mainspring.api.tasks.targets import Seal, has_secrets, target_of, target_problems
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.capability import capability_of
@@ -32,10 +32,7 @@ from mainspring.wire.tasks import (
     JITTERS,
     SLAS,
     TIMEOUTS,
-    CommandTarget,
     Delay,
-    HandlerTarget,
-    HttpTarget,
     RequiresIn,
     RetryIn,
     TargetIn,
@@ -72,23 +69,21 @@ class Times:
     expires: float | None
 
 
+@dataclass(slots=True)
 class TaskValidator:
     """Checks tasks and makes them ready to insert; reports everything that is wrong together."""
 
-    def __init__(
-        self, config: Config, clock: Clock, ids: TaskIds, rng: Random, seal: Seal | None = None
-    ) -> None:
-        self._seal = seal
-        self._config = config
-        self._clock = clock
-        self._ids = ids
-        self._rng = rng
-        self._specs: dict[tuple[object, ...], CompiledSpec] = {}
+    config: Config
+    clock: Clock
+    ids: TaskIds
+    rng: Random
+    seal: Seal | None = None
+    _specs: dict[tuple[object, ...], CompiledSpec] = field(default_factory=dict, init=False)
 
     def one(self, tenant_id: int, task: TaskIn) -> NewTask:
         """A single task; problems point into its body."""
         problems: list[Problem] = []
-        made = self._make(tenant_id, task, round(self._clock.now(), 6), problems)
+        made = self._make(tenant_id, task, round(self.clock.now(), 6), problems)
         if problems:
             raise refusal("some values do not make sense", problems)
         return made
@@ -96,7 +91,7 @@ class TaskValidator:
     async def many(self, tenant_id: int, tasks: Sequence[TaskIn]) -> list[NewTask]:
         """A batch; problems name the task's index. Others get their turn in between, because the
         engine shares this thread and must not start its tasks late."""
-        now = round(self._clock.now(), 6)
+        now = round(self.clock.now(), 6)
         made: list[NewTask] = []
         problems: list[Problem] = []
         for index, task in enumerate(tasks, 1):
@@ -116,7 +111,7 @@ class TaskValidator:
     async def refuse(self, error: RequestError, tasks: Iterable[tuple[str, TaskIn]]) -> NoReturn:
         """Refuse what could not be read, and say as well what is wrong with the rest: with the
         tasks as far as they can be read, each with its place."""
-        now = round(self._clock.now(), 6)
+        now = round(self.clock.now(), 6)
         problems = list(error.problems)
         known = {problem.pointer for problem in problems}
         for index, (at, task) in enumerate(tasks, 1):
@@ -137,7 +132,7 @@ class TaskValidator:
             problems.extend(spec.problems)
         payload = bytes(task.payload)
         if len(payload) > _SMALLEST_CHECKED:
-            problems.extend(payload_problems(payload, self._config.max_payload))
+            problems.extend(payload_problems(payload, self.config.max_payload))
         if task.run_at is None and task.delay is None and not task.jitter and not task.expires_at:
             times = Times(now, now, None)
         else:
@@ -145,7 +140,7 @@ class TaskValidator:
         limit = task.concurrency
         return NewTask(
             tenant_id,
-            self._ids.make(now),
+            self.ids.make(now),
             now,
             times.run,
             times.due,
@@ -194,11 +189,11 @@ class TaskValidator:
 
     def target(self, target: TargetIn) -> Target:
         """A target as it is stored, its secrets sealed."""
-        return target_of(target, self._seal)
+        return target_of(target, self.seal)
 
     def _compile(self, task: TaskIn) -> CompiledSpec:
         problems = list(target_problems(task.target))
-        target = target_of(task.target, None if problems else self._seal)
+        target = target_of(task.target, None if problems else self.seal)
         spec = TaskSpec(
             target,
             span(task.timeout, TIMEOUTS, "/timeout", problems),
@@ -226,7 +221,7 @@ class TaskValidator:
         # Compared with the latest due time, so that luck with the jitter does not decide.
         expires = self.expiry(expires_at, due + jitter, now, problems)
         if jitter:
-            due = round(due + self._rng.uniform(0, jitter), 6)
+            due = round(due + self.rng.uniform(0, jitter), 6)
         return Times(run, due, expires)
 
     def expiry(
@@ -238,8 +233,8 @@ class TaskValidator:
         expires = expires_at.timestamp()
         if expires <= due:
             problems.append(Problem("/expires_at", EXPIRES_EARLY))
-        elif expires > now + 2 * self._config.horizon:
-            problems.append(Problem("/expires_at", _too_far(2 * self._config.horizon)))
+        elif expires > now + 2 * self.config.horizon:
+            problems.append(Problem("/expires_at", _too_far(2 * self.config.horizon)))
         return expires
 
     def _run(
@@ -256,8 +251,8 @@ class TaskValidator:
                 run = round(now + seconds_of(delay), 6)
             except ValueError as error:
                 problems.append(Problem(pointer, str(error)))
-        if run > now + self._config.horizon + 1e-6:  # it was rounded
-            problems.append(Problem(pointer, _too_far(self._config.horizon)))
+        if run > now + self.config.horizon + 1e-6:  # it was rounded
+            problems.append(Problem(pointer, _too_far(self.config.horizon)))
         elif run < 0:
             problems.append(Problem(pointer, "is before 1970"))
         return run
@@ -291,23 +286,6 @@ def _bounded(seconds: float, bounds: Meta) -> float:
     return seconds
 
 
-def target_of(target: TargetIn, seal: Seal | None) -> Target:
-    """The target as the domain knows it; without a seal its secrets are left out."""
-    match target:
-        case HttpTarget():
-            return Target(
-                "http",
-                url=target.url,
-                method=target.method,
-                headers=target.headers or None,
-                secret=sealed_headers(target, seal) if seal and has_secrets(target) else None,
-            )
-        case HandlerTarget():
-            return Target("handler", name=target.name)
-        case CommandTarget():
-            return Target("command", argv=list(target.argv))
-
-
 def retry_of(retry: RetryIn, problems: list[Problem]) -> RetryPolicy:
     return RetryPolicy(
         retry.max_attempts,
@@ -332,8 +310,3 @@ def queueing(
     limit = task.concurrency
     key = (None, None) if limit is None else (limit.key, limit.limit)
     return task.queue, task.priority, task.name, task.labels or None, *key
-
-
-def target_problems(target: TargetIn) -> tuple[Problem, ...]:
-    """What the shapes alone cannot say about a target."""
-    return tuple(http_problems(target)) if isinstance(target, HttpTarget) else ()

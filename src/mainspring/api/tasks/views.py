@@ -1,9 +1,9 @@
 """Tasks and executions as callers read them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from secrets import token_hex
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -13,8 +13,10 @@ from mainspring.api.http.bodies import encode_json
 from mainspring.api.views import S, instant, instant_or_none, view
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import Target, TaskSpec
+from mainspring.domain.workflow.definition import TaskTemplate
 from mainspring.store.claims import NO_SPEC, UNREADABLE
 from mainspring.store.creation import NewTask
+from mainspring.store.schedule.schedules import Template
 from mainspring.store.tasks import LockedTask, StoredExecution, StoredTask
 from mainspring.wire.tasks import (
     ConcurrencyOut,
@@ -30,19 +32,10 @@ _BEARER = "Authorization"
 _LARGEST_SHARED = 4096
 _decode_any = msgspec.json.Decoder().decode
 
+_Templated = StoredTask | Template | TaskTemplate
+
 MASK = "***"
 """What is shown in place of a secret."""
-
-
-class Templated(Protocol):
-    """A task, or what tasks are made from, as the store has it."""
-
-    @property
-    def concurrency_key(self) -> str | None: ...
-    @property
-    def concurrency_limit(self) -> int | None: ...
-    @property
-    def labels(self) -> Mapping[str, str] | None: ...
 
 
 def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
@@ -59,7 +52,11 @@ def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
 
 
 def task_view(
-    kind: type[S], task: Templated, spec: TaskSpec, *others: object, **given: object
+    kind: type[S],
+    task: StoredTask | Template | TaskTemplate,
+    spec: TaskSpec,
+    *others: object,
+    **given: object,
 ) -> S:
     """Return the view of a task, or of what tasks are made from: its own fields and its spec's."""
     return view(

@@ -87,10 +87,7 @@ def _verb_routes(runs: RunResource) -> Routes:
                 runs.pause, "Pause a run",
                 "Nothing more of it starts; what runs goes on to its end.",
             ),
-            resume=(
-                runs.resume, "Resume a run",
-                "What became ready meanwhile starts now.",
-            ),
+            resume=(runs.resume, "Resume a run", "What became ready meanwhile starts now."),
             retry=(
                 runs.retry, "Retry a run from its failed steps",
                 "The steps that did not succeed and all that come after them are done once more, "
