@@ -31,11 +31,10 @@ from mainspring.api.http.rate_limits import RateLimits
 from mainspring.api.openapi.endpoints import described
 from mainspring.api.ports import LeasePort, NodePort
 from mainspring.api.routes import Routes, by_path
-from mainspring.api.schedules.calendar_routes import calendar_routes
 from mainspring.api.schedules.calendars import CalendarResource
 from mainspring.api.schedules.changes import ScheduleChangeResource
 from mainspring.api.schedules.reading import ScheduleReading
-from mainspring.api.schedules.routes import schedule_routes
+from mainspring.api.schedules.routes import calendar_routes, schedule_routes
 from mainspring.api.schedules.validation import ScheduleValidator
 from mainspring.api.tasks.changes import Completion, TaskBulk, TaskChangeResource
 from mainspring.api.tasks.creation import TaskCreation

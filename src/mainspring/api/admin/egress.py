@@ -31,10 +31,7 @@ class EgressResource:
     changed: Callable[[int], None]
 
     async def read(self, call: OperatorCall) -> Response:
-        settings = await self.store.settings(call.tenant_id)
-        if settings is None:
-            raise call.no_such_tenant()
-        return _shown(settings)
+        return _shown(call.found(await self.store.settings(call.tenant_id)))
 
     async def change(self, call: OperatorCall) -> Response:
         tenant_id = call.tenant_id

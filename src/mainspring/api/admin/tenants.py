@@ -58,19 +58,16 @@ class TenantResource:
         return json_response(wire.TenantPage([_tenant_out(tenant) for tenant in found], cursor))
 
     async def one(self, call: OperatorCall) -> Response:
-        return _shown(call, await self.tenants.get(call.tenant_id))
+        return _shown(call.found(await self.tenants.get(call.tenant_id)))
 
     async def edit(self, call: OperatorCall) -> Response:
         tenant_id = call.tenant_id
         patch = decode_as(wire.TenantPatch, await call.body())
         changed = await self.tenants.change(tenant_id, lambda old: _merged(old, patch), call.actor)
-        return _shown(call, changed)
+        return _shown(call.found(changed))
 
     async def delete(self, call: OperatorCall) -> Response:
-        keys = await self.tenants.delete(call.tenant_id, call.actor)
-        if keys is None:
-            raise call.no_such_tenant()
-        for key_id in keys:
+        for key_id in call.found(await self.tenants.delete(call.tenant_id, call.actor)):
             self.activity.ended(key_id)
         return Response(status_code=204)
 
@@ -119,7 +116,5 @@ def _shown_once(tenant: StoredTenant, key: apikey.KeyText) -> Response:
     return secret_response(body, f"/v1/tenants/{tenant.id}")
 
 
-def _shown(call: OperatorCall, tenant: StoredTenant | None) -> Response:
-    if tenant is None:
-        raise call.no_such_tenant()
+def _shown(tenant: StoredTenant) -> Response:
     return json_response(_tenant_out(tenant))

@@ -37,16 +37,13 @@ class RequestRules:
 
     def check(self, headers: Headers, query: bytes) -> None:
         """Refuse a request that cannot be answered, before it changes anything."""
-        accept = headers.get(b"accept")
-        if accept and accept != b"*/*" and not self._suits(accept):
+        accept = headers.get(b"accept") or b"*/*"
+        if accept != b"*/*" and not self._in_any_case and not _accepts(accept, self._produces):
             raise NotAcceptable(f"this answers in {' or '.join(sorted(self._produces))} only")
         if self._consumes:
             self._check_form(headers)
         if query:
             self._check_query(query)
-
-    def _suits(self, accept: bytes) -> bool:
-        return self._in_any_case or _accepts(accept, self._produces)
 
     def _check_form(self, headers: Headers) -> None:
         kind = headers.get(b"content-type", _CURLS_DEFAULT)

@@ -97,6 +97,12 @@ class OperatorCall(Call, frozen=True):
             raise self.no_such_tenant()
         return int(text)
 
+    def found(self, item: T | None) -> T:
+        """Return what was found of the tenant in the path; raise when there is no such tenant."""
+        if item is None:
+            raise self.no_such_tenant()
+        return item
+
     def no_such_tenant(self) -> NotFound:
         return _no_such_tenant(self.request.path_params["id"])
 

@@ -139,10 +139,10 @@ class ScheduleChangeResource:
         return Response(status_code=204)
 
     async def pause(self, call: TenantCall) -> Response:
-        return await self._change(call, _to_state("paused", "paused"))
+        return await self._change(call, lambda old: _to_state(old, "paused", "paused"))
 
     async def resume(self, call: TenantCall) -> Response:
-        return await self._change(call, _to_state("active", "resumed"))
+        return await self._change(call, lambda old: _to_state(old, "active", "resumed"))
 
     async def run(self, call: TenantCall) -> Response:
         schedule_id = call.id_or(no_such_schedule)
@@ -306,18 +306,14 @@ def _all_tasks(decided: DecidedSchedules) -> Response:
 
 
 def _to_state(
-    state: Literal["paused", "active"], verb: str
-) -> Callable[[StoredSchedule], ScheduleChange | None]:
-    """The change to a state, from any but the end."""
-
-    def change(schedule: StoredSchedule) -> ScheduleChange | None:
-        if schedule.state == state:
-            return None
-        if schedule.state == "ended":
-            raise Conflict(f"a schedule that has ended cannot be {verb}")
-        return replace(ScheduleChange.of(schedule), state=state)
-
-    return change
+    schedule: StoredSchedule, state: Literal["paused", "active"], verb: str
+) -> ScheduleChange | None:
+    """The change to a state, from any but the end; None when it is in that state."""
+    if schedule.state == state:
+        return None
+    if schedule.state == "ended":
+        raise Conflict(f"a schedule that has ended cannot be {verb}")
+    return replace(ScheduleChange.of(schedule), state=state)
 
 
 def _become(old: StoredSchedule, wanted: _Wanted) -> StoredSchedule:

@@ -22,7 +22,7 @@ from mainspring.api.http.parameters import (
 from mainspring.api.http.problems import raise_if
 from mainspring.api.items import existing, item_response, no_such_schedule
 from mainspring.api.schedules.validation import ScheduleValidator
-from mainspring.api.schedules.views import occurrence_out, schedule_out, upcoming_out
+from mainspring.api.schedules.views import occurrence_out, schedule_out
 from mainspring.api.views import instant
 from mainspring.clock import Clock
 from mainspring.config import Config
@@ -80,7 +80,7 @@ class ScheduleReading:
             )
             if (limit := schedule.definition.max_runs) is not None:
                 times = times[: max(0, limit - schedule.runs)]
-        items = [upcoming_out(at, schedule.offset) for at in times]
+        items = [wire.UpcomingOut(instant(at), instant(at + schedule.offset)) for at in times]
         return json_response(wire.Upcoming([instant(at) for at in times], items))
 
     async def occurrences(self, call: TenantCall) -> Response:

@@ -60,10 +60,6 @@ def occurrence_out(line: StoredOccurrence) -> wire.OccurrenceOut:
     return view(wire.OccurrenceOut, line, decision=Decision(line.decision))
 
 
-def upcoming_out(nominal: float, offset: float) -> wire.UpcomingOut:
-    return wire.UpcomingOut(instant(nominal), instant(nominal + offset))
-
-
 def compared(old: Timetable | None, new: Timetable | None, now: float) -> wire.FireTimes:
     """How the next fire times differ, up to the last time that both show."""
     before = old.upcoming(now, _COMPARED) if old else []
