@@ -30,7 +30,7 @@ def existing(item: T | None, missing: Missing, id: object) -> T:
 
 
 def name_in(call: TenantCall, missing: Missing) -> str:
-    """The name in the path; what is not a name cannot be found."""
+    """Return the name in the path; raise NotFound for what is not a name."""
     name: str = call.request.path_params["id"]
     if not NAME.fullmatch(name):
         raise missing(name)
@@ -40,7 +40,7 @@ def name_in(call: TenantCall, missing: Missing) -> str:
 def item_response(
     item: object, revision: int, status: int = 200, location: str | None = None
 ) -> Response:
-    """The item with its revision, and its place where it is new."""
+    """Return the answer with an item: its revision as ETag, and its path if it is new."""
     headers = {"ETag": f'"{revision}"'}
     if location is not None:
         headers["Location"] = location
@@ -48,6 +48,6 @@ def item_response(
 
 
 def names_revision(header: str, rev: int) -> bool:
-    """Whether a list of entity tags has this revision; for reading, weak ones are good enough."""
+    """Whether a list of entity tags names this revision; weak tags count, as for any read."""
     tags = {tag.strip().removeprefix("W/") for tag in header.split(",")}
     return "*" in tags or f'"{rev}"' in tags

@@ -34,7 +34,7 @@ Verb = tuple[TenantHandler, str, str]
 
 
 class More(TypedDict, total=False):
-    """What a documentation holds besides words and replies."""
+    """Optional parts of the documentation of an operation."""
 
     params: Sequence[docs.Param]
     body: docs.Body

@@ -52,7 +52,7 @@ class AuditResource:
         return await self._page(call.request, call.tenant_id)
 
     async def whole(self, call: OperatorCall) -> Response:
-        """The audit log of all tenants, deleted ones too, and of the installation itself."""
+        """Return the audit log of all tenants, also deleted ones, and of the installation."""
         return await self._page(call.request, None)
 
     async def _page(self, request: Request, tenant_id: int | None) -> Response:
@@ -75,6 +75,6 @@ def _node_out(node: NodeRecord) -> wire.NodeOut:
 
 
 def _skew(nodes: Sequence[NodeRecord]) -> float:
-    """The largest share of partitions over an equal share, among active nodes."""
+    """Return the largest share of partitions over an equal share, among active nodes."""
     shares = [node.owned for node in nodes if node.state == "active"]
     return round(max(shares) * len(shares) / PARTITIONS, 3) if shares else 0.0

@@ -99,7 +99,7 @@ class KeyResource:
     def _expiry(
         self, at: datetime | None, after: float | str | None, problems: list[Problem] | None = None
     ) -> Expiry | None:
-        """When a key shall end; None when the request does not say. Raise all problems so far."""
+        """Return when a key shall end, None if the request does not say; raise all problems."""
         problems = [] if problems is None else problems
         seconds = None
         if at is not None and after is not None:
@@ -141,7 +141,7 @@ def _check_span(seconds: float, pointer: str, most: float, problems: list[Proble
 
 
 def _id_in(call: TenantCall) -> str:
-    """The id in the path; what is not an id cannot be found."""
+    """Return the id in the path; raise NotFound for what is not an id."""
     text: str = call.request.path_params["id"]
     if _SHAPE_OF_IDS.fullmatch(text) is None:
         raise no_such_key(text)

@@ -45,25 +45,20 @@ class SecretResource:
         return answer(made)
 
     async def rotate(self, call: TenantCall) -> Response:
-        """A successor of the same kind; both sign until the old one ends."""
+        """Make a successor of the same kind; both sign until the old one ends."""
         wanted = decode_as(wire.RotateIn, await call.body() or b"{}")
         old = await self._existing(call)
         key = _parsed(wanted.secret) if wanted.secret else _generated(old.kind)
         if key.kind != old.kind:
-            raise InvalidRequest(
-                "not a valid successor", [Problem("/secret", "is of another kind")]
-            )
+            problem = Problem("/secret", "is of another kind")
+            raise InvalidRequest("not a valid successor", [problem])
 
         def answer(both: Successor) -> Response:
             return secret_response(wire.RotatedOut(_shown_once(both[0], key), _shown(both[1])))
 
+        new = _new(key, old.name)
         done = await self.store.rotate(
-            call.tenant_id,
-            old.id,
-            _new(key, old.name),
-            wanted.overlap,
-            call.actor,
-            call.remember(answer),
+            call.tenant_id, old.id, new, wanted.overlap, call.actor, call.remember(answer)
         )
         if done is None:
             raise Conflict("this secret was rotated already, or there are too many live ones")

@@ -38,17 +38,16 @@ class TenantResource:
         spread = wanted.spread or _usual_spread(wanted.max_running)
         limits = _checked(TenantLimits(wanted.weight, wanted.max_running, spread))
         text = apikey.make(self.config.key_environment, self.unpredictable)
+
+        def answer(made: StoredTenant) -> Response:
+            return _shown_once(made, text)
+
         made = await self.tenants.create(
-            wanted.name,
-            limits,
-            text,
-            wire.SCOPES,
-            call.actor,
-            call.remember(lambda made: _shown_once(made, text)),
+            wanted.name, limits, text, wire.SCOPES, call.actor, call.remember(answer)
         )
         if made is None:
             raise Conflict(f"there is a tenant {wanted.name!r} already")
-        return _shown_once(made, text)
+        return answer(made)
 
     async def page(self, call: OperatorCall) -> Response:
         query = page_query(call.query)

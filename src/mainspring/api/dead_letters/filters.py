@@ -16,7 +16,7 @@ _PARAMETERS = {
 
 
 def dead_letter_query(params: QueryParams) -> tuple[ListQuery[LetterFilter], bool]:
-    """All parameters of a list of dead letters, and whether they are counted in groups instead."""
+    """Return the query of a list of dead letters, and whether it asks for groups instead."""
     given = Parameters(params, _PARAMETERS)
     where = LetterFilter(
         name=given.text("name"),
@@ -32,7 +32,7 @@ def dead_letter_query(params: QueryParams) -> tuple[ListQuery[LetterFilter], boo
 
 
 def dead_letter_filter(given: LetterFilterIn) -> LetterFilter:
-    """The filter in a body; everything that is wrong is reported together."""
+    """Return the filter in a body; raise all of its problems together."""
     problems: list[Problem] = []
     if given.resolved:
         problems.append(Problem("/filter/resolved", "only unresolved ones can be replayed"))

@@ -86,7 +86,7 @@ class Replayer:
     async def _failing(
         self, tenant_id: int, made: Sequence[UUID], rate: float, deadline: float
     ) -> bool:
-        """Whether too large a share of these tasks failed."""
+        """Whether the share of these tasks that failed exceeds the rate."""
         until = min(monotonic() + _WAIT_PER_CHUNK, deadline)
         while True:
             seen = await self.store.outcomes(tenant_id, made)
@@ -109,7 +109,7 @@ class Replayer:
         return replays
 
     def _task_of(self, tenant_id: int, letter: StoredLetter) -> NewTask:
-        """The same work, due now and without the expiry of the old task."""
+        """Return a task with the same work, due now and without the expiry of the dead one."""
         now = round(self.clock.now(), 6)
         dead = letter.task
         return NewTask(

@@ -24,7 +24,7 @@ _log = structlog.get_logger()
 
 
 class KeyActivity:
-    """Last uses in memory, which a loop in the background writes to the database."""
+    """Last uses of keys, collected in memory and written to the database in the background."""
 
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
@@ -53,7 +53,8 @@ class KeyActivity:
             await keys.touch({key_id: max(0.0, now - at) for key_id, at in used.items()})
         except StoreUnavailable as problem:
             self._used = used | self._used
-            _log.warning("last uses of keys wait", action="keys.untouched", problem=str(problem))
+            log = _log.bind(problem=str(problem))
+            log.warning("last uses of keys were not written", action="keys.uses_not_written")
 
     async def keep_writing(self, keys: KeyStore) -> None:
         """Write once a minute, so that no key's row is rewritten more often than that."""
@@ -69,7 +70,7 @@ class _Remembered:
 
 
 class Authenticator:
-    """Turns an Authorization header into the key it names.
+    """Finds the key that an Authorization header names.
 
     A revoked key is refused within seconds, because that is how long an answer is remembered. Only
     hashes are kept, never secrets.
@@ -92,7 +93,7 @@ class Authenticator:
         return found.key
 
     def remembered(self, digest: bytes) -> ApiKey | None:
-        """The key whose secret has this digest, where it was looked up a moment ago."""
+        """Return the key whose secret has this digest, if it is in the cache."""
         now = monotonic()
         found = self._recall(digest, now)
         if found is None or found.key is None:
@@ -117,8 +118,8 @@ class Authenticator:
         return found
 
     def forget_all(self) -> None:
-        """Look every key up anew: the database may have been set back, so that a cached key is
-        unknown to it and its tenant's number belongs to another."""
+        """Forget every key: after a restore of the database a cached key may be unknown to it, and
+        its tenant's number may belong to another tenant."""
         self._remembered = {}
 
     def _forget(self, key_id: str) -> None:

@@ -44,7 +44,7 @@ def json_response(
 
 
 def secret_response(body: object, location: str | None = None) -> Response:
-    """The answer 201 with a secret, which is shown this once and stored nowhere on the way."""
+    """Return the answer 201 that shows a secret once; no cache on the way may store it."""
     headers = {"Cache-Control": "no-store"}
     if location is not None:
         headers["Location"] = location
@@ -56,7 +56,7 @@ def raw_json(body: bytes, status: int = 200, headers: dict[str, str] | None = No
 
 
 class RawJsonResponse(Response):
-    """JSON that is encoded already: Starlette's own, without the steps it does not need."""
+    """An answer whose JSON is encoded already, without the steps of Starlette's JSONResponse."""
 
     def __init__(self, body: bytes, status: int, headers: Mapping[str, str] | None) -> None:
         self.status_code = status

@@ -1,4 +1,4 @@
-"""Everything that is wrong with a body's shape, and not only the first thing.
+"""All problems of a body's shape, not only the first.
 
 The decoder stops at the first mistake, as it should where there is none. Only when it has found one
 is the body looked at again, part by part, so that a caller can mend it in one go.
@@ -39,7 +39,7 @@ _MOST_MISFITS = 20_100
 
 
 def all_problems(kind: Any, body: bytes, locate: Locate, most: int) -> list[Problem]:
-    """Every mistake in a body, up to `most`; empty when the body cannot be taken apart."""
+    """Return every problem of a body, up to `most`; none when the body is not JSON."""
     try:
         value = msgspec.json.decode(body)
         return list(islice(_shape_of(kind).problems(value, "", locate), most))
@@ -69,8 +69,8 @@ def readable(kind: type[S], body: bytes, instead: Mapping[str, object]) -> S | N
 
 
 class _Budget:
-    """How many parts that do not fit are looked at in one body: each costs some ten microseconds,
-    and somebody may send millions."""
+    """Limit of parts that are examined in one body: each takes about ten microseconds, and a body
+    may have millions."""
 
     def __init__(self) -> None:
         self._left = _MOST_MISFITS
@@ -101,7 +101,7 @@ class _Shape:
         )
 
     def problems(self, value: object, at: str, locate: Locate) -> Iterator[Problem]:
-        """What is wrong with a value; its parts are looked at where the whole does not fit."""
+        """Yield the problems of a value, part by part if it does not fit as a whole."""
         if self._anything_goes:
             return
         error = _error(self._decoder, value)
@@ -165,7 +165,7 @@ class _Shape:
         return True
 
     def readable(self, text: Raw, instead: Mapping[str, object]) -> object:
-        """A value as far as it can be read; NODEFAULT where that is not at all."""
+        """Return a value as far as it can be read; NODEFAULT if nothing of it can."""
         try:
             return self._decoder.decode(text)
         except msgspec.ValidationError:
@@ -256,7 +256,7 @@ def _error(
 
 
 def _whole(text: Raw) -> Raw | None:
-    """A number like 5.0 as the integer that it is, to the last digit; None for all else."""
+    """Return a number like 5.0 as an integer, exactly; None for anything else."""
     written = bytes(text)
     if len(written) > _MOST_DIGITS or _FRACTION.search(written) is None:
         return None
@@ -270,7 +270,7 @@ def _whole(text: Raw) -> Raw | None:
 
 
 def _choice(kind: Any) -> str:
-    """What a word or a tag of this type may be."""
+    """Return the words and tags that this type allows, as the end of a sentence."""
     words: list[str] = []
     numbers = ""
     info = msgspec.inspect.type_info(kind)

@@ -177,13 +177,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._heads.note(data, cast("Scope", self.cycle.scope))
 
     def _is_idle(self) -> bool:
-        """Whether nothing is under way on this connection."""
+        """Whether no request or answer is in progress on this connection."""
         if self._in_message or self._over_limit or self.flow.write_paused:
             return False
         return self.cycle is None or self.cycle.response_complete
 
     def _serve_fast(self, data: bytes) -> bool:
-        """Take the fast path, without the parser, which is afterwards where it was before."""
+        """Serve the data on the fast path, which leaves the parser's state unchanged."""
         known = self._heads.find(data)
         if known is None:
             return False
@@ -205,7 +205,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._head_size = 0
 
     def on_headers_complete(self) -> None:
-        """Raising here makes the parser stop: nothing of the request reaches the application."""
+        """Check the head; raising stops the parser before the application sees the request."""
         self._in_head = False
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if len(self.headers) > self._limits.headers or size > self._limits.head:

@@ -26,7 +26,7 @@ class Cycle(RequestResponseCycle):
         self.answer_now(response)
 
     def answer_now(self, response: Response) -> None:
-        """The same, however many bytes still wait to leave before it."""
+        """Send a whole answer without waiting for earlier bytes to be sent."""
         if self.disconnected or self.transport.is_closing():
             self.disconnected = True
             return

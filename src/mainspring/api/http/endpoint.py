@@ -1,5 +1,4 @@
-"""Endpoints: a path, the operations on it, and who may do them; and the way from a path to its
-endpoint."""
+"""Endpoints (a path, its operations and who may call them) and the router that finds them."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -75,7 +74,7 @@ class Endpoint:
             await scope[EXCHANGE].answer(response)
 
     def compile_fast_path(self, fields: Mapping[bytes, bytes]) -> FastHandler | None:
-        """How to serve a POST with these headers and no query on the fast path."""
+        """Return the handler on the fast path of a POST with these headers and no query."""
         operation = self._operations.get("POST")
         if not isinstance(operation, TenantOperation) or operation.fast is None:
             return None
@@ -139,12 +138,12 @@ class Endpoint:
 
 
 class _NoBody(Struct, forbid_unknown_fields=True):
-    """What an operation without a body may be sent as one."""
+    """The only body that an operation without one accepts: `{}`."""
 
 
 def _strict(operation: Operation) -> Operation:
-    """The operation; one that takes no body refuses any, because `{"dry_run": true}` in it would be
-    overlooked."""
+    """Make an operation without a body refuse any but `{}`: a `{"dry_run": true}` would have no
+    effect."""
     match operation:
         case TenantOperation(doc=Doc(body=None)):
             return replace(operation, handler=_without_body(operation.handler))
@@ -210,7 +209,7 @@ class _Template:
         self._named = [(n, step[1:-1]) for n, step in enumerate(steps) if step.startswith("{")]
 
     def match(self, steps: list[str]) -> dict[str, str] | None:
-        """The values of the named steps; None for another path, or where a value is empty."""
+        """Return the values of the named steps; None for another path, or if a value is empty."""
         for at, step in self._fixed:
             if steps[at] != step:
                 return None

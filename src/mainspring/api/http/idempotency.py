@@ -114,7 +114,7 @@ def recording(
 
 
 def key_in(request: Request) -> str | None:
-    """The request's idempotency key, if it has one."""
+    """Return the request's idempotency key, if it has one."""
     given = request.headers.getlist(HEADER)
     if not given:
         return None
@@ -258,14 +258,16 @@ class Idempotency:
         try:
             await self._answers.keep(recorder.turn, recorder.sealed(answered), recorder.ttl)
         except StoreUnavailable as problem:
-            log.warning("an answer was not kept", action="answer.unkept", problem=str(problem))
+            log.warning(
+                "an answer was not stored", action="answer.not_stored", problem=str(problem)
+            )
         return True
 
     async def _give_up(self, turn: Turn) -> None:
         try:
             await self._answers.give_up(turn)
         except StoreUnavailable:
-            log.info("a turn will run out by itself", action="answer.turn_left")
+            log.info("a turn was not given up: it expires", action="answer.turn_not_given_up")
 
 
 async def _follow(

@@ -20,12 +20,12 @@ _CURLS_DEFAULT = b"application/x-www-form-urlencoded"
 
 
 class RequestRules:
-    """What one operation asks of its requests, as its documentation says."""
+    """The rules for requests of one operation, taken from its documentation."""
 
     __slots__ = ("_consumes", "_in_any_case", "_known", "_produces", "_repeatable")
 
     def __init__(self, doc: Doc, *, in_any_case: bool = False) -> None:
-        """`in_any_case`: it answers as it does whatever the caller accepts, as to a probe."""
+        """`in_any_case`: Accept is ignored, as probes may send anything."""
         self._in_any_case = in_any_case
         consumed = () if doc.body is None else (doc.body.media_type,)
         self._consumes = frozenset([*consumed, *doc.also_consumes])
@@ -65,12 +65,11 @@ class RequestRules:
             raise InvalidRequest(f"more than {_MOST_PARAMETERS} query parameters") from None
         problems = []
         for name, count in Counter(name for name, _value in pairs).items():
+            pointer = below("/query", name[:100])
             if name not in self._known:
-                problems.append(
-                    Problem(below("/query", name), "is not a parameter of this operation")
-                )
+                problems.append(Problem(pointer, "is not a parameter of this operation"))
             elif count > 1 and name not in self._repeatable:
-                problems.append(Problem(below("/query", name), "is given more than once"))
+                problems.append(Problem(pointer, "is given more than once"))
         if problems:
             raise InvalidRequest("some query parameters do not make sense", problems)
 

@@ -60,7 +60,7 @@ class Call(Struct, frozen=True):
             raise PreconditionFailed(f'it is at revision "{rev}" now')
 
     def remember(self, answer: Callable[[T], Response]) -> BeforeCommit[T]:
-        """Store the answer for a repeated request, in the transaction of what it tells of."""
+        """Return a step that stores the answer for a repeated request, in the same transaction."""
         return recording(self.recorder, answer)
 
 
@@ -75,7 +75,7 @@ class TenantCall(Call, frozen=True, kw_only=True):
         return self.id_or(no_such_task)
 
     def id_or(self, missing: Missing, name: str = "id") -> UUID:
-        """The id in the path; what is not an id cannot be found."""
+        """Return the id in the path; raise NotFound for what is not an id."""
         text: str = self.request.path_params[name]
         try:
             found = UUID(text)
@@ -98,7 +98,7 @@ class OperatorCall(Call, frozen=True):
         return int(text)
 
     def found(self, item: T | None) -> T:
-        """Return what was found of the tenant in the path; raise when there is no such tenant."""
+        """Return the item of the tenant in the path; raise NotFound if there is none."""
         if item is None:
             raise self.no_such_tenant()
         return item

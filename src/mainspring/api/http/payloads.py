@@ -23,7 +23,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 def payload_problems(payload: bytes, most_bytes: int) -> Sequence[Problem]:
-    """What is wrong with something that a caller wants others to read; it is valid JSON."""
+    """Return the problems of JSON that receivers and workers shall read."""
     value, wrong = _read(payload, most_bytes)
     if wrong is None and b"\\u0000" in payload and _has_nul(payload):
         wrong = "contains U+0000, which not every reader can take"
@@ -33,7 +33,7 @@ def payload_problems(payload: bytes, most_bytes: int) -> Sequence[Problem]:
 
 
 def result_problems(result: bytes, most_bytes: int) -> Sequence[Problem]:
-    """What is wrong with something that a worker hands back: only what nobody could read."""
+    """Return the problems of a worker's result: only what makes it unreadable."""
     _value, wrong = _read(result, most_bytes)
     return _problems(result, most_bytes, wrong)
 
@@ -56,7 +56,7 @@ def _has_nul(payload: bytes) -> bool:
 
 
 def _read(payload: bytes, most_bytes: int) -> tuple[object, str | None]:
-    """The value, or why nobody should have to read it."""
+    """Return the value, or why it is refused."""
     if len(payload) > most_bytes:
         return None, f"has {len(payload)} bytes; the most is {most_bytes}"
     if nested_too_deeply(payload):

@@ -107,13 +107,8 @@ class ScheduleChangeResource:
         now = self.clock.now()
         problems: list[Problem] = []
         timing = validation.merged(old.definition, patch)
-        checked = await self.validator.timing(
-            call.tenant_id,
-            timing,
-            now,
-            problems,
-            anchor=validation.kept_anchor(old.definition, timing),
-        )
+        anchor = validation.kept_anchor(old.definition, timing)
+        checked = await self.validator.timing(call.tenant_id, timing, now, problems, anchor=anchor)
         template = old.template
         if patch.workflow is not UNSET:
             # One that stays as it is may have been deleted: that is no reason to refuse the rest.
@@ -163,13 +158,9 @@ class ScheduleChangeResource:
         def choose(schedule: StoredSchedule) -> list[float]:
             return _between(schedule.timetable, first, min(last, schedule.now - schedule.offset))
 
+        remember = call.remember(_all_tasks)
         done = await self.schedules.backfill(
-            call.tenant_id,
-            schedule_id,
-            NO_OWNERSHIP,
-            choose,
-            wanted.max_running,
-            call.remember(_all_tasks),
+            call.tenant_id, schedule_id, NO_OWNERSHIP, choose, wanted.max_running, remember
         )
         decided = existing(done, no_such_schedule, schedule_id)
         self._announce(decided)

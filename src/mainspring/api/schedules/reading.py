@@ -134,7 +134,7 @@ class ScheduleReading:
 
 
 async def _off_the_loop(work: Callable[[], T]) -> T:
-    """Work out many times in a thread, where they hold up no other request."""
+    """Compute many times in a thread, so that other requests need not wait."""
     async with _SLOW_TIMES:
         return await asyncio.to_thread(work)
 
@@ -158,7 +158,7 @@ def _after(params: QueryParams) -> float | None:
 
 
 def _number_of(line: StoredOccurrence) -> int:
-    """The place of a line in the ledger: its time in microseconds, then which pass it was."""
+    """Return the place of a line in the ledger: its time in microseconds, then its attempt."""
     return 2 * round(line.nominal_at.timestamp() * 1e6) + line.attempt
 
 

@@ -1,4 +1,4 @@
-"""From what a caller asked for to a definition and a template: the rules that join fields."""
+"""Validation of schedules: the rules that join fields, and the definition and template made."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ _SLOW_RULES = asyncio.Semaphore(2)
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A definition that makes sense, with the dates of its calendars."""
+    """A valid definition, with the dates of its calendars."""
 
     definition: ScheduleDefinition
     holidays: tuple[str, ...]
@@ -76,7 +76,7 @@ class ScheduleValidator:
         return None if definition is None else Checked(definition, _holidays(found))
 
     async def workflow(self, tenant_id: int, name: str | None) -> list[Problem]:
-        """What is wrong with the workflow that a schedule names, if it does."""
+        """Return the problem of the workflow that a schedule names, if it names one."""
         if name is None or await self.workflows.has(tenant_id, name):
             return []
         return [Problem("/workflow", f"there is no workflow {name!r}")]
@@ -84,7 +84,7 @@ class ScheduleValidator:
     def template(
         self, wanted: TemplateIn, definition: ScheduleDefinition | None, problems: list[Problem]
     ) -> Template:
-        """The task to make, compiled once for all occurrences."""
+        """Return the task to make, compiled once for all occurrences."""
         spec = self.tasks.compile_timeless(wanted, wanted.target)
         payload = bytes(wanted.payload)
         found = [*spec.problems, *payload_problems(payload, self.max_payload)]
@@ -101,7 +101,7 @@ def wanted_task(
     given: dict[str, msgspec.Raw],
     problems: list[Problem],
 ) -> TemplateIn:
-    """The task to make: the one given, or one that runs a workflow and lasts as long as the run."""
+    """Return the task to make: the one given, or one that runs a workflow to its end."""
     if task is not None:
         if workflow is not None:
             problems.append(Problem("/workflow", "cannot be given together with task"))
@@ -124,7 +124,7 @@ def check_key(definition: ScheduleDefinition, template: Template) -> list[Proble
 
 
 def never_fires(checked: Checked, now: float) -> list[Problem]:
-    """What is wrong with a definition that has no time left."""
+    """Return the problem of a definition that has no time left."""
     if checked.timetable.next(now) is not None:
         return []
     kind = next(name for name in _KINDS if getattr(checked.definition, name) is not None)
@@ -133,7 +133,7 @@ def never_fires(checked: Checked, now: float) -> list[Problem]:
 
 
 def merged(old: ScheduleDefinition, patch: SchedulePatch) -> TimingIn:
-    """The fields of a schedule after a patch."""
+    """Return the fields of a schedule after a patch."""
     before = view(
         TimingIn,
         old,
@@ -153,7 +153,7 @@ def merged(old: ScheduleDefinition, patch: SchedulePatch) -> TimingIn:
 
 
 def kept_anchor(old: ScheduleDefinition, wanted: TimingIn) -> float | None:
-    """An interval or rule that stays as it was goes on being counted from where it was."""
+    """Return the old anchor if interval and rule stay the same: their times must not shift."""
     interval = None if wanted.interval is None else _seconds(wanted.interval)
     same = (old.interval, old.rrule) == (interval, wanted.rrule)
     return old.anchor if same else None

@@ -93,7 +93,7 @@ class TaskChangeResource:
     async def _refuse(
         self, call: TenantCall, error: RequestError, patch: TaskPatch | None
     ) -> NoReturn:
-        """Refuse a patch, and say as well what is wrong with that part of it which can be read."""
+        """Refuse a patch, with the problems of the part that can be read as well."""
         if patch is None:
             raise error
         if not {"/run_at", "/delay", "/jitter"}.isdisjoint(p.pointer for p in error.problems):
@@ -123,8 +123,8 @@ class TaskChangeResource:
     async def _decide(
         self, call: TenantCall, decide: Callable[[LockedTask], TaskChange | bool | _Preview]
     ) -> tuple[bool | _Preview | None, StoredTask]:
-        """Let the store change the task, if it is at a revision that the caller wants, and tell its
-        owner. What was decided, None when it is not unfinished; and the task as it is now."""
+        """Change the task if it is at a revision that the caller wants, and tell its owner. Return
+        what was decided, None if the task is finished, and the task as it is now."""
         task_id = call.task_id
         partitions: set[int] = set()
 

@@ -60,7 +60,7 @@ class TaskCreation:
         return _answer(outcome, headers)
 
     def create_fast(self, tenant_id: int, body: bytes) -> PendingResponse:
-        """The same as `one` for a create without key or options, as nearly all are."""
+        """Create a task on the fast path: without an Idempotency-Key and options."""
         task = self.validator.one(tenant_id, decode_task(body))
         answer = new_task_json(task)
         inserted = self.ingest.create(Creation(tenant_id, (task,)))
@@ -111,7 +111,7 @@ class TaskCreation:
 
 
 def _id_in(answer: bytes) -> str:
-    """The id of the task that an answer shows: its first field, in stored answers too."""
+    """Return the id in an answer with a task: its first field, in stored answers too."""
     return answer[len(_ID_OPENS) : len(_ID_OPENS) + 36].decode("ascii")
 
 

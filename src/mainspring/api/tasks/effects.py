@@ -1,4 +1,4 @@
-"""The effect log: of all callers with one key, exactly one hears that it is the first."""
+"""The effect log: exactly one of all callers with a key is told that it is the first."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -19,7 +19,7 @@ _PARAMETERS = {
 
 
 def task_query(params: QueryParams) -> ListQuery[TaskFilter]:
-    """All parameters of a list of tasks; everything that is wrong is reported together."""
+    """Return the query of a list of tasks; raise all of its problems together."""
     given = Parameters(params, _PARAMETERS)
     where = TaskFilter(
         state=given.choice("state", TaskState),
@@ -35,7 +35,7 @@ def task_query(params: QueryParams) -> ListQuery[TaskFilter]:
 
 
 def outcome_query(params: QueryParams) -> Outcome | None:
-    """The parameters of a list of executions."""
+    """Return the outcome that a list of executions is filtered by."""
     given = Parameters(params, {"outcome"})
     outcome = given.choice("outcome", Outcome)
     given.check()
@@ -43,7 +43,7 @@ def outcome_query(params: QueryParams) -> Outcome | None:
 
 
 def task_filter(given: TaskFilterIn) -> TaskFilter:
-    """The filter in a body; everything that is wrong is reported together."""
+    """Return the filter in a body; raise all of its problems together."""
     problems: list[Problem] = []
     found = TaskFilter(
         state=given.state,
@@ -62,7 +62,7 @@ def task_filter(given: TaskFilterIn) -> TaskFilter:
 def labels_in(
     given: TaskFilterIn | LetterFilterIn, problems: list[Problem]
 ) -> dict[str, str] | None:
-    """The labels of a filter, which come in two forms."""
+    """Return the labels of a filter, which come in two forms."""
     labels = dict(given.labels or {})
     for pair in [given.label] if isinstance(given.label, str) else given.label or []:
         name, _, value = pair.partition(":")
@@ -72,7 +72,7 @@ def labels_in(
 
 
 def instant_in(given: datetime | None, name: str, problems: list[Problem]) -> datetime | None:
-    """A time in a filter."""
+    """Return a time in a filter, checked."""
     if given is not None and not 1 < given.year < 9999:
         problems.append(Problem(f"/filter/{name}", "is out of range: the year is one of 2 to 9998"))
         return None

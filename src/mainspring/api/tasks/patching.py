@@ -1,4 +1,4 @@
-"""What a PATCH makes of a task: the same rules as for a new one, on the merged values."""
+"""Patches of tasks: the rules for a new task, applied to the merged values."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +40,9 @@ class TaskPatcher:
         problems: list[Problem] = []
         if patch.concurrency is not UNSET:
             problems.append(
-                Problem("/concurrency", "cannot be changed: it decides where the task lives")
+                Problem(
+                    "/concurrency", "cannot be changed: it determines the partition of the task"
+                )
             )
         if patch.payload is not UNSET:
             problems.extend(payload_problems(bytes(patch.payload), self.max_payload))
@@ -70,27 +72,20 @@ class TaskPatcher:
             expires = self.validator.expiry(patch.expires_at, max(change.due, now), now, problems)
             return replace(change, expires=expires)
         delay = _given(patch.delay, None)
-        kept = task.run_at if delay is None else None
+        run_at = _given(patch.run_at, task.run_at if delay is None else None)
+        expires_at = _given(patch.expires_at, task.expires_at)
         found: list[Problem] = []
-        times = self.validator.times(
-            _given(patch.run_at, kept),
-            delay,
-            spec.jitter,
-            _given(patch.expires_at, task.expires_at),
-            now,
-            found,
-        )
-        problems += (
-            found if patch.expires_at is not UNSET else _about_what_was_sent(found, task, patch)
-        )
+        times = self.validator.times(run_at, delay, spec.jitter, expires_at, now, found)
+        kept = patch.expires_at is UNSET
+        problems += _about_what_was_sent(found, task, patch) if kept else found
         return replace(change, run=times.run, due=times.due, expires=times.expires)
 
 
 def _about_what_was_sent(
     problems: Sequence[Problem], task: LockedTask, patch: TaskPatch
 ) -> Iterator[Problem]:
-    """The problems of a patch that leaves the expiry as it is: not with that, but with what came to
-    lie behind it."""
+    """Yield the problems of a patch that leaves the expiry as it is, at the field that was sent: a
+    task that would be due after it expires has the wrong time, not the wrong expiry."""
     sent = next(name for name in ("run_at", "delay", "jitter") if getattr(patch, name) is not UNSET)
     for problem in problems:
         if problem.detail == EXPIRES_EARLY and task.expires_at is not None:

@@ -10,11 +10,11 @@ from mainspring.execution.headers import name_problem
 from mainspring.wire.tasks import CommandTarget, HandlerTarget, HttpTarget, TargetIn
 
 Seal = Callable[[Mapping[str, str]], str]
-"""Makes ciphertext of headers."""
+"""Encrypts headers."""
 
 
 def target_problems(target: TargetIn) -> Iterator[Problem]:
-    """Everything that is wrong with a target, beyond what the shapes of its fields say."""
+    """Yield the problems of a target, beyond those of the shapes of its fields."""
     if not isinstance(target, HttpTarget):
         return
     detail = url_problem(target.url)
@@ -34,7 +34,7 @@ def has_secrets(target: TargetIn) -> bool:
 
 
 def target_of(target: TargetIn, seal: Seal | None) -> Target:
-    """The target as the domain knows it; without a seal its secrets are left out."""
+    """Return the target as it is stored; without a seal its secrets are left out."""
     match target:
         case HttpTarget():
             return Target(
@@ -51,7 +51,7 @@ def target_of(target: TargetIn, seal: Seal | None) -> Target:
 
 
 def _sealed_headers(target: HttpTarget, seal: Seal) -> SealedHeaders:
-    """The secret headers of a target as they are stored."""
+    """Return the secret headers of a target as they are stored."""
     headers = dict(target.secret_headers or {})
     if target.auth is not None:
         headers["Authorization"] = f"Bearer {target.auth.bearer}"

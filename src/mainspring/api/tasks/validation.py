@@ -1,4 +1,4 @@
-"""From what a caller asked for to what is inserted: the rules that join fields, and the spec.
+"""Validation of tasks: the rules that join fields, and the rows and specs to insert.
 
 Written for batches of thousands: a task whose spec was seen before costs a look-up, and every rule
 that does not concern a task costs one comparison.
@@ -81,7 +81,7 @@ class TaskValidator:
     _specs: dict[tuple[object, ...], CompiledSpec] = field(default_factory=dict, init=False)
 
     def one(self, tenant_id: int, task: TaskIn) -> NewTask:
-        """A single task; problems point into its body."""
+        """Return a task to insert; problems point into its body."""
         problems: list[Problem] = []
         made = self._make(tenant_id, task, round(self.clock.now(), 6), problems)
         if problems:
@@ -89,8 +89,8 @@ class TaskValidator:
         return made
 
     async def many(self, tenant_id: int, tasks: Sequence[TaskIn]) -> list[NewTask]:
-        """A batch; problems name the task's index. Others get their turn in between, because the
-        engine shares this thread and must not start its tasks late."""
+        """Return a batch of tasks to insert; problems name the task's index. Yields to the event
+        loop in between, because the engine shares it and must not start its tasks late."""
         now = round(self.clock.now(), 6)
         made: list[NewTask] = []
         problems: list[Problem] = []
@@ -157,7 +157,7 @@ class TaskValidator:
         )
 
     def compile(self, task: TaskIn) -> CompiledSpec:
-        """The task's spec, checked and encoded once for all tasks that share it."""
+        """Return the task's spec, checked and encoded once for all tasks that share it."""
         key = (task.target, task.timeout, task.sla, task.jitter, task.retry, task.requires)
         try:
             found = self._specs.get(key)
@@ -175,7 +175,7 @@ class TaskValidator:
     def compile_timeless(
         self, task: TimelessTask, target: TargetIn, jitter: Delay = 0.0
     ) -> CompiledSpec:
-        """The spec of a task that a schedule or a workflow makes, for this target."""
+        """Return the spec, with this target, of a task that a schedule or a workflow makes."""
         return self.compile(
             TaskIn(
                 target=target,
@@ -188,7 +188,7 @@ class TaskValidator:
         )
 
     def target(self, target: TargetIn) -> Target:
-        """A target as it is stored, its secrets sealed."""
+        """Return a target as it is stored, its secrets sealed."""
         return target_of(target, self.seal)
 
     def _compile(self, task: TaskIn) -> CompiledSpec:
@@ -214,7 +214,7 @@ class TaskValidator:
         now: float,
         problems: list[Problem],
     ) -> Times:
-        """When it shall run; what is wrong with the times goes to `problems`."""
+        """Return when a task shall run; add to `problems` what is wrong with its times."""
         run = self._run(run_at, delay, now, problems)
         # What was asked for too late is due now: nobody else is to blame for the time before.
         due = max(run, now)
@@ -227,7 +227,7 @@ class TaskValidator:
     def expiry(
         self, expires_at: datetime | None, due: float, now: float, problems: list[Problem]
     ) -> float | None:
-        """Until when what is due by then may start; what is wrong with it goes to `problems`."""
+        """Return when a task due at `due` expires; add to `problems` what is wrong with that."""
         if expires_at is None:
             return None
         expires = expires_at.timestamp()
@@ -259,7 +259,7 @@ class TaskValidator:
 
 
 def seconds_of(delay: Delay) -> float:
-    """A delay in seconds, whichever way it was written."""
+    """Return a delay in seconds, whichever way it was written."""
     return parse_duration(delay) if isinstance(delay, str) else delay
 
 
@@ -268,7 +268,7 @@ def _too_far(most: float) -> str:
 
 
 def span(given: float | str, bounds: Meta, pointer: str, problems: list[Problem]) -> float:
-    """A duration in seconds, within its bounds; what is wrong with it goes to `problems`."""
+    """Return a duration in seconds; add to `problems` if it is not within its bounds."""
     if not isinstance(given, str):
         return given
     try:
@@ -306,7 +306,7 @@ def requirements_of(requires: RequiresIn | None) -> Requirements | None:
 def queueing(
     task: TimelessTask,
 ) -> tuple[str, int, str | None, dict[str, str] | None, str | None, int | None]:
-    """The queue, priority, name, labels, concurrency key and its limit of a task, as stored."""
+    """Return a task's queue, priority, name, labels, concurrency key and its limit, as stored."""
     limit = task.concurrency
     key = (None, None) if limit is None else (limit.key, limit.limit)
     return task.queue, task.priority, task.name, task.labels or None, *key

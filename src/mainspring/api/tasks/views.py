@@ -39,7 +39,7 @@ MASK = "***"
 
 
 def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
-    """A task as it was found."""
+    """Return the view of a stored task."""
     spec, target = _read_spec(task.spec)
     return task_view(
         TaskOut, task, spec,
@@ -69,7 +69,7 @@ def task_view(
 
 
 def new_task_json(task: NewTask) -> bytes:
-    """`new_task_out` as JSON, from a template where the task is a plain one, as nearly all are."""
+    """Return `new_task_out` as JSON, from a template if the task is a plain one, as most are."""
     if not _is_plain(task):
         return encode_json(new_task_out(task))
     start, named, given, runs, is_due, made, end = _template(task.spec, task.queue, task.priority)
@@ -104,8 +104,8 @@ _BLANK = NewTask(0, UUID(int=0), 0, 0, 0, None, None, None, 0, "", "", None, Non
 
 @lru_cache(1024)
 def _template(spec: bytes, queue: str, priority: int) -> list[bytes]:
-    """The JSON of new tasks that share all this, cut where one differs from another. The marks that
-    say where are random: nothing a caller wrote can look like one."""
+    """Return the JSON of new tasks that share all this, cut where they differ. The marks that say
+    where are random: nothing a caller wrote can look like one."""
     marks = [token_hex(16).encode("ascii") for _ in range(6)]
     out: Any = new_task_out(_BLANK._replace(spec=spec, queue=queue, priority=priority))
     out.id, out.name, out.payload, out.run_at, out.due_at, out.created_at = map(Raw, marks)
@@ -117,7 +117,7 @@ def _template(spec: bytes, queue: str, priority: int) -> list[bytes]:
 
 
 def new_task_out(task: NewTask) -> TaskOut:
-    """A task as it will be found right after it was created: known before it is inserted."""
+    """Return the view of a new task, before it is inserted."""
     spec, target = _read_spec(task.spec)
     created = instant(task.created)
     run = created if task.run == task.created else instant(task.run)
@@ -162,7 +162,7 @@ def _execution_out(execution: StoredExecution) -> ExecutionOut:
 
 
 def spec_of(task: LockedTask) -> TaskSpec:
-    """The spec of a task that is about to be changed."""
+    """Return the spec of a task that is about to be changed."""
     return _decode_spec(task.spec)
 
 
@@ -171,7 +171,7 @@ def concurrency_out(key: str | None, limit: int | None) -> ConcurrencyOut | None
 
 
 def raw_or_none(text: bytes | None) -> Raw | None:
-    """JSON that is stored, as it is."""
+    """Return stored JSON as it is."""
     return None if text is None else Raw(text)
 
 
@@ -182,7 +182,7 @@ def retry_out(retry: RetryPolicy) -> RetryOut:
 
 
 def target_out(target: Target) -> TargetOut:
-    """A target, with the fields of its type only, and secrets masked."""
+    """Return the view of a target: the fields of its type only, and secrets masked."""
     shown = TargetOut(
         target.type, target.url, target.method, target.headers, target.name, target.argv
     )
@@ -194,8 +194,8 @@ def target_out(target: Target) -> TargetOut:
 
 
 def _read_spec(spec: bytes) -> tuple[TaskSpec, TargetOut]:
-    """Many tasks share a spec, and here they are only shown: it is read once for all of them,
-    unless it is large, as a command may be: a thousand of those would fill the memory."""
+    """Return a spec and the view of its target. Many tasks share a spec, so it is cached, unless it
+    is large: a thousand large commands would fill the memory."""
     return _shared_spec(spec) if len(spec) <= _LARGEST_SHARED else _decoded_spec(spec)
 
 
@@ -213,7 +213,7 @@ def _decoded_spec(spec: bytes) -> tuple[TaskSpec, TargetOut]:
 
 
 def _response_out(response: bytes | None) -> Raw | str | None:
-    """What the target answered: JSON as it is, anything else as text."""
+    """Return what the target answered: JSON as it is, anything else as text."""
     if response is None:
         return None
     try:

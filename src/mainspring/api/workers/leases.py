@@ -99,7 +99,7 @@ class LeaseResource:
 async def _unless_gone(
     request: Request, ended: "asyncio.Future[None]", work: Callable[[], Awaitable[T]]
 ) -> T:
-    """Do something that may take long, and stop it when the caller goes away, or its key ends."""
+    """Run long work; cancel it when the caller disconnects or its key ends."""
     doing = asyncio.ensure_future(work())
     gone = asyncio.ensure_future(_disconnected(request))
     try:
@@ -187,12 +187,12 @@ def _lease_out(leased: LeasedTask) -> wire.LeaseOut:
 
 @lru_cache(maxsize=1024)
 def _instant(seconds: float) -> datetime:
-    # What is claimed together has most of its times in common.
+    # Tasks that are claimed together share most of their times.
     return datetime.fromtimestamp(seconds, UTC)
 
 
 def _json(value: Raw | UnsetType) -> bytes:
-    """The JSON of a field; nothing where it was left out."""
+    """Return the JSON of a field; empty if it was left out."""
     return b"" if value is UNSET else bytes(value)
 
 

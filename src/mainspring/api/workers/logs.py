@@ -52,7 +52,7 @@ class LogResource:
 
 
 def _line(line: LogLineIn, now: float) -> NewLogLine:
-    # A text in the database cannot hold a NUL, and programs print what they like.
+    # The database cannot store a NUL in a text, but programs may print one.
     message = line.message[:_LONGEST_LINE].replace("\x00", "\ufffd")
     at = line.at.timestamp() if line.at is not None else now
     return NewLogLine(line.id, line.fence, at, line.level, message)

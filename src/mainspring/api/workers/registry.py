@@ -1,4 +1,4 @@
-"""Workers in the eyes of their users, and addresses of nodes for workers."""
+"""Workers as their users see them, and the addresses of nodes for workers."""
 
 from dataclasses import dataclass
 

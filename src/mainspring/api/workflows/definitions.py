@@ -109,12 +109,12 @@ def workflow_name_in(call: TenantCall) -> str:
 
 
 def version_in(params: QueryParams) -> int | None:
-    """The version that a query asks for; None means the latest."""
+    """Return the version that a query asks for; None means the latest."""
     return read_one(params, lambda given: given.number("version", _LAST_VERSION))
 
 
 def graph_format(params: QueryParams) -> wire.GraphFormat:
-    """The form in which a query asks for a graph."""
+    """Return the form in which a query asks for a graph."""
     asked, forms = params.get("format", "json"), get_args(wire.GraphFormat)
     form: wire.GraphFormat
     for form in forms:
@@ -133,7 +133,7 @@ def _shown(workflow: StoredWorkflow) -> Response:
 
 
 def _cursor(params: QueryParams) -> str:
-    """Where a list by name goes on: after this name."""
+    """Return the name after which a list by name goes on."""
     name = params.get("cursor")
     if name is not None and not NAME.fullmatch(name):
         raise bad_parameter("cursor", "is not a cursor of this list")

@@ -53,7 +53,7 @@ def _renamed(run: StoredRun) -> dict[str, object]:
 
 
 def states_of(steps: Iterable[StoredStep]) -> Mapping[str, TaskState]:
-    """Where each step is."""
+    """Return the state of each step."""
     return {step.step: _state(step) for step in steps if step.item == ITSELF}
 
 

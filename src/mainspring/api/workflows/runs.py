@@ -174,7 +174,7 @@ class RunResource:
 
 
 def _run_query(params: QueryParams) -> ListQuery[RunFilter]:
-    """All parameters of a list of runs."""
+    """Return the query of a list of runs."""
     given = Parameters(params, {"workflow", "state", "schedule_id", "limit", "cursor"})
     state = given.choice("state", RunState)
     return given.list_query(RunFilter(given.text("workflow"), state, given.uuid("schedule_id")))

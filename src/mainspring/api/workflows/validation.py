@@ -1,4 +1,4 @@
-"""From what a caller asked for to a definition: every step compiled, everything wrong found."""
+"""Validation of workflows: every step is compiled, and every problem is reported."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ _spec = msgspec.json.Decoder(TaskSpec)
 
 @dataclass(slots=True)
 class _Findings:
-    """What was found in a step: problems, and the steps it speaks of."""
+    """Findings in a step: its problems, and the steps that it refers to."""
 
     index: int
     in_foreach: bool
@@ -41,7 +41,7 @@ class _Findings:
         self.problems.append(Problem(f"/steps/{self.index}{pointer}", detail))
 
     def text(self, pointer: str, text: str) -> None:
-        """Look at a text that may hold templates."""
+        """Check a text that may hold templates."""
         if "{{" not in text:
             return
         self.dynamic = True
@@ -54,7 +54,7 @@ class _Findings:
             self._reference(pointer, reference)
 
     def document(self, pointer: str, document: bytes) -> None:
-        """Look at all strings of a JSON document."""
+        """Check all strings of a JSON document."""
 
         def look(text: str) -> bytes:
             self.text(pointer, text)
@@ -85,19 +85,19 @@ class WorkflowValidator:
     horizon: float
 
     async def definition(self, name: str, wanted: WorkflowBody) -> WorkflowDefinition:
-        """What a body describes; InvalidRequest names all that is wrong with it."""
+        """Return the definition in a body; raise InvalidRequest with all of its problems."""
         if len(wanted.steps) > MOST_STEPS:
             detail = f"{len(wanted.steps)} steps; the most is {MOST_STEPS}"
             raise InvalidRequest("the workflow is too large", [Problem("/steps", detail)])
         problems: list[Problem] = []
         deadline = self._span("/deadline", wanted.deadline, problems)
         if wanted.deadline is not None and deadline == 0 and not problems:
-            problems.append(Problem("/deadline", "is no time at all"))
+            problems.append(Problem("/deadline", "must be longer than zero"))
         given = encode_json(wanted.input)
         problems += [p.at("/input") for p in payload_problems(given, self.max_payload)]
         steps, uses = await self._steps(wanted.steps, problems)
         steps = with_implied_needs(steps)
-        # Some graphs take a while: the others shall not wait for it.
+        # Large graphs take long: other requests must not wait for them.
         problems += await asyncio.to_thread(graph_problems, steps, uses)
         if problems:
             raise refusal("the workflow does not make sense", problems[:MOST_PROBLEMS])
@@ -214,7 +214,7 @@ class WorkflowValidator:
 
 
 def _texts(wanted: StepIn) -> Iterator[tuple[str, str]]:
-    """Where templates may stand beside the payload, and what stands there."""
+    """Yield the texts that may hold templates, besides the payload, with their places."""
     if wanted.name is not None:
         yield "/name", wanted.name
     if wanted.concurrency is not None:
