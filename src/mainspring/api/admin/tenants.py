@@ -10,7 +10,7 @@ from mainspring.api.http.auth import KeyActivity, tenant_gone
 from mainspring.api.http.bodies import json_response, secret_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import OperatorCall, TenantCall
-from mainspring.api.http.parameters import page_query
+from mainspring.api.http.parameters import LARGEST_NUMBER, page_query
 from mainspring.api.views import view
 from mainspring.config import Config
 from mainspring.domain import apikey
@@ -20,8 +20,6 @@ from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.store.keys import MOST_LIVE_KEYS
 from mainspring.store.tenants import StoredTenant, TenantStore
 from mainspring.wire import admin as wire
-
-_LARGEST_ID = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class TenantResource:
 
     async def page(self, call: OperatorCall) -> Response:
         query = page_query(call.query)
-        before = None if query.before is None else min(query.before, _LARGEST_ID)
+        before = None if query.before is None else min(query.before, LARGEST_NUMBER)
         found = await self.tenants.list(before=before, limit=query.limit)
         cursor = query.cursor_after([tenant.id for tenant in found])
         return json_response(wire.TenantPage([_tenant_out(tenant) for tenant in found], cursor))

@@ -16,6 +16,9 @@ from mainspring.wire.tasks import TIME_FORM, Instant
 
 F = TypeVar("F")
 
+LARGEST_NUMBER = 2**31 - 1
+"""Largest version or id of a tenant that the database can hold."""
+
 MOST_ITEMS = 1000
 _DEFAULT_ITEMS = 50
 _NO_CURSOR = "is not a cursor of this list"

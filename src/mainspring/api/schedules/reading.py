@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar, get_args
+from typing import get_args
 
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
@@ -20,7 +20,7 @@ from mainspring.api.http.parameters import (
     read_one,
 )
 from mainspring.api.http.problems import raise_if
-from mainspring.api.items import existing, item_response, no_such_schedule
+from mainspring.api.items import T, existing, item_response, no_such_schedule
 from mainspring.api.schedules.validation import ScheduleValidator
 from mainspring.api.schedules.views import occurrence_out, schedule_out
 from mainspring.api.views import instant
@@ -36,8 +36,6 @@ from mainspring.wire import schedules as wire
 _DEFAULT_TIMES = 10
 _MOST_TIMES = 1000
 _SLOW_TIMES = asyncio.Semaphore(2)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)

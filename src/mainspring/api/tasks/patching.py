@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from msgspec import UNSET, Meta, UnsetType
 
 from mainspring.api.http.bodies import encode_json
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.http.problems import raise_if
+from mainspring.api.items import T
 from mainspring.api.tasks.targets import target_problems
 from mainspring.api.tasks.validation import (
     EXPIRES_EARLY,
@@ -24,8 +24,6 @@ from mainspring.domain.task import Target, TaskSpec
 from mainspring.errors import Problem
 from mainspring.store.tasks import LockedTask, TaskChange
 from mainspring.wire.tasks import JITTERS, SLAS, TIMEOUTS, TargetIn, TaskPatch
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,10 @@ from mainspring.wire.tasks import (
 EXPIRES_EARLY = "is not after the time the task is due"
 
 _CACHED_SPECS = 4096
+"""Maximum specs in the cache, of at most `_LARGEST_CACHED` bytes each."""
 _LARGEST_CACHED = 4096
 _TASKS_PER_TURN = 200
+"""Tasks of a batch, or one with a large payload, after which others get their turn."""
 _LARGE_PAYLOAD = 100_000
 _SMALLEST_CHECKED = 4
 """Shorter than this nothing can be wrong with a payload, `{}` above all."""

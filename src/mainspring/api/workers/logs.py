@@ -16,8 +16,11 @@ from mainspring.store.workers import NewLogLine, WorkerStore
 from mainspring.wire.workers import LogLineIn, LogLineOut, LogPage, LogsIn, LogsTakenOut
 
 _MOST_LINES = 1000
+"""Maximum lines of a task."""
 _MORE_ERRORS = 100
+"""Errors that are kept beyond that."""
 _LONGEST_LINE = 4000
+"""Characters after which a line is cut."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,13 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
-from mainspring.api.http.parameters import Parameters, bad_parameter, page_query, read_one
+from mainspring.api.http.parameters import (
+    LARGEST_NUMBER,
+    Parameters,
+    bad_parameter,
+    page_query,
+    read_one,
+)
 from mainspring.api.items import NAME, existing, item_response, name_in, no_such_workflow
 from mainspring.api.views import instant, view
 from mainspring.api.workflows.validation import WorkflowValidator
@@ -19,8 +25,6 @@ from mainspring.clock import Clock
 from mainspring.domain.workflow.definition import WorkflowDefinition
 from mainspring.store.workflow.workflows import StoredWorkflow, WorkflowStore
 from mainspring.wire import workflows as wire
-
-_LAST_VERSION = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class WorkflowResource:
 
     async def versions(self, call: TenantCall) -> Response:
         query = page_query(call.query)
-        before = _LAST_VERSION if query.before is None else min(query.before, _LAST_VERSION)
+        before = LARGEST_NUMBER if query.before is None else min(query.before, LARGEST_NUMBER)
         name = workflow_name_in(call)
         found = await self.workflows.versions(
             call.tenant_id, name, before=before, limit=query.limit
@@ -110,7 +114,7 @@ def workflow_name_in(call: TenantCall) -> str:
 
 def version_in(params: QueryParams) -> int | None:
     """Return the version that a query asks for; None means the latest."""
-    return read_one(params, lambda given: given.number("version", _LAST_VERSION))
+    return read_one(params, lambda given: given.number("version", LARGEST_NUMBER))
 
 
 def graph_format(params: QueryParams) -> wire.GraphFormat:

@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from mainspring.api.http.operations import TenantOperation
+from mainspring.api.http.parameters import LARGEST_NUMBER
 from mainspring.api.openapi import operation as docs
 from mainspring.api.routes import Routes, Tag, created, links_by, ok
 from mainspring.api.workflows.definitions import WorkflowResource
@@ -46,7 +47,7 @@ _NIGHTLY = {"name": "nightly", **_UNNAMED}
 WORKFLOW_NAME = docs.Param("id", WorkflowName, "The workflow's name.", "path", required=True)
 _CURSOR = docs.Param("cursor", WorkflowName, "Where to go on: `next_cursor` of the page before.")
 _VERSION = docs.Param(
-    "version", Annotated[int, Meta(ge=1, le=2**31 - 1)], "This version, instead of the latest."
+    "version", Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)], "This version, instead of the latest."
 )
 _AFTERWARDS = links_by(
     "name",
