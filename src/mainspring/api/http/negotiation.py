@@ -14,7 +14,6 @@ from mainspring.api.http.problems import below
 from mainspring.api.openapi.operation import JSON, Doc
 from mainspring.errors import InvalidRequest, NotAcceptable, Problem, UnsupportedMediaType
 
-Headers = dict[bytes, bytes]
 _MOST_PARAMETERS = 200
 _CURLS_DEFAULT = b"application/x-www-form-urlencoded"
 
@@ -35,7 +34,7 @@ class RequestRules:
         self._known = frozenset(param.name for param in query)
         self._repeatable = frozenset(p.name for p in query if get_origin(p.type) is list)
 
-    def check(self, headers: Headers, query: bytes) -> None:
+    def check(self, headers: dict[bytes, bytes], query: bytes) -> None:
         """Refuse a request that cannot be answered, before it changes anything."""
         accept = headers.get(b"accept") or b"*/*"
         if accept != b"*/*" and not self._in_any_case and not _accepts(accept, self._produces):
@@ -45,7 +44,7 @@ class RequestRules:
         if query:
             self._check_query(query)
 
-    def _check_form(self, headers: Headers) -> None:
+    def _check_form(self, headers: dict[bytes, bytes]) -> None:
         kind = headers.get(b"content-type", _CURLS_DEFAULT)
         # Without a Content-Type, or with the one that curl sends for `-d`, the body is JSON:
         # nothing else is likely, and it is checked anyway.
