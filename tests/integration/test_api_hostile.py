@@ -39,7 +39,7 @@ async def routes(office: Office) -> list[Route]:
     found = []
     for path, known in paths_of(office.deps).items():
         for method, operation in known.items():
-            body = next(iter(operation.doc.bodies), None) if operation.doc else None
+            body = operation.doc.body if operation.doc else None
             if body is None:
                 continue
             some_id = task.json()["id"] if path.startswith("/v1/tasks/") else str(uuid4())

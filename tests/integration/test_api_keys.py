@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mainspring.api.http import auth, key_activity
+from mainspring.api.http import auth
 from mainspring.config import Config
 from mainspring.domain import apikey
 from mainspring.domain.tenant import ApiKey
@@ -47,8 +47,7 @@ class StandStill:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        for module in (auth, key_activity):
-            monkeypatch.setattr(module, "monotonic", lambda: self.now)
+        monkeypatch.setattr(auth, "monotonic", lambda: self.now)
 
 
 # --- making and reading ------------------------------------------------------------------------

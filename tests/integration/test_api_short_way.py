@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from mainspring.api.http import auth, key_activity
+from mainspring.api.http import auth
 from mainspring.api.http.rate_limits import RateLimits
 from mainspring.api.tasks import ingest
 from mainspring.config import Config
@@ -196,8 +196,7 @@ async def test_a_key_is_looked_up_again_when_its_time_has_come(
 ) -> None:
     """As on the ordinary way: an answer is remembered for four seconds, or until the key ends."""
     now = 1000.0
-    for module in (auth, key_activity):
-        monkeypatch.setattr(module, "monotonic", lambda: now)
+    monkeypatch.setattr(auth, "monotonic", lambda: now)
     for fields, remembered in (({}, 4.0), ({"expires_in": 2}, 2.0)):
         key_id, secret = await key_of(street, **fields)
         caller = await street.caller(secret)

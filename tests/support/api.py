@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from uuid import UUID
 
-from mainspring.api.http.key_activity import KeyActivity
+from mainspring.api.http.auth import KeyActivity
 from mainspring.api.http.middleware import RequestMiddleware
 from mainspring.clock import ManualClock
 from mainspring.config import Config

@@ -8,8 +8,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 
+from mainspring.api.http.endpoint import Router
 from mainspring.api.http.middleware import RequestMiddleware
-from mainspring.api.http.router import Router
 from mainspring.errors import (
     Conflict,
     InvalidRequest,

@@ -6,7 +6,7 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from mainspring.api.http.router import Router
+from mainspring.api.http.endpoint import Router
 
 
 class Named:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Scope
 
-from mainspring.api.http.connection import Cycle, LimitedHttpProtocol
+from mainspring.api.http.connection import LimitedHttpProtocol
+from mainspring.api.http.cycle import Cycle
 from mainspring.api.http.fast_path import HeaderCache, ServeFast
 from support.door import LIMITS
 from support.shop import ORDINARY, SPOT, Exchange, Shop, Wire, post

@@ -82,7 +82,7 @@ async def test_everything_that_is_wrong_is_said_at_once() -> None:
     assert "foreach" in found["/steps/13/payload"]
     assert "ISO 8601" in found["/steps/14/delay"]
     assert "too long" in found["/steps/15/delay"]
-    assert "no time" in found["/deadline"]
+    assert "longer than zero" in found["/deadline"]
 
 
 @pytest.mark.parametrize(

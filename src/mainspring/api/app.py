@@ -3,11 +3,10 @@
 from random import Random
 
 from mainspring.api.http.auth import Authenticator
-from mainspring.api.http.endpoint import Endpoint
+from mainspring.api.http.endpoint import Endpoint, Router
 from mainspring.api.http.idempotency import Idempotency
 from mainspring.api.http.middleware import RequestMiddleware
 from mainspring.api.http.rate_limits import RateLimits
-from mainspring.api.http.router import Router
 from mainspring.api.openapi.document import Paths
 from mainspring.observe.metrics import Metrics
 

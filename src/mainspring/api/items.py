@@ -1,19 +1,25 @@
-"""Items of a resource: read by name or id, and changed at a revision, which is their ETag."""
+"""Items of a resource: found by name or id, answered with their revision as the ETag."""
 
 import re
 from typing import TypeVar
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring.api.http.bodies import json_response
-from mainspring.api.http.operations import Missing, TenantCall
-from mainspring.errors import PreconditionFailed
+from mainspring.api.http.operations import Missing, TenantCall, missing
 
 T = TypeVar("T")
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}", re.ASCII)
 """Names of items that are found by name."""
+
+no_such_calendar = missing("calendar")
+no_such_dead_letter = missing("dead letter")
+no_such_key = missing("key")
+no_such_run = missing("run")
+no_such_schedule = missing("schedule")
+no_such_secret = missing("secret")
+no_such_workflow = missing("workflow")
 
 
 def existing(item: T | None, missing: Missing, id: object) -> T:
@@ -24,7 +30,7 @@ def existing(item: T | None, missing: Missing, id: object) -> T:
 
 
 def name_in(call: TenantCall, missing: Missing) -> str:
-    """The name in the path; what is not a name cannot be found."""
+    """Return the name in the path; raise NotFound for what is not a name."""
     name: str = call.request.path_params["id"]
     if not NAME.fullmatch(name):
         raise missing(name)
@@ -34,28 +40,14 @@ def name_in(call: TenantCall, missing: Missing) -> str:
 def item_response(
     item: object, revision: int, status: int = 200, location: str | None = None
 ) -> Response:
-    """The item with its revision, and its place where it is new."""
+    """Return the answer with an item: its revision as ETag, and its path if it is new."""
     headers = {"ETag": f'"{revision}"'}
     if location is not None:
         headers["Location"] = location
     return json_response(item, status, headers)
 
 
-def if_match(request: Request) -> frozenset[str] | None:
-    """The revisions at which the caller wants a change; None when any will do."""
-    header = request.headers.get("if-match")
-    if header is None or header.strip() == "*":
-        return None
-    return frozenset(tag.strip() for tag in header.split(","))
-
-
-def check_rev(wanted: frozenset[str] | None, rev: int) -> None:
-    """Raise PreconditionFailed when the caller saw another revision."""
-    if wanted is not None and f'"{rev}"' not in wanted:
-        raise PreconditionFailed(f'it is at revision "{rev}" now')
-
-
 def names_revision(header: str, rev: int) -> bool:
-    """Whether a list of entity tags has this revision; for reading, weak ones are good enough."""
+    """Whether a list of entity tags names this revision; weak tags count, as for any read."""
     tags = {tag.strip().removeprefix("W/") for tag in header.split(",")}
     return "*" in tags or f'"{rev}"' in tags

@@ -20,7 +20,6 @@ class LeasePort(Protocol):
 
     async def lease(self, request: LeaseRequest) -> list[LeasedTask]:
         """Wait for tasks; when it is cancelled, what was leased meanwhile is released."""
-        ...
 
     async def beat(
         self,
@@ -29,11 +28,9 @@ class LeasePort(Protocol):
         about: Mapping[str, object] | None = None,
     ) -> list[HeartbeatAnswer]:
         """Extend the leases of what a worker runs."""
-        ...
 
     async def report(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
         """Record outcomes of a worker: each is accepted, fenced or unknown."""
-        ...
 
 
 class NodePort(Protocol):
@@ -41,42 +38,33 @@ class NodePort(Protocol):
 
     def ownership(self) -> Ownership:
         """The node's present right to act, for statements that depend on what it owns."""
-        ...
 
     def offer_eager_lease(self, tasks: Iterable[NewTask]) -> EagerLeaseOffer:
         """Choose tasks, about to be inserted, that may be leased to this node in the same
         statement. `end_eager_lease` must follow in any case."""
-        ...
 
     def end_eager_lease(
         self, offer: EagerLeaseOffer, leased: Sequence[tuple[TaskRow, Execution]] | None
     ) -> None:
         """Start those that were leased. None: the answer was lost, look for them."""
-        ...
 
     def announce(self, rows: Sequence[TaskRow] = (), changed: Collection[int] = ()) -> None:
         """Announce a commit: tasks that were created in partitions of this node, of which no wake
         row tells, and partitions that have wake rows to look at."""
-        ...
 
     def announce_runs(self, moved: Moved) -> None:
         """Announce what a commit did to runs of workflows."""
-        ...
 
     def mark_stale(self) -> None:
         """Look at everything again: an answer was lost, and something may have been committed."""
-        ...
 
     async def conclude(self, report: Report) -> bool:
-        """Record an outcome that came through the API; False when its try is not the current one.
-        This one waits for the database, and raises StoreUnavailable when that takes too long:
+        """Record an outcome that came through the API; False when its execution is not the current
+        one. This one waits for the database, and raises StoreUnavailable when that takes too long:
         then the outcome is yet to be written, and whether it will count is not known."""
-        ...
 
     def explain(self, row: TaskRow) -> Situation:
         """Return what this node knows around a task: much if it owns the partition."""
-        ...
 
     def ready(self) -> bool:
         """Whether this node should be given requests."""
-        ...

@@ -23,29 +23,21 @@ from mainspring.api.http.operations import (
     TenantHandler,
     TenantOperation,
 )
-from mainspring.api.openapi.operation import (
-    IF_MATCH,
-    LOCATION,
-    REPLAYED,
-    Body,
-    Doc,
-    Header,
-    Link,
-    Param,
-    ResponseDoc,
-)
-from mainspring.errors import Conflict, MainspringError, PreconditionFailed
+from mainspring.api.openapi import operation as docs
+from mainspring.errors import MainspringError
 
 Routes = Mapping[str, Operation]
 """Operations by method and path: `GET /v1/tasks/{id}`."""
-Links = Mapping[str, Link]
+Links = Mapping[str, docs.Link]
+Verb = tuple[TenantHandler, str, str]
+"""What changes the state of an item, its title and its description."""
 
 
 class More(TypedDict, total=False):
-    """What a documentation holds besides words and replies."""
+    """Optional parts of the documentation of an operation."""
 
-    params: Sequence[Param]
-    body: Body
+    params: Sequence[docs.Param]
+    body: docs.Body
     also_consumes: Sequence[str]
     problems: Sequence[type[MainspringError]]
 
@@ -57,20 +49,21 @@ class Tag:
     name: str
 
     def doc(
-        self, id: str, summary: str, description: str, *replies: ResponseDoc, **more: Unpack[More]
-    ) -> Doc:
+        self,
+        id: str,
+        summary: str,
+        description: str,
+        *replies: docs.ResponseDoc,
+        **more: Unpack[More],
+    ) -> docs.Doc:
         """Documentation of an operation of this group."""
-        body = more.get("body")
-        return Doc(
+        return docs.Doc(
             id=id,
             tag=self.name,
             summary=summary,
             description=description,
-            params=more.get("params", ()),
-            bodies=() if body is None else (body,),
-            also_consumes=more.get("also_consumes", ()),
             replies=replies,
-            problems=more.get("problems", ()),
+            **more,
         )
 
     def tenant(
@@ -80,7 +73,7 @@ class Tag:
         id: str,
         summary: str,
         description: str,
-        *replies: ResponseDoc,
+        *replies: docs.ResponseDoc,
         or_scope: str | None = None,
         secret: bool = False,
         **more: Unpack[More],
@@ -95,7 +88,7 @@ class Tag:
         id: str,
         summary: str,
         description: str,
-        *replies: ResponseDoc,
+        *replies: docs.ResponseDoc,
         secret: bool = False,
         **more: Unpack[More],
     ) -> OperatorOperation:
@@ -112,7 +105,7 @@ class Tag:
         things: str,
         description: str,
         of: object,
-        *params: Param,
+        *params: docs.Param,
         or_scope: str | None = None,
         links: Links | None = None,
     ) -> TenantOperation:
@@ -123,33 +116,53 @@ class Tag:
             params=params, or_scope=or_scope,
         )  # fmt: skip
 
-    def verb(
-        self, handler: TenantHandler, id: str, summary: str, description: str, reply: ResponseDoc
-    ) -> TenantOperation:
-        """A POST that changes the state of an item, at the revision that the caller saw."""
-        return self.tenant(
-            "write", handler, id, summary, f"{description} Calling twice is harmless.", reply,
-            params=[IF_MATCH], problems=[Conflict, PreconditionFailed],
-        )  # fmt: skip
+    def verbs(
+        self,
+        item: str,
+        noun: str,
+        reply: docs.ResponseDoc,
+        params: Sequence[docs.Param],
+        problems: Sequence[type[MainspringError]],
+        **verbs: Verb,
+    ) -> Routes:
+        """POSTs under the path of an item that change its state, by the last word of their path."""
+        return {
+            f"POST {item}/{verb}": self.tenant(
+                "write", handler, verb + noun, summary, description, reply,
+                params=params, problems=problems,
+            )
+            for verb, (handler, summary, description) in verbs.items()
+        }  # fmt: skip
 
 
-def ok(description: str, type: object, *headers: Header, links: Links | None = None) -> ResponseDoc:
+def ok(
+    description: str, type: object, *headers: docs.Header, links: Links | None = None
+) -> docs.ResponseDoc:
     """The answer 200 with a body of this type."""
-    return ResponseDoc(200, description, type, headers, links=links or {})
+    return docs.ResponseDoc(200, description, type, headers, links=links or {})
 
 
 def created(
-    description: str, type: object, *headers: Header, links: Links | None = None
-) -> ResponseDoc:
+    description: str, type: object, *headers: docs.Header, links: Links | None = None
+) -> docs.ResponseDoc:
     """The answer 201 with the place of what was created."""
-    return ResponseDoc(201, description, type, [LOCATION, *headers, REPLAYED], links=links or {})
+    return docs.ResponseDoc(
+        201, description, type, [docs.LOCATION, *headers, docs.REPLAYED], links=links or {}
+    )
 
 
-def links_by(field: str, **operations: tuple[str, str]) -> dict[str, Link]:
+def created_unplaced(
+    description: str, type: object, *, links: Links | None = None
+) -> docs.ResponseDoc:
+    """The answer 201 for what has no place of its own."""
+    return docs.ResponseDoc(201, description, type, [docs.REPLAYED], links=links or {})
+
+
+def links_by(field: str, **operations: tuple[str, str]) -> dict[str, docs.Link]:
     """What can be done next with an item, named by this field of the answer: operations by link,
     each with its description."""
     where = {"id": f"$response.body#/{field}"}
-    return {name: Link(id, where, words) for name, (id, words) in operations.items()}
+    return {name: docs.Link(id, where, words) for name, (id, words) in operations.items()}
 
 
 def by_path(routes: Iterable[Routes]) -> dict[str, dict[str, Operation]]:

@@ -8,13 +8,7 @@ from msgspec import Meta, Raw, Struct, field
 
 from mainspring.domain.task import Resolution, TaskState
 from mainspring.wire import patterns
-from mainspring.wire.tasks import (
-    DAY,
-    Delay,
-    Instant,
-    Labels,
-    TaskOut,
-)
+from mainspring.wire.tasks import DAY, Delay, Instant, Labels, TaskOut
 from mainspring.wire.values import Json, OpenEnum
 
 MOST_REPLAYED = 10_000
@@ -84,7 +78,7 @@ class ReplayedOut(Struct):
 
 
 class AttemptOut(Struct):
-    """One try of a task that died."""
+    """One execution of a task that died."""
 
     attempt: int
     outcome: str

@@ -83,15 +83,6 @@ class TimingIn(Struct, kw_only=True, forbid_unknown_fields=True):
     stop_on_410: bool = False
 
 
-class ScheduleIn(TimingIn, kw_only=True, forbid_unknown_fields=True):
-    """A schedule as a caller asks for it."""
-
-    name: Line
-    task: TemplateIn | None = None
-    workflow: WorkflowName | None = None
-    input: dict[str, Raw] = field(default_factory=dict)
-
-
 class PreviewIn(TimingIn, kw_only=True, forbid_unknown_fields=True):
     """A schedule that nobody saved: only its times matter."""
 
@@ -99,6 +90,12 @@ class PreviewIn(TimingIn, kw_only=True, forbid_unknown_fields=True):
     task: TemplateIn | None = None
     workflow: WorkflowName | None = None
     input: dict[str, Raw] = field(default_factory=dict)
+
+
+class ScheduleIn(PreviewIn, kw_only=True, forbid_unknown_fields=True):
+    """A schedule as a caller asks for it."""
+
+    name: Line
 
 
 class SchedulePatch(Struct, kw_only=True, forbid_unknown_fields=True):

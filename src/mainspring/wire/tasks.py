@@ -90,7 +90,7 @@ TargetIn = HttpTarget | HandlerTarget | CommandTarget
 
 
 class RetryIn(Struct, frozen=True, forbid_unknown_fields=True):
-    """How failed tries are repeated."""
+    """How failed executions are repeated."""
 
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 5
     initial: Backoff = 10.0
@@ -226,7 +226,7 @@ class TargetOut(Struct, omit_defaults=True):
 
 
 class RetryOut(Struct, omit_defaults=True):
-    """How failed tries are repeated."""
+    """How failed executions are repeated."""
 
     max_attempts: int
     initial: float
@@ -291,7 +291,7 @@ class TaskPage(Struct):
 
 
 class ExecutionOut(Struct):
-    """One try."""
+    """One execution of a task."""
 
     attempt: int
     fence: int
@@ -309,7 +309,7 @@ class ExecutionOut(Struct):
 
 
 class ExecutionList(Struct):
-    """The tries of a task."""
+    """The executions of a task."""
 
     items: list[ExecutionOut]
 

@@ -10,8 +10,7 @@ from mainspring.wire.tasks import DAY, Line, Time
 Kind = Literal["hmac", "ed25519"]
 SecretText = Annotated[str, Meta(min_length=1, max_length=200)]
 Certificates = Annotated[
-    str,
-    Meta(min_length=1, max_length=100_000, extra_json_schema={"format": "pem-certificates"}),
+    str, Meta(min_length=1, max_length=100_000, extra_json_schema={"format": "pem-certificates"})
 ]
 PrivateKey = Annotated[
     str, Meta(min_length=1, max_length=100_000, extra_json_schema={"format": "pem-private-key"})

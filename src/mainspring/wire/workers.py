@@ -7,14 +7,7 @@ from uuid import UUID
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from mainspring.wire import patterns
-from mainspring.wire.tasks import (
-    HandlerName,
-    Instant,
-    Line,
-    Queue,
-    TargetOut,
-    Time,
-)
+from mainspring.wire.tasks import HandlerName, Instant, Line, Queue, TargetOut, Time
 from mainspring.wire.values import OpenEnum
 
 MOST_LEASES = 1000
@@ -49,18 +42,16 @@ class AboutIn(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HeldIn(Struct, frozen=True, forbid_unknown_fields=True):
-    """A try that a worker holds."""
+    """An execution that a worker runs."""
 
     id: UUID
     fence: Fence
 
 
-class BeatIn(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A try that a worker holds, whether it has begun, with nothing else beside it, and how far it
-    has come."""
+class BeatIn(HeldIn, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An execution that a worker runs, whether it has begun, with nothing else beside it, and how
+    far it has come."""
 
-    id: UUID
-    fence: Fence
     progress: Raw | UnsetType = UNSET
     started: bool = True
     alone: bool = False
@@ -93,17 +84,15 @@ class HeartbeatIn(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class ErrorIn(Struct, frozen=True, forbid_unknown_fields=True):
-    """Why a try failed. The code `timeout` means that its time was over."""
+    """Why an execution failed. The code `timeout` means that its time was over."""
 
     message: Annotated[str, Meta(max_length=10_000)]
     code: Annotated[str, Meta(pattern=patterns.ERROR_CODE)] = "failed"
 
 
-class OutcomeIn(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How a try ended."""
+class OutcomeIn(HeldIn, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How an execution ended."""
 
-    id: UUID
-    fence: Fence
     status: Literal["succeeded", "failed", "released"]
     result: Raw | UnsetType = UNSET
     error: ErrorIn | Annotated[str, Meta(max_length=10_000)] | None = None
@@ -114,7 +103,7 @@ class OutcomeIn(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class ReportIn(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Tries that ended."""
+    """Executions that ended."""
 
     outcomes: Annotated[tuple[OutcomeIn, ...], Meta(max_length=MOST_ENTRIES)]
     worker: WorkerName | None = None
@@ -162,7 +151,8 @@ class LeasesOut(Struct, omit_defaults=True):
 
 
 class PulseOut(Struct, kw_only=True):
-    """What to do about a try: go on, stop because it was cancelled, or stop because it is lost."""
+    """What to do about an execution: go on, stop because it was cancelled, or stop because it is
+    lost."""
 
     id: UUID
     lease_until: Time | None = None
@@ -170,7 +160,7 @@ class PulseOut(Struct, kw_only=True):
 
 
 class PulsesOut(Struct):
-    """What to do about each try, in the order of the request."""
+    """What to do about each execution, in the order of the request."""
 
     tasks: list[PulseOut]
 
@@ -188,11 +178,9 @@ class JudgedListOut(Struct):
     outcomes: list[JudgedOut]
 
 
-class LogLineIn(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A line about a try. A longer message is cut."""
+class LogLineIn(HeldIn, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A line about an execution. A longer message is cut."""
 
-    id: UUID
-    fence: Fence
     message: Annotated[str, Meta(max_length=100_000)]
     at: Instant | None = None
     level: LogLevel = "info"
@@ -214,7 +202,7 @@ class LogsTakenOut(Struct):
 
 
 class LogLineOut(Struct):
-    """A line that was logged about a try."""
+    """A line that was logged about an execution."""
 
     fence: int
     at: Time

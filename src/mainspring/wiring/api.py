@@ -23,24 +23,20 @@ from mainspring.api.app import serve
 from mainspring.api.dead_letters.replaying import Replayer
 from mainspring.api.dead_letters.resource import DeadLetterResource
 from mainspring.api.dead_letters.routes import dead_letter_routes
-from mainspring.api.http.auth import Authenticator
+from mainspring.api.http.auth import Authenticator, KeyActivity
 from mainspring.api.http.idempotency import Idempotency
-from mainspring.api.http.key_activity import KeyActivity
 from mainspring.api.http.middleware import RequestMiddleware
 from mainspring.api.http.operations import Operation
 from mainspring.api.http.rate_limits import RateLimits
 from mainspring.api.openapi.endpoints import described
 from mainspring.api.ports import LeasePort, NodePort
 from mainspring.api.routes import Routes, by_path
-from mainspring.api.schedules.calendar_routes import calendar_routes
 from mainspring.api.schedules.calendars import CalendarResource
 from mainspring.api.schedules.changes import ScheduleChangeResource
 from mainspring.api.schedules.reading import ScheduleReading
-from mainspring.api.schedules.routes import schedule_routes
+from mainspring.api.schedules.routes import calendar_routes, schedule_routes
 from mainspring.api.schedules.validation import ScheduleValidator
-from mainspring.api.tasks.bulk import TaskBulk
-from mainspring.api.tasks.changes import TaskChangeResource
-from mainspring.api.tasks.completion import Completion
+from mainspring.api.tasks.changes import Completion, TaskBulk, TaskChangeResource
 from mainspring.api.tasks.creation import TaskCreation
 from mainspring.api.tasks.effects import EffectLog
 from mainspring.api.tasks.explaining import TaskExplanation

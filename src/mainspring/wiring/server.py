@@ -6,8 +6,8 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 from mainspring import crash, timezones, tls
+from mainspring.api.http.auth import KeyActivity
 from mainspring.api.http.connection import ConnectionLimits, HttpConfig
-from mainspring.api.http.key_activity import KeyActivity
 from mainspring.api.http.server import HttpServer, listen
 from mainspring.clock import DatabaseClock
 from mainspring.config import Config

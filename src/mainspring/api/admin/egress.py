@@ -16,7 +16,9 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import OperatorCall
-from mainspring.errors import InvalidRequest, Problem
+from mainspring.api.http.problems import raise_if
+from mainspring.api.views import view
+from mainspring.errors import Problem
 from mainspring.store.secrets import EgressSettings, SecretStore
 from mainspring.wire.webhooks import EgressIn, EgressOut
 
@@ -29,17 +31,12 @@ class EgressResource:
     changed: Callable[[int], None]
 
     async def read(self, call: OperatorCall) -> Response:
-        settings = await self.store.settings(call.tenant_id)
-        if settings is None:
-            raise call.no_such_tenant()
-        return _shown(settings)
+        return _shown(call.found(await self.store.settings(call.tenant_id)))
 
     async def change(self, call: OperatorCall) -> Response:
         tenant_id = call.tenant_id
         wanted = decode_as(EgressIn, await call.body())
-        problems = list(_problems(wanted))
-        if problems:
-            raise InvalidRequest("some values do not make sense", problems)
+        raise_if(list(_problems(wanted)))
         settings = EgressSettings(
             list(wanted.allow), list(wanted.deny), wanted.ca, wanted.certificate
         )
@@ -51,9 +48,7 @@ class EgressResource:
 
 
 def _shown(settings: EgressSettings) -> Response:
-    return json_response(
-        EgressOut(settings.allow, settings.deny, settings.ca, settings.certificate)
-    )
+    return json_response(view(EgressOut, settings))
 
 
 def _problems(wanted: EgressIn) -> Iterator[Problem]:

@@ -11,22 +11,11 @@ from mainspring import timezones
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.operations import OperatorCall, TenantCall
 from mainspring.api.http.parameters import next_cursor, page_query
+from mainspring.api.views import view
 from mainspring.domain.placement import PARTITIONS
-from mainspring.store.audit import (
-    INSTALLATION,
-    AuditFilter,
-    AuditStore,
-    StoredAuditEntry,
-)
+from mainspring.store.audit import INSTALLATION, AuditFilter, AuditStore, StoredAuditEntry
 from mainspring.store.cluster import NodeRecord, Topology
-from mainspring.wire.admin import (
-    AuditEntryOut,
-    AuditPage,
-    ClusterOut,
-    NodeOut,
-    PartitionOut,
-    SchedulesOut,
-)
+from mainspring.wire import admin as wire
 
 AUDIT_FILTERS = ("action", "actor", "subject")
 
@@ -42,13 +31,13 @@ class ClusterResource:
         nodes, partitions = await self.topology.nodes(), await self.topology.partitions()
         standing = await self.topology.standing(self.overdue_after)
         return json_response(
-            ClusterOut(
+            wire.ClusterOut(
                 nodes=[_node_out(node) for node in nodes],
-                partitions=[PartitionOut(p.partition, p.owner, p.epoch) for p in partitions],
+                partitions=[view(wire.PartitionOut, p) for p in partitions],
                 unowned=sum(p.owner is None for p in partitions),
                 skew=_skew(nodes),
                 tzdata=timezones.version(),
-                schedules=SchedulesOut(standing.overdue, standing.since, standing.outdated),
+                schedules=view(wire.SchedulesOut, standing, overdue_since=standing.since),
             )
         )
 
@@ -63,7 +52,7 @@ class AuditResource:
         return await self._page(call.request, call.tenant_id)
 
     async def whole(self, call: OperatorCall) -> Response:
-        """The audit log of all tenants, deleted ones too, and of the installation itself."""
+        """Return the audit log of all tenants, also deleted ones, and of the installation."""
         return await self._page(call.request, None)
 
     async def _page(self, request: Request, tenant_id: int | None) -> Response:
@@ -72,36 +61,20 @@ class AuditResource:
         found = await self.audit.list(where, before=query.before, limit=query.limit)
         last = found.next_before
         cursor = next_cursor(None if last is None else UUID(int=last))
-        return json_response(AuditPage([_entry_out(entry) for entry in found.entries], cursor))
+        return json_response(wire.AuditPage([_entry_out(entry) for entry in found.entries], cursor))
 
 
-def _entry_out(entry: StoredAuditEntry) -> AuditEntryOut:
-    return AuditEntryOut(
-        entry.id,
-        None if entry.tenant_id == INSTALLATION else entry.tenant_id,
-        entry.at,
-        entry.actor,
-        entry.action,
-        entry.subject,
-        entry.detail,
-    )
+def _entry_out(entry: StoredAuditEntry) -> wire.AuditEntryOut:
+    tenant_id = None if entry.tenant_id == INSTALLATION else entry.tenant_id
+    return view(wire.AuditEntryOut, entry, tenant_id=tenant_id)
 
 
-def _node_out(node: NodeRecord) -> NodeOut:
-    return NodeOut(
-        node.id,
-        node.name,
-        node.url,
-        node.version,
-        node.state,
-        node.epoch,
-        node.started_at,
-        round(max(0.0, node.silent), 3),
-        node.owned,
-    )
+def _node_out(node: NodeRecord) -> wire.NodeOut:
+    silent = round(max(0.0, node.silent), 3)
+    return view(wire.NodeOut, node, silent=silent, partitions=node.owned)
 
 
 def _skew(nodes: Sequence[NodeRecord]) -> float:
-    """The largest share of partitions over an equal share, among active nodes."""
+    """Return the largest share of partitions over an equal share, among active nodes."""
     shares = [node.owned for node in nodes if node.state == "active"]
     return round(max(shares) * len(shares) / PARTITIONS, 3) if shares else 0.0

@@ -5,33 +5,24 @@ from dataclasses import dataclass
 from datetime import datetime
 from random import Random
 
-import msgspec
 from starlette.responses import Response
 
-from mainspring.api.http.auth import tenant_gone
-from mainspring.api.http.bodies import json_response
+from mainspring.api.http.auth import KeyActivity, tenant_gone
+from mainspring.api.http.bodies import json_response, secret_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.key_activity import KeyActivity
-from mainspring.api.http.operations import TenantCall, missing
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import page_query
-from mainspring.api.items import existing
+from mainspring.api.http.problems import raise_if
+from mainspring.api.items import existing, no_such_key
+from mainspring.api.views import view
 from mainspring.clock import Clock
 from mainspring.domain import apikey
 from mainspring.domain.duration import parse_duration
-from mainspring.errors import Conflict, InvalidRequest, Problem
+from mainspring.errors import Conflict, Problem
 from mainspring.store.keys import Expiry, KeyRing, StoredKey
-from mainspring.wire.admin import (
-    KeyIn,
-    KeyOut,
-    KeyPage,
-    NewKeyOut,
-    RotationIn,
-)
+from mainspring.wire.admin import KeyIn, KeyOut, KeyPage, NewKeyOut, RotationIn
 
 _SHAPE_OF_IDS = re.compile(r"[0-9A-Za-z_-]{1,64}")
-_SECRET_HEADERS = {"Cache-Control": "no-store"}
-_no_such_key = missing("key")
-
 LONGEST_LIFE = 100 * 366 * 86400.0
 LONGEST_GRACE = 30 * 86400.0
 
@@ -64,7 +55,7 @@ class KeyResource:
         return _shown_once(made, text)
 
     async def page(self, call: TenantCall) -> Response:
-        query = page_query(call.request.query_params)
+        query = page_query(call.query)
         found = await self.ring.list(call.tenant_id, before=query.before, limit=query.limit)
         cursor = query.cursor_after([key.seq for key in found])
         return json_response(KeyPage([key_out(key) for key in found], cursor))
@@ -76,7 +67,7 @@ class KeyResource:
     async def revoke(self, call: TenantCall) -> Response:
         key_id = _id_in(call)
         if not await self.ring.revoke(call.tenant_id, key_id, call.actor):
-            raise _no_such_key(key_id)
+            raise no_such_key(key_id)
         self.activity.ended(key_id)
         return Response(status_code=204)
 
@@ -103,15 +94,12 @@ class KeyResource:
         return _shown_once(made, text)
 
     async def _existing(self, tenant_id: int, key_id: str) -> StoredKey:
-        return existing(await self.ring.get(tenant_id, key_id), _no_such_key, key_id)
+        return existing(await self.ring.get(tenant_id, key_id), no_such_key, key_id)
 
     def _expiry(
-        self,
-        at: datetime | None,
-        after: float | str | None,
-        problems: list[Problem] | None = None,
+        self, at: datetime | None, after: float | str | None, problems: list[Problem] | None = None
     ) -> Expiry | None:
-        """When a key shall end; None when the request does not say. Raise all problems so far."""
+        """Return when a key shall end, None if the request does not say; raise all problems."""
         problems = [] if problems is None else problems
         seconds = None
         if at is not None and after is not None:
@@ -122,18 +110,17 @@ class KeyResource:
         elif after is not None:
             seconds = _seconds(after, "/expires_in", LONGEST_LIFE, problems)
             _check_span(seconds, "/expires_in", LONGEST_LIFE, problems)
-        if problems:
-            raise InvalidRequest("some values do not make sense", problems)
+        raise_if(problems)
         return None if at is None and seconds is None else Expiry(at, seconds)
 
 
 def key_out(key: StoredKey) -> KeyOut:
-    return msgspec.convert(key, KeyOut, from_attributes=True)
+    return view(KeyOut, key)
 
 
 def _shown_once(key: StoredKey, text: apikey.KeyText) -> Response:
-    body = NewKeyOut(**msgspec.structs.asdict(key_out(key)), api_key=text.secret)
-    return json_response(body, 201, {**_SECRET_HEADERS, "Location": f"/v1/keys/{key.id}"})
+    body = view(NewKeyOut, key, api_key=text.secret)
+    return secret_response(body, f"/v1/keys/{key.id}")
 
 
 def _seconds(given: float | str, pointer: str, most: float, problems: list[Problem]) -> float:
@@ -154,8 +141,8 @@ def _check_span(seconds: float, pointer: str, most: float, problems: list[Proble
 
 
 def _id_in(call: TenantCall) -> str:
-    """The id in the path; what is not an id cannot be found."""
+    """Return the id in the path; raise NotFound for what is not an id."""
     text: str = call.request.path_params["id"]
     if _SHAPE_OF_IDS.fullmatch(text) is None:
-        raise _no_such_key(text)
+        raise no_such_key(text)
     return text

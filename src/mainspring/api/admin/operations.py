@@ -1,6 +1,7 @@
 """Health, readiness and metrics of a node."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from msgspec import Struct
@@ -32,32 +33,31 @@ class Ready(Struct):
     status: Literal["ready"]
 
 
+@dataclass(frozen=True, slots=True)
 class Operations:
     """/healthz, /readyz and /metrics."""
 
-    def __init__(
-        self, node: NodePort, metrics: Metrics, complaint: Callable[[], str | None]
-    ) -> None:
-        self._node = node
-        self._metrics = metrics
-        self._complaint = complaint
+    node: NodePort
+    registry: Metrics
+    complaint: Callable[[], str | None]
+    """What is wrong with the process, if anything is."""
 
     async def healthz(self, _request: Request) -> Response:
         """Return 200 while the process answers and its loop did not stall lately."""
-        if (complaint := self._complaint()) is not None:
+        if (complaint := self.complaint()) is not None:
             raise NotReady(complaint)
         return raw_json(b'{"status":"alive"}')
 
     async def readyz(self, _request: Request) -> Response:
-        if not self._node.ready():
+        if not self.node.ready():
             raise NotReady("this node is starting, stopping, or has lost the database")
         return raw_json(b'{"status":"ready"}')
 
     async def metrics(self, call: OperatorCall) -> Response:
         accept = call.request.headers.get("accept", "*/*")
         if preferred(accept, (PLAIN, OPEN_METRICS)) == OPEN_METRICS:
-            return _text(self._metrics.open_exposition(), openmetrics.CONTENT_TYPE_LATEST)
-        return _text(self._metrics.exposition(), CONTENT_TYPE_PLAIN_0_0_4)
+            return _text(self.registry.open_exposition(), openmetrics.CONTENT_TYPE_LATEST)
+        return _text(self.registry.exposition(), CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _text(body: bytes, content_type: str) -> Response:

@@ -5,54 +5,29 @@ from mainspring.api.admin.keys import LONGEST_GRACE, LONGEST_LIFE, KeyResource
 from mainspring.api.admin.operations import OPEN_METRICS, PLAIN, Alive, Operations, Ready
 from mainspring.api.admin.tenants import TenantResource
 from mainspring.api.http.operations import OpenOperation, OperatorOperation, TenantOperation
-from mainspring.api.openapi.operation import (
-    GONE,
-    NUMBERED,
-    TENANT_ID,
-    AnyText,
-    Body,
-    Param,
-    ResponseDoc,
-    never,
-    several,
-    span,
-)
+from mainspring.api.openapi import operation as docs
 from mainspring.api.routes import Routes, Tag, created, links_by, ok
 from mainspring.errors import Conflict, NotReady
-from mainspring.wire.admin import (
-    AuditPage,
-    ClusterOut,
-    KeyIn,
-    KeyOut,
-    KeyPage,
-    LimitsOut,
-    NewKeyOut,
-    NewTenantOut,
-    RotationIn,
-    TenantIn,
-    TenantOut,
-    TenantPage,
-    TenantPatch,
-)
+from mainspring.wire import admin as wire
 
 _KEYS = Tag("Keys")
 _TENANTS = Tag("Tenants")
 _OPERATIONS = Tag("Operations")
-_EXPIRES_IN = {"expires_in": span(LONGEST_LIFE)}
-_GRACE = {"grace": span(LONGEST_GRACE, zero=True, null=False)}
-_EXPIRY = never(*several("expires_at", "expires_in"))
+_EXPIRES_IN = {"expires_in": docs.span(LONGEST_LIFE)}
+_GRACE = {"grace": docs.span(LONGEST_GRACE, zero=True, null=False)}
+_EXPIRY = docs.never(*docs.several("expires_at", "expires_in"))
 _KEY_RULES = {
     "KeyIn": {**_EXPIRY, "properties": _EXPIRES_IN},
     "RotationIn": {**_EXPIRY, "properties": {**_EXPIRES_IN, **_GRACE}},
 }
-_KEY_ID = Param("id", str, "The key's id.", "path", required=True)
+_KEY_ID = docs.Param("id", str, "The key's id.", "path", required=True)
 _KEY_LINKS = links_by(
     "id",
     read=("getKey", "read it again"),
     rotate=("rotateKey", "replace it"),
     revoke=("revokeKey", "end it"),
 )
-_NEW_KEY = created("The new key.", NewKeyOut, links=_KEY_LINKS)
+_NEW_KEY = created("The new key.", wire.NewKeyOut, links=_KEY_LINKS)
 _TENANT_LINKS = links_by(
     "id",
     read=("getTenant", "read it again"),
@@ -62,23 +37,24 @@ _TENANT_LINKS = links_by(
 
 
 def key_routes(keys: KeyResource) -> Routes:
+    an_hour = {"an hour": {"grace": "PT1H"}}
     return {
         "GET /v1/keys": _KEYS.page(
             "admin", keys.page, "listKeys", "keys",
             "Newest first, those that have ended too, without secrets.",
-            KeyPage, *NUMBERED,
+            wire.KeyPage, *docs.NUMBERED,
         ),
         "POST /v1/keys": _create_key(keys),
         "GET /v1/keys/{id}": _KEYS.tenant(
             "admin", keys.one, "getKey", "Read a key",
             "`last_used_at` is written down about once a minute.",
-            ok("The key, without its secret.", KeyOut), params=[_KEY_ID],
+            ok("The key, without its secret.", wire.KeyOut), params=[_KEY_ID],
         ),
         "DELETE /v1/keys/{id}": _KEYS.tenant(
             "admin", keys.revoke, "revokeKey", "Revoke a key",
             "It is refused at once by this node and within five seconds by every other. Revoking "
             "a key again is harmless; revoking one's own is allowed.",
-            ResponseDoc(204, "It has ended."), params=[_KEY_ID],
+            docs.ResponseDoc(204, "It has ended."), params=[_KEY_ID],
         ),
         "POST /v1/keys/{id}/rotate": _KEYS.tenant(
             "admin", keys.rotate, "rotateKey", "Replace a key",
@@ -86,8 +62,8 @@ def key_routes(keys: KeyResource) -> Routes:
             "(a day, unless you say otherwise). The new one lives as long as the old one was made "
             "for, unless `expires_at` or `expires_in` says otherwise.",
             _NEW_KEY, params=[_KEY_ID],
-            body=Body(RotationIn, examples={"an hour": {"grace": "PT1H"}}, required=False),
-            problems=[Conflict], secret=True,
+            body=docs.Body(wire.RotationIn, examples=an_hour, required=False), problems=[Conflict],
+            secret=True,
         ),
     }  # fmt: skip
 
@@ -102,8 +78,8 @@ def _create_key(keys: KeyResource) -> TenantOperation:
         "The answer shows the secret, `api_key`, this once: only its hash is kept. A key belongs "
         "to the tenant of the key that made it. Without `expires_at` or `expires_in` it lives "
         "until it is revoked.",
-        _NEW_KEY, body=Body(KeyIn, examples=examples, rules=_KEY_RULES), problems=[Conflict],
-        secret=True,
+        _NEW_KEY, body=docs.Body(wire.KeyIn, examples=examples, rules=_KEY_RULES),
+        problems=[Conflict], secret=True,
     )  # fmt: skip
 
 
@@ -114,7 +90,7 @@ def limit_routes(tenants: TenantResource) -> Routes:
             "And how much of them is used now. Operators change them, through the tenant. Of a "
             "tenant with more than 50,000 unfinished tasks the oldest are looked at: "
             "`running_at_least` says that more may be running.",
-            ok("The limits.", LimitsOut),
+            ok("The limits.", wire.LimitsOut),
         )
     }  # fmt: skip
 
@@ -125,12 +101,12 @@ def audit_routes(audit: AuditResource) -> Routes:
         "Who changed what, newest first: keys, limits, purges. A tenant's key reads the tenant's "
         "entries; an operator's key that belongs to no tenant reads all there are. A page may be "
         "short, or even empty, and still have a `next_cursor`.",
-        ok("A page of entries.", AuditPage),
+        ok("A page of entries.", wire.AuditPage),
         params=[
-            Param("action", AnyText, "Only entries of this action, like `key.revoked`."),
-            Param("actor", AnyText, "Only entries by this actor, like `key:1b7R…`."),
-            Param("subject", AnyText, "Only entries about this thing, by its id."),
-            *NUMBERED,
+            docs.Param("action", docs.AnyText, "Only entries of this action, like `key.revoked`."),
+            docs.Param("actor", docs.AnyText, "Only entries by this actor, like `key:1b7R…`."),
+            docs.Param("subject", docs.AnyText, "Only entries about this thing, by its id."),
+            *docs.NUMBERED,
         ],
     )  # fmt: skip
     return {"GET /v1/audit": TenantOperation("admin", audit.page, doc, or_operators=audit.whole)}
@@ -142,25 +118,25 @@ def tenant_routes(tenants: TenantResource) -> Routes:
     return {
         "GET /v1/tenants": _TENANTS.operator(
             tenants.page, "listTenants", "List tenants", "Newest first.",
-            ok("A page of tenants.", TenantPage), params=NUMBERED,
+            ok("A page of tenants.", wire.TenantPage), params=docs.NUMBERED,
         ),
         "POST /v1/tenants": _TENANTS.operator(
             tenants.create, "createTenant", "Make a tenant",
             "With a first key that has all scopes; its secret, `api_key`, is shown this once. A "
             "tenant with `max_running` is gathered in `spread` partitions (1 unless you say "
             "otherwise), each of which gets an equal share of the limit.",
-            created("The new tenant.", NewTenantOut, links=_TENANT_LINKS),
-            body=Body(TenantIn, examples=plain), problems=[Conflict], secret=True,
+            created("The new tenant.", wire.NewTenantOut, links=_TENANT_LINKS),
+            body=docs.Body(wire.TenantIn, examples=plain), problems=[Conflict], secret=True,
         ),
         "GET /v1/tenants/{id}": _TENANTS.operator(
             tenants.one, "getTenant", "Read a tenant", "",
-            ok("The tenant.", TenantOut), params=[TENANT_ID],
+            ok("The tenant.", wire.TenantOut), params=[docs.TENANT_ID],
         ),
         "PATCH /v1/tenants/{id}": _TENANTS.operator(
             tenants.edit, "editTenant", "Change a tenant's weight and limits",
             "Its tasks move to the partitions that follow from the new spread.",
-            ok("The tenant as it is now.", TenantOut), params=[TENANT_ID],
-            body=Body(TenantPatch, examples=changes),
+            ok("The tenant as it is now.", wire.TenantOut), params=[docs.TENANT_ID],
+            body=docs.Body(wire.TenantPatch, examples=changes),
         ),
         "DELETE /v1/tenants/{id}": _delete_tenant(tenants),
     }  # fmt: skip
@@ -171,7 +147,7 @@ def _delete_tenant(tenants: TenantResource) -> OperatorOperation:
         tenants.delete, "deleteTenant", "Let a tenant go",
         "Only when it has no unfinished tasks. Its keys end at once; its history and all else it "
         "owned is removed within minutes. The audit log is kept.",
-        GONE, params=[TENANT_ID], problems=[Conflict],
+        docs.GONE, params=[docs.TENANT_ID], problems=[Conflict],
     )  # fmt: skip
 
 
@@ -181,7 +157,7 @@ def cluster_routes(cluster: ClusterResource) -> Routes:
             cluster.show, "getCluster", "Read the cluster",
             "Its nodes, also the dead ones for an hour, who owns which partition, the version of "
             "the tz database, and how many schedules stand undecided.",
-            ok("The cluster.", ClusterOut),
+            ok("The cluster.", wire.ClusterOut),
         )
     }  # fmt: skip
 
@@ -202,7 +178,7 @@ def health_routes(operations: Operations) -> Routes:
         "GET /metrics": _OPERATIONS.operator(
             operations.metrics, "metrics", "Read the metrics",
             "In Prometheus' text format, or in that of OpenMetrics for who prefers it.",
-            ResponseDoc(200, "All values.", str, media_type=PLAIN),
-            ResponseDoc(200, "All values.", str, media_type=OPEN_METRICS),
+            docs.ResponseDoc(200, "All values.", str, media_type=PLAIN),
+            docs.ResponseDoc(200, "All values.", str, media_type=OPEN_METRICS),
         ),
     }  # fmt: skip

@@ -3,34 +3,20 @@
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from uuid import uuid4
 
 from starlette.responses import Response
 
-from mainspring.api.http.bodies import json_response
+from mainspring.api.http.bodies import json_response, secret_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.operations import TenantCall, missing
+from mainspring.api.http.operations import TenantCall
+from mainspring.api.items import no_such_secret
+from mainspring.api.views import view
 from mainspring.domain.webhook import KeyKind, SigningKey
 from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.execution import signing
-from mainspring.store.secrets import (
-    NewSecret,
-    SecretStore,
-    StoredSecret,
-    Successor,
-)
-from mainspring.wire.webhooks import (
-    NewSecretOut,
-    RotatedOut,
-    RotateIn,
-    SecretIn,
-    SecretList,
-    SecretOut,
-)
-
-_SECRET_HEADERS = {"Cache-Control": "no-store"}
-_no_such_secret = missing("secret")
+from mainspring.store.secrets import NewSecret, SecretStore, StoredSecret, Successor
+from mainspring.wire import webhooks as wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +28,14 @@ class SecretResource:
 
     async def list(self, call: TenantCall) -> Response:
         found = await self.store.list(call.tenant_id)
-        return json_response(SecretList([_shown(secret) for secret in found]))
+        return json_response(wire.SecretList([_shown(secret) for secret in found]))
 
     async def create(self, call: TenantCall) -> Response:
-        wanted = decode_as(SecretIn, await call.body() or b"{}")
+        wanted = decode_as(wire.SecretIn, await call.body() or b"{}")
         key = _parsed(wanted.secret) if wanted.secret else _generated(wanted.kind)
 
         def answer(made: StoredSecret) -> Response:
-            return json_response(_shown_once(made, key), 201, _SECRET_HEADERS)
+            return secret_response(_shown_once(made, key))
 
         new = _new(key, wanted.name)
         made = await self.store.add(call.tenant_id, new, call.actor, call.remember(answer))
@@ -59,26 +45,20 @@ class SecretResource:
         return answer(made)
 
     async def rotate(self, call: TenantCall) -> Response:
-        """A successor of the same kind; both sign until the old one ends."""
-        wanted = decode_as(RotateIn, await call.body() or b"{}")
+        """Make a successor of the same kind; both sign until the old one ends."""
+        wanted = decode_as(wire.RotateIn, await call.body() or b"{}")
         old = await self._existing(call)
         key = _parsed(wanted.secret) if wanted.secret else _generated(old.kind)
         if key.kind != old.kind:
-            raise InvalidRequest(
-                "not a valid successor", [Problem("/secret", "is of another kind")]
-            )
+            problem = Problem("/secret", "is of another kind")
+            raise InvalidRequest("not a valid successor", [problem])
 
         def answer(both: Successor) -> Response:
-            shown = RotatedOut(_shown_once(both[0], key), _shown(both[1]))
-            return json_response(shown, 201, _SECRET_HEADERS)
+            return secret_response(wire.RotatedOut(_shown_once(both[0], key), _shown(both[1])))
 
+        new = _new(key, old.name)
         done = await self.store.rotate(
-            call.tenant_id,
-            old.id,
-            _new(key, old.name),
-            wanted.overlap,
-            call.actor,
-            call.remember(answer),
+            call.tenant_id, old.id, new, wanted.overlap, call.actor, call.remember(answer)
         )
         if done is None:
             raise Conflict("this secret was rotated already, or there are too many live ones")
@@ -86,18 +66,18 @@ class SecretResource:
         return answer(done)
 
     async def delete(self, call: TenantCall) -> Response:
-        secret_id = call.id_or(_no_such_secret)
+        secret_id = call.id_or(no_such_secret)
         if not await self.store.delete(call.tenant_id, secret_id, call.actor):
-            raise _no_such_secret(secret_id)
+            raise no_such_secret(secret_id)
         self.changed(call.tenant_id)
         return Response(status_code=204)
 
     async def _existing(self, call: TenantCall) -> StoredSecret:
-        wanted = call.id_or(_no_such_secret)
+        wanted = call.id_or(no_such_secret)
         for secret in await self.store.list(call.tenant_id):
             if secret.id == wanted:
                 return secret
-        raise _no_such_secret(wanted)
+        raise no_such_secret(wanted)
 
 
 def _parsed(text: str) -> SigningKey:
@@ -115,15 +95,9 @@ def _new(key: SigningKey, name: str | None) -> NewSecret:
     return NewSecret(uuid4(), name, key, signing.public_key(key))
 
 
-def _shown(secret: StoredSecret) -> SecretOut:
-    return SecretOut(
-        secret.id, secret.name, secret.kind, secret.public_key, secret.created_at, secret.expires_at
-    )
+def _shown(secret: StoredSecret) -> wire.SecretOut:
+    return view(wire.SecretOut, secret)
 
 
-def _shown_once(secret: StoredSecret, key: SigningKey) -> NewSecretOut:
-    ends: datetime | None = secret.expires_at
-    return NewSecretOut(
-        secret.id, secret.name, secret.kind, secret.public_key, secret.created_at, ends,
-        signing.format_secret(key),
-    )  # fmt: skip
+def _shown_once(secret: StoredSecret, key: SigningKey) -> wire.NewSecretOut:
+    return view(wire.NewSecretOut, secret, secret=signing.format_secret(key))

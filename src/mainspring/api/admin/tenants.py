@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 from random import Random
 
-import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
-from mainspring.api.http.auth import tenant_gone
-from mainspring.api.http.bodies import json_response
+from mainspring.api.http.auth import KeyActivity, tenant_gone
+from mainspring.api.http.bodies import json_response, secret_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.key_activity import KeyActivity
 from mainspring.api.http.operations import OperatorCall, TenantCall
-from mainspring.api.http.parameters import page_query
+from mainspring.api.http.parameters import LARGEST_NUMBER, page_query
+from mainspring.api.views import view
 from mainspring.config import Config
 from mainspring.domain import apikey
 from mainspring.domain.placement import PARTITIONS
@@ -20,17 +19,7 @@ from mainspring.domain.tenant import TenantLimits
 from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.store.keys import MOST_LIVE_KEYS
 from mainspring.store.tenants import StoredTenant, TenantStore
-from mainspring.wire.admin import (
-    SCOPES,
-    LimitsOut,
-    NewTenantOut,
-    TenantIn,
-    TenantOut,
-    TenantPage,
-    TenantPatch,
-)
-
-_LARGEST_ID = 2**31 - 1
+from mainspring.wire import admin as wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,43 +32,39 @@ class TenantResource:
     unpredictable: Random
 
     async def create(self, call: OperatorCall) -> Response:
-        wanted = decode_as(TenantIn, await call.body())
+        wanted = decode_as(wire.TenantIn, await call.body())
         spread = wanted.spread or _usual_spread(wanted.max_running)
         limits = _checked(TenantLimits(wanted.weight, wanted.max_running, spread))
         text = apikey.make(self.config.key_environment, self.unpredictable)
+
+        def answer(made: StoredTenant) -> Response:
+            return _shown_once(made, text)
+
         made = await self.tenants.create(
-            wanted.name,
-            limits,
-            text,
-            SCOPES,
-            call.actor,
-            call.remember(lambda made: _shown_once(made, text)),
+            wanted.name, limits, text, wire.SCOPES, call.actor, call.remember(answer)
         )
         if made is None:
             raise Conflict(f"there is a tenant {wanted.name!r} already")
-        return _shown_once(made, text)
+        return answer(made)
 
     async def page(self, call: OperatorCall) -> Response:
-        query = page_query(call.request.query_params)
-        before = None if query.before is None else min(query.before, _LARGEST_ID)
+        query = page_query(call.query)
+        before = None if query.before is None else min(query.before, LARGEST_NUMBER)
         found = await self.tenants.list(before=before, limit=query.limit)
         cursor = query.cursor_after([tenant.id for tenant in found])
-        return json_response(TenantPage([_tenant_out(tenant) for tenant in found], cursor))
+        return json_response(wire.TenantPage([_tenant_out(tenant) for tenant in found], cursor))
 
     async def one(self, call: OperatorCall) -> Response:
-        return _shown(call, await self.tenants.get(call.tenant_id))
+        return _shown(call.found(await self.tenants.get(call.tenant_id)))
 
     async def edit(self, call: OperatorCall) -> Response:
         tenant_id = call.tenant_id
-        patch = decode_as(TenantPatch, await call.body())
+        patch = decode_as(wire.TenantPatch, await call.body())
         changed = await self.tenants.change(tenant_id, lambda old: _merged(old, patch), call.actor)
-        return _shown(call, changed)
+        return _shown(call.found(changed))
 
     async def delete(self, call: OperatorCall) -> Response:
-        keys = await self.tenants.delete(call.tenant_id, call.actor)
-        if keys is None:
-            raise call.no_such_tenant()
-        for key_id in keys:
+        for key_id in call.found(await self.tenants.delete(call.tenant_id, call.actor)):
             self.activity.ended(key_id)
         return Response(status_code=204)
 
@@ -87,21 +72,13 @@ class TenantResource:
         usage = await self.tenants.usage(call.tenant_id)
         if usage is None:
             raise tenant_gone()
+        rate = self.config.requests_per_second or None
         return json_response(
-            LimitsOut(
-                usage.weight,
-                usage.max_running,
-                usage.spread,
-                usage.running,
-                usage.running_at_least,
-                usage.keys,
-                MOST_LIVE_KEYS,
-                self.config.requests_per_second or None,
-            )
+            view(wire.LimitsOut, usage, max_keys=MOST_LIVE_KEYS, requests_per_second=rate)
         )
 
 
-def _merged(old: TenantLimits, patch: TenantPatch) -> TenantLimits:
+def _merged(old: TenantLimits, patch: wire.TenantPatch) -> TenantLimits:
     """The limits after a patch. Without a spread in it, the usual spread applies whenever a limit
     comes or goes."""
     weight = old.weight if patch.weight is UNSET else patch.weight
@@ -127,17 +104,14 @@ def _checked(limits: TenantLimits) -> TenantLimits:
     return limits
 
 
-def _tenant_out(tenant: StoredTenant) -> TenantOut:
-    return msgspec.convert(tenant, TenantOut, from_attributes=True)
+def _tenant_out(tenant: StoredTenant) -> wire.TenantOut:
+    return view(wire.TenantOut, tenant)
 
 
 def _shown_once(tenant: StoredTenant, key: apikey.KeyText) -> Response:
-    body = NewTenantOut(**msgspec.structs.asdict(_tenant_out(tenant)), api_key=key.secret)
-    headers = {"Cache-Control": "no-store", "Location": f"/v1/tenants/{tenant.id}"}
-    return json_response(body, 201, headers)
+    body = view(wire.NewTenantOut, tenant, api_key=key.secret)
+    return secret_response(body, f"/v1/tenants/{tenant.id}")
 
 
-def _shown(call: OperatorCall, tenant: StoredTenant | None) -> Response:
-    if tenant is None:
-        raise call.no_such_tenant()
+def _shown(tenant: StoredTenant) -> Response:
     return json_response(_tenant_out(tenant))

@@ -1,12 +1,10 @@
 """Filters of dead letters, in queries and in bodies, as the store knows them."""
 
-from uuid import UUID
-
-from msgspec import Struct
 from starlette.datastructures import QueryParams
 
-from mainspring.api.http.parameters import Parameters
-from mainspring.api.tasks.filters import instant_in, labels_in, refuse_filter
+from mainspring.api.http.parameters import ListQuery, Parameters
+from mainspring.api.http.problems import raise_if
+from mainspring.api.tasks.filters import instant_in, labels_in
 from mainspring.errors import Problem
 from mainspring.store.dead_letters import LetterFilter
 from mainspring.wire.dead_letters import LetterFilterIn
@@ -17,18 +15,8 @@ _PARAMETERS = {
 }
 
 
-class DeadLetterQuery(Struct, frozen=True):
-    """What GET /v1/dead-letters asks for."""
-
-    where: LetterFilter
-    before: UUID | None
-    limit: int
-    payloads: bool
-    grouped: bool
-
-
-def dead_letter_query(params: QueryParams) -> DeadLetterQuery:
-    """All parameters of a list of dead letters; payloads are shown unless they are not wanted."""
+def dead_letter_query(params: QueryParams) -> tuple[ListQuery[LetterFilter], bool]:
+    """Return the query of a list of dead letters, and whether it asks for groups instead."""
     given = Parameters(params, _PARAMETERS)
     where = LetterFilter(
         name=given.text("name"),
@@ -39,19 +27,12 @@ def dead_letter_query(params: QueryParams) -> DeadLetterQuery:
         died_before=given.instant("died_before"),
         resolved=given.flag("resolved") if "resolved" in given else None,
     )
-    query = DeadLetterQuery(
-        where,
-        given.cursor(),
-        given.limit(),
-        given.flag("payload", default=True),
-        given.flag("group"),
-    )
-    given.check()
-    return query
+    payloads, grouped = given.flag("payload", default=True), given.flag("group")
+    return given.list_query(where, payloads=payloads), grouped
 
 
 def dead_letter_filter(given: LetterFilterIn) -> LetterFilter:
-    """The filter in a body; everything that is wrong is reported together."""
+    """Return the filter in a body; raise all of its problems together."""
     problems: list[Problem] = []
     if given.resolved:
         problems.append(Problem("/filter/resolved", "only unresolved ones can be replayed"))
@@ -64,5 +45,5 @@ def dead_letter_filter(given: LetterFilterIn) -> LetterFilter:
         died_before=instant_in(given.died_before, "died_before", problems),
         resolved=False,
     )
-    refuse_filter(problems)
+    raise_if(problems, "the filter does not make sense")
     return found

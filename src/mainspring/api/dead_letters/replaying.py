@@ -13,12 +13,7 @@ from mainspring.domain.capability import capability_of
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.task import TaskSpec
 from mainspring.store.creation import NewTask
-from mainspring.store.dead_letters import (
-    DeadLetterStore,
-    LetterFilter,
-    Replay,
-    StoredLetter,
-)
+from mainspring.store.dead_letters import DeadLetterStore, LetterFilter, Replay, StoredLetter
 from mainspring.wire.dead_letters import ReplayedOut, ReplayIn
 
 _CHUNK = 100
@@ -91,7 +86,7 @@ class Replayer:
     async def _failing(
         self, tenant_id: int, made: Sequence[UUID], rate: float, deadline: float
     ) -> bool:
-        """Whether too large a share of these tasks failed."""
+        """Whether the share of these tasks that failed exceeds the rate."""
         until = min(monotonic() + _WAIT_PER_CHUNK, deadline)
         while True:
             seen = await self.store.outcomes(tenant_id, made)
@@ -114,7 +109,7 @@ class Replayer:
         return replays
 
     def _task_of(self, tenant_id: int, letter: StoredLetter) -> NewTask:
-        """The same work, due now and without the expiry of the old task."""
+        """Return a task with the same work, due now and without the expiry of the dead one."""
         now = round(self.clock.now(), 6)
         dead = letter.task
         return NewTask(

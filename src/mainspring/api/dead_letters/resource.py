@@ -11,24 +11,15 @@ from mainspring.api.dead_letters.filters import dead_letter_filter, dead_letter_
 from mainspring.api.dead_letters.replaying import Replayer
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.operations import TenantCall, missing
-from mainspring.api.http.parameters import flag, next_cursor
-from mainspring.api.items import existing, item_response
+from mainspring.api.http.operations import TenantCall
+from mainspring.api.http.parameters import next_cursor
+from mainspring.api.items import existing, item_response, no_such_dead_letter
 from mainspring.api.tasks.views import new_task_out, task_out
+from mainspring.api.views import view
 from mainspring.errors import Conflict
-from mainspring.store.dead_letters import DeadLetterStore, LetterGroup, StoredLetter
+from mainspring.store.dead_letters import DeadLetterStore, StoredLetter
 from mainspring.store.tasks import TaskStore
-from mainspring.wire.dead_letters import (
-    AttemptOut,
-    DeadLetterGroupOut,
-    DeadLetterGroups,
-    DeadLetterOut,
-    DeadLetterPage,
-    ReplayedOut,
-    ReplayIn,
-)
-
-_no_such_dead_letter = missing("dead letter")
+from mainspring.wire import dead_letters as wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +31,26 @@ class DeadLetterResource:
     replayer: Replayer
 
     async def page(self, call: TenantCall) -> Response:
-        query = dead_letter_query(call.request.query_params)
-        if query.grouped:
-            groups = await self.store.groups(call.tenant_id, query.where, limit=query.limit)
-            return json_response(DeadLetterGroups([_group_out(group) for group in groups]))
+        (where, before, limit, payloads), grouped = dead_letter_query(call.query)
+        if grouped:
+            groups = await self.store.groups(call.tenant_id, where, limit=limit)
+            return json_response(
+                wire.DeadLetterGroups([view(wire.DeadLetterGroupOut, group) for group in groups])
+            )
         page = await self.store.list(
-            call.tenant_id,
-            query.where,
-            before=query.before,
-            limit=query.limit,
-            payloads=query.payloads,
+            call.tenant_id, where, before=before, limit=limit, payloads=payloads
         )
-        items = [_dead_letter_out(letter, with_payload=query.payloads) for letter in page.letters]
-        return json_response(DeadLetterPage(items, next_cursor(page.next_before)))
+        items = [_dead_letter_out(letter, with_payload=payloads) for letter in page.letters]
+        return json_response(wire.DeadLetterPage(items, next_cursor(page.next_before)))
 
     async def one(self, call: TenantCall) -> Response:
         return json_response(_dead_letter_out(await self._existing(call)))
 
     async def replay(self, call: TenantCall) -> Response:
         """Return 201 with the new task; a repeated request gets the same task, with 200."""
-        dead_id = call.id_or(_no_such_dead_letter)
+        dead_id = call.id_or(no_such_dead_letter)
         done = await self.replayer.one(call.tenant_id, dead_id, call.actor)
-        replay = existing(done, _no_such_dead_letter, dead_id)
+        replay = existing(done, no_such_dead_letter, dead_id)
         location = f"/v1/tasks/{replay.task_id}"
         if replay.task is not None:
             return item_response(new_task_out(replay.task), 1, 201, location)
@@ -71,56 +60,48 @@ class DeadLetterResource:
         return item_response(task_out(task), task.rev, 200, location)
 
     async def replay_many(self, call: TenantCall) -> Response:
-        wanted = decode_as(ReplayIn, await call.body())
+        wanted = decode_as(wire.ReplayIn, await call.body())
         where = dead_letter_filter(wanted.filter)
-        if flag(call.request.query_params, "dry_run"):
+        if call.dry_run:
             count = await self.replayer.count(call.tenant_id, where, wanted.first)
-            return json_response(ReplayedOut(count, []))
+            return json_response(wire.ReplayedOut(count, []))
         done = await self.replayer.many(call.tenant_id, where, wanted, call.actor)
         return json_response(done)
 
     async def archive(self, call: TenantCall) -> Response:
-        await self.store.archive(call.tenant_id, call.id_or(_no_such_dead_letter), call.actor)
+        await self.store.archive(call.tenant_id, call.id_or(no_such_dead_letter), call.actor)
         letter = await self._existing(call)
         if letter.resolution == "replayed":
             raise Conflict(f"it was replayed as {letter.replayed_as}: there is nothing to archive")
         return json_response(_dead_letter_out(letter))
 
     async def delete(self, call: TenantCall) -> Response:
-        task_id = call.id_or(_no_such_dead_letter)
+        task_id = call.id_or(no_such_dead_letter)
         if not await self.store.purge(call.tenant_id, task_id, call.actor):
-            raise _no_such_dead_letter(task_id)
+            raise no_such_dead_letter(task_id)
         return Response(status_code=204)
 
     async def _existing(self, call: TenantCall) -> StoredLetter:
-        task_id = call.id_or(_no_such_dead_letter)
+        task_id = call.id_or(no_such_dead_letter)
         found = await self.store.get(call.tenant_id, task_id)
-        return existing(found, _no_such_dead_letter, task_id)
+        return existing(found, no_such_dead_letter, task_id)
 
 
-def _attempt_out(attempt: dict[str, Any]) -> AttemptOut:
-    found = msgspec.convert(attempt, AttemptOut)
+def _attempt_out(attempt: dict[str, Any]) -> wire.AttemptOut:
+    found = msgspec.convert(attempt, wire.AttemptOut)
     # The database writes times into JSON in the zone of the session that recorded them.
     found.finished_at = found.finished_at.astimezone(UTC)
     return found
 
 
-def _group_out(group: LetterGroup) -> DeadLetterGroupOut:
-    return msgspec.convert(group, DeadLetterGroupOut, from_attributes=True)
-
-
-def _dead_letter_out(letter: StoredLetter, *, with_payload: bool = True) -> DeadLetterOut:
+def _dead_letter_out(letter: StoredLetter, *, with_payload: bool = True) -> wire.DeadLetterOut:
     task = letter.task
     assert task.finished_at is not None
-    return DeadLetterOut(
+    return view(
+        wire.DeadLetterOut, letter,
         id=task.id,
         task=task_out(task, with_payload=with_payload),
         attempts=[_attempt_out(attempt) for attempt in letter.attempts],
         final_error=task.error,
-        reason=letter.reason,
-        fingerprint=letter.fingerprint,
-        resolution=letter.resolution,
-        resolved_at=letter.resolved_at,
-        replayed_as=letter.replayed_as,
         died_at=task.finished_at,
-    )
+    )  # fmt: skip

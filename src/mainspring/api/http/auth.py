@@ -1,12 +1,15 @@
 """Authentication by bearer keys, cached for seconds so that not every request asks the store."""
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from mainspring.api.http.key_activity import KeyActivity
+import structlog
+
 from mainspring.clock import monotonic
 from mainspring.domain.apikey import is_mistyped
 from mainspring.domain.tenant import ApiKey
-from mainspring.errors import Forbidden, Unauthenticated
+from mainspring.errors import Forbidden, StoreUnavailable, Unauthenticated
 from mainspring.store.keys import KeyStore, hash_secret
 
 _KNOWN_FOR = 4.0
@@ -15,6 +18,49 @@ under it."""
 _UNKNOWN_FOR = 1.0
 _MOST_REMEMBERED = 10_000
 _LONGEST_SECRET = 512
+_WRITE_EVERY = 60.0
+
+_log = structlog.get_logger()
+
+
+class KeyActivity:
+    """Last uses of keys, collected in memory and written to the database in the background."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, float] = {}
+        self._listeners: list[Callable[[str], None]] = []
+
+    def note(self, key_id: str, now: float) -> None:
+        """Remember that a key was used."""
+        self._used[key_id] = now
+
+    def when_ended(self, listener: Callable[[str], None]) -> None:
+        """Call this with the id of every key that is revoked through this node."""
+        self._listeners.append(listener)
+
+    def ended(self, key_id: str) -> None:
+        """Forget a key that was revoked through this node; other nodes do so within seconds."""
+        for listener in self._listeners:
+            listener(key_id)
+
+    async def write(self, keys: KeyStore) -> None:
+        """Write the last uses; what cannot be written now is kept for the next time."""
+        used, self._used = self._used, {}
+        if not used:
+            return
+        now = monotonic()
+        try:
+            await keys.touch({key_id: max(0.0, now - at) for key_id, at in used.items()})
+        except StoreUnavailable as problem:
+            self._used = used | self._used
+            log = _log.bind(problem=str(problem))
+            log.warning("last uses of keys were not written", action="keys.uses_not_written")
+
+    async def keep_writing(self, keys: KeyStore) -> None:
+        """Write once a minute, so that no key's row is rewritten more often than that."""
+        while True:
+            await asyncio.sleep(_WRITE_EVERY)
+            await self.write(keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +70,7 @@ class _Remembered:
 
 
 class Authenticator:
-    """Turns an Authorization header into the key it names.
+    """Finds the key that an Authorization header names.
 
     A revoked key is refused within seconds, because that is how long an answer is remembered. Only
     hashes are kept, never secrets.
@@ -47,7 +93,7 @@ class Authenticator:
         return found.key
 
     def remembered(self, digest: bytes) -> ApiKey | None:
-        """The key whose secret has this digest, where it was looked up a moment ago."""
+        """Return the key whose secret has this digest, if it is in the cache."""
         now = monotonic()
         found = self._recall(digest, now)
         if found is None or found.key is None:
@@ -72,8 +118,8 @@ class Authenticator:
         return found
 
     def forget_all(self) -> None:
-        """Look every key up anew: the database may have been set back, so that a cached key is
-        unknown to it and its tenant's number belongs to another."""
+        """Forget every key: after a restore of the database a cached key may be unknown to it, and
+        its tenant's number may belong to another tenant."""
         self._remembered = {}
 
     def _forget(self, key_id: str) -> None:

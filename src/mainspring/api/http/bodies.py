@@ -7,7 +7,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message
 
-_encode = msgspec.json.Encoder().encode
+encode_json = msgspec.json.Encoder().encode
 
 
 async def read_body(request: Request) -> bytes:
@@ -40,7 +40,15 @@ def with_body(request: Request, body: bytes) -> Request:
 def json_response(
     body: object, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    return raw_json(_encode(body), status, headers)
+    return raw_json(encode_json(body), status, headers)
+
+
+def secret_response(body: object, location: str | None = None) -> Response:
+    """Return the answer 201 that shows a secret once; no cache on the way may store it."""
+    headers = {"Cache-Control": "no-store"}
+    if location is not None:
+        headers["Location"] = location
+    return json_response(body, 201, headers)
 
 
 def raw_json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -48,7 +56,7 @@ def raw_json(body: bytes, status: int = 200, headers: dict[str, str] | None = No
 
 
 class RawJsonResponse(Response):
-    """JSON that is encoded already: Starlette's own, without the steps it does not need."""
+    """An answer whose JSON is encoded already, without the steps of Starlette's JSONResponse."""
 
     def __init__(self, body: bytes, status: int, headers: Mapping[str, str] | None) -> None:
         self.status_code = status

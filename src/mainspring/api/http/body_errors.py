@@ -1,4 +1,4 @@
-"""Everything that is wrong with a body's shape, and not only the first thing.
+"""All problems of a body's shape, not only the first.
 
 The decoder stops at the first mistake, as it should where there is none. Only when it has found one
 is the body looked at again, part by part, so that a caller can mend it in one go.
@@ -19,13 +19,14 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import NODEFAULT, Raw, Struct
 
+from mainspring.api.http.bodies import encode_json
+from mainspring.api.http.problems import below
 from mainspring.errors import Problem
 
 S = TypeVar("S", bound=Struct)
 
 Locate = Callable[[msgspec.ValidationError, str], Problem]
 
-_encode = msgspec.json.Encoder().encode
 # What msgspec says of words and tags that are not among those allowed.
 _NONE_OF = ("Invalid enum value", "Invalid value")
 _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
@@ -38,7 +39,7 @@ _MOST_MISFITS = 20_100
 
 
 def all_problems(kind: Any, body: bytes, locate: Locate, most: int) -> list[Problem]:
-    """Every mistake in a body, up to `most`; empty when the body cannot be taken apart."""
+    """Return every problem of a body, up to `most`; none when the body is not JSON."""
     try:
         value = msgspec.json.decode(body)
         return list(islice(_shape_of(kind).problems(value, "", locate), most))
@@ -68,8 +69,8 @@ def readable(kind: type[S], body: bytes, instead: Mapping[str, object]) -> S | N
 
 
 class _Budget:
-    """How many parts that do not fit are looked at in one body: each costs some ten microseconds,
-    and somebody may send millions."""
+    """Limit of parts that are examined in one body: each takes about ten microseconds, and a body
+    may have millions."""
 
     def __init__(self) -> None:
         self._left = _MOST_MISFITS
@@ -100,7 +101,7 @@ class _Shape:
         )
 
     def problems(self, value: object, at: str, locate: Locate) -> Iterator[Problem]:
-        """What is wrong with a value; its parts are looked at where the whole does not fit."""
+        """Yield the problems of a value, part by part if it does not fit as a whole."""
         if self._anything_goes:
             return
         error = _error(self._decoder, value)
@@ -127,7 +128,7 @@ class _Shape:
                 for name, part in value.items():
                     error = _error(self._mapping, {name: part})
                     if error is not None:
-                        yield Problem(_below(at, name), locate(error, at).detail)
+                        yield Problem(below(at, name[:100]), locate(error, at).detail)
 
     def with_integers(self, text: Raw, budget: "_Budget") -> Raw:
         """A value with its integers written like integers, in parts where it does not fit whole.
@@ -143,7 +144,7 @@ class _Shape:
                 for field in _fields_of(struct) if struct else ():
                     if field.name in members:
                         members[field.name] = field.shape.with_integers(members[field.name], budget)
-                return Raw(_encode(members))
+                return Raw(encode_json(members))
             case b"[" if self._element is not None:
                 items, element = _ITEMS.decode(text), self._element
                 for index, item in enumerate(items):
@@ -151,7 +152,7 @@ class _Shape:
                         items[index] = element.with_integers(item, budget)
                         if not element._fits(items[index]):
                             break
-                return Raw(_encode(items))
+                return Raw(encode_json(items))
             case _:
                 whole = _whole(text)
                 return text if whole is None or not self._fits(whole) else whole
@@ -164,7 +165,7 @@ class _Shape:
         return True
 
     def readable(self, text: Raw, instead: Mapping[str, object]) -> object:
-        """A value as far as it can be read; NODEFAULT where that is not at all."""
+        """Return a value as far as it can be read; NODEFAULT if nothing of it can."""
         try:
             return self._decoder.decode(text)
         except msgspec.ValidationError:
@@ -234,28 +235,28 @@ def _in_struct(
     config, fields = struct.__struct_config__, _fields_of(struct)
     for field in fields:
         if field.name in value:
-            yield from field.shape.problems(value[field.name], _below(at, field.name), locate)
+            yield from field.shape.problems(value[field.name], below(at, field.name), locate)
         elif field.required:
             yield Problem(at, f"Object missing required field `{field.name}`")
     if config.forbid_unknown_fields:
         known = {config.tag_field, *(field.name for field in fields)}
         for name in value:
             if name not in known:
-                yield Problem(_below(at, name), "is not a field that is known here")
+                yield Problem(below(at, name[:100]), "is not a field that is known here")
 
 
 def _error(
     decoder: "msgspec.json.Decoder[object]", value: object
 ) -> msgspec.ValidationError | None:
     try:
-        decoder.decode(_encode(value))
+        decoder.decode(encode_json(value))
     except msgspec.ValidationError as error:
         return error
     return None
 
 
 def _whole(text: Raw) -> Raw | None:
-    """A number like 5.0 as the integer that it is, to the last digit; None for all else."""
+    """Return a number like 5.0 as an integer, exactly; None for anything else."""
     written = bytes(text)
     if len(written) > _MOST_DIGITS or _FRACTION.search(written) is None:
         return None
@@ -269,7 +270,7 @@ def _whole(text: Raw) -> Raw | None:
 
 
 def _choice(kind: Any) -> str:
-    """What a word or a tag of this type may be."""
+    """Return the words and tags that this type allows, as the end of a sentence."""
     words: list[str] = []
     numbers = ""
     info = msgspec.inspect.type_info(kind)
@@ -296,7 +297,3 @@ def _members(kind: Any) -> Iterator[Any]:
             yield from _members(member)
     else:
         yield kind
-
-
-def _below(at: str, name: str) -> str:
-    return f"{at}/{name[:100].replace('~', '~0').replace('/', '~1')}"

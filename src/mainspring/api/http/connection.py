@@ -1,4 +1,4 @@
-"""Connections: what each may ask of the server, and requests and answers as bytes on it.
+"""Connections: what each may ask of the server, and the requests that come over it.
 
 uvicorn has no limits on headers, on how long a request takes to arrive, or on how long an answer
 takes to be taken. What is checked here costs next to nothing while a request arrives in one piece,
@@ -9,22 +9,17 @@ import asyncio
 import re
 import ssl
 from asyncio import TimerHandle, Transport
-from collections import deque
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
 import uvicorn
-from starlette.responses import Response
 from starlette.types import ASGIApp, Scope
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from mainspring.api.http.cycle import Cycle, closing_bytes
 from mainspring.api.http.draining import IDLE_FOR, Draining, has_unread
 from mainspring.api.http.fast_path import FastPathCompiler, HeaderCache
 from mainspring.api.http.middleware import CYCLE
@@ -90,68 +85,6 @@ class HttpConfig(uvicorn.Config):
         self.metrics = metrics
         self.draining = Draining()
         self.heads = HeaderCache(compiler)
-
-
-class Cycle(RequestResponseCycle):
-    """A request and its answer, which nearly always leaves in one piece.
-
-    uvicorn checks and joins an answer part by part, and writes it in two.
-    """
-
-    draining: Draining
-    behind: deque[Any]
-    """The requests on the connection that wait for this one."""
-
-    async def answer(self, response: Response) -> None:
-        """Send a whole answer."""
-        if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
-        self.answer_now(response)
-
-    def answer_now(self, response: Response) -> None:
-        """The same, however many bytes still wait to leave before it."""
-        if self.disconnected or self.transport.is_closing():
-            self.disconnected = True
-            return
-        self._end_if_draining()
-        self.response_started = True
-        self.waiting_for_100_continue = False
-        self.transport.write(self._bytes_of(response))
-        self.response_complete = True
-        self.message_event.set()
-        if not self.keep_alive:
-            self.transport.close()
-        self.on_response()
-
-    async def send(self, message: Any) -> None:
-        if not self.response_started:
-            self._end_if_draining()
-        await super().send(message)
-
-    def _end_if_draining(self) -> None:
-        if self.draining.began and not self.behind:
-            self.keep_alive = False
-
-    def _bytes_of(self, response: Response) -> bytes:
-        headers = [*self.default_headers, *response.raw_headers]
-        if not self.keep_alive:
-            headers = [header for header in headers if header[0] != b"connection"]
-            headers.append((b"connection", b"close"))
-        elif (b"connection", b"close") in headers:
-            self.keep_alive = False
-        head = b"\r\n".join([b"%b: %b" % header for header in headers])
-        if head.count(b"\n") + head.count(b"\r") != 2 * len(headers) - 2:
-            raise RuntimeError("a header of an answer has a line break in it")
-        body = b"" if self.scope["method"] == "HEAD" else bytes(response.body)
-        return b"%b%b\r\n\r\n%b" % (STATUS_LINE[response.status_code], head, body)
-
-
-def closing_bytes(response: Response) -> bytes:
-    """The bytes of a whole answer after which the connection is closed."""
-    headers = [(n, v) for n, v in response.raw_headers if n != b"connection"]
-    headers.append((b"connection", b"close"))
-    head = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
-    return STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body)
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -244,13 +177,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._heads.note(data, cast("Scope", self.cycle.scope))
 
     def _is_idle(self) -> bool:
-        """Whether nothing is under way on this connection."""
+        """Whether no request or answer is in progress on this connection."""
         if self._in_message or self._over_limit or self.flow.write_paused:
             return False
         return self.cycle is None or self.cycle.response_complete
 
     def _serve_fast(self, data: bytes) -> bool:
-        """Take the fast path, without the parser, which is afterwards where it was before."""
+        """Serve the data on the fast path, which leaves the parser's state unchanged."""
         known = self._heads.find(data)
         if known is None:
             return False
@@ -272,7 +205,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._head_size = 0
 
     def on_headers_complete(self) -> None:
-        """Raising here makes the parser stop: nothing of the request reaches the application."""
+        """Check the head; raising stops the parser before the application sees the request."""
         self._in_head = False
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if len(self.headers) > self._limits.headers or size > self._limits.head:

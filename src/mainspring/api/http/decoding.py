@@ -1,4 +1,4 @@
-"""From bytes to typed requests: what cannot be read becomes a problem that says where.
+"""Decoding of bodies to typed requests; each problem says where it is.
 
 A body is decoded once as a whole. Only when that fails is it taken apart, so that everything that
 is wrong with it is named and not only the first mistake.
@@ -13,16 +13,10 @@ from msgspec import UnsetType
 
 from mainspring.api.http.body_errors import all_problems, readable, with_integers
 from mainspring.api.http.duplicate_names import DuplicateNameError, check_unique_names, without
+from mainspring.api.http.problems import below
 from mainspring.errors import InvalidRequest, MalformedRequest, Problem, RequestError
 from mainspring.wire.patterns import in_words
-from mainspring.wire.tasks import (
-    TIME_FORM,
-    BatchIn,
-    HandlerTarget,
-    RawBatchIn,
-    TaskIn,
-    TaskPatch,
-)
+from mainspring.wire.tasks import TIME_FORM, BatchIn, HandlerTarget, RawBatchIn, TaskIn, TaskPatch
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -38,8 +32,8 @@ _PATCH = msgspec.json.Decoder(TaskPatch)
 _BATCH = msgspec.json.Decoder(BatchIn)
 _RAW_BATCH = msgspec.json.Decoder(RawBatchIn)
 
-# Nothing is wrong with these: they stand where something is needed.
-_INSTEAD = {"target": HandlerTarget("x"), "url": "https://x.example", "name": "x"}
+# Valid values for required fields that cannot be read.
+_PLACEHOLDERS = {"target": HandlerTarget("x"), "url": "https://x.example", "name": "x"}
 
 # How msgspec's complaints about times end.
 _TIMES = ("RFC3339 encoded datetime", "`datetime` with a timezone component")
@@ -55,30 +49,28 @@ _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 
 def decode_task(body: bytes, at: str = "") -> TaskIn:
-    """The body of POST /v1/tasks, or the task of a batch that is found `at` this place."""
+    """Decode the body of POST /v1/tasks, or a task of a batch, whose place is `at`."""
     task = _decode(_TASK, body, at)
     _check_names(body, [task.payload], at)
     return task
 
 
 def decode_patch(body: bytes) -> TaskPatch:
-    """The body of PATCH /v1/tasks/{id}."""
+    """Decode the body of PATCH /v1/tasks/{id}."""
     patch = _decode(_PATCH, body)
     _check_names(body, [] if isinstance(patch.payload, UnsetType) else [patch.payload])
     return patch
 
 
 def readable_as(kind: type[S], body: bytes) -> S | None:
-    """What can be read of a body that was refused."""
-    return readable(kind, body, _INSTEAD)
+    """Return what can be read of a body that was refused."""
+    return readable(kind, body, _PLACEHOLDERS)
 
 
 def decode_as(
-    kind: type[T],
-    body: bytes,
-    payloads: Callable[[T], Iterable[msgspec.Raw]] = lambda _: (),
+    kind: type[T], body: bytes, payloads: Callable[[T], Iterable[msgspec.Raw]] = lambda _: ()
 ) -> T:
-    """A body; `payloads` are the parts of it that are the caller's own."""
+    """Decode a body; `payloads` returns the parts of it that are kept as they came."""
     decoded = _decode(_decoder(kind), body)
     _check_names(body, payloads(decoded))
     return decoded
@@ -92,7 +84,7 @@ def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def decode_batch(body: bytes, *, most: int) -> list[TaskIn]:
-    """The tasks of a JSON batch."""
+    """Decode the tasks of a JSON batch."""
     try:
         tasks = _decode(_BATCH, body, look_closer=False).tasks
         _check_names(body, [task.payload for task in tasks])
@@ -107,7 +99,7 @@ def decode_batch(body: bytes, *, most: int) -> list[TaskIn]:
 
 
 def decode_lines(body: bytes, *, most: int) -> list[TaskIn]:
-    """The tasks of an NDJSON batch: one a line; blank lines do not count."""
+    """Decode the tasks of an NDJSON batch: one a line; blank lines do not count."""
     check_utf8(body)
     lines = [line for line in body.split(b"\n") if line.strip()]
     _check_count(len(lines), most)
@@ -124,7 +116,7 @@ def decode_lines(body: bytes, *, most: int) -> list[TaskIn]:
 
 
 def readable_task(body: bytes) -> Iterator[tuple[str, TaskIn]]:
-    """What can be read of a task that was refused, at its place."""
+    """Yield what can be read of a task that was refused, with its place."""
     task = readable_as(TaskIn, body)
     if task is not None:
         yield "", task
@@ -133,7 +125,7 @@ def readable_task(body: bytes) -> Iterator[tuple[str, TaskIn]]:
 def readable_tasks(
     body: bytes, *, most: int, as_lines: bool = False
 ) -> Iterator[tuple[str, TaskIn]]:
-    """The same for each task of a batch; for none of one that has too many."""
+    """Yield what can be read of each task of a batch; nothing if it has too many tasks."""
     if as_lines:
         pieces = [line for line in body.split(b"\n") if line.strip()]
     else:
@@ -145,7 +137,7 @@ def readable_tasks(
 
 
 def _decode_all(body: bytes, lines: Sequence[bytes]) -> list[TaskIn] | None:
-    """The lines in one go; None where that does not do, and each has to be looked at.
+    """Return all lines decoded in one call; None if each has to be decoded on its own.
 
     The decoder does not insist on one value a line. Where every line opens and closes an object,
     none can go on in the next, and if there are as many values as lines, each has its own.
@@ -160,7 +152,7 @@ def _decode_all(body: bytes, lines: Sequence[bytes]) -> list[TaskIn] | None:
 
 
 def check_utf8(body: bytes) -> None:
-    """Payloads are kept as bytes without a look inside: what is no text must not get in."""
+    """Refuse a body that is not UTF-8: payloads are stored as the bytes that came."""
     if body.isascii():
         return
     try:
@@ -176,7 +168,7 @@ def pointer_of(path: str) -> str:
     steps = (match["name"] or match["index"] for match in _STEP.finditer(path))
     # A key of a mapping is not named: the pointer then ends at the mapping.
     known = [step for step in steps if step != "..."]
-    return "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in known)
+    return "".join(below("", step) for step in known)
 
 
 def _decode(
@@ -187,7 +179,7 @@ def _decode(
     look_closer: bool = True,
     shape: type | None = None,
 ) -> T:
-    """Where the shape of the whole body is not the decoder's type, a closer look needs it."""
+    """Decode a body; `shape` is its type where that is not the type of the decoder."""
     check_utf8(body)
     try:
         return decoder.decode(body)
@@ -216,7 +208,7 @@ def _decode_closely(
     kind: Any,
     look_closer: bool,
 ) -> T:
-    """Only what was refused is looked at for 5.0 as 5, and then for all that is wrong with it."""
+    """Decode a refused body with 5.0 read as 5; otherwise raise all of its problems."""
     plain = with_integers(kind, body)
     if plain is not body:
         try:

@@ -50,8 +50,8 @@ class Connection(Protocol):
 
 
 def refuse_connections(listening: socket.socket) -> None:
-    """Let no connection be opened any more, while those that are open wait to be accepted: closing
-    the socket would reset them. Where the system cannot do so, that remains possible."""
+    """Refuse new connections, but not those that wait to be accepted: closing the socket would
+    reset them. Only on Linux; elsewhere connections can still be opened."""
     if sys.platform != "linux":
         return
     program = b"".join(struct.pack("HBBI", *step) for step in _NO_NEW_CONNECTIONS)

@@ -1,4 +1,4 @@
-"""Names given twice in one object: JSON leaves open which of them counts, so we refuse to choose.
+"""Refusal of objects with a name given twice: JSON does not define which value counts.
 
 Payloads are left out here, and looked at one by one (`payloads.py`).
 """
@@ -42,7 +42,7 @@ _seen: dict[bytes, bool] = {}
 
 
 def _all_differ(text: bytes) -> bool:
-    """Whether no name comes twice, in whichever objects; False also where that is not clear.
+    """Whether all names in a text differ, whatever their objects; False also if that is unclear.
 
     The same text comes again and again, with other payloads, so what was found is kept: by the
     digest, for there may be a secret in the text.
@@ -52,11 +52,11 @@ def _all_differ(text: bytes) -> bool:
     if found is None:
         if len(_seen) >= _MOST_SEEN:
             _seen.clear()
-        found = _seen[digest] = _look_for_twins(text)
+        found = _seen[digest] = _names_differ(text)
     return found
 
 
-def _look_for_twins(text: bytes) -> bool:
+def _names_differ(text: bytes) -> bool:
     if b"\\" in text:
         return False
     names = _NAMES.findall(text)
@@ -64,7 +64,7 @@ def _look_for_twins(text: bytes) -> bool:
 
 
 def without(body: bytes, payloads: Iterable[Raw]) -> bytes:
-    """The body with a number in place of each payload."""
+    """Return the body with a number in place of each payload."""
     pieces: list[bytes] = []
     start = 0
     for payload in payloads:

@@ -1,4 +1,4 @@
-"""Endpoints: a path, the operations on it, and who may do them."""
+"""Endpoints (a path, its operations and who may call them) and the router that finds them."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -8,7 +8,7 @@ from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mainspring.api.http.auth import Authenticator, check_operator, check_scope, digest_of
 from mainspring.api.http.decoding import decode_as
@@ -74,7 +74,7 @@ class Endpoint:
             await scope[EXCHANGE].answer(response)
 
     def compile_fast_path(self, fields: Mapping[bytes, bytes]) -> FastHandler | None:
-        """How to serve a POST with these headers and no query on the fast path."""
+        """Return the handler on the fast path of a POST with these headers and no query."""
         operation = self._operations.get("POST")
         if not isinstance(operation, TenantOperation) or operation.fast is None:
             return None
@@ -138,16 +138,16 @@ class Endpoint:
 
 
 class _NoBody(Struct, forbid_unknown_fields=True):
-    """What an operation without a body may be sent as one."""
+    """The only body that an operation without one accepts: `{}`."""
 
 
 def _strict(operation: Operation) -> Operation:
-    """The operation; one that takes no body refuses any, because `{"dry_run": true}` in it would be
-    overlooked."""
+    """Make an operation without a body refuse any but `{}`: a `{"dry_run": true}` would have no
+    effect."""
     match operation:
-        case TenantOperation(doc=Doc(bodies=())):
+        case TenantOperation(doc=Doc(body=None)):
             return replace(operation, handler=_without_body(operation.handler))
-        case OperatorOperation(doc=Doc(bodies=())):
+        case OperatorOperation(doc=Doc(body=None)):
             return replace(operation, handler=_without_body(operation.handler))
         case _:
             return operation
@@ -165,3 +165,53 @@ def _without_body(
 
 def _text(header: bytes | None) -> str | None:
     return None if header is None else header.decode("latin-1")
+
+
+class Router:
+    """The resources by path template (`/v1/tasks/{id}`); fixed names go before ids.
+
+    The search takes only templates with as many steps and the same second step as the path: with
+    `/v1/tasks/…` those of tasks, whatever else there is.
+    """
+
+    def __init__(self, resources: Mapping[str, ASGIApp]) -> None:
+        self._fixed = {path: app for path, app in resources.items() if "{" not in path}
+        self._shaped: dict[tuple[int, str], list[_Template]] = {}
+        for path, app in resources.items():
+            if path not in self._fixed:
+                template = _Template(path, app)
+                self._shaped.setdefault(template.group, []).append(template)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._fixed.get(scope["path"]) or self._find(scope)
+        if app is None:
+            raise HTTPException(404, "there is nothing under this path")
+        await app(scope, receive, send)
+
+    def _find(self, scope: Scope) -> ASGIApp | None:
+        steps = scope["path"].split("/")
+        if len(steps) < 3:
+            return None
+        for template in self._shaped.get((len(steps), steps[2]), ()):
+            params = template.match(steps)
+            if params is not None:
+                scope["path_params"] = params
+                return template.app
+        return None
+
+
+class _Template:
+    def __init__(self, path: str, app: ASGIApp) -> None:
+        self.app = app
+        steps = path.split("/")
+        self.group = (len(steps), steps[2])
+        self._fixed = [(n, step) for n, step in enumerate(steps) if not step.startswith("{")]
+        self._named = [(n, step[1:-1]) for n, step in enumerate(steps) if step.startswith("{")]
+
+    def match(self, steps: list[str]) -> dict[str, str] | None:
+        """Return the values of the named steps; None for another path, or if a value is empty."""
+        for at, step in self._fixed:
+            if steps[at] != step:
+                return None
+        params = {name: steps[at] for at, name in self._named}
+        return params if all(params.values()) else None

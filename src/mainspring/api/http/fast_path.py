@@ -52,7 +52,7 @@ class FastPathCompiler(Protocol):
     """Knows which heads can be served on the fast path."""
 
     def compile_fast_path(self, scope: Scope) -> ServeFast | None:
-        """How to serve requests with the head of this one; None: the full path only."""
+        """Return how requests with this head are served; None if only on the full path."""
 
 
 class _CachedHead(NamedTuple):
@@ -71,7 +71,7 @@ class HeaderCache:
         self._known: dict[bytes, _CachedHead] = {}
 
     def find(self, data: bytes) -> tuple[ServeFast, bytes] | None:
-        """How to serve what arrived, and its body, if it is one whole request with a known head."""
+        """Return how to serve this data and its body if it is a whole request with a known head."""
         if not self._known or not data.startswith(_POST):
             return None
         head, body = _parts(data)

@@ -31,12 +31,7 @@ from mainspring.errors import (
     RequestError,
     StoreUnavailable,
 )
-from mainspring.store.answers import (
-    AnswerStore,
-    BeforeCommit,
-    Turn,
-    keep_answer,
-)
+from mainspring.store.answers import AnswerStore, BeforeCommit, Turn, keep_answer
 from mainspring.store.tasks import StoredAnswer
 
 HEADER = "Idempotency-Key"
@@ -119,22 +114,19 @@ def recording(
 
 
 def key_in(request: Request) -> str | None:
-    """The request's idempotency key, if it has one."""
+    """Return the request's idempotency key, if it has one."""
     given = request.headers.getlist(HEADER)
     if not given:
         return None
     key = given[0]
     if len(given) > 1:
-        raise InvalidRequest(
-            f"the header {HEADER} is not valid",
-            [Problem(f"/headers/{HEADER}", "is given more than once")],
-        )
-    if not 1 <= len(key) <= 255 or not (key.isascii() and key.isprintable()):
-        raise InvalidRequest(
-            f"the header {HEADER} is not valid",
-            [Problem(f"/headers/{HEADER}", "1 to 255 printable ASCII characters are allowed")],
-        )
-    return key
+        wrong = "is given more than once"
+    elif not 1 <= len(key) <= 255 or not (key.isascii() and key.isprintable()):
+        wrong = "1 to 255 printable ASCII characters are allowed"
+    else:
+        return key
+    problem = Problem(f"/headers/{HEADER}", wrong)
+    raise InvalidRequest(f"the header {HEADER} is not valid", [problem])
 
 
 def hash_of(request: Request, body: bytes, secret: str | None = None) -> bytes:
@@ -184,7 +176,7 @@ class Idempotency:
     async def _once(
         self, request: RequestKey, attempt: Callable[[], Awaitable[Answered]]
     ) -> Answered:
-        """Run one attempt at a time for a key: when the first fails, the next one tries."""
+        """Run one attempt at a time for a key: when the first fails, the next one runs."""
         deadline = monotonic() + _WAIT
         while True:
             first = self._running.get((request.tenant_id, request.key))
@@ -266,14 +258,16 @@ class Idempotency:
         try:
             await self._answers.keep(recorder.turn, recorder.sealed(answered), recorder.ttl)
         except StoreUnavailable as problem:
-            log.warning("an answer was not kept", action="answer.unkept", problem=str(problem))
+            log.warning(
+                "an answer was not stored", action="answer.not_stored", problem=str(problem)
+            )
         return True
 
     async def _give_up(self, turn: Turn) -> None:
         try:
             await self._answers.give_up(turn)
         except StoreUnavailable:
-            log.info("a turn will run out by itself", action="answer.turn_left")
+            log.info("a turn was not given up: it expires", action="answer.turn_not_given_up")
 
 
 async def _follow(

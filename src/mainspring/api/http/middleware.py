@@ -5,6 +5,7 @@ One plain ASGI layer, because every layer costs time on every request.
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from random import Random
 
 from prometheus_client import Counter
@@ -25,19 +26,19 @@ from mainspring.errors import MalformedRequest, RequestError, StoreUnavailable, 
 from mainspring.observe.metrics import Distribution, Metrics
 
 ROUTE = "mainspring.route"
-"""Where a resource leaves its path template in the scope, for the metrics."""
+"""Scope key: where a resource leaves its path template in the scope, for the metrics."""
 
 HEADERS = "mainspring.headers"
-"""Where a resource leaves headers that every answer to the request shall carry."""
+"""Scope key: where a resource leaves headers that every answer to the request shall carry."""
 
 FIELDS = "mainspring.fields"
-"""Where a resource finds the request's headers by name."""
+"""Scope key: where a resource finds the request's headers by name."""
 
 EXCHANGE = "mainspring.exchange"
-"""Where a resource finds the way to answer in one piece."""
+"""Scope key: where a resource finds the way to answer in one piece."""
 
 CYCLE = "mainspring.cycle"
-"""Where the server offers, if it does, to take a whole answer at once."""
+"""Scope key: where the server offers, if it does, to take a whole answer at once."""
 
 _ONE_OFF = frozenset(
     {
@@ -99,7 +100,7 @@ class RequestMiddleware:
             self._end(exchange, started)
 
     def compile_fast_path(self, scope: Scope) -> ServeFast | None:
-        """How to serve requests with the head of this one on the fast path."""
+        """Return how requests with this head are served on the fast path, if they can be."""
         compile_fast_path = self._fast_paths.get(scope["path"])
         if compile_fast_path is None or scope["method"] != "POST" or scope["query_string"]:
             return None
@@ -131,8 +132,8 @@ class RequestMiddleware:
         scope = exchange.scope
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self.count(scope.get(ROUTE, "unknown"), method, exchange.status, monotonic() - started)
-        # They refer to the scope as it does to them: let go, or each request leaves a ring of
-        # objects behind, which only the collector finds, when all of it has grown cold.
+        # They refer to the scope and it to them: broken up here, because each request would leave a
+        # cycle of objects to the garbage collector.
         scope.pop(EXCHANGE, None)
         scope.pop(CYCLE, None)
 
@@ -147,13 +148,13 @@ class RequestMiddleware:
         found[1].observe(seconds)
 
 
+@dataclass(frozen=True, slots=True)
 class _FastPath:
     """Serves the requests with one head."""
 
-    def __init__(self, middleware: RequestMiddleware, path: str, handle: FastHandler) -> None:
-        self._middleware = middleware
-        self._path = path
-        self._handle = handle
+    _middleware: RequestMiddleware
+    _path: str
+    _handle: FastHandler
 
     def serve(self, body: bytes, reply: ResponseSink) -> bool:
         started = monotonic()
@@ -200,7 +201,7 @@ class Exchange:
         await self._send(message)
 
     async def answer(self, response: Response) -> None:
-        """Send a whole answer at once, as nearly all are: each write to a socket costs."""
+        """Send a whole answer in one write, as writes to a socket are expensive."""
         cycle = self.scope.get(CYCLE)
         if cycle is None:
             await response(self.scope, _nothing_comes, self.send)
@@ -234,7 +235,7 @@ class _LimitedBody:
 
 
 def _declares_length(headers: dict[bytes, bytes], most: int) -> bool:
-    """Whether the length is known beforehand: the server then takes no more bytes than that."""
+    """Whether the length is declared; the server then reads no more bytes than that."""
     declared = headers.get(b"content-length")
     if declared is None:
         return False

@@ -10,43 +10,41 @@ from functools import lru_cache
 from typing import get_origin
 from urllib.parse import parse_qsl
 
+from mainspring.api.http.problems import below
 from mainspring.api.openapi.operation import JSON, Doc
 from mainspring.errors import InvalidRequest, NotAcceptable, Problem, UnsupportedMediaType
 
-Headers = dict[bytes, bytes]
 _MOST_PARAMETERS = 200
 _CURLS_DEFAULT = b"application/x-www-form-urlencoded"
 
 
 class RequestRules:
-    """What one operation asks of its requests, as its documentation says."""
+    """The rules for requests of one operation, taken from its documentation."""
 
     __slots__ = ("_consumes", "_in_any_case", "_known", "_produces", "_repeatable")
 
     def __init__(self, doc: Doc, *, in_any_case: bool = False) -> None:
-        """`in_any_case`: it answers as it does whatever the caller accepts, as to a probe."""
+        """`in_any_case`: Accept is ignored, as probes may send anything."""
         self._in_any_case = in_any_case
-        self._consumes = frozenset([*(body.media_type for body in doc.bodies), *doc.also_consumes])
+        consumed = () if doc.body is None else (doc.body.media_type,)
+        self._consumes = frozenset([*consumed, *doc.also_consumes])
         produced = {reply.media_type for reply in doc.replies if reply.type is not None}
         self._produces = frozenset(produced or {JSON})
         query = [param for param in doc.params if param.where == "query"]
         self._known = frozenset(param.name for param in query)
         self._repeatable = frozenset(p.name for p in query if get_origin(p.type) is list)
 
-    def check(self, headers: Headers, query: bytes) -> None:
+    def check(self, headers: dict[bytes, bytes], query: bytes) -> None:
         """Refuse a request that cannot be answered, before it changes anything."""
-        accept = headers.get(b"accept")
-        if accept and accept != b"*/*" and not self._suits(accept):
+        accept = headers.get(b"accept") or b"*/*"
+        if accept != b"*/*" and not self._in_any_case and not _accepts(accept, self._produces):
             raise NotAcceptable(f"this answers in {' or '.join(sorted(self._produces))} only")
         if self._consumes:
             self._check_form(headers)
         if query:
             self._check_query(query)
 
-    def _suits(self, accept: bytes) -> bool:
-        return self._in_any_case or _accepts(accept, self._produces)
-
-    def _check_form(self, headers: Headers) -> None:
+    def _check_form(self, headers: dict[bytes, bytes]) -> None:
         kind = headers.get(b"content-type", _CURLS_DEFAULT)
         # Without a Content-Type, or with the one that curl sends for `-d`, the body is JSON:
         # nothing else is likely, and it is checked anyway.
@@ -66,16 +64,13 @@ class RequestRules:
             raise InvalidRequest(f"more than {_MOST_PARAMETERS} query parameters") from None
         problems = []
         for name, count in Counter(name for name, _value in pairs).items():
+            pointer = below("/query", name[:100])
             if name not in self._known:
-                problems.append(Problem(_pointer(name), "is not a parameter of this operation"))
+                problems.append(Problem(pointer, "is not a parameter of this operation"))
             elif count > 1 and name not in self._repeatable:
-                problems.append(Problem(_pointer(name), "is given more than once"))
+                problems.append(Problem(pointer, "is given more than once"))
         if problems:
             raise InvalidRequest("some query parameters do not make sense", problems)
-
-
-def _pointer(name: str) -> str:
-    return "/query/" + name[:100].replace("~", "~0").replace("/", "~1")
 
 
 @lru_cache(256)

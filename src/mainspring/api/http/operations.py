@@ -6,14 +6,16 @@ from typing import TypeVar
 from uuid import UUID
 
 from msgspec import Struct
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring.api.http.bodies import read_body
 from mainspring.api.http.fast_path import PendingResponse
 from mainspring.api.http.idempotency import ResponseRecorder, recording
+from mainspring.api.http.parameters import flag
 from mainspring.api.openapi.operation import Doc
-from mainspring.errors import NotFound
+from mainspring.errors import NotFound, PreconditionFailed
 from mainspring.store.answers import BeforeCommit
 
 T = TypeVar("T")
@@ -42,8 +44,23 @@ class Call(Struct, frozen=True):
     async def body(self) -> bytes:
         return await read_body(self.request)
 
+    @property
+    def query(self) -> QueryParams:
+        return self.request.query_params
+
+    @property
+    def dry_run(self) -> bool:
+        """Whether the caller only wants to see what would happen."""
+        return flag(self.query, "dry_run")
+
+    def check_rev(self, rev: int) -> None:
+        """Raise PreconditionFailed unless If-Match allows a change at this revision."""
+        wanted = self.request.headers.get("if-match", "*").strip()
+        if wanted != "*" and f'"{rev}"' not in (tag.strip() for tag in wanted.split(",")):
+            raise PreconditionFailed(f'it is at revision "{rev}" now')
+
     def remember(self, answer: Callable[[T], Response]) -> BeforeCommit[T]:
-        """Store the answer for a repeated request, in the transaction of what it tells of."""
+        """Return a step that stores the answer for a repeated request, in the same transaction."""
         return recording(self.recorder, answer)
 
 
@@ -58,7 +75,7 @@ class TenantCall(Call, frozen=True, kw_only=True):
         return self.id_or(no_such_task)
 
     def id_or(self, missing: Missing, name: str = "id") -> UUID:
-        """The id in the path; what is not an id cannot be found."""
+        """Return the id in the path; raise NotFound for what is not an id."""
         text: str = self.request.path_params[name]
         try:
             found = UUID(text)
@@ -79,6 +96,12 @@ class OperatorCall(Call, frozen=True):
         if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 2**31):
             raise self.no_such_tenant()
         return int(text)
+
+    def found(self, item: T | None) -> T:
+        """Return the item of the tenant in the path; raise NotFound if there is none."""
+        if item is None:
+            raise self.no_such_tenant()
+        return item
 
     def no_such_tenant(self) -> NotFound:
         return _no_such_tenant(self.request.path_params["id"])

@@ -2,9 +2,10 @@
 
 import base64
 import binascii
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
+from typing import Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -13,13 +14,19 @@ from starlette.datastructures import QueryParams
 from mainspring.errors import InvalidRequest, Problem
 from mainspring.wire.tasks import TIME_FORM, Instant
 
+F = TypeVar("F")
+
+LARGEST_NUMBER = 2**31 - 1
+"""Largest version or id of a tenant that the database can hold."""
+
 MOST_ITEMS = 1000
 _DEFAULT_ITEMS = 50
+_NO_CURSOR = "is not a cursor of this list"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class Parameters:
-    """The query parameters of one request. What is wrong with any is raised together by `check`."""
+    """The query parameters of one request; `check` raises the problems of all of them together."""
 
     def __init__(self, params: QueryParams, known: Collection[str] | None = None) -> None:
         self._params = params
@@ -43,7 +50,7 @@ class Parameters:
         return value
 
     def choice(self, name: str, choices: Iterable[str]) -> str | None:
-        """One word out of a few."""
+        """Return a parameter that is one of these words."""
         value, words = self._params.get(name), list(choices)
         if value is None or value in words:
             return value
@@ -78,14 +85,7 @@ class Parameters:
         return found
 
     def uuid(self, name: str) -> UUID | None:
-        value = self._params.get(name)
-        if value is None:
-            return None
-        try:
-            return UUID(value)
-        except ValueError:
-            self._refuse(name, "is not an id")
-            return None
+        return self._parsed(name, UUID, "is not an id")
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self._params.get(name)
@@ -96,7 +96,7 @@ class Parameters:
         return _FLAGS.get(value, False)
 
     def number(self, name: str, most: int) -> int | None:
-        """A number from 1 on."""
+        """Return a parameter that is a number of at least 1."""
         text = self._params.get(name)
         if text is None:
             return None
@@ -110,24 +110,40 @@ class Parameters:
         return self.number("limit", MOST_ITEMS) or _DEFAULT_ITEMS
 
     def cursor(self) -> UUID | None:
-        value = self._params.get("cursor")
-        if value is None:
-            return None
-        try:
-            return decode_cursor(value)
-        except ValueError as error:
-            self._refuse("cursor", str(error))
-            return None
+        return self._parsed("cursor", decode_cursor, _NO_CURSOR)
 
     def number_cursor(self) -> int | None:
-        """The cursor of a list that is ordered by number."""
+        """Return the cursor of a list that is ordered by number."""
         cursor = self.cursor()
         if cursor is not None and cursor.int >= 2**63:
-            self._refuse("cursor", "is not a cursor of this list")
+            self._refuse("cursor", _NO_CURSOR)
         return None if cursor is None else cursor.int
+
+    def list_query(self, where: F, *, payloads: bool = False) -> "ListQuery[F]":
+        """The query of a list with this filter, when nothing is wrong with any parameter."""
+        query = ListQuery(where, self.cursor(), self.limit(), payloads)
+        self.check()
+        return query
+
+    def _parsed(self, name: str, parse: Callable[[str], F], wrong: str) -> F | None:
+        value = self._params.get(name)
+        try:
+            return None if value is None else parse(value)
+        except ValueError:
+            self._refuse(name, wrong)
+            return None
 
     def _refuse(self, name: str, detail: str) -> None:
         self._problems.append(_problem(name, detail))
+
+
+class ListQuery(NamedTuple, Generic[F]):
+    """Which page of a list that is ordered by id, and of which items."""
+
+    where: F
+    before: UUID | None
+    limit: int
+    payloads: bool
 
 
 class PageQuery(msgspec.Struct, frozen=True):
@@ -147,7 +163,7 @@ def page_query(
     filters: Collection[str] = (),
     choices: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> PageQuery:
-    """The parameters of a list whose filters are plain texts, or words out of a few."""
+    """Return the query of a list whose filters are plain texts, or one of some words."""
     given = Parameters(params, {*filters, *choices, "limit", "cursor"})
     where = {name: given.text(name) for name in filters}
     where |= {name: given.choice(name, words) for name, words in choices.items()}
@@ -156,50 +172,31 @@ def page_query(
     return query
 
 
-def limit_in(params: QueryParams) -> int:
-    """The most items that the caller wants on a page."""
+def read_one(params: QueryParams, read: Callable[[Parameters], F]) -> F:
+    """Read one parameter; raise when it is wrong."""
     given = Parameters(params)
-    limit = given.limit()
-    given.check()
-    return limit
-
-
-def number(params: QueryParams, name: str, most: int) -> int | None:
-    """A parameter that is a number from 1 on."""
-    given = Parameters(params)
-    value = given.number(name, most)
-    given.check()
-    return value
-
-
-def instant(params: QueryParams, name: str) -> datetime | None:
-    """A parameter that is a time."""
-    given = Parameters(params)
-    value = given.instant(name)
+    value = read(given)
     given.check()
     return value
 
 
 def flag(params: QueryParams, name: str) -> bool:
-    """A parameter that is true or false; absent means false."""
-    given = Parameters(params)
-    value = given.flag(name)
-    given.check()
-    return value
+    """Return a parameter that is true or false; absent means false."""
+    return read_one(params, lambda given: given.flag(name))
 
 
 def bad_parameter(name: str, detail: str) -> InvalidRequest:
-    """The error that tells of one parameter."""
+    """Return the error for one wrong parameter."""
     return InvalidRequest("some query parameters do not make sense", [_problem(name, detail)])
 
 
 def encode_cursor(before: UUID) -> str:
-    """Encode where a list goes on, opaque to callers."""
+    """Return the cursor of the page that follows this id, opaque to callers."""
     return base64.urlsafe_b64encode(before.bytes).decode("ascii").rstrip("=")
 
 
 def next_cursor(before: UUID | None) -> str | None:
-    """Where a list goes on after a page; None at its end."""
+    """Return the cursor of the next page; None at the end of the list."""
     return None if before is None else encode_cursor(before)
 
 
@@ -208,9 +205,9 @@ def decode_cursor(text: str) -> UUID:
     try:
         data = base64.b64decode(text.encode("ascii") + b"==", altchars=b"-_", validate=True)
     except (binascii.Error, UnicodeEncodeError):
-        raise ValueError("is not a cursor of this list") from None
+        raise ValueError(_NO_CURSOR) from None
     if len(data) != 16 or encode_cursor(UUID(bytes=data)) != text:
-        raise ValueError("is not a cursor of this list")
+        raise ValueError(_NO_CURSOR)
     return UUID(bytes=data)
 
 

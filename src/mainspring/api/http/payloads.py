@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from mainspring.api.http.bodies import encode_json
 from mainspring.api.http.duplicate_names import DuplicateNameError, refuse_duplicates
 from mainspring.errors import Oversize, Problem
 
@@ -19,11 +20,10 @@ _ESCAPES = re.compile(rb"\\(?:u0000|.)", re.DOTALL)
 _TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _decode = msgspec.json.Decoder().decode
-_encode = msgspec.json.Encoder().encode
 
 
 def payload_problems(payload: bytes, most_bytes: int) -> Sequence[Problem]:
-    """What is wrong with something that a caller wants others to read; it is valid JSON."""
+    """Return the problems of JSON that receivers and workers shall read."""
     value, wrong = _read(payload, most_bytes)
     if wrong is None and b"\\u0000" in payload and _has_nul(payload):
         wrong = "contains U+0000, which not every reader can take"
@@ -33,7 +33,7 @@ def payload_problems(payload: bytes, most_bytes: int) -> Sequence[Problem]:
 
 
 def result_problems(result: bytes, most_bytes: int) -> Sequence[Problem]:
-    """What is wrong with something that a worker hands back: only what nobody could read."""
+    """Return the problems of a worker's result: only what makes it unreadable."""
     _value, wrong = _read(result, most_bytes)
     return _problems(result, most_bytes, wrong)
 
@@ -56,7 +56,7 @@ def _has_nul(payload: bytes) -> bool:
 
 
 def _read(payload: bytes, most_bytes: int) -> tuple[object, str | None]:
-    """The value, or why nobody should have to read it."""
+    """Return the value, or why it is refused."""
     if len(payload) > most_bytes:
         return None, f"has {len(payload)} bytes; the most is {most_bytes}"
     if nested_too_deeply(payload):
@@ -71,7 +71,7 @@ def _ambiguity(payload: bytes, value: object) -> str | None:
     """Of a name that is given twice one is lost when the value is written anew, and a colon with
     it. Where as many are left nothing was lost; else the slow way decides."""
     colons = payload.count(b":")
-    if colons < 2 or colons == _encode(value).count(b":"):
+    if colons < 2 or colons == encode_json(value).count(b":"):
         return None
     try:
         refuse_duplicates(payload)

@@ -48,7 +48,7 @@ class HttpServer(uvicorn.Server):
         raise ServerError(f"the API is served no more{reason}") from problem
 
     def drain(self) -> None:
-        """Serve on, and end each connection with its next answer."""
+        """Keep serving, but end each connection with its next answer."""
         self._settings.draining.began = True
 
     async def close(self) -> None:

@@ -12,28 +12,14 @@ from uuid import UUID
 
 from msgspec import Meta
 
+from mainspring import errors
 from mainspring.api.http.operations import OpenOperation, Operation, TenantOperation
-from mainspring.api.http.problems import MEDIA_TYPE, TYPE_PREFIX, ProblemDocument
+from mainspring.api.http.problems import MEDIA_TYPE, TYPE_PREFIX, UNAVAILABLE, ProblemDocument
 from mainspring.api.openapi.components import Components, Json
 from mainspring.api.openapi.operation import Body, Doc, Header, Param, ResponseDoc
-from mainspring.errors import (
-    Busy,
-    Forbidden,
-    InvalidRequest,
-    KeyReused,
-    MainspringError,
-    MalformedRequest,
-    NotAcceptable,
-    NotFound,
-    RequestError,
-    StoreUnavailable,
-    TooLarge,
-    TooManyRequests,
-    Unauthenticated,
-    UnsupportedMediaType,
-)
 
 Paths = Mapping[str, Mapping[str, Operation]]
+Error = type[errors.MainspringError]
 
 _IN_PATH = re.compile(r"\{(\w+)\}")
 _INTRODUCTION = """\
@@ -114,7 +100,7 @@ def _tags(paths: Paths) -> Iterable[str]:
 
 def _components(docs: Sequence[Doc]) -> Components:
     """The schemas of every type that the docs name."""
-    bodies = [body for doc in docs for body in doc.bodies]
+    bodies = [doc.body for doc in docs if doc.body is not None]
     rules = {name: rule for body in bodies for name, rule in body.rules.items()}
     others: list[object] = [ProblemDocument, UUID, _IDEMPOTENCY_KEY.type, _X_REQUEST_ID.type]
     others += (header.type for header in (_RETRY_AFTER, _REQUEST_ID, *_RATE))
@@ -153,8 +139,8 @@ def _operation(path: str, method: str, operation: Operation, doc: Doc, schemas: 
         },
         "security": [] if open_to_all else [{"key": []}],
     }
-    if doc.bodies:
-        described["requestBody"] = _request_body(doc.bodies, schemas)
+    if doc.body is not None:
+        described["requestBody"] = _request_body(doc.body, schemas)
     if isinstance(operation, TenantOperation):
         described["x-scopes"] = _scopes(operation)
     return described
@@ -197,17 +183,10 @@ def _parameter(param: Param, schemas: Components) -> Json:
     return described
 
 
-def _request_body(bodies: Sequence[Body], schemas: Components) -> Json:
-    return {
-        "required": any(body.required for body in bodies),
-        "content": {
-            body.media_type: {
-                "schema": schemas.of(body.type),
-                "examples": {name: {"value": value} for name, value in body.examples.items()},
-            }
-            for body in bodies
-        },
-    }
+def _request_body(body: Body, schemas: Components) -> Json:
+    examples = {name: {"value": value} for name, value in body.examples.items()}
+    content = {"schema": schemas.of(body.type), "examples": examples}
+    return {"required": body.required, "content": {body.media_type: content}}
 
 
 def _replies(replies: Sequence[ResponseDoc], more: Sequence[Header], schemas: Components) -> Json:
@@ -253,32 +232,31 @@ def _headers(headers: Iterable[Header], schemas: Components) -> Json:
     }
 
 
-def _causes(
-    path: str, method: str, operation: Operation, doc: Doc
-) -> Iterator[type[MainspringError]]:
+def _causes(path: str, method: str, operation: Operation, doc: Doc) -> Iterator[Error]:
     """Every problem the operation can answer with, its own and those of its kind."""
     yield from doc.problems
     if not isinstance(operation, OpenOperation):
-        yield from (Unauthenticated, Forbidden, NotAcceptable, StoreUnavailable)
+        yield from (errors.Unauthenticated, errors.Forbidden)
+        yield from (errors.NotAcceptable, errors.StoreUnavailable)
     if isinstance(operation, TenantOperation):
-        yield TooManyRequests
+        yield errors.TooManyRequests
     if _IN_PATH.search(path):
-        yield NotFound
+        yield errors.NotFound
     if method != "GET":
         # A body that is not described is looked at, too: it must be empty.
-        yield from (MalformedRequest, TooLarge)
-    if doc.bodies:
-        yield UnsupportedMediaType
+        yield from (errors.MalformedRequest, errors.TooLarge)
+    if doc.body is not None:
+        yield errors.UnsupportedMediaType
     # Any operation refuses query parameters that it does not know.
-    yield InvalidRequest
+    yield errors.InvalidRequest
     if method == "POST":
-        yield from (KeyReused, Busy)
+        yield from (errors.KeyReused, errors.Busy)
 
 
-def _problems(causes: Iterable[type[MainspringError]], schemas: Components) -> Json:
-    by_status: dict[int, list[type[MainspringError]]] = {}
+def _problems(causes: Iterable[Error], schemas: Components) -> Json:
+    by_status: dict[int, list[Error]] = {}
     for cause in dict.fromkeys(causes):
-        status = cause.status if issubclass(cause, RequestError) else 503
+        status = cause.status if issubclass(cause, errors.RequestError) else 503
         by_status.setdefault(status, []).append(cause)
     return {
         str(status): _problem_reply(status, found, schemas)
@@ -286,9 +264,7 @@ def _problems(causes: Iterable[type[MainspringError]], schemas: Components) -> J
     }
 
 
-def _problem_reply(
-    status: int, causes: Sequence[type[MainspringError]], schemas: Components
-) -> Json:
+def _problem_reply(status: int, causes: Sequence[Error], schemas: Components) -> Json:
     types = [TYPE_PREFIX + cause.code for cause in causes]
     return {
         "description": f"{HTTPStatus(status).phrase}: {', '.join(c.code for c in causes)}.",
@@ -306,24 +282,23 @@ def _problem_reply(
     }
 
 
-def _extra_headers(status: int, causes: Sequence[type[MainspringError]]) -> Iterator[Header]:
-    if status in (429, 503) or list(causes) == [Busy]:
+def _extra_headers(status: int, causes: Sequence[Error]) -> Iterator[Header]:
+    if status in (429, 503) or list(causes) == [errors.Busy]:
         yield _RETRY_AFTER
-    elif Busy in causes:
-        only = f"Only with `{Busy.code}`: {_RETRY_AFTER.description}"
+    elif errors.Busy in causes:
+        only = f"Only with `{errors.Busy.code}`: {_RETRY_AFTER.description}"
         yield Header(_RETRY_AFTER.name, only, _RETRY_AFTER.type)
 
 
-def _example(status: int, cause: type[MainspringError]) -> Json:
-    title = cause.title if issubclass(cause, RequestError) else "The database cannot be reached"
+def _example(status: int, cause: Error) -> Json:
     example: Json = {
         "type": TYPE_PREFIX + cause.code,
-        "title": title,
+        "title": cause.title if issubclass(cause, errors.RequestError) else UNAVAILABLE,
         "status": status,
         "detail": (cause.__doc__ or "").splitlines()[0],
         "instance": "/v1/tasks",
         "request_id": "5f0c8a1e9d3b47c2a6e4f8b0d1c2a3e4",
     }
-    if cause is InvalidRequest:
+    if cause is errors.InvalidRequest:
         example["errors"] = [{"pointer": "/priority", "detail": "Expected `int` <= 9"}]
     return example

@@ -30,26 +30,17 @@ _ON_PAGES = {
 # The document is too free in form to be a type of ours.
 _Document = Annotated[dict[str, Raw], Meta(extra_json_schema={"required": ["openapi", "paths"]})]
 
-OPENAPI = Doc(
-    id="openapi",
-    tag=_TAG,
-    summary="Read the OpenAPI document",
-    params=[IF_NONE_MATCH],
-    replies=[ResponseDoc(200, "This document.", _Document, headers=[ETAG]), _UNCHANGED],
+
+def _doc(id: str, summary: str, reply: ResponseDoc) -> Doc:
+    replies = [reply, _UNCHANGED]
+    return Doc(id=id, tag=_TAG, summary=summary, params=[IF_NONE_MATCH], replies=replies)
+
+
+OPENAPI = _doc(
+    "openapi",
+    "Read the OpenAPI document",
+    ResponseDoc(200, "This document.", _Document, headers=[ETAG]),
 )
-
-
-def _page(name: str, summary: str, media_type: str) -> Doc:
-    return Doc(
-        id=name,
-        tag=_TAG,
-        summary=summary,
-        params=[IF_NONE_MATCH],
-        replies=[
-            ResponseDoc(200, "The page.", str, headers=[ETAG], media_type=media_type),
-            _UNCHANGED,
-        ],
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,4 +76,5 @@ def described(paths: Paths) -> dict[str, dict[str, Operation]]:
 def _asset(name: str, media_type: str, id: str, summary: str) -> dict[str, Operation]:
     body = (files(__package__) / "pages" / name).read_bytes()
     fixed = _Fixed(body, f"{media_type}; charset=utf-8")
-    return {"GET": OpenOperation(fixed.answer, _page(id, summary, media_type))}
+    page = ResponseDoc(200, "The page.", str, headers=[ETAG], media_type=media_type)
+    return {"GET": OpenOperation(fixed.answer, _doc(id, summary, page))}

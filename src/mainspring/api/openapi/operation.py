@@ -103,7 +103,7 @@ class Doc:
     summary: str
     description: str = ""
     params: Sequence[Param] = ()
-    bodies: Sequence[Body] = ()
+    body: Body | None = None
     also_consumes: Sequence[str] = ()
     replies: Sequence[ResponseDoc]
     problems: Sequence[type[MainspringError]] = ()

@@ -6,19 +6,13 @@ from starlette.responses import Response
 
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.operations import TenantCall, missing
-from mainspring.api.http.parameters import bad_parameter, limit_in
-from mainspring.api.items import NAME, check_rev, existing, if_match, item_response, name_in
+from mainspring.api.http.operations import TenantCall
+from mainspring.api.http.parameters import Parameters, bad_parameter, read_one
+from mainspring.api.items import NAME, existing, item_response, name_in, no_such_calendar
+from mainspring.api.views import view
 from mainspring.errors import Conflict
 from mainspring.store.schedule.calendars import CalendarStore, StoredCalendar
-from mainspring.wire.schedules import (
-    CalendarDates,
-    CalendarIn,
-    CalendarOut,
-    CalendarPage,
-)
-
-_no_such_calendar = missing("calendar")
+from mainspring.wire.schedules import CalendarDates, CalendarIn, CalendarOut, CalendarPage
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,37 +31,36 @@ class CalendarResource:
         return _created(made)
 
     async def page(self, call: TenantCall) -> Response:
-        limit = limit_in(call.request.query_params)
-        after = _decode(call.request.query_params.get("cursor"))
+        limit = read_one(call.query, Parameters.limit)
+        after = _decode(call.query.get("cursor"))
         found = await self.calendars.page(call.tenant_id, after=after, limit=limit)
         cursor = _encode(found[-1].name) if len(found) == limit else None
         return json_response(CalendarPage([_out(calendar) for calendar in found], cursor))
 
     async def one(self, call: TenantCall) -> Response:
-        name = name_in(call, _no_such_calendar)
+        name = name_in(call, no_such_calendar)
         found = await self.calendars.get(call.tenant_id, name)
-        return _shown(existing(found, _no_such_calendar, name))
+        return _shown(existing(found, no_such_calendar, name))
 
     async def put(self, call: TenantCall) -> Response:
-        name = name_in(call, _no_such_calendar)
-        existing(await self.calendars.get(call.tenant_id, name), _no_such_calendar, name)
+        name = name_in(call, no_such_calendar)
+        existing(await self.calendars.get(call.tenant_id, name), no_such_calendar, name)
         wanted = decode_as(CalendarDates, await call.body())
-        revs = if_match(call.request)
         changed = await self.calendars.replace(
-            call.tenant_id, name, sorted(set(wanted.dates)), lambda old: check_rev(revs, old.rev)
+            call.tenant_id, name, sorted(set(wanted.dates)), lambda old: call.check_rev(old.rev)
         )
-        return _shown(existing(changed, _no_such_calendar, name))
+        return _shown(existing(changed, no_such_calendar, name))
 
     async def delete(self, call: TenantCall) -> Response:
-        name = name_in(call, _no_such_calendar)
+        name = name_in(call, no_such_calendar)
         if not await self.calendars.delete(call.tenant_id, name):
-            existing(await self.calendars.get(call.tenant_id, name), _no_such_calendar, name)
+            existing(await self.calendars.get(call.tenant_id, name), no_such_calendar, name)
             raise Conflict("a schedule names this calendar")
         return Response(status_code=204)
 
 
 def _out(calendar: StoredCalendar) -> CalendarOut:
-    return CalendarOut(calendar.name, calendar.dates, calendar.updated_at)
+    return view(CalendarOut, calendar)
 
 
 def _shown(calendar: StoredCalendar) -> Response:

@@ -7,33 +7,23 @@ definition: an edit while a schedule fires meets the old or the new one, never a
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
-from mainspring.api.http.bodies import json_response
+from mainspring.api.http.bodies import encode_json, json_response
 from mainspring.api.http.decoding import decode_as, readable_as
 from mainspring.api.http.operations import TenantCall
-from mainspring.api.http.parameters import flag
-from mainspring.api.items import check_rev, existing, if_match, item_response
+from mainspring.api.http.problems import raise_if
+from mainspring.api.items import existing, item_response, no_such_schedule
 from mainspring.api.ports import NodePort
-from mainspring.api.schedules.reading import ScheduleReading, existing_schedule, no_such_schedule
-from mainspring.api.schedules.validation import (
-    Checked,
-    ScheduleValidator,
-    check_key,
-    follows,
-    kept_anchor,
-    merged,
-    never_fires,
-    raise_if,
-    wanted_task,
-)
+from mainspring.api.schedules import validation
+from mainspring.api.schedules.reading import ScheduleReading, existing_schedule
 from mainspring.api.schedules.views import asked_run, compared, schedule_out
 from mainspring.api.tasks.views import new_task_out
+from mainspring.api.views import instant
 from mainspring.clock import Clock, monotonic
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
@@ -44,15 +34,8 @@ from mainspring.schedules.occurrences import DecidedSchedules
 from mainspring.schedules.service import NameTaken, ScheduleChange, ScheduleService
 from mainspring.store.creation import window_row
 from mainspring.store.schedule.schedules import StoredSchedule, Template
-from mainspring.wire.schedules import (
-    BackfilledOut,
-    BackfillIn,
-    ScheduleIn,
-    SchedulePatch,
-    TemplateIn,
-)
+from mainspring.wire import schedules as wire
 
-_encode = msgspec.json.Encoder().encode
 MOST_BACKFILLED = 10_000
 _BACKFILL_TIMEOUT = 5.0
 
@@ -61,7 +44,7 @@ class _Wanted(NamedTuple):
     """A schedule as a request wants it."""
 
     name: str
-    checked: Checked
+    checked: validation.Checked
     template: Template
 
 
@@ -73,7 +56,7 @@ class ScheduleChangeResource:
     clock: Clock
     ids: TaskIds
     schedules: ScheduleService
-    validator: ScheduleValidator
+    validator: validation.ScheduleValidator
     reading: ScheduleReading
     node: NodePort
 
@@ -83,16 +66,14 @@ class ScheduleChangeResource:
         schedule_id = self.ids.make(now)
         definition, table = wanted.checked.definition, wanted.checked.timetable
         following = table.next(now)
-        if flag(call.request.query_params, "dry_run"):
-            moment = datetime.fromtimestamp(now, UTC)
+        if call.dry_run:
+            moment = instant(now)
             unsaved = StoredSchedule(
-                call.tenant_id, schedule_id, 1, 1, 0, "active", wanted.name, _encode(definition),
-                _encode(wanted.template), moment, moment, now, following, None, 0,
-                list(wanted.checked.holidays), now,
+                call.tenant_id, schedule_id, 1, 1, 0, "active", wanted.name,
+                encode_json(definition), encode_json(wanted.template), moment, moment,
+                now, following, None, 0, list(wanted.checked.holidays), now,
             )  # fmt: skip
-            shown = schedule_out(unsaved, self.config.overdue_after)
-            shown.fire_times = compared(None, table, now)
-            return json_response(shown)
+            return self._previewed(unsaved, None, table, now)
         made = await self.schedules.create(
             call.tenant_id,
             schedule_id,
@@ -116,19 +97,18 @@ class ScheduleChangeResource:
 
     async def replace(self, call: TenantCall) -> Response:
         old = await existing_schedule(self.schedules, call)
-        check_rev(if_match(call.request), old.edition)
-        return await self._become(call, old, await self._whole(call, self.clock.now(), old))
+        call.check_rev(old.edition)
+        return await self._replace(call, old, await self._whole(call, self.clock.now(), old))
 
     async def edit(self, call: TenantCall) -> Response:
-        patch = decode_as(SchedulePatch, await call.body(), _payloads)
+        patch = decode_as(wire.SchedulePatch, await call.body(), _payloads)
         old = await existing_schedule(self.schedules, call)
-        check_rev(if_match(call.request), old.edition)
+        call.check_rev(old.edition)
         now = self.clock.now()
         problems: list[Problem] = []
-        timing = merged(old.definition, patch)
-        checked = await self.validator.timing(
-            call.tenant_id, timing, now, problems, anchor=kept_anchor(old.definition, timing)
-        )
+        timing = validation.merged(old.definition, patch)
+        anchor = validation.kept_anchor(old.definition, timing)
+        checked = await self.validator.timing(call.tenant_id, timing, now, problems, anchor=anchor)
         template = old.template
         if patch.workflow is not UNSET:
             # One that stays as it is may have been deleted: that is no reason to refuse the rest.
@@ -137,28 +117,27 @@ class ScheduleChangeResource:
             definition = checked.definition if checked else None
             template = self.validator.template(task, definition, problems)
         elif checked is not None:
-            problems += check_key(checked.definition, template)
+            problems += validation.check_key(checked.definition, template)
         if checked is not None:
-            problems += never_fires(checked, now)
+            problems += validation.never_fires(checked, now)
         raise_if(problems)
         assert checked is not None
         name = old.name if patch.name is UNSET else patch.name
-        return await self._become(call, old, _Wanted(name, checked, template))
+        return await self._replace(call, old, _Wanted(name, checked, template))
 
     async def delete(self, call: TenantCall) -> Response:
         schedule_id = call.id_or(no_such_schedule)
-        revs = if_match(call.request)
         if not await self.schedules.delete(
-            call.tenant_id, schedule_id, call.actor, lambda s: check_rev(revs, s.edition)
+            call.tenant_id, schedule_id, call.actor, lambda s: call.check_rev(s.edition)
         ):
             raise no_such_schedule(schedule_id)
         return Response(status_code=204)
 
     async def pause(self, call: TenantCall) -> Response:
-        return await self._change(call, _to_state("paused", "paused"))
+        return await self._change(call, lambda old: _to_state(old, "paused", "paused"))
 
     async def resume(self, call: TenantCall) -> Response:
-        return await self._change(call, _to_state("active", "resumed"))
+        return await self._change(call, lambda old: _to_state(old, "active", "resumed"))
 
     async def run(self, call: TenantCall) -> Response:
         schedule_id = call.id_or(no_such_schedule)
@@ -171,7 +150,7 @@ class ScheduleChangeResource:
 
     async def backfill(self, call: TenantCall) -> Response:
         schedule_id = (await existing_schedule(self.schedules, call)).id
-        wanted = decode_as(BackfillIn, await call.body())
+        wanted = decode_as(wire.BackfillIn, await call.body())
         first, last = max(0.0, wanted.from_.timestamp()), wanted.to.timestamp()
         if wanted.to < wanted.from_:
             raise InvalidRequest("the range is empty", [Problem("/to", "is before from")])
@@ -179,13 +158,9 @@ class ScheduleChangeResource:
         def choose(schedule: StoredSchedule) -> list[float]:
             return _between(schedule.timetable, first, min(last, schedule.now - schedule.offset))
 
+        remember = call.remember(_all_tasks)
         done = await self.schedules.backfill(
-            call.tenant_id,
-            schedule_id,
-            NO_OWNERSHIP,
-            choose,
-            wanted.max_running,
-            call.remember(_all_tasks),
+            call.tenant_id, schedule_id, NO_OWNERSHIP, choose, wanted.max_running, remember
         )
         decided = existing(done, no_such_schedule, schedule_id)
         self._announce(decided)
@@ -200,13 +175,13 @@ class ScheduleChangeResource:
         body = await call.body()
         problems: list[Problem] = []
         try:
-            wanted = decode_as(ScheduleIn, body, _payloads)
+            wanted = decode_as(wire.ScheduleIn, body, _payloads)
         except RequestError as error:
-            rest = readable_as(ScheduleIn, body)
+            rest = readable_as(wire.ScheduleIn, body)
             if rest is not None:
                 with suppress(StoreUnavailable):  # what is known to be wrong is enough
                     await self._check(call, rest, now, old, problems)
-            found = [p for p in problems if not follows(p, error.problems)]
+            found = [p for p in problems if not validation.follows(p, error.problems)]
             raise type(error)(error.detail, [*error.problems, *found]) from None
         checked, template = await self._check(call, wanted, now, old, problems)
         raise_if(problems)
@@ -216,28 +191,25 @@ class ScheduleChangeResource:
     async def _check(
         self,
         call: TenantCall,
-        wanted: ScheduleIn,
+        wanted: wire.ScheduleIn,
         now: float,
         old: StoredSchedule | None,
         problems: list[Problem],
-    ) -> tuple[Checked | None, Template]:
-        task = wanted_task(wanted.task, wanted.workflow, wanted.input, problems)
+    ) -> tuple[validation.Checked | None, Template]:
+        task = validation.wanted_task(wanted.task, wanted.workflow, wanted.input, problems)
         problems += await self.validator.workflow(call.tenant_id, wanted.workflow)
-        anchor = kept_anchor(old.definition, wanted) if old else None
+        anchor = validation.kept_anchor(old.definition, wanted) if old else None
         checked = await self.validator.timing(call.tenant_id, wanted, now, problems, anchor=anchor)
         definition = checked.definition if checked else None
         template = self.validator.template(task, definition, problems)
         if checked is not None:
-            problems += never_fires(checked, now)
+            problems += validation.never_fires(checked, now)
         return checked, template
 
-    async def _become(self, call: TenantCall, old: StoredSchedule, wanted: _Wanted) -> Response:
+    async def _replace(self, call: TenantCall, old: StoredSchedule, wanted: _Wanted) -> Response:
         table = wanted.checked.timetable
-        if flag(call.request.query_params, "dry_run"):
-            preview = _previewed(old, wanted)
-            shown = schedule_out(preview, self.config.overdue_after)
-            shown.fire_times = compared(old.timetable, table, old.now)
-            return json_response(shown)
+        if call.dry_run:
+            return self._previewed(_become(old, wanted), old.timetable, table, old.now)
 
         def change(locked: StoredSchedule) -> ScheduleChange:
             after = max(locked.now - locked.offset, locked.decided_to)
@@ -258,14 +230,21 @@ class ScheduleChangeResource:
         except NameTaken:
             raise _taken(wanted.name) from None
 
+    def _previewed(
+        self, schedule: StoredSchedule, before: Timetable | None, after: Timetable, now: float
+    ) -> Response:
+        """The schedule as it would be, and how its fire times would change."""
+        shown = schedule_out(schedule, self.config.overdue_after)
+        shown.fire_times = compared(before, after, now)
+        return json_response(shown)
+
     async def _change(
         self, call: TenantCall, decide: Callable[[StoredSchedule], ScheduleChange | None]
     ) -> Response:
         schedule_id = call.id_or(no_such_schedule)
-        revs = if_match(call.request)
 
         def checked(locked: StoredSchedule) -> ScheduleChange | None:
-            check_rev(revs, locked.edition)
+            call.check_rev(locked.edition)
             return decide(locked)
 
         done = await self.schedules.change(call.tenant_id, schedule_id, NO_OWNERSHIP, checked)
@@ -283,15 +262,15 @@ class ScheduleChangeResource:
         self.node.announce(rows, concerned)
 
 
-def _payloads(body: ScheduleIn | SchedulePatch) -> list[msgspec.Raw]:
+def _payloads(body: wire.ScheduleIn | wire.SchedulePatch) -> list[msgspec.Raw]:
     """The parts of a body that are the caller's own."""
     task = [] if body.task is UNSET or body.task is None else [body.task.payload]
     return task if body.input is UNSET else [*task, *body.input.values()]
 
 
 def _patched_task(
-    old: StoredSchedule, patch: SchedulePatch, problems: list[Problem]
-) -> TemplateIn | None:
+    old: StoredSchedule, patch: wire.SchedulePatch, problems: list[Problem]
+) -> wire.TemplateIn | None:
     """The task that a patch asks for; None when that stays as it is."""
     asked = asked_run(old.template)
     task = None if patch.task is UNSET else patch.task
@@ -304,7 +283,7 @@ def _patched_task(
         return None
     workflow = patch.workflow if patch.workflow is not UNSET else asked.workflow if asked else None
     given = patch.input if patch.input is not UNSET else asked.input if asked else {}
-    return wanted_task(task, workflow, given, problems)
+    return validation.wanted_task(task, workflow, given, problems)
 
 
 def _first_task(decided: DecidedSchedules) -> Response:
@@ -314,32 +293,29 @@ def _first_task(decided: DecidedSchedules) -> Response:
 
 def _all_tasks(decided: DecidedSchedules) -> Response:
     ids = [made.task.id for made in decided.made]
-    return json_response(BackfilledOut(len(ids), ids), 201)
+    return json_response(wire.BackfilledOut(len(ids), ids), 201)
 
 
 def _to_state(
-    state: Literal["paused", "active"], verb: str
-) -> Callable[[StoredSchedule], ScheduleChange | None]:
-    """The change to a state, from any but the end."""
-
-    def change(schedule: StoredSchedule) -> ScheduleChange | None:
-        if schedule.state == state:
-            return None
-        if schedule.state == "ended":
-            raise Conflict(f"a schedule that has ended cannot be {verb}")
-        return replace(ScheduleChange.of(schedule), state=state)
-
-    return change
+    schedule: StoredSchedule, state: Literal["paused", "active"], verb: str
+) -> ScheduleChange | None:
+    """The change to a state, from any but the end; None when it is in that state."""
+    if schedule.state == state:
+        return None
+    if schedule.state == "ended":
+        raise Conflict(f"a schedule that has ended cannot be {verb}")
+    return replace(ScheduleChange.of(schedule), state=state)
 
 
-def _previewed(old: StoredSchedule, wanted: _Wanted) -> StoredSchedule:
+def _become(old: StoredSchedule, wanted: _Wanted) -> StoredSchedule:
+    """The schedule as it would read after the change."""
     definition = wanted.checked.definition
     after = max(old.now, old.decided_to)
     return replace(
         old,
         name=wanted.name,
-        definition_bytes=_encode(definition),
-        template_bytes=_encode(wanted.template),
+        definition_bytes=encode_json(definition),
+        template_bytes=encode_json(wanted.template),
         holidays=list(wanted.checked.holidays),
         decided_to=after,
         next=wanted.checked.timetable.next(after),

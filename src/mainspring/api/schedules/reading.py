@@ -3,26 +3,27 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar, get_args
+from typing import get_args
 
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from mainspring import timezones
-from mainspring.api.http import parameters
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.operations import TenantCall, missing
+from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import (
     Parameters,
     bad_parameter,
     next_cursor,
-    number,
     page_query,
+    read_one,
 )
-from mainspring.api.items import existing, item_response
-from mainspring.api.schedules.validation import ScheduleValidator, raise_if
-from mainspring.api.schedules.views import instant, occurrence_out, schedule_out, upcoming_out
+from mainspring.api.http.problems import raise_if
+from mainspring.api.items import T, existing, item_response, no_such_schedule
+from mainspring.api.schedules.validation import ScheduleValidator
+from mainspring.api.schedules.views import occurrence_out, schedule_out
+from mainspring.api.views import instant
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.schedule import description as describe
@@ -30,22 +31,11 @@ from mainspring.domain.schedule.policies import Decision
 from mainspring.errors import Problem
 from mainspring.schedules.service import ScheduleService
 from mainspring.store.schedule.schedules import StoredOccurrence, StoredSchedule
-from mainspring.wire.schedules import (
-    OccurrencePage,
-    PreviewIn,
-    PreviewOut,
-    SchedulePage,
-    StateName,
-    Upcoming,
-)
+from mainspring.wire import schedules as wire
 
 _DEFAULT_TIMES = 10
 _MOST_TIMES = 1000
 _SLOW_TIMES = asyncio.Semaphore(2)
-
-T = TypeVar("T")
-
-no_such_schedule = missing("schedule")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +48,9 @@ class ScheduleReading:
     validator: ScheduleValidator
 
     async def page(self, call: TenantCall) -> Response:
-        params = call.request.query_params
+        params = call.query
         given = Parameters(params)
-        name, state = given.text("name"), given.choice("state", get_args(StateName))
+        name, state = given.text("name"), given.choice("state", get_args(wire.StateName))
         before, limit = given.cursor(), given.limit()
         overdue = self.config.overdue_after if given.flag("overdue") else None
         given.check()
@@ -69,7 +59,7 @@ class ScheduleReading:
         )
         items = [schedule_out(schedule, self.config.overdue_after) for schedule in found]
         last = found[-1].id if len(found) == limit else None
-        return json_response(SchedulePage(items, next_cursor(last)))
+        return json_response(wire.SchedulePage(items, next_cursor(last)))
 
     async def one(self, call: TenantCall) -> Response:
         return self.response(await existing_schedule(self.schedules, call))
@@ -79,7 +69,7 @@ class ScheduleReading:
         return item_response(shown, schedule.edition)
 
     async def upcoming(self, call: TenantCall) -> Response:
-        most = number(call.request.query_params, "n", _MOST_TIMES) or _DEFAULT_TIMES
+        most = _count(call.query)
         schedule = await existing_schedule(self.schedules, call)
         times: list[float] = []
         if schedule.state == "active":
@@ -88,12 +78,12 @@ class ScheduleReading:
             )
             if (limit := schedule.definition.max_runs) is not None:
                 times = times[: max(0, limit - schedule.runs)]
-        items = [upcoming_out(at, schedule.offset) for at in times]
-        return json_response(Upcoming([instant(at) for at in times], items))
+        items = [wire.UpcomingOut(instant(at), instant(at + schedule.offset)) for at in times]
+        return json_response(wire.Upcoming([instant(at) for at in times], items))
 
     async def occurrences(self, call: TenantCall) -> Response:
         choices = {"decision": tuple(decision.value for decision in Decision)}
-        query = page_query(call.request.query_params, choices=choices)
+        query = page_query(call.query, choices=choices)
         schedule = await existing_schedule(self.schedules, call)
         lines = await self.schedules.occurrences(
             call.tenant_id,
@@ -103,13 +93,13 @@ class ScheduleReading:
             limit=query.limit,
         )
         cursor = query.cursor_after([_number_of(line) for line in lines])
-        return json_response(OccurrencePage([occurrence_out(line) for line in lines], cursor))
+        return json_response(wire.OccurrencePage([occurrence_out(line) for line in lines], cursor))
 
     async def preview(self, call: TenantCall) -> Response:
         wanted = decode_as(
-            PreviewIn, await call.body(), lambda w: [w.task.payload] if w.task else []
+            wire.PreviewIn, await call.body(), lambda w: [w.task.payload] if w.task else []
         )
-        most = number(call.request.query_params, "n", _MOST_TIMES) or _DEFAULT_TIMES
+        most = _count(call.query)
         now = self.clock.now()
         problems: list[Problem] = []
         checked = await self.validator.timing(call.tenant_id, wanted, now, problems)
@@ -118,11 +108,11 @@ class ScheduleReading:
         if checked is None and problems and all("never fires" in p.detail for p in problems):
             # To show that is what a preview is for; saving it is refused.
             told = [f"it {problem.detail}" for problem in problems]
-            return json_response(PreviewOut([], told, "Never.", timezones.version()))
+            return json_response(wire.PreviewOut([], told, "Never.", timezones.version()))
         raise_if(problems)
         assert checked is not None
         definition, table = checked.definition, checked.timetable
-        after = _after(call.request.query_params) or now
+        after = _after(call.query) or now
         times, warnings = await _off_the_loop(
             lambda: (
                 table.upcoming(after, min(most, definition.max_runs or most)),
@@ -132,7 +122,7 @@ class ScheduleReading:
         lacking = await self.validator.workflow(call.tenant_id, wanted.workflow)
         told = [f"{problem.detail}: without one it is refused" for problem in lacking]
         return json_response(
-            PreviewOut(
+            wire.PreviewOut(
                 [instant(at) for at in times],
                 [*told, *warnings],
                 describe.describe(definition),
@@ -142,7 +132,7 @@ class ScheduleReading:
 
 
 async def _off_the_loop(work: Callable[[], T]) -> T:
-    """Work out many times in a thread, where they hold up no other request."""
+    """Compute many times in a thread, so that other requests need not wait."""
     async with _SLOW_TIMES:
         return await asyncio.to_thread(work)
 
@@ -154,15 +144,19 @@ async def existing_schedule(schedules: ScheduleService, call: TenantCall) -> Sto
     return existing(found, no_such_schedule, schedule_id)
 
 
+def _count(params: QueryParams) -> int:
+    return read_one(params, lambda given: given.number("n", _MOST_TIMES)) or _DEFAULT_TIMES
+
+
 def _after(params: QueryParams) -> float | None:
-    found = parameters.instant(params, "after")
+    found = read_one(params, lambda given: given.instant("after"))
     if found is not None and not 1970 <= found.year < 9000:
         raise bad_parameter("after", "is out of range: the year is one of 1970 to 8999")
     return None if found is None else found.timestamp()
 
 
 def _number_of(line: StoredOccurrence) -> int:
-    """The place of a line in the ledger: its time in microseconds, then which pass it was."""
+    """Return the place of a line in the ledger: its time in microseconds, then its attempt."""
     return 2 * round(line.nominal_at.timestamp() * 1e6) + line.attempt
 
 

@@ -1,48 +1,19 @@
-"""The routes of schedules."""
+"""The routes of schedules and calendars."""
 
 from typing import Annotated
 
 from msgspec import Meta
 
 from mainspring.api.http.operations import TenantOperation
-from mainspring.api.openapi.operation import (
-    CURSOR,
-    DRY_RUN,
-    ETAG,
-    GONE,
-    IF_MATCH,
-    LIMIT,
-    NUMBERED,
-    REPLAYED,
-    AnyText,
-    Body,
-    Param,
-    ResponseDoc,
-    never,
-    none_of,
-    only_null,
-    several,
-    span,
-)
-from mainspring.api.routes import Routes, Tag, created, links_by, ok
+from mainspring.api.openapi import operation as docs
+from mainspring.api.routes import Routes, Tag, created, created_unplaced, links_by, ok
+from mainspring.api.schedules.calendars import CalendarResource
 from mainspring.api.schedules.changes import ScheduleChangeResource
 from mainspring.api.schedules.reading import ScheduleReading
 from mainspring.api.schedules.validation import INTERVALS
 from mainspring.domain.schedule.policies import Decision
 from mainspring.errors import Conflict, PreconditionFailed
-from mainspring.wire.schedules import (
-    BackfilledOut,
-    BackfillIn,
-    OccurrencePage,
-    PreviewIn,
-    PreviewOut,
-    ScheduleIn,
-    ScheduleOut,
-    SchedulePage,
-    SchedulePatch,
-    StateName,
-    Upcoming,
-)
+from mainspring.wire import schedules as wire
 from mainspring.wire.tasks import Instant, TaskOut
 
 _SCHEDULES = Tag("Schedules")
@@ -71,7 +42,7 @@ _EXAMPLES = {
     },
 }
 _KINDS = ("cron", "interval", "rrule")
-_INTERVAL = {"interval": span(INTERVALS[1], least=INTERVALS[0])}
+_INTERVAL = {"interval": docs.span(INTERVALS[1], least=INTERVALS[0])}
 # Policies that make tasks wait have a concurrency key of their own.
 _SECOND_KEY = {
     "required": ["overlap", "task"],
@@ -84,13 +55,13 @@ _SECOND_KEY = {
         },
     },
 }
-_TIMING = (none_of(*_KINDS), *several(*_KINDS), _SECOND_KEY)
-_WHAT = (none_of("task", "workflow"), *several("task", "workflow"))
+_TIMING = (docs.none_of(*_KINDS), *docs.several(*_KINDS), _SECOND_KEY)
+_WHAT = (docs.none_of("task", "workflow"), *docs.several("task", "workflow"))
 _RULES = {
-    "ScheduleIn": {**never(*_TIMING, *_WHAT), "properties": _INTERVAL},
-    "PreviewIn": {**never(*_TIMING), "properties": _INTERVAL},
+    "ScheduleIn": {**docs.never(*_TIMING, *_WHAT), "properties": _INTERVAL},
+    "PreviewIn": {**docs.never(*_TIMING), "properties": _INTERVAL},
     "SchedulePatch": {
-        **never(only_null(*_KINDS), *several(*_KINDS)),
+        **docs.never(docs.only_null(*_KINDS), *docs.several(*_KINDS)),
         "properties": _INTERVAL,
     },
 }
@@ -103,19 +74,29 @@ _AFTERWARDS = links_by(
     delete=("deleteSchedule", "remove it"),
     **{verb: (f"{verb}Schedule", "") for verb in ("pause", "resume", "run")},
 )
-_THE_SCHEDULE = ok("The schedule as it is now.", ScheduleOut, ETAG, links=_AFTERWARDS)
-_AFTER = Param("after", Instant, "Show times after this one, instead of after now.")
-_TIMES = Param("n", Annotated[int, Meta(ge=1, le=1000)], "How many times to show (10).")
+_THE_SCHEDULE = ok("The schedule as it is now.", wire.ScheduleOut, docs.ETAG, links=_AFTERWARDS)
+_OVERDUE = docs.Param("overdue", bool, "Only those whose next time has passed without a decision.")
+_AFTER = docs.Param("after", Instant, "Show times after this one, instead of after now.")
+_TIMES = docs.Param("n", Annotated[int, Meta(ge=1, le=1000)], "How many times to show (10).")
+_CALENDARS = Tag("Calendars")
+# The characters of a name, in hexadecimal: see `calendars`.
+_HEX_OF_NAME = r"^(2[de]|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]){1,100}$"
+_NAME_CURSOR = docs.Param(
+    "cursor",
+    Annotated[str, Meta(pattern=_HEX_OF_NAME, max_length=200)],
+    "Where to go on: `next_cursor` of the page before.",
+)
+_NAME = docs.Param("id", wire.CalendarName, "The calendar's name.", "path", required=True)
 
 
 def schedule_routes(reading: ScheduleReading, changes: ScheduleChangeResource) -> Routes:
     return {
         "GET /v1/schedules": _SCHEDULES.page(
-            "read", reading.page, "listSchedules", "schedules", "Newest first.", SchedulePage,
-            Param("state", StateName, "Only schedules in this state."),
-            Param("name", AnyText, "Only the schedule of this name."),
-            Param("overdue", bool, "Only those whose next time has passed without a decision."),
-            LIMIT, CURSOR,
+            "read", reading.page, "listSchedules", "schedules", "Newest first.", wire.SchedulePage,
+            docs.Param("state", wire.StateName, "Only schedules in this state."),
+            docs.Param("name", docs.AnyText, "Only the schedule of this name."),
+            _OVERDUE,
+            docs.LIMIT, docs.CURSOR,
         ),
         "POST /v1/schedules": _create(changes),
         "POST /v1/schedules/preview": _preview(reading),
@@ -126,14 +107,14 @@ def schedule_routes(reading: ScheduleReading, changes: ScheduleChangeResource) -
         **_verb_routes(changes),
         "GET /v1/schedules/{id}/upcoming": _SCHEDULES.tenant(
             "read", reading.upcoming, "upcomingTimes", "Show a schedule's next times", "",
-            ok("The next times that are not excluded.", Upcoming), params=[_TIMES],
+            ok("The next times that are not excluded.", wire.Upcoming), params=[_TIMES],
         ),
         "GET /v1/schedules/{id}/occurrences": _SCHEDULES.tenant(
             "read", reading.occurrences, "listOccurrences", "List what was decided",
             "Newest first. One line per decision; occurrences in a row that were not run share "
             "one, with `to_at` and `count`.",
-            ok("A page of the ledger.", OccurrencePage),
-            params=[Param("decision", Decision, "Only these decisions."), *NUMBERED],
+            ok("A page of the ledger.", wire.OccurrencePage),
+            params=[docs.Param("decision", Decision, "Only these decisions."), *docs.NUMBERED],
         ),
     }  # fmt: skip
 
@@ -145,9 +126,9 @@ def _create(changes: ScheduleChangeResource) -> TenantOperation:
         "fire is refused. Strings in the task's payload may contain `{{scheduled_at}}`, "
         "`{{occurrence}}` and `{{schedule_id}}`; `\\{{` escapes. The workflow and the calendars "
         "that it names must be there.",
-        created("The new schedule.", ScheduleOut, ETAG, links=_AFTERWARDS),
-        ok("With `dry_run`: the schedule as it would be, and its fire times.", ScheduleOut),
-        params=[DRY_RUN], body=Body(ScheduleIn, examples=_EXAMPLES, rules=_RULES),
+        created("The new schedule.", wire.ScheduleOut, docs.ETAG, links=_AFTERWARDS),
+        ok("With `dry_run`: the schedule as it would be, and its fire times.", wire.ScheduleOut),
+        params=[docs.DRY_RUN], body=docs.Body(wire.ScheduleIn, examples=_EXAMPLES, rules=_RULES),
         problems=[Conflict],
     )  # fmt: skip
 
@@ -158,8 +139,8 @@ def _preview(reading: ScheduleReading) -> TenantOperation:
         "read", reading.preview, "previewSchedule", "Preview a schedule",
         "The next times of a schedule that is not saved, what is worth knowing about them, and "
         "the same in plain English.",
-        ok("What it would do.", PreviewOut), params=[_TIMES, _AFTER],
-        body=Body(PreviewIn, examples=nightly),
+        ok("What it would do.", wire.PreviewOut), params=[_TIMES, _AFTER],
+        body=docs.Body(wire.PreviewIn, examples=nightly),
     )  # fmt: skip
 
 
@@ -169,22 +150,22 @@ def _change_routes(changes: ScheduleChangeResource) -> Routes:
             "write", changes.replace, "replaceSchedule", "Replace a schedule",
             "What came due before is decided by the old definition, all else by the new one. With "
             "`dry_run` the answer shows how the fire times would change.",
-            _THE_SCHEDULE, params=[DRY_RUN, IF_MATCH],
-            body=Body(ScheduleIn, examples={"cron": _EXAMPLES["cron"]}),
+            _THE_SCHEDULE, params=[docs.DRY_RUN, docs.IF_MATCH],
+            body=docs.Body(wire.ScheduleIn, examples={"cron": _EXAMPLES["cron"]}),
             problems=[Conflict, PreconditionFailed],
         ),
         "PATCH /v1/schedules/{id}": _SCHEDULES.tenant(
             "write", changes.edit, "editSchedule", "Change a schedule",
             "A field that is given replaces the old value whole. With `dry_run` the answer shows "
             "how the fire times would change.",
-            _THE_SCHEDULE, params=[DRY_RUN, IF_MATCH],
-            body=Body(SchedulePatch, examples={"later": {"cron": "0 9 * * MON-FRI"}}),
+            _THE_SCHEDULE, params=[docs.DRY_RUN, docs.IF_MATCH],
+            body=docs.Body(wire.SchedulePatch, examples={"later": {"cron": "0 9 * * MON-FRI"}}),
             problems=[Conflict, PreconditionFailed],
         ),
         "DELETE /v1/schedules/{id}": _SCHEDULES.tenant(
             "write", changes.delete, "deleteSchedule", "Delete a schedule",
             "With its occurrences. Tasks that it made stay as they are.",
-            GONE, params=[IF_MATCH], problems=[PreconditionFailed],
+            docs.GONE, params=[docs.IF_MATCH], problems=[PreconditionFailed],
         ),
     }  # fmt: skip
 
@@ -192,26 +173,61 @@ def _change_routes(changes: ScheduleChangeResource) -> Routes:
 def _verb_routes(changes: ScheduleChangeResource) -> Routes:
     day = {"from": "2026-03-01T00:00:00Z", "to": "2026-03-02T00:00:00Z", "max_running": 2}
     return {
-        "POST /v1/schedules/{id}/pause": _SCHEDULES.verb(
-            changes.pause, "pauseSchedule", "Pause a schedule",
-            "Times that pass meanwhile are recorded as `skipped_paused`.",
-            _THE_SCHEDULE,
-        ),
-        "POST /v1/schedules/{id}/resume": _SCHEDULES.verb(
-            changes.resume, "resumeSchedule", "Resume a paused schedule",
-            "It goes on with the next time to come.",
-            _THE_SCHEDULE,
+        **_SCHEDULES.verbs(
+            "/v1/schedules/{id}", "Schedule", _THE_SCHEDULE,
+            [docs.IF_MATCH], [Conflict, PreconditionFailed],
+            pause=(
+                changes.pause, "Pause a schedule",
+                "Times that pass meanwhile are recorded as `skipped_paused`. Calling twice is "
+                "harmless.",
+            ),
+            resume=(
+                changes.resume, "Resume a paused schedule",
+                "It goes on with the next time to come. Calling twice is harmless.",
+            ),
         ),
         "POST /v1/schedules/{id}/run": _SCHEDULES.tenant(
             "write", changes.run, "runSchedule", "Run a schedule's task now",
             "Beside the timetable: nothing else of the schedule changes.",
-            created("The new task.", TaskOut, ETAG),
+            created("The new task.", TaskOut, docs.ETAG),
         ),
         "POST /v1/schedules/{id}/backfill": _SCHEDULES.tenant(
             "write", changes.backfill, "backfillSchedule", "Make up for a stretch of the past",
             "Makes a task for each occurrence from `from` to `to` that never had one, at most "
             "10000. At most `max_running` of them run at once. Excluded dates stay excluded.",
-            ResponseDoc(201, "The new tasks.", BackfilledOut, [REPLAYED]),
-            body=Body(BackfillIn, examples={"a day": day}),
+            created_unplaced("The new tasks.", wire.BackfilledOut),
+            body=docs.Body(wire.BackfillIn, examples={"a day": day}),
+        ),
+    }  # fmt: skip
+
+
+def calendar_routes(calendars: CalendarResource) -> Routes:
+    holidays = {"name": "holidays-de", "dates": ["2026-12-25", "2026-12-26"]}
+    return {
+        "GET /v1/calendars": _CALENDARS.tenant(
+            "read", calendars.page, "listCalendars", "List calendars", "",
+            ok("A page of calendars, by name.", wire.CalendarPage),
+            params=[docs.LIMIT, _NAME_CURSOR],
+        ),
+        "POST /v1/calendars": _CALENDARS.tenant(
+            "write", calendars.create, "createCalendar", "Create a calendar", "",
+            created("The new calendar.", wire.CalendarOut, docs.ETAG),
+            body=docs.Body(wire.CalendarIn, examples={"holidays": holidays}), problems=[Conflict],
+        ),
+        "GET /v1/calendars/{id}": _CALENDARS.tenant(
+            "read", calendars.one, "getCalendar", "Read a calendar", "",
+            ok("The calendar.", wire.CalendarOut, docs.ETAG), params=[_NAME],
+        ),
+        "PUT /v1/calendars/{id}": _CALENDARS.tenant(
+            "write", calendars.put, "putCalendar", "Replace a calendar's dates",
+            "Counts for every schedule that names it, from its next decision on.",
+            ok("The calendar as it is now.", wire.CalendarOut, docs.ETAG),
+            params=[_NAME, docs.IF_MATCH], problems=[PreconditionFailed],
+            body=docs.Body(wire.CalendarDates, examples={"one": {"dates": ["2026-12-25"]}}),
+        ),
+        "DELETE /v1/calendars/{id}": _CALENDARS.tenant(
+            "write", calendars.delete, "deleteCalendar", "Delete a calendar",
+            "While no schedule names it.",
+            docs.GONE, params=[_NAME], problems=[Conflict],
         ),
     }  # fmt: skip

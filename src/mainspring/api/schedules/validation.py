@@ -1,40 +1,28 @@
-"""From what a caller asked for to a definition and a template: the rules that join fields."""
+"""Validation of schedules: the rules that join fields, and the definition and template made."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import date
 from math import floor
 
 import msgspec
 from msgspec import UNSET
 
 from mainspring.api.http.payloads import payload_problems
-from mainspring.api.tasks.validation import TaskValidator, seconds_of, span
+from mainspring.api.tasks.validation import TaskValidator, queueing, seconds_of, span
+from mainspring.api.views import instant_or_none, view
 from mainspring.domain.schedule import cron, rrule
 from mainspring.domain.schedule.definition import ScheduleDefinition, Timetable, timetable
 from mainspring.domain.schedule.policies import Misfire
 from mainspring.domain.schedule.zones import DstPolicy, UnknownZone, zone
 from mainspring.domain.task import RUN_WORKFLOW
-from mainspring.errors import Problem, refusal
+from mainspring.errors import Problem
 from mainspring.store.schedule.calendars import CalendarStore
 from mainspring.store.schedule.schedules import Template
 from mainspring.store.workflow.workflows import WorkflowStore
-from mainspring.wire.schedules import (
-    WINDOWS,
-    DstIn,
-    MisfireIn,
-    SchedulePatch,
-    TemplateIn,
-    TimingIn,
-)
-from mainspring.wire.tasks import (
-    DAY,
-    JITTERS,
-    HandlerTarget,
-    RetryIn,
-    TaskIn,
-)
+from mainspring.wire.schedules import WINDOWS, DstIn, MisfireIn, SchedulePatch, TemplateIn, TimingIn
+from mainspring.wire.tasks import DAY, JITTERS, HandlerTarget, RetryIn
 
 _KINDS = ("cron", "interval", "rrule")
 _NO_KIND = "one of cron, interval and rrule is needed"
@@ -49,7 +37,7 @@ _SLOW_RULES = asyncio.Semaphore(2)
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A definition that makes sense, with the dates of its calendars."""
+    """A valid definition, with the dates of its calendars."""
 
     definition: ScheduleDefinition
     holidays: tuple[str, ...]
@@ -88,7 +76,7 @@ class ScheduleValidator:
         return None if definition is None else Checked(definition, _holidays(found))
 
     async def workflow(self, tenant_id: int, name: str | None) -> list[Problem]:
-        """What is wrong with the workflow that a schedule names, if it does."""
+        """Return the problem of the workflow that a schedule names, if it names one."""
         if name is None or await self.workflows.has(tenant_id, name):
             return []
         return [Problem("/workflow", f"there is no workflow {name!r}")]
@@ -96,32 +84,15 @@ class ScheduleValidator:
     def template(
         self, wanted: TemplateIn, definition: ScheduleDefinition | None, problems: list[Problem]
     ) -> Template:
-        """The task to make, compiled once for all occurrences."""
-        task = TaskIn(
-            target=wanted.target,
-            timeout=wanted.timeout,
-            sla=wanted.sla,
-            retry=wanted.retry,
-            requires=wanted.requires,
-        )
-        spec = self.tasks.compile(task)
+        """Return the task to make, compiled once for all occurrences."""
+        spec = self.tasks.compile_timeless(wanted, wanted.target)
         payload = bytes(wanted.payload)
         found = [*spec.problems, *payload_problems(payload, self.max_payload)]
         problems += [p.at("/task" + p.pointer) for p in found]
-        limit = wanted.concurrency
-        if limit is not None and definition is not None:
+        if wanted.concurrency is not None and definition is not None:
             problems += _key_problems(definition)
-        return Template(
-            msgspec.Raw(spec.encoded),
-            msgspec.Raw(payload),
-            spec.capability,
-            wanted.queue,
-            wanted.priority,
-            wanted.name,
-            wanted.labels or None,
-            limit.key if limit else None,
-            limit.limit if limit else None,
-        )
+        encoded = msgspec.Raw(spec.encoded)
+        return Template(encoded, msgspec.Raw(payload), spec.capability, *queueing(wanted))
 
 
 def wanted_task(
@@ -130,7 +101,7 @@ def wanted_task(
     given: dict[str, msgspec.Raw],
     problems: list[Problem],
 ) -> TemplateIn:
-    """The task to make: the one given, or one that runs a workflow and lasts as long as the run."""
+    """Return the task to make: the one given, or one that runs a workflow to its end."""
     if task is not None:
         if workflow is not None:
             problems.append(Problem("/workflow", "cannot be given together with task"))
@@ -153,7 +124,7 @@ def check_key(definition: ScheduleDefinition, template: Template) -> list[Proble
 
 
 def never_fires(checked: Checked, now: float) -> list[Problem]:
-    """What is wrong with a definition that has no time left."""
+    """Return the problem of a definition that has no time left."""
     if checked.timetable.next(now) is not None:
         return []
     kind = next(name for name in _KINDS if getattr(checked.definition, name) is not None)
@@ -162,34 +133,27 @@ def never_fires(checked: Checked, now: float) -> list[Problem]:
 
 
 def merged(old: ScheduleDefinition, patch: SchedulePatch) -> TimingIn:
-    """The fields of a schedule after a patch."""
-    values: dict[str, object] = {
-        "cron": old.cron,
-        "interval": old.interval,
-        "rrule": old.rrule,
-        "timezone": old.timezone,
-        "start_at": _instant(old.start_at),
-        "end_at": _instant(old.end_at),
-        "max_runs": old.max_runs,
-        "jitter": old.jitter,
-        "spread": old.spread,
-        "misfire": MisfireIn(old.misfire.policy, old.misfire.window, old.misfire.cap),
-        "overlap": old.overlap,
-        "max_running": old.max_running,
-        "dst": DstIn(old.dst.gap, old.dst.repeat),
-        "exclude": [date.fromisoformat(day) for day in old.exclude],
-        "calendars": list(old.calendars),
-        "stop_on_410": old.stop_on_410,
-    }
-    given = {name: value for name in values if (value := getattr(patch, name)) is not UNSET}
+    """Return the fields of a schedule after a patch."""
+    before = view(
+        TimingIn,
+        old,
+        start_at=instant_or_none(old.start_at),
+        end_at=instant_or_none(old.end_at),
+        misfire=view(MisfireIn, old.misfire),
+        dst=view(DstIn, old.dst),
+        exclude=[date.fromisoformat(day) for day in old.exclude],
+        calendars=list(old.calendars),
+    )
+    names = TimingIn.__struct_fields__
+    given = {name: value for name in names if (value := getattr(patch, name)) is not UNSET}
     if not given.keys().isdisjoint(_KINDS):
         # One takes the place of another; a null alone leaves none, which is refused later.
-        values |= dict.fromkeys(_KINDS)
-    return TimingIn(**{**values, **given})
+        given = {**dict.fromkeys(_KINDS), **given}
+    return msgspec.structs.replace(before, **given)
 
 
 def kept_anchor(old: ScheduleDefinition, wanted: TimingIn) -> float | None:
-    """An interval or rule that stays as it was goes on being counted from where it was."""
+    """Return the old anchor if interval and rule stay the same: their times must not shift."""
     interval = None if wanted.interval is None else _seconds(wanted.interval)
     same = (old.interval, old.rrule) == (interval, wanted.rrule)
     return old.anchor if same else None
@@ -301,10 +265,6 @@ def _holidays(found: Mapping[str, Sequence[date]]) -> tuple[str, ...]:
     return tuple(sorted({day.isoformat() for days in found.values() for day in days}))
 
 
-def _instant(seconds: float | None) -> datetime | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-
-
 def follows(problem: Problem, refused: Sequence[Problem]) -> bool:
     """Whether a problem may be there only because something else could not be read."""
     return any(
@@ -312,8 +272,3 @@ def follows(problem: Problem, refused: Sequence[Problem]) -> bool:
         or one.pointer in _NEEDED.get(problem.detail, ())
         for one in refused
     )
-
-
-def raise_if(problems: Sequence[Problem]) -> None:
-    if problems:
-        raise refusal("some values do not make sense", problems)

@@ -1,55 +1,32 @@
 """Schedules as callers read them."""
 
-from datetime import UTC, datetime
-
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
 
-from mainspring.api.tasks.views import concurrency_out, retry_out, target_out
+from mainspring.api.tasks.views import target_out, task_view
+from mainspring.api.views import instant, instant_or_none, view
 from mainspring.domain.schedule.definition import Timetable
 from mainspring.domain.schedule.description import describe
 from mainspring.domain.schedule.policies import Decision
 from mainspring.domain.task import RUN_WORKFLOW
 from mainspring.store.schedule.schedules import StoredOccurrence, StoredSchedule, Template
-from mainspring.wire.schedules import (
-    DstIn,
-    FireTimes,
-    OccurrenceOut,
-    ScheduleOut,
-    TemplateOut,
-    UpcomingOut,
-)
+from mainspring.wire import schedules as wire
 
 _COMPARED = 100
 
 
-def schedule_out(schedule: StoredSchedule, overdue_after: float) -> ScheduleOut:
+def schedule_out(schedule: StoredSchedule, overdue_after: float) -> wire.ScheduleOut:
     """A schedule as it was found."""
     definition = schedule.definition
     asked = asked_run(schedule.template)
     following = None
     if schedule.state == "active" and schedule.next is not None:
         following = schedule.timetable.next_run(max(schedule.decided_to, schedule.next - 1e-6))
-    return ScheduleOut(
-        id=schedule.id,
-        name=schedule.name,
-        state=schedule.state,  # type: ignore[arg-type]
-        cron=definition.cron,
-        interval=definition.interval,
-        rrule=definition.rrule,
-        timezone=definition.timezone,
+    return view(
+        wire.ScheduleOut, schedule, definition,
         start_at=instant_or_none(definition.start_at),
         end_at=instant_or_none(definition.end_at),
-        max_runs=definition.max_runs,
-        jitter=definition.jitter,
-        spread=definition.spread,
-        misfire=definition.misfire,
-        overlap=definition.overlap,
-        max_running=definition.max_running,
-        dst=DstIn(definition.dst.gap, definition.dst.repeat),
-        exclude=list(definition.exclude),
-        calendars=list(definition.calendars),
-        stop_on_410=definition.stop_on_410,
+        dst=view(wire.DstIn, definition.dst),
         task=None if asked else _template_out(schedule.template),
         workflow=asked.workflow if asked else None,
         input=asked.input if asked else None,
@@ -57,11 +34,9 @@ def schedule_out(schedule: StoredSchedule, overdue_after: float) -> ScheduleOut:
         next_run_at=instant_or_none(following),
         next_due_at=instant_or_none(None if following is None else following + schedule.offset),
         last_run_at=instant_or_none(schedule.last),
-        runs=schedule.runs,
         overdue=schedule.overdue > overdue_after,
-        created_at=schedule.created_at,
-        updated_at=schedule.updated_at,
-    )
+        fire_times=UNSET,
+    )  # fmt: skip
 
 
 class AskedRun(Struct):
@@ -81,56 +56,26 @@ def asked_run(template: Template) -> AskedRun | None:
         return None
 
 
-def occurrence_out(line: StoredOccurrence) -> OccurrenceOut:
-    return OccurrenceOut(
-        line.nominal_at,
-        line.to_at,
-        Decision(line.decision),
-        line.reason,
-        line.task_id,
-        line.count,
-        line.decided_at,
-    )
+def occurrence_out(line: StoredOccurrence) -> wire.OccurrenceOut:
+    return view(wire.OccurrenceOut, line, decision=Decision(line.decision))
 
 
-def upcoming_out(nominal: float, offset: float) -> UpcomingOut:
-    return UpcomingOut(instant(nominal), instant(nominal + offset))
-
-
-def compared(old: Timetable | None, new: Timetable | None, now: float) -> FireTimes:
+def compared(old: Timetable | None, new: Timetable | None, now: float) -> wire.FireTimes:
     """How the next fire times differ, up to the last time that both show."""
     before = old.upcoming(now, _COMPARED) if old else []
     after = new.upcoming(now, _COMPARED) if new else []
     full = [times[-1] for times in (before, after) if len(times) == _COMPARED]
     horizon = min(full, default=float("inf"))
     was, will = ({t for t in times if t <= horizon} for times in (before, after))
-    return FireTimes(
+    return wire.FireTimes(
         [instant(t) for t in sorted(will - was)],
         [instant(t) for t in sorted(was - will)],
         len(was & will),
     )
 
 
-def instant(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
-
-
-def instant_or_none(seconds: float | None) -> datetime | None:
-    return None if seconds is None else instant(seconds)
-
-
-def _template_out(template: Template) -> TemplateOut:
+def _template_out(template: Template) -> wire.TemplateOut:
     spec = template.decoded_spec
-    return TemplateOut(
-        target_out(spec.target),
-        Raw(bytes(template.payload)),
-        template.name,
-        template.queue,
-        template.priority,
-        spec.timeout,
-        spec.sla,
-        retry_out(spec.retry),
-        concurrency_out(template.concurrency_key, template.concurrency_limit),
-        spec.requires,
-        template.labels or {},
-    )
+    payload = Raw(bytes(template.payload))
+    target = target_out(spec.target)
+    return task_view(wire.TemplateOut, template, spec, target=target, payload=payload)

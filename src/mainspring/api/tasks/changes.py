@@ -1,35 +1,34 @@
-"""Changing tasks: edit, cancel, pause, resume, run now, delete.
+"""Changing tasks: edit, cancel, pause, resume, run now, delete; cancel many; report an outcome.
 
 Every change is decided on the locked row, by the rules of `domain.transitions`.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import NoReturn
 
+import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
-from mainspring.api.http.decoding import decode_patch, readable_as
+from mainspring.api.http.bodies import json_response
+from mainspring.api.http.decoding import decode_as, decode_patch, readable_as
 from mainspring.api.http.operations import TenantCall, no_such_task
-from mainspring.api.http.parameters import flag
-from mainspring.api.items import check_rev, if_match
 from mainspring.api.ports import NodePort
+from mainspring.api.tasks.filters import task_filter
 from mainspring.api.tasks.patching import TaskPatcher
 from mainspring.api.tasks.reading import existing_task, task_response
+from mainspring.api.views import instant, instant_or_none
 from mainspring.clock import Clock
 from mainspring.domain import transitions
+from mainspring.domain.execution import Outcome, Report, TaskError
 from mainspring.domain.task import TaskState
 from mainspring.domain.transitions import Move, TaskStanding
-from mainspring.errors import Problem, RequestError, StoreUnavailable
-from mainspring.store.tasks import (
-    LockedTask,
-    StoredTask,
-    TaskChange,
-    TaskStore,
-)
-from mainspring.wire.tasks import TaskPatch
+from mainspring.errors import Conflict, Problem, RequestError, StoreUnavailable
+from mainspring.store.tasks import LockedTask, StoredTask, TaskChange, TaskStore
+from mainspring.wire.dead_letters import CancelIn, CancelledOut
+from mainspring.wire.tasks import CompleteIn, TaskPatch
+from mainspring.workflows.bulk_cancel import BulkChanges, CancelCounts
 
 Rule = Callable[[TaskStanding], Move | None]
 
@@ -69,7 +68,7 @@ class TaskChangeResource:
             patch = decode_patch(body)
         except RequestError as error:
             await self._refuse(call, error, readable_as(TaskPatch, body))
-        dry_run = flag(call.request.query_params, "dry_run")
+        dry_run = call.dry_run
         sent = [name for name in patch.__struct_fields__ if getattr(patch, name) is not UNSET]
 
         def decide(locked: LockedTask) -> TaskChange | _Preview:
@@ -85,10 +84,8 @@ class TaskChangeResource:
         return task_response(task)
 
     async def delete(self, call: TenantCall) -> Response:
-        task_id, revs = call.task_id, if_match(call.request)
-        if not await self.tasks.purge(
-            call.tenant_id, task_id, call.actor, lambda rev: check_rev(revs, rev)
-        ):
+        task_id = call.task_id
+        if not await self.tasks.purge(call.tenant_id, task_id, call.actor, call.check_rev):
             raise no_such_task(task_id)
         self.node.announce(changed=self.node.ownership().partitions)
         return Response(status_code=204)
@@ -96,7 +93,7 @@ class TaskChangeResource:
     async def _refuse(
         self, call: TenantCall, error: RequestError, patch: TaskPatch | None
     ) -> NoReturn:
-        """Refuse a patch, and say as well what is wrong with that part of it which can be read."""
+        """Refuse a patch, with the problems of the part that can be read as well."""
         if patch is None:
             raise error
         if not {"/run_at", "/delay", "/jitter"}.isdisjoint(p.pointer for p in error.problems):
@@ -126,23 +123,76 @@ class TaskChangeResource:
     async def _decide(
         self, call: TenantCall, decide: Callable[[LockedTask], TaskChange | bool | _Preview]
     ) -> tuple[bool | _Preview | None, StoredTask]:
-        """Let the store change the task, if it is at a revision that the caller wants, and tell its
-        owner. What was decided, None when it is not unfinished; and the task as it is now."""
-        task_id, revs = call.task_id, if_match(call.request)
+        """Change the task if it is at a revision that the caller wants, and tell its owner. Return
+        what was decided, None if the task is finished, and the task as it is now."""
+        task_id = call.task_id
         partitions: set[int] = set()
 
         def note(locked: LockedTask) -> TaskChange | bool | _Preview:
-            check_rev(revs, locked.rev)
+            call.check_rev(locked.rev)
             partitions.add(locked.partition)
             return decide(locked)
 
         decided: bool | _Preview | None = await self.tasks.change(call.tenant_id, task_id, note)
         if decided is True:
             self.node.announce(changed=partitions)
-        task = await existing_task(self.tasks, call.tenant_id, task_id)
+        task = await existing_task(self.tasks, call)
         if decided is None:
-            check_rev(revs, task.rev)
+            call.check_rev(task.rev)
         return decided, task
+
+
+@dataclass(frozen=True, slots=True)
+class TaskBulk:
+    """POST /v1/tasks/cancel."""
+
+    bulk: BulkChanges
+    node: NodePort
+
+    async def cancel(self, call: TenantCall) -> Response:
+        wanted = decode_as(CancelIn, await call.body())
+        where = task_filter(wanted.filter)
+        if wanted.dry_run or call.dry_run:
+            total = await self.bulk.count_cancellable(call.tenant_id, where)
+        else:
+            total = CancelCounts()
+            async for done in self.bulk.cancel(call.tenant_id, where, call.actor):
+                total += done
+                if done.partitions:
+                    self.node.announce(changed=done.partitions)
+        return json_response(CancelledOut(total.ended, total.asked))
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Records the outcome under the fence, on any node."""
+
+    tasks: TaskStore
+    node: NodePort
+    clock: Clock
+
+    async def complete(self, call: TenantCall) -> Response:
+        sent = decode_as(CompleteIn, await call.body(), _payloads)
+        running = await self.tasks.running(call.tenant_id, call.task_id)
+        if running is None:
+            await existing_task(self.tasks, call)
+            raise Conflict("the task is not running: it ended, or waits for its next execution")
+        if running.spec.target.type != "http":
+            raise no_such_task(call.task_id)
+        if running.fence != sent.fence:
+            raise Conflict("there is a newer execution: the outcome of this one does not count")
+        outcome = Outcome.SUCCEEDED if sent.status == "succeeded" else Outcome.FAILED
+        error = None
+        if outcome is Outcome.FAILED:
+            error = TaskError("failed", sent.error or "the receiver reported a failure")
+        result = bytes(sent.result) or None
+        report = Report(
+            running, outcome, running.picked, self.clock.now(), result, error, sent.retryable,
+            status_code=202,
+        )  # fmt: skip
+        if not await self.node.conclude(report):
+            raise Conflict("the execution has just ended: another outcome was recorded")
+        return task_response(await existing_task(self.tasks, call))
 
 
 def _standing(task: LockedTask | StoredTask) -> TaskStanding:
@@ -169,9 +219,9 @@ def _as_changed(task: StoredTask, change: TaskChange) -> StoredTask:
     """The task as it would read after the change."""
     return replace(
         task,
-        run_at=datetime.fromtimestamp(change.run, UTC),
-        due_at=datetime.fromtimestamp(change.due, UTC),
-        expires_at=None if change.expires is None else datetime.fromtimestamp(change.expires, UTC),
+        run_at=instant(change.run),
+        due_at=instant(change.due),
+        expires_at=instant_or_none(change.expires),
         priority=change.priority,
         queue=change.queue,
         name=change.name,
@@ -179,3 +229,7 @@ def _as_changed(task: StoredTask, change: TaskChange) -> StoredTask:
         spec=change.spec,
         payload=change.payload,
     )
+
+
+def _payloads(sent: CompleteIn) -> list[msgspec.Raw]:
+    return [sent.result] if bytes(sent.result) else []

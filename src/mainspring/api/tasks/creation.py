@@ -3,12 +3,11 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring.api.http.auth import tenant_gone
-from mainspring.api.http.bodies import raw_json
+from mainspring.api.http.bodies import encode_json, raw_json
 from mainspring.api.http.decoding import (
     decode_batch,
     decode_lines,
@@ -19,7 +18,6 @@ from mainspring.api.http.decoding import (
 from mainspring.api.http.fast_path import PendingResponse
 from mainspring.api.http.idempotency import Answered, Idempotency, RequestKey, hash_of, key_in
 from mainspring.api.http.operations import TenantCall
-from mainspring.api.http.parameters import flag
 from mainspring.api.tasks.ingest import Ingest
 from mainspring.api.tasks.validation import TaskValidator
 from mainspring.api.tasks.views import new_task_json
@@ -28,7 +26,6 @@ from mainspring.errors import RequestError
 from mainspring.store.creation import Creation, Keyed, NewTask
 from mainspring.wire.tasks import Ids
 
-_encode = msgspec.json.Encoder().encode
 _NDJSON = "application/x-ndjson"
 _ID_OPENS = b'{"id":"'
 
@@ -63,7 +60,7 @@ class TaskCreation:
         return _answer(outcome, headers)
 
     def create_fast(self, tenant_id: int, body: bytes) -> PendingResponse:
-        """The same as `one` for a create without key or options, as nearly all are."""
+        """Create a task on the fast path: without an Idempotency-Key and options."""
         task = self.validator.one(tenant_id, decode_task(body))
         answer = new_task_json(task)
         inserted = self.ingest.create(Creation(tenant_id, (task,)))
@@ -86,7 +83,7 @@ class TaskCreation:
                 rest = readable_tasks(body, most=most, as_lines=as_lines)
                 await self.validator.refuse(error, rest)
             tasks = await self.validator.many(call.tenant_id, wanted)
-            return tasks, _encode(Ids([task.id for task in tasks]))
+            return tasks, encode_json(Ids([task.id for task in tasks]))
 
         return _answer(await self._create(call, body, prepare), {})
 
@@ -94,39 +91,27 @@ class TaskCreation:
         self, call: TenantCall, body: bytes, prepare: Callable[[], Awaitable[Prepared]]
     ) -> Answered:
         key = key_in(call.request)
-        if call.request.scope["query_string"] and flag(call.request.query_params, "dry_run"):
+        if call.request.scope["query_string"] and call.dry_run:
             return Answered((await prepare())[1], 200, replayed=False)
         if key is None:
             tasks, answer = await prepare()
-            await self._insert(Creation(call.tenant_id, tasks))
+            if not await self.ingest.create(Creation(call.tenant_id, tasks)):
+                raise tenant_gone()
             return Answered(answer, 201, replayed=False)
         body_hash = hash_of(call.request, body)
-        attempt = self._keyed_attempt(call.tenant_id, key, body_hash, prepare)
-        return await self.idempotency.create(RequestKey(call.tenant_id, key, body_hash), attempt)
 
-    def _keyed_attempt(
-        self,
-        tenant_id: int,
-        key: str,
-        body_hash: bytes,
-        prepare: Callable[[], Awaitable[Prepared]],
-    ) -> Callable[[], Awaitable[bytes | None]]:
         async def attempt() -> bytes | None:
             tasks, answer = await prepare()
             # The whole answer is known before the insert, so that both are stored together.
             keyed = Keyed(key, body_hash, answer, self.config.idempotency_ttl)
-            created = await self.ingest.create(Creation(tenant_id, tasks, keyed))
+            created = await self.ingest.create(Creation(call.tenant_id, tasks, keyed))
             return answer if created else None
 
-        return attempt
-
-    async def _insert(self, creation: Creation) -> None:
-        if not await self.ingest.create(creation):
-            raise tenant_gone()
+        return await self.idempotency.create(RequestKey(call.tenant_id, key, body_hash), attempt)
 
 
 def _id_in(answer: bytes) -> str:
-    """The id of the task that an answer shows: its first field, in stored answers too."""
+    """Return the id in an answer with a task: its first field, in stored answers too."""
     return answer[len(_ID_OPENS) : len(_ID_OPENS) + 36].decode("ascii")
 
 

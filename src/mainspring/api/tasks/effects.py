@@ -1,4 +1,4 @@
-"""The effect log: of all callers with one key, exactly one hears that it is the first."""
+"""The effect log: exactly one of all callers with a key is told that it is the first."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,8 +10,9 @@ from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.payloads import payload_problems
+from mainspring.api.http.problems import raise_if
 from mainspring.api.tasks.validation import seconds_of
-from mainspring.errors import Problem, refusal
+from mainspring.errors import Problem
 from mainspring.store.answers import EffectStore
 from mainspring.wire.dead_letters import LONGEST_EFFECT, EffectIn, EffectOut
 from mainspring.wire.tasks import DAY
@@ -29,9 +30,7 @@ class EffectLog:
     async def note(self, call: TenantCall) -> Response:
         """Return 201 to the first, 200 and the first one's answer to all others."""
         effect = decode_as(EffectIn, await call.body(), lambda given: [given.answer])
-        problems = list(self._problems(effect))
-        if problems:
-            raise refusal("some values do not make sense", problems)
+        raise_if(list(self._problems(effect)))
         ttl = _DEFAULT_TTL if effect.ttl is None else seconds_of(effect.ttl)
         noted = await self.effects.note(call.tenant_id, effect.key, bytes(effect.answer), ttl)
         shown = EffectOut(effect.key, noted.first, msgspec.Raw(noted.answer), noted.created_at)

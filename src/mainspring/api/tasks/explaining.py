@@ -1,7 +1,6 @@
 """Why a task is not running, or where the seconds of its lateness went."""
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 from starlette.responses import Response
 
@@ -9,6 +8,7 @@ from mainspring.api.http.bodies import json_response
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.ports import NodePort
 from mainspring.api.tasks.reading import existing_task
+from mainspring.api.views import instant_or_none
 from mainspring.clock import Clock
 from mainspring.domain.task import TaskState
 from mainspring.engine.explain import Explanation, Situation, explain
@@ -27,12 +27,9 @@ class TaskExplanation:
     clock: Clock
 
     async def one(self, call: TenantCall) -> Response:
-        task_id = call.task_id
-        waiting = await self.store.waiting(call.tenant_id, task_id)
+        waiting = await self.store.waiting(call.tenant_id, call.task_id)
         if waiting is None:
-            return json_response(
-                _finished(await existing_task(self.tasks, call.tenant_id, task_id))
-            )
+            return json_response(_finished(await existing_task(self.tasks, call)))
         around = await self._around(waiting)
         told = explain(waiting.row, waiting.attempts, around, self.clock.now())
         return json_response(_unfinished(waiting, told, around))
@@ -63,14 +60,13 @@ def _waits_for(dependency: Dependency | None) -> str | None:
 
 
 def _unfinished(waiting: WaitingTask, told: Explanation, around: Situation) -> ExplanationOut:
-    start = told.estimated_start
     return ExplanationOut(
         task_id=waiting.row.id,
         state=TaskState.RUNNING if around.started else waiting.row.state,
         verdict=told.verdict,
         gates=[GateOut(str(gate.gate), gate.passed, gate.detail) for gate in told.gates],
         position=told.position,
-        estimated_start=None if start is None else datetime.fromtimestamp(start, UTC),
+        estimated_start=instant_or_none(told.estimated_start),
         unblock=told.unblock,
         source="owner" if around.owned else "database",
     )

@@ -1,15 +1,14 @@
 """Filters of tasks, in queries and in bodies, as the store knows them."""
 
 from datetime import datetime
-from uuid import UUID
 
-from msgspec import Struct
 from starlette.datastructures import QueryParams
 
-from mainspring.api.http.parameters import Parameters
+from mainspring.api.http.parameters import ListQuery, Parameters
+from mainspring.api.http.problems import raise_if
 from mainspring.domain.execution import Outcome
 from mainspring.domain.task import TaskState
-from mainspring.errors import InvalidRequest, Problem
+from mainspring.errors import Problem
 from mainspring.store.tasks import TaskFilter
 from mainspring.wire.dead_letters import LetterFilterIn, TaskFilterIn
 
@@ -19,17 +18,8 @@ _PARAMETERS = {
 }
 
 
-class TaskQuery(Struct, frozen=True):
-    """What GET /v1/tasks asks for."""
-
-    where: TaskFilter
-    before: UUID | None
-    limit: int
-    payloads: bool
-
-
-def task_query(params: QueryParams) -> TaskQuery:
-    """All parameters of a list of tasks; everything that is wrong is reported together."""
+def task_query(params: QueryParams) -> ListQuery[TaskFilter]:
+    """Return the query of a list of tasks; raise all of its problems together."""
     given = Parameters(params, _PARAMETERS)
     where = TaskFilter(
         state=given.choice("state", TaskState),
@@ -41,13 +31,11 @@ def task_query(params: QueryParams) -> TaskQuery:
         schedule_id=given.uuid("schedule_id"),
         workflow_run_id=given.uuid("workflow_run_id"),
     )
-    query = TaskQuery(where, given.cursor(), given.limit(), given.flag("payload"))
-    given.check()
-    return query
+    return given.list_query(where, payloads=given.flag("payload"))
 
 
 def outcome_query(params: QueryParams) -> Outcome | None:
-    """The parameters of a list of executions."""
+    """Return the outcome that a list of executions is filtered by."""
     given = Parameters(params, {"outcome"})
     outcome = given.choice("outcome", Outcome)
     given.check()
@@ -55,7 +43,7 @@ def outcome_query(params: QueryParams) -> Outcome | None:
 
 
 def task_filter(given: TaskFilterIn) -> TaskFilter:
-    """The filter in a body; everything that is wrong is reported together."""
+    """Return the filter in a body; raise all of its problems together."""
     problems: list[Problem] = []
     found = TaskFilter(
         state=given.state,
@@ -67,14 +55,14 @@ def task_filter(given: TaskFilterIn) -> TaskFilter:
         schedule_id=given.schedule_id,
         workflow_run_id=given.workflow_run_id,
     )
-    refuse_filter(problems)
+    raise_if(problems, "the filter does not make sense")
     return found
 
 
 def labels_in(
     given: TaskFilterIn | LetterFilterIn, problems: list[Problem]
 ) -> dict[str, str] | None:
-    """The labels of a filter, which come in two forms."""
+    """Return the labels of a filter, which come in two forms."""
     labels = dict(given.labels or {})
     for pair in [given.label] if isinstance(given.label, str) else given.label or []:
         name, _, value = pair.partition(":")
@@ -84,14 +72,8 @@ def labels_in(
 
 
 def instant_in(given: datetime | None, name: str, problems: list[Problem]) -> datetime | None:
-    """A time in a filter."""
+    """Return a time in a filter, checked."""
     if given is not None and not 1 < given.year < 9999:
         problems.append(Problem(f"/filter/{name}", "is out of range: the year is one of 2 to 9998"))
         return None
     return given
-
-
-def refuse_filter(problems: list[Problem]) -> None:
-    """Raise when there are problems."""
-    if problems:
-        raise InvalidRequest("the filter does not make sense", problems)

@@ -1,38 +1,29 @@
-"""What a PATCH makes of a task: the same rules as for a new one, on the merged values."""
+"""Patches of tasks: the rules for a new task, applied to the merged values."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from mainspring.api.http.bodies import encode_json
 from mainspring.api.http.payloads import payload_problems
+from mainspring.api.http.problems import raise_if
+from mainspring.api.items import T
+from mainspring.api.tasks.targets import target_problems
 from mainspring.api.tasks.validation import (
     EXPIRES_EARLY,
     TaskValidator,
     requirements_of,
     retry_of,
     span,
-    target_problems,
 )
 from mainspring.api.tasks.views import spec_of
 from mainspring.clock import Clock
 from mainspring.domain.capability import capability_of
 from mainspring.domain.task import Target, TaskSpec
-from mainspring.errors import Problem, refusal
+from mainspring.errors import Problem
 from mainspring.store.tasks import LockedTask, TaskChange
-from mainspring.wire.tasks import (
-    JITTERS,
-    SLAS,
-    TIMEOUTS,
-    TargetIn,
-    TaskPatch,
-)
-
-T = TypeVar("T")
-
-_encode = msgspec.json.Encoder().encode
+from mainspring.wire.tasks import JITTERS, SLAS, TIMEOUTS, TargetIn, TaskPatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +38,9 @@ class TaskPatcher:
         problems: list[Problem] = []
         if patch.concurrency is not UNSET:
             problems.append(
-                Problem("/concurrency", "cannot be changed: it decides where the task lives")
+                Problem(
+                    "/concurrency", "cannot be changed: it determines the partition of the task"
+                )
             )
         if patch.payload is not UNSET:
             problems.extend(payload_problems(bytes(patch.payload), self.max_payload))
@@ -61,11 +54,10 @@ class TaskPatcher:
             capability=capability_of(spec),
             name=_given(patch.name, task.name),
             labels=_given(patch.labels, task.labels) or None,
-            spec=_encode(spec.stored()),
+            spec=encode_json(spec.stored()),
             payload=task.payload if patch.payload is UNSET else bytes(patch.payload),
         )
-        if problems:
-            raise refusal("some values do not make sense", problems)
+        raise_if(problems)
         return change
 
     def _retimed(
@@ -78,27 +70,20 @@ class TaskPatcher:
             expires = self.validator.expiry(patch.expires_at, max(change.due, now), now, problems)
             return replace(change, expires=expires)
         delay = _given(patch.delay, None)
-        kept = task.run_at if delay is None else None
+        run_at = _given(patch.run_at, task.run_at if delay is None else None)
+        expires_at = _given(patch.expires_at, task.expires_at)
         found: list[Problem] = []
-        times = self.validator.times(
-            _given(patch.run_at, kept),
-            delay,
-            spec.jitter,
-            _given(patch.expires_at, task.expires_at),
-            now,
-            found,
-        )
-        problems += (
-            found if patch.expires_at is not UNSET else _about_what_was_sent(found, task, patch)
-        )
+        times = self.validator.times(run_at, delay, spec.jitter, expires_at, now, found)
+        kept = patch.expires_at is UNSET
+        problems += _about_what_was_sent(found, task, patch) if kept else found
         return replace(change, run=times.run, due=times.due, expires=times.expires)
 
 
 def _about_what_was_sent(
     problems: Sequence[Problem], task: LockedTask, patch: TaskPatch
 ) -> Iterator[Problem]:
-    """The problems of a patch that leaves the expiry as it is: not with that, but with what came to
-    lie behind it."""
+    """Yield the problems of a patch that leaves the expiry as it is, at the field that was sent: a
+    task that would be due after it expires has the wrong time, not the wrong expiry."""
     sent = next(name for name in ("run_at", "delay", "jitter") if getattr(patch, name) is not UNSET)
     for problem in problems:
         if problem.detail == EXPIRES_EARLY and task.expires_at is not None:
@@ -109,10 +94,7 @@ def _about_what_was_sent(
 
 
 def _merge_spec(
-    spec: TaskSpec,
-    patch: TaskPatch,
-    target: Callable[[TargetIn], Target],
-    problems: list[Problem],
+    spec: TaskSpec, patch: TaskPatch, target: Callable[[TargetIn], Target], problems: list[Problem]
 ) -> TaskSpec:
     def seconds(given: float | str | UnsetType, old: float, bounds: Meta, pointer: str) -> float:
         return old if isinstance(given, UnsetType) else span(given, bounds, pointer, problems)

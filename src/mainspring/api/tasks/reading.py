@@ -1,7 +1,6 @@
-"""Reading tasks: one, a page of them, and the tries of one."""
+"""Reading tasks: one, a page of them, and the executions of one."""
 
 from dataclasses import dataclass
-from uuid import UUID
 
 from starlette.responses import Response
 
@@ -22,35 +21,31 @@ class TaskReading:
     tasks: TaskStore
 
     async def page(self, call: TenantCall) -> Response:
-        query = task_query(call.request.query_params)
+        where, before, limit, payloads = task_query(call.query)
         page = await self.tasks.list(
-            call.tenant_id,
-            query.where,
-            before=query.before,
-            limit=query.limit,
-            payloads=query.payloads,
+            call.tenant_id, where, before=before, limit=limit, payloads=payloads
         )
-        items = [task_out(task, with_payload=query.payloads) for task in page.tasks]
+        items = [task_out(task, with_payload=payloads) for task in page.tasks]
         return json_response(TaskPage(items, next_cursor(page.next_before)))
 
     async def one(self, call: TenantCall) -> Response:
-        task = await existing_task(self.tasks, call.tenant_id, call.task_id)
+        task = await existing_task(self.tasks, call)
         known = call.request.headers.get("if-none-match")
         if known is not None and names_revision(known, task.rev):
             return Response(status_code=304, headers={"ETag": f'"{task.rev}"'})
         return task_response(task)
 
     async def executions(self, call: TenantCall) -> Response:
-        outcome = outcome_query(call.request.query_params)
+        outcome = outcome_query(call.query)
         found = await self.tasks.executions(call.tenant_id, call.task_id, outcome=outcome)
         if not found:
-            await existing_task(self.tasks, call.tenant_id, call.task_id)
+            await existing_task(self.tasks, call)
         return json_response(executions_out(found))
 
 
-async def existing_task(tasks: TaskStore, tenant_id: int, task_id: UUID) -> StoredTask:
-    """Return the task; raise when there is none, or it is another tenant's."""
-    return existing(await tasks.get(tenant_id, task_id), no_such_task, task_id)
+async def existing_task(tasks: TaskStore, call: TenantCall) -> StoredTask:
+    """Return the task in the path; raise when there is none, or it is another tenant's."""
+    return existing(await tasks.get(call.tenant_id, call.task_id), no_such_task, call.task_id)
 
 
 def task_response(task: StoredTask) -> Response:

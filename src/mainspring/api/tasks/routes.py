@@ -3,50 +3,17 @@
 from uuid import UUID
 
 from mainspring.api.http.operations import TenantOperation
-from mainspring.api.openapi.operation import (
-    CURSOR,
-    DRY_RUN,
-    ETAG,
-    GONE,
-    IF_MATCH,
-    IF_NONE_MATCH,
-    LIMIT,
-    OF_TASKS,
-    REPLAYED,
-    Body,
-    Link,
-    Param,
-    ResponseDoc,
-    never,
-    next_page,
-    several,
-    span,
-)
-from mainspring.api.routes import Routes, Tag, created, links_by, ok
-from mainspring.api.tasks.bulk import TaskBulk
-from mainspring.api.tasks.changes import TaskChangeResource
-from mainspring.api.tasks.completion import Completion
+from mainspring.api.openapi import operation as docs
+from mainspring.api.routes import Routes, Tag, created, created_unplaced, links_by, ok
+from mainspring.api.tasks.changes import Completion, TaskBulk, TaskChangeResource
 from mainspring.api.tasks.creation import TaskCreation
 from mainspring.api.tasks.effects import EffectLog
 from mainspring.api.tasks.explaining import TaskExplanation
 from mainspring.api.tasks.reading import TaskReading
 from mainspring.errors import Conflict, PreconditionFailed
 from mainspring.store.vault import NoKey
+from mainspring.wire import tasks as wire
 from mainspring.wire.dead_letters import LONGEST_EFFECT, CancelIn, CancelledOut, EffectIn, EffectOut
-from mainspring.wire.tasks import (
-    BatchIn,
-    CompleteIn,
-    ExecutionList,
-    ExplanationOut,
-    Ids,
-    Instant,
-    OutcomeOut,
-    State,
-    TaskIn,
-    TaskOut,
-    TaskPage,
-    TaskPatch,
-)
 
 _TASKS = Tag("Tasks")
 _HTTP_TASK = {
@@ -61,17 +28,17 @@ _COMMAND_TASK = {
     "target": {"type": "command", "argv": ["backup.sh", "--full"]},
     "retry": {"max_attempts": 3},
 }
-_ONE_TIME_ONLY = never(*several("run_at", "delay"))
+_ONE_TIME_ONLY = docs.never(*docs.several("run_at", "delay"))
 _PATCH_RULES = {**_ONE_TIME_ONLY, "properties": {"concurrency": None}}
 _AFTERWARDS = links_by(
     "id",
     read=("getTask", "read it again"),
-    executions=("listExecutions", "its tries"),
+    executions=("listExecutions", "its executions"),
     edit=("editTask", "change it"),
     delete=("deleteTask", "remove it"),
     **{verb: (f"{verb}Task", "") for verb in ("cancel", "pause", "resume", "run")},
 )
-_THE_TASK = ok("The task as it is now.", TaskOut, ETAG, links=_AFTERWARDS)
+_THE_TASK = ok("The task as it is now.", wire.TaskOut, docs.ETAG, links=_AFTERWARDS)
 
 
 def task_routes(
@@ -89,23 +56,42 @@ def task_routes(
         "POST /v1/tasks/cancel": _cancel_many(bulk),
         **_item_routes(reading, changes),
         "GET /v1/tasks/{id}/explain": _explain(explanation),
-        **_verb_routes(changes),
+        **_TASKS.verbs(
+            "/v1/tasks/{id}", "Task", _THE_TASK, [docs.IF_MATCH], [Conflict, PreconditionFailed],
+            cancel=(
+                changes.cancel, "Cancel a task",
+                "A waiting task ends at once. A running one is asked to stop (`cancel_requested`). "
+                "Calling twice is harmless.",
+            ),
+            pause=(
+                changes.pause, "Pause a task",
+                "It will not start until it is resumed. Calling twice is harmless.",
+            ),
+            resume=(
+                changes.resume, "Resume a paused task",
+                "It keeps its due time. Calling twice is harmless.",
+            ),
+            run=(
+                changes.run, "Run a task now",
+                "Makes a waiting task due at once. Calling twice is harmless.",
+            ),
+        ),
         "POST /v1/tasks/{id}/complete": _complete(completion),
-    }
+    }  # fmt: skip
 
 
 def effect_routes(effects: EffectLog) -> Routes:
     example = {"mail": {"key": "welcome-mail/7", "answer": {"sent": True}}}
-    rules = {"EffectIn": {"properties": {"ttl": span(LONGEST_EFFECT)}}}
+    rules = {"EffectIn": {"properties": {"ttl": docs.span(LONGEST_EFFECT)}}}
     return {
         "POST /v1/effects": Tag("Effects").tenant(
             "write", effects.note, "noteEffect", "Note that something is done once",
             "Of all calls with the same key exactly one is answered with 201; the others get 200 "
             "and the first one's answer, until `ttl` (7 days) has passed. A receiver that is "
             "called at least once can so have its effect once.",
-            ResponseDoc(201, "This call was the first.", EffectOut, [REPLAYED]),
+            created_unplaced("This call was the first.", EffectOut),
             ok("Another call was; this is its answer.", EffectOut),
-            body=Body(EffectIn, examples=example, rules=rules), or_scope="work",
+            body=docs.Body(EffectIn, examples=example, rules=rules), or_scope="work",
         )
     }  # fmt: skip
 
@@ -115,15 +101,15 @@ def _page(reading: TaskReading) -> TenantOperation:
         "read", reading.page, "listTasks", "tasks",
         "Newest first, unfinished and finished ones. Filters are joined by *and*. A page may be "
         "short, or even empty, and still have a `next_cursor`: only its absence ends the list.",
-        TaskPage,
-        Param("state", State, "Only tasks in this state."),
-        *OF_TASKS,
-        Param("due_after", Instant, "Only tasks due at or after this time."),
-        Param("due_before", Instant, "Only tasks due before this time."),
-        Param("schedule_id", UUID, "Only tasks of this schedule."),
-        Param("workflow_run_id", UUID, "Only steps of this run."),
-        Param("payload", bool, "Show payloads as well."),
-        LIMIT, CURSOR, links=next_page("listTasks"),
+        wire.TaskPage,
+        docs.Param("state", wire.State, "Only tasks in this state."),
+        *docs.OF_TASKS,
+        docs.Param("due_after", wire.Instant, "Only tasks due at or after this time."),
+        docs.Param("due_before", wire.Instant, "Only tasks due before this time."),
+        docs.Param("schedule_id", UUID, "Only tasks of this schedule."),
+        docs.Param("workflow_run_id", UUID, "Only steps of this run."),
+        docs.Param("payload", bool, "Show payloads as well."),
+        docs.LIMIT, docs.CURSOR, links=docs.next_page("listTasks"),
     )  # fmt: skip
 
 
@@ -133,9 +119,10 @@ def _create(creation: TaskCreation) -> TenantOperation:
         "createTask", "Create a task",
         "Only `target` is required. The task is durable before this answers. Give either `run_at` "
         "or `delay`; neither means now, and so does a time that has passed.",
-        created("The new task.", TaskOut, ETAG, links=_AFTERWARDS),
-        ok("With `dry_run`: the task as it would be.", TaskOut), params=[DRY_RUN],
-        body=Body(TaskIn, examples=examples, rules={"TaskIn": _ONE_TIME_ONLY}), problems=[NoKey],
+        created("The new task.", wire.TaskOut, docs.ETAG, links=_AFTERWARDS),
+        ok("With `dry_run`: the task as it would be.", wire.TaskOut),
+        params=[docs.DRY_RUN], problems=[NoKey],
+        body=docs.Body(wire.TaskIn, examples=examples, rules={"TaskIn": _ONE_TIME_ONLY}),
     )  # fmt: skip
     return TenantOperation(
         "write", creation.one, doc, remembers_answers=True, fast=creation.create_fast
@@ -143,21 +130,21 @@ def _create(creation: TaskCreation) -> TenantOperation:
 
 
 def _create_batch(creation: TaskCreation) -> TenantOperation:
-    first = {"first": Link("getTask", {"id": "$response.body#/ids/0"})}
+    first = {"first": docs.Link("getTask", {"id": "$response.body#/ids/0"})}
     doc = _TASKS.doc(
         "createTasks", "Create many tasks",
         "All of them or none. As one JSON document, or, with the Content-Type "
         "`application/x-ndjson`, as NDJSON with a task a line. Every error names the task's index.",
-        ResponseDoc(201, "The new tasks' ids.", Ids, [REPLAYED], links=first),
-        ok("With `dry_run`: all tasks are in order. The ids are not used.", Ids), params=[DRY_RUN],
-        body=Body(BatchIn, examples={"two": {"tasks": [_HTTP_TASK, _HANDLER_TASK]}}),
-        also_consumes=["application/x-ndjson"],
-        problems=[NoKey],
+        created_unplaced("The new tasks' ids.", wire.Ids, links=first),
+        ok("With `dry_run`: all tasks are in order. The ids are not used.", wire.Ids),
+        params=[docs.DRY_RUN], also_consumes=["application/x-ndjson"], problems=[NoKey],
+        body=docs.Body(wire.BatchIn, examples={"two": {"tasks": [_HTTP_TASK, _HANDLER_TASK]}}),
     )  # fmt: skip
     return TenantOperation("write", creation.batch, doc, remembers_answers=True)
 
 
 def _cancel_many(bulk: TaskBulk) -> TenantOperation:
+    mails = {"queue": {"filter": {"queue": "mail", "label": "team:a"}}}
     return _TASKS.tenant(
         "write", bulk.cancel, "cancelTasks", "Cancel all tasks that match",
         "Waiting tasks end at once; running ones are asked to stop. Fields of the filter are "
@@ -165,8 +152,8 @@ def _cancel_many(bulk: TaskBulk) -> TenantOperation:
         "work is done in steps of at most 1000 tasks: if the call breaks off, what was done stays "
         "done, and it can be repeated. A run of which steps are cancelled goes on without them as "
         "its workflow says; to end all of it, cancel the run.",
-        ok("How many were, or with `dry_run` would be, cancelled.", CancelledOut), params=[DRY_RUN],
-        body=Body(CancelIn, examples={"queue": {"filter": {"queue": "mail", "label": "team:a"}}}),
+        ok("How many were, or with `dry_run` would be, cancelled.", CancelledOut),
+        params=[docs.DRY_RUN], body=docs.Body(CancelIn, examples=mails),
     )  # fmt: skip
 
 
@@ -175,29 +162,29 @@ def _item_routes(reading: TaskReading, changes: TaskChangeResource) -> Routes:
     return {
         "GET /v1/tasks/{id}": _TASKS.tenant(
             "read", reading.one, "getTask", "Read a task", "",
-            _THE_TASK, ResponseDoc(304, "It has not changed.", headers=[ETAG]),
-            params=[IF_NONE_MATCH],
+            _THE_TASK, docs.ResponseDoc(304, "It has not changed.", headers=[docs.ETAG]),
+            params=[docs.IF_NONE_MATCH],
         ),
         "PATCH /v1/tasks/{id}": _TASKS.tenant(
             "write", changes.edit, "editTask", "Change a task",
             "While it has not started. A field that is given replaces the old value whole. A step "
             "that waits for others (`blocked`) takes its values from its workflow when its turn "
             "comes, and cannot be changed before.",
-            _THE_TASK, params=[DRY_RUN, IF_MATCH],
-            body=Body(TaskPatch, examples=sooner, rules={"TaskPatch": _PATCH_RULES}),
+            _THE_TASK, params=[docs.DRY_RUN, docs.IF_MATCH],
+            body=docs.Body(wire.TaskPatch, examples=sooner, rules={"TaskPatch": _PATCH_RULES}),
             problems=[Conflict, NoKey, PreconditionFailed],
         ),
         "DELETE /v1/tasks/{id}": _TASKS.tenant(
             "write", changes.delete, "deleteTask", "Delete a task",
             "Cancels it where needed, then removes it with its executions. The removal is noted in "
             "the audit log.",
-            GONE, params=[IF_MATCH], problems=[PreconditionFailed],
+            docs.GONE, params=[docs.IF_MATCH], problems=[PreconditionFailed],
         ),
         "GET /v1/tasks/{id}/executions": _TASKS.tenant(
-            "read", reading.executions, "listExecutions", "List a task's tries",
-            "Finished tries, first to last.",
-            ok("The tries.", ExecutionList),
-            params=[Param("outcome", OutcomeOut, "Only tries that ended so.")],
+            "read", reading.executions, "listExecutions", "List a task's executions",
+            "Finished executions, first to last.",
+            ok("The executions.", wire.ExecutionList),
+            params=[docs.Param("outcome", wire.OutcomeOut, "Only executions that ended so.")],
         ),
     }  # fmt: skip
 
@@ -208,30 +195,8 @@ def _explain(explanation: TaskExplanation) -> TenantOperation:
         "The gates in the order in which a task meets them, each passed or not. The verdict is the "
         "first that is not passed, or `ready`, `running` or `finished`; of a finished task the "
         "lateness says where the seconds between due and start went.",
-        ok("The explanation.", ExplanationOut),
+        ok("The explanation.", wire.ExplanationOut),
     )  # fmt: skip
-
-
-def _verb_routes(changes: TaskChangeResource) -> Routes:
-    return {
-        "POST /v1/tasks/{id}/cancel": _TASKS.verb(
-            changes.cancel, "cancelTask", "Cancel a task",
-            "A waiting task ends at once. A running one is asked to stop (`cancel_requested`).",
-            _THE_TASK,
-        ),
-        "POST /v1/tasks/{id}/pause": _TASKS.verb(
-            changes.pause, "pauseTask", "Pause a task",
-            "It will not start until it is resumed.", _THE_TASK,
-        ),
-        "POST /v1/tasks/{id}/resume": _TASKS.verb(
-            changes.resume, "resumeTask", "Resume a paused task",
-            "It keeps its due time.", _THE_TASK,
-        ),
-        "POST /v1/tasks/{id}/run": _TASKS.verb(
-            changes.run, "runTask", "Run a task now",
-            "Makes a waiting task due at once.", _THE_TASK,
-        ),
-    }  # fmt: skip
 
 
 def _complete(completion: Completion) -> TenantOperation:
@@ -239,7 +204,7 @@ def _complete(completion: Completion) -> TenantOperation:
     return Tag("Webhooks").tenant(
         "work", completion.complete, "completeTask", "Report the outcome of accepted work",
         "For a receiver that answered 202 with `Mainspring-Complete: later`. The fence is the one "
-        "it was sent in `X-Mainspring-Fence`; a newer try makes an older fence void (409).",
-        ok("The task as it is now.", TaskOut), body=Body(CompleteIn, examples=done),
+        "it was sent in `X-Mainspring-Fence`; a newer execution makes an older fence void (409).",
+        ok("The task as it is now.", wire.TaskOut), body=docs.Body(wire.CompleteIn, examples=done),
         problems=[Conflict],
     )  # fmt: skip

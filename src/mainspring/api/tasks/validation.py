@@ -1,4 +1,4 @@
-"""From what a caller asked for to what is inserted: the rules that join fields, and the spec.
+"""Validation of tasks: the rules that join fields, and the rows and specs to insert.
 
 Written for batches of thousands: a task whose spec was seen before costs a look-up, and every rule
 that does not concern a task costs one comparison.
@@ -6,17 +6,17 @@ that does not concern a task costs one comparison.
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from random import Random
 from typing import NoReturn
 
-import msgspec
 from msgspec import Meta
 
+from mainspring.api.http.bodies import encode_json
 from mainspring.api.http.decoding import MOST_PROBLEMS
 from mainspring.api.http.payloads import payload_problems
-from mainspring.api.tasks.http_targets import Seal, has_secrets, http_problems, sealed_headers
+from mainspring.api.tasks.targets import Seal, has_secrets, target_of, target_problems
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.capability import capability_of
@@ -32,25 +32,24 @@ from mainspring.wire.tasks import (
     JITTERS,
     SLAS,
     TIMEOUTS,
-    CommandTarget,
     Delay,
-    HandlerTarget,
-    HttpTarget,
     RequiresIn,
     RetryIn,
     TargetIn,
     TaskIn,
+    TimelessTask,
 )
 
 EXPIRES_EARLY = "is not after the time the task is due"
 
 _CACHED_SPECS = 4096
+"""Maximum specs in the cache, of at most `_LARGEST_CACHED` bytes each."""
 _LARGEST_CACHED = 4096
 _TASKS_PER_TURN = 200
+"""Tasks of a batch, or one with a large payload, after which others get their turn."""
 _LARGE_PAYLOAD = 100_000
 _SMALLEST_CHECKED = 4
 """Shorter than this nothing can be wrong with a payload, `{}` above all."""
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,31 +71,29 @@ class Times:
     expires: float | None
 
 
+@dataclass(slots=True)
 class TaskValidator:
     """Checks tasks and makes them ready to insert; reports everything that is wrong together."""
 
-    def __init__(
-        self, config: Config, clock: Clock, ids: TaskIds, rng: Random, seal: Seal | None = None
-    ) -> None:
-        self._seal = seal
-        self._config = config
-        self._clock = clock
-        self._ids = ids
-        self._rng = rng
-        self._specs: dict[tuple[object, ...], CompiledSpec] = {}
+    config: Config
+    clock: Clock
+    ids: TaskIds
+    rng: Random
+    seal: Seal | None = None
+    _specs: dict[tuple[object, ...], CompiledSpec] = field(default_factory=dict, init=False)
 
     def one(self, tenant_id: int, task: TaskIn) -> NewTask:
-        """A single task; problems point into its body."""
+        """Return a task to insert; problems point into its body."""
         problems: list[Problem] = []
-        made = self._make(tenant_id, task, round(self._clock.now(), 6), problems)
+        made = self._make(tenant_id, task, round(self.clock.now(), 6), problems)
         if problems:
             raise refusal("some values do not make sense", problems)
         return made
 
     async def many(self, tenant_id: int, tasks: Sequence[TaskIn]) -> list[NewTask]:
-        """A batch; problems name the task's index. Others get their turn in between, because the
-        engine shares this thread and must not start its tasks late."""
-        now = round(self._clock.now(), 6)
+        """Return a batch of tasks to insert; problems name the task's index. Yields to the event
+        loop in between, because the engine shares it and must not start its tasks late."""
+        now = round(self.clock.now(), 6)
         made: list[NewTask] = []
         problems: list[Problem] = []
         for index, task in enumerate(tasks, 1):
@@ -116,7 +113,7 @@ class TaskValidator:
     async def refuse(self, error: RequestError, tasks: Iterable[tuple[str, TaskIn]]) -> NoReturn:
         """Refuse what could not be read, and say as well what is wrong with the rest: with the
         tasks as far as they can be read, each with its place."""
-        now = round(self._clock.now(), 6)
+        now = round(self.clock.now(), 6)
         problems = list(error.problems)
         known = {problem.pointer for problem in problems}
         for index, (at, task) in enumerate(tasks, 1):
@@ -137,7 +134,7 @@ class TaskValidator:
             problems.extend(spec.problems)
         payload = bytes(task.payload)
         if len(payload) > _SMALLEST_CHECKED:
-            problems.extend(payload_problems(payload, self._config.max_payload))
+            problems.extend(payload_problems(payload, self.config.max_payload))
         if task.run_at is None and task.delay is None and not task.jitter and not task.expires_at:
             times = Times(now, now, None)
         else:
@@ -145,7 +142,7 @@ class TaskValidator:
         limit = task.concurrency
         return NewTask(
             tenant_id,
-            self._ids.make(now),
+            self.ids.make(now),
             now,
             times.run,
             times.due,
@@ -162,7 +159,7 @@ class TaskValidator:
         )
 
     def compile(self, task: TaskIn) -> CompiledSpec:
-        """The task's spec, checked and encoded once for all tasks that share it."""
+        """Return the task's spec, checked and encoded once for all tasks that share it."""
         key = (task.target, task.timeout, task.sla, task.jitter, task.retry, task.requires)
         try:
             found = self._specs.get(key)
@@ -177,13 +174,28 @@ class TaskValidator:
                 self._specs[key] = found
         return found
 
+    def compile_timeless(
+        self, task: TimelessTask, target: TargetIn, jitter: Delay = 0.0
+    ) -> CompiledSpec:
+        """Return the spec, with this target, of a task that a schedule or a workflow makes."""
+        return self.compile(
+            TaskIn(
+                target=target,
+                timeout=task.timeout,
+                sla=task.sla,
+                jitter=jitter,
+                retry=task.retry,
+                requires=task.requires,
+            )
+        )
+
     def target(self, target: TargetIn) -> Target:
-        """A target as it is stored, its secrets sealed."""
-        return target_of(target, self._seal)
+        """Return a target as it is stored, its secrets sealed."""
+        return target_of(target, self.seal)
 
     def _compile(self, task: TaskIn) -> CompiledSpec:
         problems = list(target_problems(task.target))
-        target = target_of(task.target, None if problems else self._seal)
+        target = target_of(task.target, None if problems else self.seal)
         spec = TaskSpec(
             target,
             span(task.timeout, TIMEOUTS, "/timeout", problems),
@@ -192,7 +204,7 @@ class TaskValidator:
             retry_of(task.retry, problems),
             requirements_of(task.requires),
         )
-        encoded = _encode(spec.stored())
+        encoded = encode_json(spec.stored())
         return CompiledSpec(encoded, capability_of(spec), spec.jitter, tuple(problems))
 
     def times(
@@ -204,27 +216,27 @@ class TaskValidator:
         now: float,
         problems: list[Problem],
     ) -> Times:
-        """When it shall run; what is wrong with the times goes to `problems`."""
+        """Return when a task shall run; add to `problems` what is wrong with its times."""
         run = self._run(run_at, delay, now, problems)
         # What was asked for too late is due now: nobody else is to blame for the time before.
         due = max(run, now)
         # Compared with the latest due time, so that luck with the jitter does not decide.
         expires = self.expiry(expires_at, due + jitter, now, problems)
         if jitter:
-            due = round(due + self._rng.uniform(0, jitter), 6)
+            due = round(due + self.rng.uniform(0, jitter), 6)
         return Times(run, due, expires)
 
     def expiry(
         self, expires_at: datetime | None, due: float, now: float, problems: list[Problem]
     ) -> float | None:
-        """Until when what is due by then may start; what is wrong with it goes to `problems`."""
+        """Return when a task due at `due` expires; add to `problems` what is wrong with that."""
         if expires_at is None:
             return None
         expires = expires_at.timestamp()
         if expires <= due:
             problems.append(Problem("/expires_at", EXPIRES_EARLY))
-        elif expires > now + 2 * self._config.horizon:
-            problems.append(Problem("/expires_at", _too_far(2 * self._config.horizon)))
+        elif expires > now + 2 * self.config.horizon:
+            problems.append(Problem("/expires_at", _too_far(2 * self.config.horizon)))
         return expires
 
     def _run(
@@ -241,15 +253,15 @@ class TaskValidator:
                 run = round(now + seconds_of(delay), 6)
             except ValueError as error:
                 problems.append(Problem(pointer, str(error)))
-        if run > now + self._config.horizon + 1e-6:  # it was rounded
-            problems.append(Problem(pointer, _too_far(self._config.horizon)))
+        if run > now + self.config.horizon + 1e-6:  # it was rounded
+            problems.append(Problem(pointer, _too_far(self.config.horizon)))
         elif run < 0:
             problems.append(Problem(pointer, "is before 1970"))
         return run
 
 
 def seconds_of(delay: Delay) -> float:
-    """A delay in seconds, whichever way it was written."""
+    """Return a delay in seconds, whichever way it was written."""
     return parse_duration(delay) if isinstance(delay, str) else delay
 
 
@@ -258,7 +270,7 @@ def _too_far(most: float) -> str:
 
 
 def span(given: float | str, bounds: Meta, pointer: str, problems: list[Problem]) -> float:
-    """A duration in seconds, within its bounds; what is wrong with it goes to `problems`."""
+    """Return a duration in seconds; add to `problems` if it is not within its bounds."""
     if not isinstance(given, str):
         return given
     try:
@@ -274,23 +286,6 @@ def _bounded(seconds: float, bounds: Meta) -> float:
     if bounds.le is not None and seconds > bounds.le:
         raise ValueError(f"is {seconds:.0f} seconds; the most is {bounds.le:.0f}")
     return seconds
-
-
-def target_of(target: TargetIn, seal: Seal | None) -> Target:
-    """The target as the domain knows it; without a seal its secrets are left out."""
-    match target:
-        case HttpTarget():
-            return Target(
-                "http",
-                url=target.url,
-                method=target.method,
-                headers=target.headers or None,
-                secret=sealed_headers(target, seal) if seal and has_secrets(target) else None,
-            )
-        case HandlerTarget():
-            return Target("handler", name=target.name)
-        case CommandTarget():
-            return Target("command", argv=list(target.argv))
 
 
 def retry_of(retry: RetryIn, problems: list[Problem]) -> RetryPolicy:
@@ -310,6 +305,10 @@ def requirements_of(requires: RequiresIn | None) -> Requirements | None:
     return Requirements(list(requires.tags), requires.memory_mb, requires.cpu)
 
 
-def target_problems(target: TargetIn) -> tuple[Problem, ...]:
-    """What the shapes alone cannot say about a target."""
-    return tuple(http_problems(target)) if isinstance(target, HttpTarget) else ()
+def queueing(
+    task: TimelessTask,
+) -> tuple[str, int, str | None, dict[str, str] | None, str | None, int | None]:
+    """Return a task's queue, priority, name, labels, concurrency key and its limit, as stored."""
+    limit = task.concurrency
+    key = (None, None) if limit is None else (limit.key, limit.limit)
+    return task.queue, task.priority, task.name, task.labels or None, *key

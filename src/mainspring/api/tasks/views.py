@@ -1,7 +1,6 @@
 """Tasks and executions as callers read them."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from functools import lru_cache
 from secrets import token_hex
 from typing import Any
@@ -10,10 +9,14 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Raw
 
+from mainspring.api.http.bodies import encode_json
+from mainspring.api.views import S, instant, instant_or_none, view
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import Target, TaskSpec
+from mainspring.domain.workflow.definition import TaskTemplate
 from mainspring.store.claims import NO_SPEC, UNREADABLE
 from mainspring.store.creation import NewTask
+from mainspring.store.schedule.schedules import Template
 from mainspring.store.tasks import LockedTask, StoredExecution, StoredTask
 from mainspring.wire.tasks import (
     ConcurrencyOut,
@@ -25,78 +28,66 @@ from mainspring.wire.tasks import (
 )
 
 _decode_spec = msgspec.json.Decoder(TaskSpec).decode
-_encode = msgspec.json.Encoder().encode
 _BEARER = "Authorization"
 _LARGEST_SHARED = 4096
 _decode_any = msgspec.json.Decoder().decode
 
+_Templated = StoredTask | Template | TaskTemplate
 
 MASK = "***"
 """What is shown in place of a secret."""
 
 
 def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
-    """A task as it was found."""
+    """Return the view of a stored task."""
     spec, target = _read_spec(task.spec)
-    return TaskOut(
-        id=task.id,
-        name=task.name,
-        state=task.state,
-        cancel_requested=task.cancel_requested,
+    return task_view(
+        TaskOut, task, spec,
         target=target,
         payload=Raw(task.payload) if with_payload else UNSET,
-        run_at=task.run_at,
-        due_at=task.due_at,
-        expires_at=task.expires_at,
-        queue=task.queue,
-        priority=task.priority,
-        timeout=spec.timeout,
-        sla=spec.sla,
-        jitter=spec.jitter,
-        retry=retry_out(spec.retry),
-        concurrency=concurrency_out(task.concurrency_key, task.concurrency_limit),
-        requires=spec.requires,
-        labels=task.labels or {},
-        attempts=task.attempts,
-        fence=task.fence,
-        created_at=task.created_at,
-        picked_at=task.picked_at,
-        started_at=task.started_at,
-        finished_at=task.finished_at,
         result=raw_or_none(task.result),
         progress=raw_or_none(task.progress),
-        error=task.error,
-        sla_met=task.sla_met,
-        blame=task.blame,
         lateness=task.lateness or {},
-        schedule_id=task.schedule_id,
-        nominal_at=task.nominal_at,
-        workflow_run_id=task.workflow_run_id,
-        step=task.step,
-        replay_of=task.replay_of,
-    )
+    )  # fmt: skip
+
+
+def task_view(
+    kind: type[S],
+    task: StoredTask | Template | TaskTemplate,
+    spec: TaskSpec,
+    *others: object,
+    **given: object,
+) -> S:
+    """Return the view of a task, or of what tasks are made from: its own fields and its spec's."""
+    return view(
+        kind, spec, task, *others,
+        retry=retry_out(spec.retry),
+        concurrency=concurrency_out(task.concurrency_key, task.concurrency_limit),
+        labels=task.labels or {},
+        **given,
+    )  # fmt: skip
 
 
 def new_task_json(task: NewTask) -> bytes:
-    """`new_task_out` as JSON, from a template where the task is a plain one, as nearly all are."""
+    """Return `new_task_out` as JSON, from a template if the task is a plain one, as most are."""
     if not _is_plain(task):
-        return _encode(new_task_out(task))
+        return encode_json(new_task_out(task))
     start, named, given, runs, is_due, made, end = _template(task.spec, task.queue, task.priority)
-    run = _encode(_instant(task.run))
+    run = encode_json(instant(task.run))
     return b"".join(
         (
             start,
             b'"%b"' % str(task.id).encode("ascii"),
             named,
-            _encode(task.name),
+            encode_json(task.name),
             given,
             task.payload,
             runs,
             run,
             is_due,
-            run if task.due == task.run else _encode(_instant(task.due)),
+            run if task.due == task.run else encode_json(instant(task.due)),
             made,
-            run if task.created == task.run else _encode(_instant(task.created)),
+            run if task.created == task.run else encode_json(instant(task.created)),
             end,
         )
     )
@@ -113,12 +104,12 @@ _BLANK = NewTask(0, UUID(int=0), 0, 0, 0, None, None, None, 0, "", "", None, Non
 
 @lru_cache(1024)
 def _template(spec: bytes, queue: str, priority: int) -> list[bytes]:
-    """The JSON of new tasks that share all this, cut where one differs from another. The marks that
-    say where are random: nothing a caller wrote can look like one."""
+    """Return the JSON of new tasks that share all this, cut where they differ. The marks that say
+    where are random: nothing a caller wrote can look like one."""
     marks = [token_hex(16).encode("ascii") for _ in range(6)]
     out: Any = new_task_out(_BLANK._replace(spec=spec, queue=queue, priority=priority))
     out.id, out.name, out.payload, out.run_at, out.due_at, out.created_at = map(Raw, marks)
-    text, pieces = _encode(out), []
+    text, pieces = encode_json(out), []
     for mark in marks:
         piece, _, text = text.partition(mark)
         pieces.append(piece)
@@ -126,10 +117,10 @@ def _template(spec: bytes, queue: str, priority: int) -> list[bytes]:
 
 
 def new_task_out(task: NewTask) -> TaskOut:
-    """A task as it will be found right after it was created: known before it is inserted."""
+    """Return the view of a new task, before it is inserted."""
     spec, target = _read_spec(task.spec)
-    created = _instant(task.created)
-    run = created if task.run == task.created else _instant(task.run)
+    created = instant(task.created)
+    run = created if task.run == task.created else instant(task.run)
     return TaskOut(
         id=task.id,
         name=task.name,
@@ -138,8 +129,8 @@ def new_task_out(task: NewTask) -> TaskOut:
         target=target,
         payload=Raw(task.payload),
         run_at=run,
-        due_at=run if task.due == task.run else _instant(task.due),
-        expires_at=None if task.expires is None else _instant(task.expires),
+        due_at=run if task.due == task.run else instant(task.due),
+        expires_at=instant_or_none(task.expires),
         queue=task.queue,
         priority=task.priority,
         timeout=spec.timeout,
@@ -151,36 +142,27 @@ def new_task_out(task: NewTask) -> TaskOut:
         labels=dict(task.labels or {}),
         created_at=created,
         schedule_id=task.schedule_id,
-        nominal_at=None if task.nominal is None else _instant(task.nominal),
+        nominal_at=instant_or_none(task.nominal),
         replay_of=task.replay_of,
     )
 
 
 def executions_out(executions: Sequence[StoredExecution]) -> ExecutionList:
-    return ExecutionList(
-        [
-            ExecutionOut(
-                e.attempt,
-                e.fence,
-                e.worker,
-                e.due_at,
-                e.picked_at,
-                e.started_at,
-                e.finished_at,
-                e.outcome,
-                e.status_code,
-                _response_out(e.response),
-                e.error,
-                round(e.duration_ms, 3),
-                e.lateness or {},
-            )
-            for e in executions
-        ]
+    return ExecutionList([_execution_out(execution) for execution in executions])
+
+
+def _execution_out(execution: StoredExecution) -> ExecutionOut:
+    return view(
+        ExecutionOut,
+        execution,
+        response=_response_out(execution.response),
+        duration_ms=round(execution.duration_ms, 3),
+        lateness=execution.lateness or {},
     )
 
 
 def spec_of(task: LockedTask) -> TaskSpec:
-    """The spec of a task that is about to be changed."""
+    """Return the spec of a task that is about to be changed."""
     return _decode_spec(task.spec)
 
 
@@ -189,7 +171,7 @@ def concurrency_out(key: str | None, limit: int | None) -> ConcurrencyOut | None
 
 
 def raw_or_none(text: bytes | None) -> Raw | None:
-    """JSON that is stored, as it is."""
+    """Return stored JSON as it is."""
     return None if text is None else Raw(text)
 
 
@@ -200,7 +182,7 @@ def retry_out(retry: RetryPolicy) -> RetryOut:
 
 
 def target_out(target: Target) -> TargetOut:
-    """A target, with the fields of its type only, and secrets masked."""
+    """Return the view of a target: the fields of its type only, and secrets masked."""
     shown = TargetOut(
         target.type, target.url, target.method, target.headers, target.name, target.argv
     )
@@ -212,8 +194,8 @@ def target_out(target: Target) -> TargetOut:
 
 
 def _read_spec(spec: bytes) -> tuple[TaskSpec, TargetOut]:
-    """Many tasks share a spec, and here they are only shown: it is read once for all of them,
-    unless it is large, as a command may be: a thousand of those would fill the memory."""
+    """Return a spec and the view of its target. Many tasks share a spec, so it is cached, unless it
+    is large: a thousand large commands would fill the memory."""
     return _shared_spec(spec) if len(spec) <= _LARGEST_SHARED else _decoded_spec(spec)
 
 
@@ -231,7 +213,7 @@ def _decoded_spec(spec: bytes) -> tuple[TaskSpec, TargetOut]:
 
 
 def _response_out(response: bytes | None) -> Raw | str | None:
-    """What the target answered: JSON as it is, anything else as text."""
+    """Return what the target answered: JSON as it is, anything else as text."""
     if response is None:
         return None
     try:
@@ -239,7 +221,3 @@ def _response_out(response: bytes | None) -> Raw | str | None:
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return response.decode("utf-8", "replace")
     return Raw(response)
-
-
-def _instant(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)

@@ -16,6 +16,7 @@ from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.payloads import result_problems
+from mainspring.api.http.problems import raise_if
 from mainspring.api.ports import LeasePort
 from mainspring.api.tasks.views import target_out
 from mainspring.api.workers.key_watch import KeyWatch
@@ -23,36 +24,16 @@ from mainspring.config import Config
 from mainspring.domain.capability import ALONE, Offer
 from mainspring.domain.execution import Outcome, TaskError
 from mainspring.engine.demand import WorkerSession
-from mainspring.errors import Unauthenticated, refusal
+from mainspring.errors import Unauthenticated
 from mainspring.node.workers.lease_service import LeaseRequest
 from mainspring.node.workers.reports import HeartbeatAnswer, WorkerReport
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
-from mainspring.wire.workers import (
-    AboutIn,
-    BeatIn,
-    ErrorIn,
-    HeartbeatIn,
-    JudgedListOut,
-    JudgedOut,
-    LeaseContext,
-    LeaseIn,
-    LeaseOut,
-    LeasesOut,
-    OutcomeIn,
-    PulseOut,
-    PulsesOut,
-    ReportIn,
-    ResourcesIn,
-)
+from mainspring.wire import workers as wire
 
 T = TypeVar("T")
 
-_OUTCOMES = {
-    "succeeded": Outcome.SUCCEEDED,
-    "failed": Outcome.FAILED,
-    "released": Outcome.RELEASED,
-}
-_NO_RESOURCES = ResourcesIn()
+_OUTCOMES = {"succeeded": Outcome.SUCCEEDED, "failed": Outcome.FAILED, "released": Outcome.RELEASED}
+_NO_RESOURCES = wire.ResourcesIn()
 _LARGEST_PROGRESS = 10_000
 
 
@@ -66,7 +47,7 @@ class LeaseResource:
     """Ends a poll whose key has ended."""
 
     async def lease(self, call: TenantCall) -> Response:
-        asked = decode_as(LeaseIn, await call.body())
+        asked = decode_as(wire.LeaseIn, await call.body())
         resources = asked.resources or _NO_RESOURCES
         offer = Offer(
             frozenset(asked.queues),
@@ -89,35 +70,36 @@ class LeaseResource:
                 call.request, ended, lambda: self.lease_service.lease(wanted)
             )
         cut = wait if wait < asked.wait else None
-        return json_response(LeasesOut([_lease_out(task) for task in leased], cut))
+        return json_response(wire.LeasesOut([_lease_out(task) for task in leased], cut))
 
     async def heartbeat(self, call: TenantCall) -> Response:
-        heard = decode_as(HeartbeatIn, await call.body(), _progresses)
+        heard = decode_as(wire.HeartbeatIn, await call.body(), _progresses)
         holder = WorkerSession(call.tenant_id, heard.worker, heard.incarnation)
         beats = [_beat(index, beat) for index, beat in enumerate(heard.running)]
         pulses = await self.lease_service.beat(holder, beats, _about(heard.about))
-        return json_response(PulsesOut([_pulse_out(pulse) for pulse in pulses]))
+        return json_response(wire.PulsesOut([_pulse_out(pulse) for pulse in pulses]))
 
     async def report(self, call: TenantCall) -> Response:
-        sent = decode_as(ReportIn, await call.body(), _results)
+        sent = decode_as(wire.ReportIn, await call.body(), _results)
         problems = [
             problem.at(f"/outcomes/{index}/result")
             for index, outcome in enumerate(sent.outcomes)
             if len(result := _json(outcome.result)) > len(b"null")
             for problem in result_problems(result, self.config.max_payload)
         ]
-        if problems:
-            raise refusal("some results cannot be kept", problems[:100])
+        raise_if(problems[:100], "some results cannot be kept")
         reports = [_report(outcome) for outcome in sent.outcomes]
         verdicts = await self.lease_service.report(call.tenant_id, reports)
         pairs = zip(sent.outcomes, verdicts, strict=True)
-        return json_response(JudgedListOut([JudgedOut(o.id, verdict) for o, verdict in pairs]))
+        return json_response(
+            wire.JudgedListOut([wire.JudgedOut(o.id, verdict) for o, verdict in pairs])
+        )
 
 
 async def _unless_gone(
     request: Request, ended: "asyncio.Future[None]", work: Callable[[], Awaitable[T]]
 ) -> T:
-    """Do something that may take long, and stop it when the caller goes away, or its key ends."""
+    """Run long work; cancel it when the caller disconnects or its key ends."""
     doing = asyncio.ensure_future(work())
     gone = asyncio.ensure_future(_disconnected(request))
     try:
@@ -138,18 +120,17 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _beat(index: int, beat: BeatIn) -> HeldHeartbeat:
+def _beat(index: int, beat: wire.BeatIn) -> HeldHeartbeat:
     progress = _json(beat.progress)
     problems = result_problems(progress, _LARGEST_PROGRESS) if progress else ()
-    if problems:
-        at = f"/running/{index}/progress"
-        raise refusal("some progress cannot be kept", [problem.at(at) for problem in problems])
+    at = f"/running/{index}/progress"
+    raise_if([problem.at(at) for problem in problems], "some progress cannot be kept")
     return HeldHeartbeat(beat.id, beat.fence, progress or None, beat.started, beat.alone)
 
 
-def _report(outcome: OutcomeIn) -> WorkerReport:
+def _report(outcome: wire.OutcomeIn) -> WorkerReport:
     kind, error = _OUTCOMES[outcome.status], None
-    if isinstance(outcome.error, ErrorIn):
+    if isinstance(outcome.error, wire.ErrorIn):
         error = TaskError(outcome.error.code, outcome.error.message)
     elif outcome.error is not None or kind is Outcome.FAILED:
         error = TaskError("failed", outcome.error or "the worker reported a failure")
@@ -168,15 +149,15 @@ def _report(outcome: OutcomeIn) -> WorkerReport:
     )
 
 
-def _pulse_out(pulse: HeartbeatAnswer) -> PulseOut:
+def _pulse_out(pulse: HeartbeatAnswer) -> wire.PulseOut:
     end = None if pulse.lease_end is None else _instant(pulse.lease_end)
-    return PulseOut(id=pulse.id, lease_until=end, action=pulse.action)
+    return wire.PulseOut(id=pulse.id, lease_until=end, action=pulse.action)
 
 
-def _lease_out(leased: LeasedTask) -> LeaseOut:
+def _lease_out(leased: LeasedTask) -> wire.LeaseOut:
     task = leased.execution
     spec = task.spec
-    context = LeaseContext(
+    context = wire.LeaseContext(
         name=leased.name,
         queue=leased.queue,
         labels=leased.labels or {},
@@ -192,7 +173,7 @@ def _lease_out(leased: LeasedTask) -> LeaseOut:
         workflow_run_id=task.workflow_run_id,
         step=task.step,
     )
-    return LeaseOut(
+    return wire.LeaseOut(
         task.id,
         task.fence,
         task.attempt,
@@ -206,25 +187,25 @@ def _lease_out(leased: LeasedTask) -> LeaseOut:
 
 @lru_cache(maxsize=1024)
 def _instant(seconds: float) -> datetime:
-    # What is claimed together has most of its times in common.
+    # Tasks that are claimed together share most of their times.
     return datetime.fromtimestamp(seconds, UTC)
 
 
 def _json(value: Raw | UnsetType) -> bytes:
-    """The JSON of a field; nothing where it was left out."""
+    """Return the JSON of a field; empty if it was left out."""
     return b"" if value is UNSET else bytes(value)
 
 
-def _about(about: AboutIn | None) -> dict[str, Any] | None:
+def _about(about: wire.AboutIn | None) -> dict[str, Any] | None:
     if about is None:
         return None
     told = msgspec.to_builtins(about)
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _progresses(heard: HeartbeatIn) -> list[Raw]:
+def _progresses(heard: wire.HeartbeatIn) -> list[Raw]:
     return [beat.progress for beat in heard.running if beat.progress is not UNSET]
 
 
-def _results(sent: ReportIn) -> list[Raw]:
+def _results(sent: wire.ReportIn) -> list[Raw]:
     return [outcome.result for outcome in sent.outcomes if outcome.result is not UNSET]

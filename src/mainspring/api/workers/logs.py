@@ -9,14 +9,18 @@ from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import page_query
 from mainspring.api.tasks.reading import existing_task
+from mainspring.api.views import view
 from mainspring.clock import Clock
 from mainspring.store.tasks import TaskStore
 from mainspring.store.workers import NewLogLine, WorkerStore
 from mainspring.wire.workers import LogLineIn, LogLineOut, LogPage, LogsIn, LogsTakenOut
 
 _MOST_LINES = 1000
+"""Maximum lines of a task."""
 _MORE_ERRORS = 100
+"""Errors that are kept beyond that."""
 _LONGEST_LINE = 4000
+"""Characters after which a line is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +43,19 @@ class LogResource:
         return json_response(LogsTakenOut(kept, len(lines) - kept))
 
     async def page(self, call: TenantCall) -> Response:
-        query = page_query(call.request.query_params)
+        query = page_query(call.query)
         found = await self.workers.logs(
             call.tenant_id, call.task_id, after=query.before or 0, limit=query.limit
         )
         if not found:
-            await existing_task(self.tasks, call.tenant_id, call.task_id)
+            await existing_task(self.tasks, call)
         cursor = query.cursor_after([item.seq for item in found])
-        items = [LogLineOut(line.fence, line.at, line.level, line.message) for line in found]
+        items = [view(LogLineOut, line) for line in found]
         return json_response(LogPage(items, cursor))
 
 
 def _line(line: LogLineIn, now: float) -> NewLogLine:
-    # A text in the database cannot hold a NUL, and programs print what they like.
+    # The database cannot store a NUL in a text, but programs may print one.
     message = line.message[:_LONGEST_LINE].replace("\x00", "\ufffd")
     at = line.at.timestamp() if line.at is not None else now
     return NewLogLine(line.id, line.fence, at, line.level, message)

@@ -1,4 +1,4 @@
-"""Workers in the eyes of their users, and addresses of nodes for workers."""
+"""Workers as their users see them, and the addresses of nodes for workers."""
 
 from dataclasses import dataclass
 
@@ -8,18 +8,11 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import page_query
+from mainspring.api.views import view
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.store.workers import WorkerRecord, WorkerStore
-from mainspring.wire.workers import (
-    AboutIn,
-    NodeAddressList,
-    NodeAddressOut,
-    ResourcesIn,
-    StatisticsOut,
-    WorkerOut,
-    WorkerPage,
-)
+from mainspring.wire import workers as wire
 
 _SILENT_AFTER = 30.0
 
@@ -33,34 +26,27 @@ class WorkerResource:
     clock: Clock
 
     async def page(self, call: TenantCall) -> Response:
-        query = page_query(call.request.query_params)
+        query = page_query(call.query)
         found = await self.workers.list(call.tenant_id, before=query.before, limit=query.limit)
         cursor = query.cursor_after([item.seq for item in found])
         silent_since = self.clock.now() - _SILENT_AFTER
-        return json_response(WorkerPage([_worker_out(w, silent_since) for w in found], cursor))
+        return json_response(wire.WorkerPage([_worker_out(w, silent_since) for w in found], cursor))
 
     async def nodes(self, _call: TenantCall) -> Response:
         found = await self.workers.nodes(self.config.node_ttl)
-        return json_response(NodeAddressList([NodeAddressOut(*node) for node in found]))
+        return json_response(wire.NodeAddressList([wire.NodeAddressOut(*node) for node in found]))
 
 
-def _worker_out(worker: WorkerRecord, silent_since: float) -> WorkerOut:
+def _worker_out(worker: WorkerRecord, silent_since: float) -> wire.WorkerOut:
     offer = msgspec.convert(worker.offer, _OfferShown)
-    return WorkerOut(
-        name=worker.name,
-        incarnation=worker.incarnation,
+    return view(
+        wire.WorkerOut, worker, offer,
         state="alive" if worker.seen_at.timestamp() > silent_since else "silent",
-        queues=offer.queues,
-        handlers=offer.handlers,
-        commands=offer.commands,
-        tags=offer.tags,
-        resources=ResourcesIn(offer.memory_mb, offer.cpu),
-        about=msgspec.convert(worker.about, AboutIn),
+        resources=view(wire.ResourcesIn, offer),
+        about=msgspec.convert(worker.about, wire.AboutIn),
         leases=worker.held,
-        statistics=StatisticsOut(worker.leased, worker.succeeded, worker.failed, worker.released),
-        started_at=worker.started_at,
-        seen_at=worker.seen_at,
-    )
+        statistics=view(wire.StatisticsOut, worker),
+    )  # fmt: skip
 
 
 class _OfferShown(msgspec.Struct):

@@ -1,68 +1,57 @@
 """The routes of the worker protocol, and of workers as people see them."""
 
 from mainspring.api.http.operations import TenantOperation
-from mainspring.api.openapi.operation import NUMBERED, Body
+from mainspring.api.openapi import operation as docs
 from mainspring.api.routes import Routes, Tag, ok
 from mainspring.api.workers.leases import LeaseResource
 from mainspring.api.workers.logs import LogResource
 from mainspring.api.workers.registry import WorkerResource
 from mainspring.errors import Conflict, NotReady
-from mainspring.wire.workers import (
-    LONGEST_WAIT,
-    HeartbeatIn,
-    JudgedListOut,
-    LeaseIn,
-    LeasesOut,
-    LogPage,
-    LogsIn,
-    LogsTakenOut,
-    NodeAddressList,
-    PulsesOut,
-    ReportIn,
-    WorkerPage,
-)
+from mainspring.wire import workers as wire
 
 _WORKERS = Tag("Workers")
 _WORKER = {"worker": "w1", "incarnation": "b1946ac9"}
-_TRY = {"id": "01890a5d-ac96-774b-bcce-b302099a8057", "fence": 1}
+_EXECUTION = {"id": "01890a5d-ac96-774b-bcce-b302099a8057", "fence": 1}
 
 
 def lease_routes(leases: LeaseResource) -> Routes:
-    running = {**_WORKER, "running": [{**_TRY, "progress": 0.5}]}
-    outcomes = [{**_TRY, "status": "succeeded", "result": {"n": 1}}]
+    running = {**_WORKER, "running": [{**_EXECUTION, "progress": 0.5}]}
+    outcomes = [{**_EXECUTION, "status": "succeeded", "result": {"n": 1}}]
     return {
         "POST /v1/leases": _lease(leases),
         "POST /v1/leases/heartbeat": _WORKERS.tenant(
             "work", leases.heartbeat, "heartbeat", "Keep leases alive",
-            "For tries that take longer than a third of their lease. `cancel` asks the worker to "
-            "stop the try and to report it, `lost` tells it that the try is not its own any more.",
-            ok("What to do about each, in the order of the request.", PulsesOut),
-            body=Body(HeartbeatIn, examples={"one": running}),
+            "For executions that take longer than a third of their lease. `cancel` asks the worker "
+            "to stop the execution and to report it, `lost` tells it that the execution is not its "
+            "own any more.",
+            ok("What to do about each, in the order of the request.", wire.PulsesOut),
+            body=docs.Body(wire.HeartbeatIn, examples={"one": running}),
         ),
         "POST /v1/leases/report": _WORKERS.tenant(
-            "work", leases.report, "reportOutcomes", "Report how tries ended",
-            "`accepted`: it is recorded, or was. `fenced`: the try is not the current one any "
-            "more. `unknown`: there is no such task.",
-            ok("What became of each, in the order of the request.", JudgedListOut),
-            body=Body(ReportIn, examples={"one": {"outcomes": outcomes}}),
+            "work", leases.report, "reportOutcomes", "Report how executions ended",
+            "`accepted`: it is recorded, or was. `fenced`: the execution is not the current one "
+            "any more. `unknown`: there is no such task.",
+            ok("What became of each, in the order of the request.", wire.JudgedListOut),
+            body=docs.Body(wire.ReportIn, examples={"one": {"outcomes": outcomes}}),
         ),
     }  # fmt: skip
 
 
 def log_routes(logs: LogResource) -> Routes:
-    lines = [{**_TRY, "message": "12 rows"}]
+    lines = [{**_EXECUTION, "message": "12 rows"}]
     return {
         "POST /v1/leases/logs": _WORKERS.tenant(
             "work", logs.add, "addLogs", "Add log lines",
-            "Lines of tries, in batches; they are read with the task. A task keeps 1,000 lines of "
-            "at most 4,000 characters; what is beyond is dropped, and counted in the answer.",
-            ok("How many were kept.", LogsTakenOut),
-            body=Body(LogsIn, examples={"one": {"lines": lines}}),
+            "Lines of executions, in batches; they are read with the task. A task keeps 1,000 "
+            "lines of at most 4,000 characters; what is beyond is dropped, and counted in the "
+            "answer.",
+            ok("How many were kept.", wire.LogsTakenOut),
+            body=docs.Body(wire.LogsIn, examples={"one": {"lines": lines}}),
         ),
         "GET /v1/tasks/{id}/logs": Tag("Tasks").tenant(
             "read", logs.page, "listLogs", "Read a task's log lines",
-            "In the order in which they came, over all tries.",
-            ok("A page of lines.", LogPage), params=NUMBERED,
+            "In the order in which they came, over all executions.",
+            ok("A page of lines.", wire.LogPage), params=docs.NUMBERED,
         ),
     }  # fmt: skip
 
@@ -73,26 +62,26 @@ def worker_routes(workers: WorkerResource) -> Routes:
             "work", workers.page, "listWorkers", "workers",
             "The newest first, with what they offer, hold and did. One that was not heard of for "
             "half a minute is `silent`, after a day it is forgotten.",
-            WorkerPage, *NUMBERED, or_scope="read",
+            wire.WorkerPage, *docs.NUMBERED, or_scope="read",
         ),
         "GET /v1/workers/nodes": _WORKERS.tenant(
             "work", workers.nodes, "listWorkerNodes", "List the nodes that workers may ask",
             "Any node serves any worker. One that splits its demand in proportion to `partitions` "
             "spares the nodes the forwarding.",
-            ok("The nodes that are alive.", NodeAddressList), or_scope="read",
+            ok("The nodes that are alive.", wire.NodeAddressList), or_scope="read",
         ),
     }  # fmt: skip
 
 
 def _lease(leases: LeaseResource) -> TenantOperation:
-    handlers = {**_WORKER, "handlers": ["extract"], "max": 50, "wait": 1}
+    handlers = {"handlers": {**_WORKER, "handlers": ["extract"], "max": 50, "wait": 1}}
     doc = _WORKERS.doc(
         "leaseTasks", "Lease tasks",
         "Waits up to `wait` seconds until there is something this worker can run, then answers at "
         "once; with an empty list when nothing came. `max` is how many it can start now. A worker "
         "that is restarted comes with another `incarnation`: what the one before it held is free "
         "at once. A node that stops answers 503 (`not-ready`): ask another one.",
-        ok("What it may run.", LeasesOut), body=Body(LeaseIn, examples={"handlers": handlers}),
-        problems=[Conflict, NotReady],
+        ok("What it may run.", wire.LeasesOut),
+        body=docs.Body(wire.LeaseIn, examples=handlers), problems=[Conflict, NotReady],
     )  # fmt: skip
-    return TenantOperation("work", leases.lease, doc, waits=LONGEST_WAIT)
+    return TenantOperation("work", leases.lease, doc, waits=wire.LONGEST_WAIT)

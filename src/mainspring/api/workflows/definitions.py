@@ -1,7 +1,6 @@
 """/v1/workflows: definitions of workflows. Each change makes a new version; none is ever edited."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import get_args
 
 import msgspec
@@ -10,27 +9,22 @@ from starlette.responses import Response
 
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.operations import TenantCall, missing
-from mainspring.api.http.parameters import bad_parameter, flag, limit_in, number, page_query
-from mainspring.api.items import NAME, check_rev, existing, if_match, item_response, name_in
+from mainspring.api.http.operations import TenantCall
+from mainspring.api.http.parameters import (
+    LARGEST_NUMBER,
+    Parameters,
+    bad_parameter,
+    page_query,
+    read_one,
+)
+from mainspring.api.items import NAME, existing, item_response, name_in, no_such_workflow
+from mainspring.api.views import instant, view
 from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.api.workflows.views import graph_response, workflow_out
 from mainspring.clock import Clock
 from mainspring.domain.workflow.definition import WorkflowDefinition
 from mainspring.store.workflow.workflows import StoredWorkflow, WorkflowStore
-from mainspring.wire.workflows import (
-    GraphFormat,
-    VersionOut,
-    VersionPage,
-    WorkflowBody,
-    WorkflowIn,
-    WorkflowPage,
-    WorkflowSummary,
-)
-
-_LAST_VERSION = 2**31 - 1
-
-no_such_workflow = missing("workflow")
+from mainspring.wire import workflows as wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +36,9 @@ class WorkflowResource:
     clock: Clock
 
     async def create(self, call: TenantCall) -> Response:
-        wanted = decode_as(WorkflowIn, await call.body(), _payloads)
+        wanted = decode_as(wire.WorkflowIn, await call.body(), _payloads)
         definition = await self.validator.definition(wanted.name, wanted)
-        if flag(call.request.query_params, "dry_run"):
+        if call.dry_run:
             latest = await self.workflows.get(call.tenant_id, definition.name)
             return self._unsaved(definition, latest)
         made = await self.workflows.put(
@@ -54,61 +48,54 @@ class WorkflowResource:
 
     async def put(self, call: TenantCall) -> Response:
         latest = await existing_workflow(self.workflows, call)
-        revs = if_match(call.request)
-        check_rev(revs, latest.version)
-        wanted = decode_as(WorkflowBody, await call.body(), _payloads)
+        call.check_rev(latest.version)
+        wanted = decode_as(wire.WorkflowBody, await call.body(), _payloads)
         definition = await self.validator.definition(latest.name, wanted)
-        if flag(call.request.query_params, "dry_run"):
+        if call.dry_run:
             return self._unsaved(definition, latest)
-        made = await self.workflows.put(
-            call.tenant_id, definition, call.actor, lambda version: check_rev(revs, version)
-        )
+        made = await self.workflows.put(call.tenant_id, definition, call.actor, call.check_rev)
         return _shown(existing(made, no_such_workflow, definition.name))
 
     async def page(self, call: TenantCall) -> Response:
-        limit = limit_in(call.request.query_params)
-        after = _cursor(call.request.query_params)
+        limit = read_one(call.query, Parameters.limit)
+        after = _cursor(call.query)
         found = await self.workflows.page(call.tenant_id, after=after, limit=limit)
-        items = [msgspec.convert(line, WorkflowSummary, from_attributes=True) for line in found]
+        items = [view(wire.WorkflowSummary, line) for line in found]
         cursor = found[-1].name if len(found) == limit else None
-        return json_response(WorkflowPage(items, cursor))
+        return json_response(wire.WorkflowPage(items, cursor))
 
     async def one(self, call: TenantCall) -> Response:
-        version = version_in(call.request.query_params)
+        version = version_in(call.query)
         return _shown(await existing_workflow(self.workflows, call, version))
 
     async def versions(self, call: TenantCall) -> Response:
-        query = page_query(call.request.query_params)
-        before = _LAST_VERSION if query.before is None else min(query.before, _LAST_VERSION)
+        query = page_query(call.query)
+        before = LARGEST_NUMBER if query.before is None else min(query.before, LARGEST_NUMBER)
         name = workflow_name_in(call)
         found = await self.workflows.versions(
             call.tenant_id, name, before=before, limit=query.limit
         )
         if not found:
             await existing_workflow(self.workflows, call)
-        items = [VersionOut(line.version, line.step_count, line.created_at) for line in found]
+        items = [view(wire.VersionOut, line) for line in found]
         cursor = query.cursor_after([line.version for line in found])
-        return json_response(VersionPage(items, cursor))
+        return json_response(wire.VersionPage(items, cursor))
 
     async def graph(self, call: TenantCall) -> Response:
-        params = call.request.query_params
+        params = call.query
         form, version = graph_format(params), version_in(params)
         found = await existing_workflow(self.workflows, call, version)
         return graph_response(found.definition, form)
 
     async def delete(self, call: TenantCall) -> Response:
-        name, revs = workflow_name_in(call), if_match(call.request)
-        if not await self.workflows.archive(
-            call.tenant_id, name, call.actor, lambda version: check_rev(revs, version)
-        ):
+        name = workflow_name_in(call)
+        if not await self.workflows.archive(call.tenant_id, name, call.actor, call.check_rev):
             raise no_such_workflow(name)
         return Response(status_code=204)
 
     def _unsaved(self, definition: WorkflowDefinition, latest: StoredWorkflow | None) -> Response:
         version = 1 if latest is None else latest.version + 1
-        made = StoredWorkflow(
-            definition.name, version, definition, datetime.fromtimestamp(self.clock.now(), UTC)
-        )
+        made = StoredWorkflow(definition.name, version, definition, instant(self.clock.now()))
         return json_response(workflow_out(made))
 
 
@@ -126,14 +113,14 @@ def workflow_name_in(call: TenantCall) -> str:
 
 
 def version_in(params: QueryParams) -> int | None:
-    """The version that a query asks for; None means the latest."""
-    return number(params, "version", _LAST_VERSION)
+    """Return the version that a query asks for; None means the latest."""
+    return read_one(params, lambda given: given.number("version", LARGEST_NUMBER))
 
 
-def graph_format(params: QueryParams) -> GraphFormat:
-    """The form in which a query asks for a graph."""
-    asked, forms = params.get("format", "json"), get_args(GraphFormat)
-    form: GraphFormat
+def graph_format(params: QueryParams) -> wire.GraphFormat:
+    """Return the form in which a query asks for a graph."""
+    asked, forms = params.get("format", "json"), get_args(wire.GraphFormat)
+    form: wire.GraphFormat
     for form in forms:
         if form == asked:
             return form
@@ -150,12 +137,12 @@ def _shown(workflow: StoredWorkflow) -> Response:
 
 
 def _cursor(params: QueryParams) -> str:
-    """Where a list by name goes on: after this name."""
+    """Return the name after which a list by name goes on."""
     name = params.get("cursor")
     if name is not None and not NAME.fullmatch(name):
         raise bad_parameter("cursor", "is not a cursor of this list")
     return name or ""
 
 
-def _payloads(wanted: WorkflowBody) -> list[msgspec.Raw]:
+def _payloads(wanted: wire.WorkflowBody) -> list[msgspec.Raw]:
     return [step.payload for step in wanted.steps]

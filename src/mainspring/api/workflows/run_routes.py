@@ -2,8 +2,7 @@
 
 from uuid import UUID
 
-from mainspring.api.http.operations import TenantHandler, TenantOperation
-from mainspring.api.openapi.operation import ETAG, PAGED, AnyText, Body, Param
+from mainspring.api.openapi import operation as docs
 from mainspring.api.routes import Routes, Tag, created, links_by, ok
 from mainspring.api.workflows.routes import GRAPH_FORMAT, GRAPHS, WORKFLOW_NAME
 from mainspring.api.workflows.runs import RunResource
@@ -18,15 +17,15 @@ _AFTERWARDS = links_by(
     graph=("drawWorkflowRun", "draw it"),
     **{verb: (f"{verb}WorkflowRun", "") for verb in ("cancel", "pause", "resume", "retry")},
 )
-_STEP = Param("step", StepId, "The step's id.", "path", required=True)
-_ITEMS = Param("items", bool, "Show each task of the steps that are done for a list (false).")
+_STEP = docs.Param("step", StepId, "The step's id.", "path", required=True)
+_ITEMS = docs.Param("items", bool, "Show each task of the steps that are done for a list (false).")
 _FILTERS = (
-    Param("state", RunStateOut, "Only runs in this state."),
-    Param("schedule_id", UUID, "Only runs of this schedule."),
-    *PAGED,
+    docs.Param("state", RunStateOut, "Only runs in this state."),
+    docs.Param("schedule_id", UUID, "Only runs of this schedule."),
+    *docs.PAGED,
 )
-_THE_RUN = ok("The run.", RunOut, ETAG, links=_AFTERWARDS)
-_NOW = ok("The run as it is now.", RunOut, ETAG, links=_AFTERWARDS)
+_THE_RUN = ok("The run.", RunOut, docs.ETAG, links=_AFTERWARDS)
+_NOW = ok("The run as it is now.", RunOut, docs.ETAG, links=_AFTERWARDS)
 
 
 def run_routes(runs: RunResource) -> Routes:
@@ -36,7 +35,7 @@ def run_routes(runs: RunResource) -> Routes:
             "read", runs.page, "listWorkflowRuns", "runs",
             "Newest first. A page may be short and still have a next one.",
             RunPage,
-            Param("workflow", AnyText, "Only runs of this workflow."),
+            docs.Param("workflow", docs.AnyText, "Only runs of this workflow."),
             *_FILTERS,
         ),
         "GET /v1/workflow-runs/{id}": _RUNS.tenant(
@@ -64,8 +63,9 @@ def _routes_under_workflows(runs: RunResource) -> Routes:
             "write", runs.create, "runWorkflow", "Run a workflow",
             "The run keeps the version it was made by. Its input is that of the workflow, with "
             "the values given here in place of those of the same names.",
-            created("The new run.", RunSummary, ETAG, links=_AFTERWARDS), params=[WORKFLOW_NAME],
-            body=Body(RunIn, examples={"input": {"input": {"day": "2027-01-01"}}}),
+            created("The new run.", RunSummary, docs.ETAG, links=_AFTERWARDS),
+            params=[WORKFLOW_NAME],
+            body=docs.Body(RunIn, examples={"input": {"input": {"day": "2027-01-01"}}}),
         ),
         "GET /v1/workflows/{id}/runs/{run_id}/status": _RUNS.tenant(
             "read", runs.status, "getWorkflowRunStatus", "Read a run, by way of its workflow", "",
@@ -76,44 +76,36 @@ def _routes_under_workflows(runs: RunResource) -> Routes:
 
 def _verb_routes(runs: RunResource) -> Routes:
     return {
-        "POST /v1/workflow-runs/{id}/cancel": _verb(
-            runs.cancel, "cancelWorkflowRun", "Cancel a run",
-            "What waits is cancelled, what runs is asked to stop; cleanup steps are done. Calling "
-            "twice is harmless.",
+        **_RUNS.verbs(
+            "/v1/workflow-runs/{id}", "WorkflowRun", _NOW, [_ITEMS], [Conflict],
+            cancel=(
+                runs.cancel, "Cancel a run",
+                "What waits is cancelled, what runs is asked to stop; cleanup steps are done. "
+                "Calling twice is harmless.",
+            ),
+            pause=(
+                runs.pause, "Pause a run",
+                "Nothing more of it starts; what runs goes on to its end.",
+            ),
+            resume=(runs.resume, "Resume a run", "What became ready meanwhile starts now."),
+            retry=(
+                runs.retry, "Retry a run from its failed steps",
+                "The steps that did not succeed and all that come after them are done once more, "
+                "by new tasks; what succeeded before them stays as it is.",
+            ),
         ),
-        "POST /v1/workflow-runs/{id}/pause": _verb(
-            runs.pause, "pauseWorkflowRun", "Pause a run",
-            "Nothing more of it starts; what runs goes on to its end.",
-        ),
-        "POST /v1/workflow-runs/{id}/resume": _verb(
-            runs.resume, "resumeWorkflowRun", "Resume a run",
-            "What became ready meanwhile starts now.",
-        ),
-        "POST /v1/workflow-runs/{id}/retry": _verb(
-            runs.retry, "retryWorkflowRun", "Retry a run from its failed steps",
-            "The steps that did not succeed and all that come after them are done once more, by "
-            "new tasks; what succeeded before them stays as it is.",
-        ),
-        "POST /v1/workflow-runs/{id}/steps/{step}/retry": _verb(
-            runs.retry_step, "retryWorkflowStep", "Retry one step",
-            "The step and all that come after it are done once more. Audited.",
-            _STEP,
-        ),
-        "POST /v1/workflow-runs/{id}/steps/{step}/skip": _verb(
-            runs.skip_step, "skipWorkflowStep", "Skip one step by hand",
-            "The run goes on without it: those after it see a success without a result. A step "
-            "that has failed can be skipped, too; what came after it is then done once more. "
-            "Audited.",
-            _STEP,
+        **_RUNS.verbs(
+            "/v1/workflow-runs/{id}/steps/{step}", "WorkflowStep", _NOW,
+            [_STEP, _ITEMS], [Conflict],
+            retry=(
+                runs.retry_step, "Retry one step",
+                "The step and all that come after it are done once more. Audited.",
+            ),
+            skip=(
+                runs.skip_step, "Skip one step by hand",
+                "The run goes on without it: those after it see a success without a result. A step "
+                "that has failed can be skipped, too; what came after it is then done once more. "
+                "Audited.",
+            ),
         ),
     }  # fmt: skip
-
-
-def _verb(
-    handler: TenantHandler, id: str, summary: str, description: str, *params: Param
-) -> TenantOperation:
-    """A change of a run, which is answered with the run and its steps."""
-    return _RUNS.tenant(
-        "write", handler, id, summary, description, _NOW,
-        params=[*params, _ITEMS], problems=[Conflict],
-    )  # fmt: skip

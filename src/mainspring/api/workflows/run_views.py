@@ -2,20 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import UNSET, Raw, structs
+from msgspec import UNSET, Raw
 
 from mainspring.api.tasks.views import raw_or_none
+from mainspring.api.views import view
 from mainspring.api.workflows.views import graph_out
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.definition import Step, WorkflowDefinition
 from mainspring.store.workflow.step_rows import ITSELF
 from mainspring.store.workflow.workflow_runs import StoredRun, StoredStep
-from mainspring.wire.runs import (
-    ItemOut,
-    RunOut,
-    RunStepOut,
-    RunSummary,
-)
+from mainspring.wire.runs import ItemOut, RunOut, RunStepOut, RunSummary
 
 _SHOWN = {"released": "scheduled", "expanded": "running"}
 # While its items run a step says so; its own task only waits to join them.
@@ -23,21 +19,7 @@ _SHOWN = {"released": "scheduled", "expanded": "running"}
 
 def run_summary(run: StoredRun) -> RunSummary:
     """A run without its steps."""
-    return RunSummary(
-        id=run.id,
-        workflow=run.workflow,
-        version=run.version,
-        state=run.state,
-        ending=run.stopping,
-        steps_total=run.total,
-        steps_unfinished=run.unfinished,
-        steps_failed=run.failed,
-        created_at=run.created_at,
-        finished_at=run.finished_at,
-        deadline_at=run.deadline_at,
-        schedule_id=run.schedule_id,
-        nominal_at=run.nominal_at,
-    )
+    return view(RunSummary, run, **_renamed(run))
 
 
 def run_out(run: StoredRun, definition: WorkflowDefinition, found: Sequence[StoredStep]) -> RunOut:
@@ -48,19 +30,30 @@ def run_out(run: StoredRun, definition: WorkflowDefinition, found: Sequence[Stor
         if step.item != ITSELF:
             items.setdefault(step.step, []).append(step)
     detailed = any(step.item != ITSELF for step in found)
-    return RunOut(
-        **structs.asdict(run_summary(run)),
+    return view(
+        RunOut, run,
+        **_renamed(run),
         input=Raw(run.input),
         steps=[
             _step(own[step.id], step, items.get(step.id, []) if detailed else None)
             for step in definition.steps
         ],
         graph=graph_out(definition, states_of(own.values())),
-    )
+    )  # fmt: skip
+
+
+def _renamed(run: StoredRun) -> dict[str, object]:
+    """The fields that callers read under other names."""
+    return {
+        "ending": run.stopping,
+        "steps_total": run.total,
+        "steps_unfinished": run.unfinished,
+        "steps_failed": run.failed,
+    }
 
 
 def states_of(steps: Iterable[StoredStep]) -> Mapping[str, TaskState]:
-    """Where each step is."""
+    """Return the state of each step."""
     return {step.step: _state(step) for step in steps if step.item == ITSELF}
 
 
@@ -74,32 +67,18 @@ def _step(step: StoredStep, defined: Step, items: Sequence[StoredStep] | None) -
     begun = defined.foreach is not None and (
         step.expanded or step.state in ("completed", "failed", "cancelled")
     )
-    return RunStepOut(
-        id=step.step,
+    return view(
+        RunStepOut, step, defined,
         state=_state(step),
-        task_id=step.task_id,
         needs=list(defined.needs),
-        attempts=step.attempts,
-        due_at=step.due_at,
-        started_at=step.started_at,
-        finished_at=step.finished_at,
         result=raw_or_none(step.result),
-        error=step.error,
         skipped_by_hand=step.waived,
         items_total=step.needed if begun else None,
         items_finished=step.finished if begun else None,
         items=UNSET if not items else [_item(item) for item in items],
-    )
+    )  # fmt: skip
 
 
 def _item(item: StoredStep) -> ItemOut:
-    return ItemOut(
-        index=item.item,
-        state=_state(item),
-        task_id=item.task_id,
-        attempts=item.attempts,
-        started_at=item.started_at,
-        finished_at=item.finished_at,
-        result=raw_or_none(item.result),
-        error=item.error,
-    )
+    result = raw_or_none(item.result)
+    return view(ItemOut, item, index=item.item, state=_state(item), result=result)

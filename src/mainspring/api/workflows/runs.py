@@ -1,8 +1,7 @@
 """Runs of workflows: begin, read, list, draw; cancel, pause, resume, retry; a step by hand."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import msgspec
@@ -12,12 +11,13 @@ from starlette.responses import Response
 
 from mainspring import crash
 from mainspring.api.http.auth import tenant_gone
-from mainspring.api.http.bodies import json_response
+from mainspring.api.http.bodies import encode_json, json_response
 from mainspring.api.http.decoding import decode_as
-from mainspring.api.http.operations import TenantCall, missing
-from mainspring.api.http.parameters import Parameters, flag, next_cursor
+from mainspring.api.http.operations import TenantCall
+from mainspring.api.http.parameters import ListQuery, Parameters, flag, next_cursor
 from mainspring.api.http.payloads import payload_problems
-from mainspring.api.items import existing, item_response
+from mainspring.api.http.problems import raise_if
+from mainspring.api.items import existing, item_response, no_such_run
 from mainspring.api.ports import NodePort
 from mainspring.api.workflows.definitions import existing_workflow, graph_format, workflow_name_in
 from mainspring.api.workflows.run_views import run_out, run_summary, states_of
@@ -26,7 +26,7 @@ from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.workflow.states import RunState
-from mainspring.errors import Problem, StoreUnavailable, refusal
+from mainspring.errors import Problem, StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.workflow.step_rows import Moved, NewRun, unreadable
@@ -36,17 +36,6 @@ from mainspring.wire.runs import RunIn, RunPage
 from mainspring.workflows.runs import WorkflowRunService
 
 _INPUT = msgspec.json.Decoder(dict[str, Raw])
-_encode = msgspec.json.Encoder().encode
-
-no_such_run = missing("run")
-
-
-class _RunQuery(NamedTuple):
-    """What GET /v1/workflow-runs asks for."""
-
-    where: RunFilter
-    before: UUID | None
-    limit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +54,13 @@ class RunResource:
         body = await call.body()
         wanted = decode_as(RunIn, body or b"{}", lambda run: run.input.values())
         workflow = await existing_workflow(self.workflows, call, wanted.version)
-        given = _encode({**_INPUT.decode(workflow.definition.input), **wanted.input})
+        given = encode_json({**_INPUT.decode(workflow.definition.input), **wanted.input})
         problems = [
             problem.at("/input") for problem in payload_problems(given, self.config.max_payload)
         ]
         if not problems and (text := unreadable(given)):
             problems = [Problem("/input", text)]
-        if problems:
-            raise refusal("some values do not make sense", problems)
+        raise_if(problems)
         now = round(self.clock.now(), 6)
         run = NewRun(
             call.tenant_id, self.ids.make(now), workflow.name, workflow.version,
@@ -87,13 +75,12 @@ class RunResource:
         return answer(await self._begin(run, keeping))
 
     async def page(self, call: TenantCall) -> Response:
-        query = _run_query(call.request.query_params)
-        return await self._page(call, query)
+        return await self._page(call, _run_query(call.query))
 
     async def page_of_workflow(self, call: TenantCall) -> Response:
-        query = _run_query(call.request.query_params)
+        query = _run_query(call.query)
         workflow = await existing_workflow(self.workflows, call)
-        where = RunFilter(workflow.name, query.where.state, query.where.schedule_id)
+        where = replace(query.where, workflow=workflow.name)
         return await self._page(call, query._replace(where=where))
 
     async def one(self, call: TenantCall) -> Response:
@@ -108,7 +95,7 @@ class RunResource:
         return await self._shown(call, run_id)
 
     async def graph(self, call: TenantCall) -> Response:
-        form = graph_format(call.request.query_params)
+        form = graph_format(call.query)
         run = await self._existing(call.tenant_id, call.id_or(no_such_run))
         definition = await self.runs.definition(call.tenant_id, run)
         steps = await self.runs.steps(call.tenant_id, run.id)
@@ -170,16 +157,15 @@ class RunResource:
         return await self._shown(call, run_id)
 
     async def _shown(self, call: TenantCall, run_id: UUID) -> Response:
-        items = flag(call.request.query_params, "items")
+        items = flag(call.query, "items")
         run = await self._existing(call.tenant_id, run_id)
         definition = await self.runs.definition(call.tenant_id, run)
         steps = await self.runs.steps(call.tenant_id, run_id, items=items)
         return item_response(run_out(run, definition, steps), run.rev)
 
-    async def _page(self, call: TenantCall, query: _RunQuery) -> Response:
-        page = await self.runs.page(
-            call.tenant_id, query.where, before=query.before, limit=query.limit
-        )
+    async def _page(self, call: TenantCall, query: ListQuery[RunFilter]) -> Response:
+        where, before, limit, _ = query
+        page = await self.runs.page(call.tenant_id, where, before=before, limit=limit)
         items = [run_summary(run) for run in page.runs]
         return json_response(RunPage(items, next_cursor(page.next_before)))
 
@@ -187,11 +173,8 @@ class RunResource:
         return existing(await self.runs.get(tenant_id, run_id), no_such_run, run_id)
 
 
-def _run_query(params: QueryParams) -> _RunQuery:
-    """All parameters of a list of runs."""
+def _run_query(params: QueryParams) -> ListQuery[RunFilter]:
+    """Return the query of a list of runs."""
     given = Parameters(params, {"workflow", "state", "schedule_id", "limit", "cursor"})
     state = given.choice("state", RunState)
-    where = RunFilter(given.text("workflow"), state, given.uuid("schedule_id"))
-    query = _RunQuery(where, given.cursor(), given.limit())
-    given.check()
-    return query
+    return given.list_query(RunFilter(given.text("workflow"), state, given.uuid("schedule_id")))

@@ -1,4 +1,4 @@
-"""From what a caller asked for to a definition: every step compiled, everything wrong found."""
+"""Validation of workflows: every step is compiled, and every problem is reported."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -6,9 +6,11 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from mainspring.api.http.bodies import encode_json
 from mainspring.api.http.decoding import MOST_PROBLEMS
 from mainspring.api.http.payloads import payload_problems
-from mainspring.api.tasks.validation import CompiledSpec, TaskValidator, seconds_of
+from mainspring.api.http.problems import below
+from mainspring.api.tasks.validation import CompiledSpec, TaskValidator, queueing, seconds_of
 from mainspring.domain.schedule.template import has_placeholders, rewrite
 from mainspring.domain.task import TaskSpec
 from mainspring.domain.workflow import condition
@@ -16,23 +18,17 @@ from mainspring.domain.workflow.checks import Use, graph_problems, with_implied_
 from mainspring.domain.workflow.definition import MOST_STEPS, Step, TaskTemplate, WorkflowDefinition
 from mainspring.domain.workflow.reference import BadReference, Reference, parts, references, whole
 from mainspring.errors import InvalidRequest, Problem, refusal
-from mainspring.wire.tasks import (
-    CommandTarget,
-    Delay,
-    HttpTarget,
-    TaskIn,
-)
+from mainspring.wire.tasks import CommandTarget, Delay, HttpTarget
 from mainspring.wire.workflows import StepIn, WorkflowBody
 
 _STEPS_PER_TURN = 50
 _BASE = "https://x.example"
 _spec = msgspec.json.Decoder(TaskSpec)
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
 class _Findings:
-    """What was found in a step: problems, and the steps it speaks of."""
+    """Findings in a step: its problems, and the steps that it refers to."""
 
     index: int
     in_foreach: bool
@@ -45,7 +41,7 @@ class _Findings:
         self.problems.append(Problem(f"/steps/{self.index}{pointer}", detail))
 
     def text(self, pointer: str, text: str) -> None:
-        """Look at a text that may hold templates."""
+        """Check a text that may hold templates."""
         if "{{" not in text:
             return
         self.dynamic = True
@@ -58,7 +54,7 @@ class _Findings:
             self._reference(pointer, reference)
 
     def document(self, pointer: str, document: bytes) -> None:
-        """Look at all strings of a JSON document."""
+        """Check all strings of a JSON document."""
 
         def look(text: str) -> bytes:
             self.text(pointer, text)
@@ -89,19 +85,19 @@ class WorkflowValidator:
     horizon: float
 
     async def definition(self, name: str, wanted: WorkflowBody) -> WorkflowDefinition:
-        """What a body describes; InvalidRequest names all that is wrong with it."""
+        """Return the definition in a body; raise InvalidRequest with all of its problems."""
         if len(wanted.steps) > MOST_STEPS:
             detail = f"{len(wanted.steps)} steps; the most is {MOST_STEPS}"
             raise InvalidRequest("the workflow is too large", [Problem("/steps", detail)])
         problems: list[Problem] = []
         deadline = self._span("/deadline", wanted.deadline, problems)
         if wanted.deadline is not None and deadline == 0 and not problems:
-            problems.append(Problem("/deadline", "is no time at all"))
-        given = _encode(wanted.input)
+            problems.append(Problem("/deadline", "must be longer than zero"))
+        given = encode_json(wanted.input)
         problems += [p.at("/input") for p in payload_problems(given, self.max_payload)]
         steps, uses = await self._steps(wanted.steps, problems)
         steps = with_implied_needs(steps)
-        # Some graphs take a while: the others shall not wait for it.
+        # Large graphs take long: other requests must not wait for them.
         problems += await asyncio.to_thread(graph_problems, steps, uses)
         if problems:
             raise refusal("the workflow does not make sense", problems[:MOST_PROBLEMS])
@@ -160,17 +156,11 @@ class WorkflowValidator:
         for pointer, text in _texts(wanted):
             findings.text(pointer, text)
         spec = self._spec(wanted, findings)
-        limit = wanted.concurrency
         return TaskTemplate(
             spec.encoded.decode(),
             payload.decode(),
             spec.capability,
-            wanted.queue,
-            wanted.priority,
-            wanted.name,
-            wanted.labels or None,
-            limit.key if limit else None,
-            limit.limit if limit else None,
+            *queueing(wanted),
             spec.jitter,
             findings.dynamic,
         )
@@ -182,28 +172,19 @@ class WorkflowValidator:
         if isinstance(target, HttpTarget) and "{{" in target.url:
             url = target.url
             target = msgspec.structs.replace(target, url=_sample(url))
-        compiled = self.tasks.compile(
-            TaskIn(
-                target=target,
-                timeout=wanted.timeout,
-                sla=wanted.sla,
-                jitter=wanted.jitter,
-                retry=wanted.retry,
-                requires=wanted.requires,
-            )
-        )
+        compiled = self.tasks.compile_timeless(wanted, target, wanted.jitter)
         for problem in compiled.problems:
             findings.complain(problem.pointer, problem.detail)
         if url is None:
             return compiled
         spec = _spec.decode(compiled.encoded)
         spec = replace(spec, target=replace(spec.target, url=url))
-        return replace(compiled, encoded=_encode(spec.stored()))
+        return replace(compiled, encoded=encode_json(spec.stored()))
 
     def _foreach(self, wanted: StepIn, findings: _Findings) -> str | None:
         if wanted.foreach is None:
             return None
-        given = _encode(wanted.foreach)
+        given = encode_json(wanted.foreach)
         at = f"/steps/{findings.index}/foreach"
         found = [p.at(at) for p in payload_problems(given, self.max_payload)]
         if not found and isinstance(wanted.foreach, str):
@@ -233,17 +214,17 @@ class WorkflowValidator:
 
 
 def _texts(wanted: StepIn) -> Iterator[tuple[str, str]]:
-    """Where templates may stand beside the payload, and what stands there."""
+    """Yield the texts that may hold templates, besides the payload, with their places."""
     if wanted.name is not None:
         yield "/name", wanted.name
     if wanted.concurrency is not None:
         yield "/concurrency/key", wanted.concurrency.key
-    yield from ((f"/labels/{_escaped(name)}", text) for name, text in (wanted.labels or {}).items())
+    yield from ((below("/labels", name), text) for name, text in (wanted.labels or {}).items())
     match wanted.target:
         case HttpTarget():
             yield "/target/url", wanted.target.url
             for name, value in (wanted.target.headers or {}).items():
-                yield f"/target/headers/{_escaped(name)}", value
+                yield below("/target/headers", name), value
         case CommandTarget():
             for place, argument in enumerate(wanted.target.argv):
                 yield f"/target/argv/{place}", argument
@@ -268,7 +249,3 @@ def _sample(url: str) -> str:
     except BadReference:
         return _BASE  # reported where the text is looked at
     return "".join(made)
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")

@@ -5,19 +5,13 @@ from msgspec import Raw
 from starlette.responses import Response
 
 from mainspring.api.http.bodies import json_response
-from mainspring.api.tasks.views import concurrency_out, retry_out, target_out
+from mainspring.api.tasks.views import target_out, task_view
+from mainspring.api.views import view
 from mainspring.domain.task import TaskSpec
 from mainspring.domain.workflow import graph as graphs
 from mainspring.domain.workflow.definition import Step, WorkflowDefinition
 from mainspring.store.workflow.workflows import StoredWorkflow
-from mainspring.wire.workflows import (
-    EdgeOut,
-    GraphFormat,
-    GraphNodeOut,
-    GraphOut,
-    StepOut,
-    WorkflowOut,
-)
+from mainspring.wire import workflows as wire
 
 MERMAID = "text/vnd.mermaid"
 DOT = "text/vnd.graphviz"
@@ -26,60 +20,41 @@ _spec = msgspec.json.Decoder(TaskSpec)
 _input = msgspec.json.Decoder(dict[str, Raw])
 
 
-def workflow_out(workflow: StoredWorkflow) -> WorkflowOut:
+def workflow_out(workflow: StoredWorkflow) -> wire.WorkflowOut:
     """A version as it was found."""
     definition = workflow.definition
-    return WorkflowOut(
-        name=workflow.name,
-        version=workflow.version,
-        steps=[step_out(step) for step in definition.steps],
-        on_failure=definition.on_failure,
-        deadline=definition.deadline,
-        input=_input.decode(definition.input),
-        created_at=workflow.created_at,
-    )
+    steps = [step_out(step) for step in definition.steps]
+    given = _input.decode(definition.input)
+    return view(wire.WorkflowOut, workflow, definition, steps=steps, input=given)
 
 
-def step_out(step: Step) -> StepOut:
+def step_out(step: Step) -> wire.StepOut:
     """A step with the fields of its task."""
     template = step.template
     spec = _spec.decode(template.spec)
-    return StepOut(
-        id=step.id,
+    return task_view(
+        wire.StepOut, template, spec, step,
         needs=[] if step.implied else list(step.needs),
-        when=step.when,
         if_=step.condition,
         foreach=None if step.foreach is None else Raw(step.foreach.encode()),
-        delay=step.delay,
-        cleanup=step.cleanup,
         target=target_out(spec.target),
         payload=Raw(template.payload.encode()),
-        name=template.name,
-        queue=template.queue,
-        priority=template.priority,
-        timeout=spec.timeout,
-        sla=spec.sla,
-        jitter=spec.jitter,
-        retry=retry_out(spec.retry),
-        concurrency=concurrency_out(template.concurrency_key, template.concurrency_limit),
-        requires=spec.requires,
-        labels=template.labels or {},
-    )
+    )  # fmt: skip
 
 
-def graph_out(definition: WorkflowDefinition, states: graphs.States | None = None) -> GraphOut:
+def graph_out(definition: WorkflowDefinition, states: graphs.States | None = None) -> wire.GraphOut:
     """The graph as data; with states it is that of a run."""
-    return GraphOut(
+    return wire.GraphOut(
         [
-            GraphNodeOut(node.id, node.foreach, node.cleanup, node.condition, node.state)
+            wire.GraphNodeOut(node.id, node.foreach, node.cleanup, node.condition, node.state)
             for node in graphs.nodes(definition, states)
         ],
-        [EdgeOut(edge.source, edge.target, edge.when) for edge in graphs.edges(definition)],
+        [wire.EdgeOut(edge.source, edge.target, edge.when) for edge in graphs.edges(definition)],
     )
 
 
 def graph_response(
-    definition: WorkflowDefinition, form: GraphFormat, states: graphs.States | None = None
+    definition: WorkflowDefinition, form: wire.GraphFormat, states: graphs.States | None = None
 ) -> Response:
     """The graph in the form that was asked for."""
     match form:
