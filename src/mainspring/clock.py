@@ -8,6 +8,7 @@ Leases and periodic jobs go on while the database's clock is away: the steady cl
 
 import time
 from collections import deque
+from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
 _SLEEPLESS: int | None = getattr(time, "CLOCK_BOOTTIME", None)
@@ -40,6 +41,11 @@ def monotonic() -> float:
 def wall_clock() -> float:
     """This machine's own idea of the time: for talking to people, never for decisions."""
     return time.time()
+
+
+def utc(seconds: float) -> datetime:
+    """Return a time that is given in seconds since the epoch."""
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 class StartTime(NamedTuple):

@@ -45,8 +45,7 @@ class Config:
         None, "the same database without a pooler, for LISTEN and migrations; default: database_url"
     )
     database_ca: str | None = setting(
-        None,
-        "PEM file: speak TLS to the database, and check its name against these authorities",
+        None, "PEM file: speak TLS to the database, and check its name against these authorities"
     )
     database_pooler: bool = setting(
         False,

@@ -7,6 +7,7 @@ import typer
 from mainspring.cli.output import Format, Output, show, show_one
 from mainspring.cli.running import client, load_config, reporting, run
 from mainspring.sdk.calling import part
+from mainspring.sdk.encoding import present
 
 tenants = typer.Typer(help="Tenants, with an operator's key.", no_args_is_help=True)
 keys = typer.Typer(help="Keys of a tenant, with an admin's key.", no_args_is_help=True)
@@ -25,8 +26,7 @@ def create_tenant(
     output: Output = Format.table,
 ) -> None:
     """Make a tenant, and show its first key this once."""
-    wanted = {"name": name, "weight": weight, "max_running": max_running, "spread": spread}
-    body = {field: value for field, value in wanted.items() if value is not None}
+    body = present(name=name, weight=weight, max_running=max_running, spread=spread)
     with reporting():
         show_one(client().call("POST", "/v1/tenants", body), output)
 
@@ -61,11 +61,8 @@ def create_key(
     output: Output = Format.table,
 ) -> None:
     """Make a key, and show it this once."""
-    body: dict[str, object] = {"scopes": scope}
-    if name is not None:
-        body["name"] = name
-    if expires_in is not None:
-        body["expires_in"] = float(expires_in) if expires_in.isdecimal() else expires_in
+    seconds = float(expires_in) if expires_in and expires_in.isdecimal() else expires_in
+    body = present(scopes=scope, name=name, expires_in=seconds)
     with reporting():
         show_one(client().call("POST", "/v1/keys", body), output)
 
@@ -94,9 +91,9 @@ def rotate_key(
     output: Output = Format.table,
 ) -> None:
     """Make a key in place of another, and show it this once."""
-    body = {} if grace is None else {"grace": grace}
     with reporting():
-        show_one(client().call("POST", f"/v1/keys/{part(key)}/rotate", body), output)
+        path = f"/v1/keys/{part(key)}/rotate"
+        show_one(client().call("POST", path, present(grace=grace)), output)
 
 
 @operator_key.command("create")

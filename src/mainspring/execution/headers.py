@@ -1,9 +1,9 @@
 """The headers of an outgoing webhook: ours, the user's, and which of these are refused. Pure."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from functools import lru_cache
 
+from mainspring.clock import utc
 from mainspring.domain.execution import Execution
 from mainspring.domain.webhook import WebhookProfile
 from mainspring.execution.signing import signature
@@ -88,7 +88,7 @@ def _own(execution: Execution, profile: WebhookProfile, timestamp: int) -> list[
 
 @lru_cache(256)
 def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+    return utc(seconds).isoformat().replace("+00:00", "Z")
 
 
 def body_of(execution: Execution) -> bytes:

@@ -11,7 +11,6 @@ async with mainspring.AsyncClient() as client:
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -19,13 +18,7 @@ import msgspec
 from mainspring.sdk.calling import PATIENCE, ApiCaller
 from mainspring.sdk.environment import Address, address
 from mainspring.sdk.resources.installation import Installation
-from mainspring.sdk.sync_async import (
-    Awaiting,
-    Blocking,
-    F,
-    both,
-    run,
-)
+from mainspring.sdk.sync_async import Awaiting, Blocking, F, both, run
 from mainspring.sdk.transport import AsyncTransport, BlockingTransport, Transport
 
 if TYPE_CHECKING:
@@ -123,12 +116,7 @@ class Client(_Client[Blocking]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _problem: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
 
@@ -143,10 +131,5 @@ class AsyncClient(_Client[Awaiting]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        _kind: type[BaseException] | None,
-        _problem: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_raised: object) -> None:
         await self.close()

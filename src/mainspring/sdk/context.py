@@ -3,11 +3,11 @@
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
-from mainspring.clock import monotonic, wall_clock
+from mainspring.clock import monotonic, utc, wall_clock
 
 if TYPE_CHECKING:
     from mainspring.sdk.client import AsyncClient, Client
@@ -72,7 +72,7 @@ class Context:
         """When the try is ended by force, by this machine's clock."""
         if self._ends is None:
             return None
-        return datetime.fromtimestamp(wall_clock() + self._ends - monotonic(), UTC)
+        return utc(wall_clock() + self._ends - monotonic())
 
     @property
     def remaining(self) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
-from mainspring.sdk.encoding import with_offset
+from mainspring.sdk.encoding import present, with_offset
 
 Target = Mapping[str, Any]
 Duration = float | timedelta | str
@@ -127,8 +127,8 @@ def command(*argv: str) -> Target:
 
 
 def described(target: Target, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A task as it is sent; None means that a field is left out."""
-    wanted = {name: value for name, value in fields.items() if value is not None}
+    """Return a task as it is sent; None means that a field is left out."""
+    wanted = present(**fields)
     if "payload" in fields:
         wanted["payload"] = fields["payload"]
     for name in ("run_at", "expires_at", "start_at", "end_at"):

@@ -22,6 +22,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, overload, runtime_checkable
 
+from mainspring.sdk.encoding import present
+
 _PLAIN = re.compile(r"[\w-]+")
 
 
@@ -103,7 +105,7 @@ class Workflow:
         self.input = StepReference("input")
         self.steps: dict[str, DeclaredStep] = {}
         self._documents: list[dict[str, Any]] = []
-        self._fields = _given(on_failure=on_failure, deadline=deadline, input=input)
+        self._fields = present(on_failure=on_failure, deadline=deadline, input=input)
 
     @overload
     def step(
@@ -202,7 +204,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
     return value
-
-
-def _given(**fields: Any) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}

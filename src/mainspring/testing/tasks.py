@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
+from mainspring.clock import utc
 from mainspring.domain.duration import parse_duration
 from mainspring.domain.execution import Execution
 from mainspring.domain.outcome_rules import Finish, RetryLater
@@ -155,7 +156,7 @@ class VirtualTask:
         """Return what a worker tells the handler beside."""
         if self.nominal is None:
             return {}
-        return {"schedule_id": str(self.schedule_id), "nominal_at": _instant(self.nominal)}
+        return {"schedule_id": str(self.schedule_id), "nominal_at": utc(self.nominal)}
 
     def shown(self) -> dict[str, Any]:
         """As the API shows it."""
@@ -165,16 +166,12 @@ class VirtualTask:
             **kept,
             "id": self.id,
             "state": self.state,
-            "run_at": _instant(self.due),
-            "due_at": _instant(self.due),
-            "created_at": _instant(self.created),
+            "run_at": utc(self.due),
+            "due_at": utc(self.due),
+            "created_at": utc(self.created),
             "attempts": self.attempts,
             "fence": self.fence,
             "result": self.result,
             "error": self.error,
             "schedule_id": self.schedule_id,
         }
-
-
-def _instant(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)

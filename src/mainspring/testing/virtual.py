@@ -14,14 +14,14 @@ import asyncio
 import contextvars
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from random import Random
-from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
 import msgspec
 
+from mainspring.clock import utc
 from mainspring.domain.execution import Execution, Outcome, Report, TaskError
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.outcome_rules import Finish, decide_outcome
@@ -95,7 +95,7 @@ class VirtualTime:
 
     @property
     def now(self) -> datetime:
-        return datetime.fromtimestamp(self._loop.clock(), UTC)
+        return utc(self._loop.clock())
 
     def advance(self, **duration: float) -> list[Run]:
         """Let time pass: `days=`, `hours=`, `minutes=`, `seconds=`. Return what ran meanwhile."""
@@ -122,12 +122,7 @@ class VirtualTime:
             self._loop.run_until_complete(self.app.sync_periodic())
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _problem: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         for name in _CLIENTS:
             self.app.__dict__.pop(name, None)
         self.app.__dict__.update(self._before)

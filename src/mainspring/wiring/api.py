@@ -184,10 +184,7 @@ def _schedule_routes(deps: ApiDependencies) -> Routes:
     changes = ScheduleChangeResource(
         config, clock, deps.ids, schedules, validator, reading, deps.node
     )
-    return {
-        **schedule_routes(reading, changes),
-        **calendar_routes(CalendarResource(calendars)),
-    }
+    return {**schedule_routes(reading, changes), **calendar_routes(CalendarResource(calendars))}
 
 
 def _workflow_routes(deps: ApiDependencies) -> Routes:

@@ -41,9 +41,7 @@ class Databases:
 def heartbeat_connection(config: Config) -> Connect:
     """How to connect for heartbeats alone, which end in time for others to take over."""
     options = replace(
-        database_options(config),
-        acquire_timeout=config.node_ttl,
-        statement_timeout=config.node_ttl,
+        database_options(config), acquire_timeout=config.node_ttl, statement_timeout=config.node_ttl
     )
     return lambda: connect(options)
 

@@ -21,12 +21,7 @@ import msgspec
 from mainspring.errors import NonRetryable
 from mainspring.sdk.worker.allowlist import Allowlist, Command
 from mainspring.sdk.worker.execution import WorkerExecution
-from mainspring.sdk.worker.outcomes import (
-    LONGEST_MESSAGE,
-    RELEASED,
-    ReportedOutcome,
-    failure,
-)
+from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, RELEASED, ReportedOutcome, failure
 
 _CHUNK = 2**16
 _LONGEST_LINE = 8192

@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from mainspring.clock import monotonic, wall_clock
-from mainspring.sdk.worker.outcomes import (
-    RELEASED,
-    Ending,
-    ReportedOutcome,
-    ended,
-)
+from mainspring.sdk.worker.outcomes import RELEASED, Ending, ReportedOutcome, ended
 
 if TYPE_CHECKING:
     from mainspring.sdk.context import Context

@@ -11,14 +11,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import UTC, datetime
 from math import inf
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, Raw, UnsetType
 
-from mainspring.clock import monotonic, wall_clock
+from mainspring.clock import monotonic, utc, wall_clock
 from mainspring.errors import MainspringError
 from mainspring.sdk.encoding import encode, sendable
 from mainspring.sdk.sync_async import run
@@ -270,7 +269,7 @@ class HeartbeatThread(threading.Thread):
         waiting = [attempt for attempt in self._held() if attempt.withdraw()]
         if not waiting:
             return
-        now = datetime.fromtimestamp(wall_clock(), UTC)
+        now = utc(wall_clock())
         told = [
             OutcomeIn(*attempt.key, "released", started_at=now, finished_at=now)
             for attempt in waiting

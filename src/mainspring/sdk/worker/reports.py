@@ -9,13 +9,12 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from typing import get_args
 from uuid import UUID
 
 from msgspec import UNSET, Raw
 
-from mainspring.clock import monotonic
+from mainspring.clock import monotonic, utc
 from mainspring.errors import (
     CallFailed,
     InvalidRequest,
@@ -186,7 +185,7 @@ class LogSender:
             return
         message = sendable(line.message[:_LONGEST_LINE])
         level = _LEVELS.get(line.level, "info")
-        made = LogLineIn(leased.id, leased.fence, message, _instant(line.at), level)
+        made = LogLineIn(leased.id, leased.fence, message, utc(line.at), level)
         with self._writing:
             self._lines.append(made)
             self._written += 1
@@ -277,10 +276,6 @@ def outcome_of(attempt: WorkerExecution) -> OutcomeIn:
         error,
         verdict.retryable,
         None if verdict.retry_after is None else max(0.0, min(verdict.retry_after, _LONGEST_PAUSE)),
-        _instant(attempt.started_at),
-        _instant(attempt.finished_at),
+        utc(attempt.started_at),
+        utc(attempt.finished_at),
     )
-
-
-def _instant(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)

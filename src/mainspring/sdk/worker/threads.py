@@ -15,12 +15,7 @@ from typing import Any
 from mainspring.sdk.context import entered
 from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.loop_runner import HandlerInterrupt, tell
-from mainspring.sdk.worker.outcomes import (
-    RELEASED,
-    ReportedOutcome,
-    failure,
-    success,
-)
+from mainspring.sdk.worker.outcomes import RELEASED, ReportedOutcome, failure, success
 
 
 class _Worker(threading.Thread):
