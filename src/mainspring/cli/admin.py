@@ -5,7 +5,8 @@ from typing import Annotated, Any
 import typer
 
 from mainspring.cli.output import Format, Output, show, show_one
-from mainspring.cli.running import client, load_config, reporting, run
+from mainspring.cli.running import client, reporting, run_with_config
+from mainspring.config import Config
 from mainspring.sdk.calling import part
 from mainspring.sdk.encoding import present
 
@@ -99,29 +100,27 @@ def rotate_key(
 @operator_key.command("create")
 def create_operator_key(name: _KeyName = None) -> None:
     """Make an operator's key in the database that DATABASE_URL names, and print it this once."""
-    config = load_config()
 
-    from mainspring.wiring import commands
+    async def work(config: Config) -> None:
+        from mainspring.wiring import commands
 
-    async def work() -> None:
         typer.echo(await commands.create_operator_key(config, name))
 
-    run(work)
+    run_with_config(work)
 
 
 @operator_key.command("revoke")
 def revoke_operator_key(key: Annotated[str, typer.Argument(help="Its id or the key.")]) -> None:
     """End an operator's key, in the database that DATABASE_URL names."""
-    config = load_config()
 
-    from mainspring.wiring import commands
+    async def work(config: Config) -> None:
+        from mainspring.wiring import commands
 
-    async def work() -> None:
         if not await commands.revoke_operator_key(config, key):
             typer.echo("mainspring: there is no such operator's key", err=True)
             raise typer.Exit(1)
 
-    run(work)
+    run_with_config(work)
 
 
 def every(path: str) -> list[Any]:

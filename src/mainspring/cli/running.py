@@ -67,6 +67,12 @@ def reporting() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+def run_with_config(work: Callable[[Config], Coroutine[Any, Any, None]]) -> None:
+    """Read the settings, then run with them."""
+    config = load_config()
+    run(lambda: work(config))
+
+
 def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run to the end on an event loop of its own."""
     with reporting(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

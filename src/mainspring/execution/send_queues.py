@@ -6,7 +6,7 @@ full simply drops out of the turn until something of it has ended.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from mainspring.execution.guard import CallOrigin
@@ -23,24 +23,20 @@ class Caps:
     host: int
 
 
+@dataclass(slots=True, eq=False)
 class _HostLane(Generic[T]):
-    __slots__ = ("in_flight", "queued", "waiting")
-
-    def __init__(self) -> None:
-        self.waiting: deque[T] = deque()
-        self.in_flight = 0
-        self.queued = False
-        """Whether it has a place in its tenant's turn."""
+    waiting: deque[T] = field(default_factory=deque)
+    in_flight: int = 0
+    queued: bool = False
+    """Whether it has a place in its tenant's turn."""
 
 
+@dataclass(slots=True, eq=False)
 class _TenantSends(Generic[T]):
-    __slots__ = ("in_flight", "lanes", "queued", "turn")
-
-    def __init__(self) -> None:
-        self.lanes: dict[CallOrigin, _HostLane[T]] = {}
-        self.turn: deque[tuple[CallOrigin, _HostLane[T]]] = deque()
-        self.in_flight = 0
-        self.queued = False
+    lanes: dict[CallOrigin, _HostLane[T]] = field(default_factory=dict)
+    turn: deque[tuple[CallOrigin, _HostLane[T]]] = field(default_factory=deque)
+    in_flight: int = 0
+    queued: bool = False
 
 
 class Lanes(Generic[T]):

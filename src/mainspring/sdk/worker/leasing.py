@@ -6,9 +6,10 @@ offered a second time, so a worker never gets more than it can run at once.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Coroutine, Sequence
 from random import random
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from mainspring.clock import monotonic
@@ -19,6 +20,7 @@ from mainspring.sdk.worker.protocol import Leases
 from mainspring.wire.workers import MOST_LEASES, AboutIn, HeldIn, LeaseIn, ResourcesIn
 
 log = logging.getLogger("mainspring.worker")
+T = TypeVar("T")
 
 _PER_NODE = 2
 """Requests to a node at a time: while one brings tasks, the other waits for more."""
@@ -37,6 +39,7 @@ _AT_ONCE = 2
 """Number of polls sent at once after answers that came too soon: a node may want to be asked."""
 _SHORT_PAUSE = 0.05
 _LONG_PAUSE = 2.0
+_STOP_WITHIN = 5.0
 
 
 class Lane:
@@ -256,3 +259,44 @@ class Leaser:
             # With so many tries that they cannot be told it looks idle: the same task comes again.
             await asyncio.sleep(_AFTER_REFUSAL)
         return bool(answer.tasks), pace.rest(lasted, wait, began=new > 0)
+
+
+class LeaseReader(threading.Thread):
+    """A thread with an event loop of its own, on which lease requests are sent and answers read.
+
+    No handler runs here, so none can hold up an answer: what it brings is known, and its leases are
+    kept, while a handler blocks the worker's own event loop. `start` it before anything is asked.
+    """
+
+    def __init__(self, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        super().__init__(name="mainspring-leases", daemon=True)
+        self._new_loop = new_loop
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        self._loop = self._new_loop()
+        super().start()
+
+    def run(self) -> None:
+        assert self._loop is not None
+        self._loop.run_forever()
+
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it on this thread's loop and wait for it; cancelling here cancels it there."""
+        assert self._loop is not None, "it has not been started"
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def barrier(self) -> None:
+        """Wait until all that was cancelled before is over, and what it handed over is on its
+        way."""
+        for _ in range(2):
+            await self.call(asyncio.sleep(0))
+
+    def stop(self) -> None:
+        if self._loop is None:
+            return
+        if self.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self.join(_STOP_WITHIN)
+        if not self.is_alive():
+            self._loop.close()

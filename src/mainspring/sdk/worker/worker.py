@@ -17,8 +17,7 @@ from mainspring.sdk.worker.allowlist import Allowlist
 from mainspring.sdk.worker.commands import CommandRunner
 from mainspring.sdk.worker.execution import Runner, WorkerExecution
 from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread
-from mainspring.sdk.worker.lease_reader import LeaseReader
-from mainspring.sdk.worker.leasing import Lane, LeaseErrors, Leaser
+from mainspring.sdk.worker.leasing import Lane, LeaseErrors, Leaser, LeaseReader
 from mainspring.sdk.worker.loop_runner import LoopRunner
 from mainspring.sdk.worker.nodes import Nodes
 from mainspring.sdk.worker.options import WorkerOptions
