@@ -96,7 +96,7 @@ class Config:
         86400.0, "how long an idempotency key is remembered", least=86400
     )
 
-    # The door
+    # The HTTP server
     tls_certificate: str | None = setting(None, "PEM file: serve https with this certificate chain")
     tls_key: str | None = setting(None, "PEM file: its key; default: in the file of the chain")
     tls_client_ca: str | None = setting(
@@ -174,7 +174,7 @@ class Config:
     )
     secrets_keys_old: str = setting("", "earlier secrets_keys, with commas, until all is resealed")
 
-    # Keeping house
+    # Housekeeping
     retention_days: int = setting(30, "days that history is kept", least=1)
     ledger_retention_days: int = setting(
         365, "days that decisions on occurrences of schedules are kept, from the decision", least=1
@@ -239,7 +239,7 @@ def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
     return config
 
 
-def strangers(environ: Mapping[str, str] | None = None) -> list[str]:
+def unknown_settings(environ: Mapping[str, str] | None = None) -> list[str]:
     """Variables that look like settings and are none, each with the one that may be meant.
 
     Not a reason to stop: an environment that several share may name settings of a newer version.
@@ -349,7 +349,7 @@ def _contradictions(config: Config) -> list[str]:
         )
     if config.lease <= config.node_ttl:
         found.append(f"lease ({config.lease}) must be longer than node_ttl ({config.node_ttl})")
-    found.extend(_door_contradictions(config))
+    found.extend(_server_contradictions(config))
     if config.log_level not in {"debug", "info", "warning", "error"}:
         found.append(f"log_level: {config.log_level!r} is not debug, info, warning or error")
     if config.log_format not in {"console", "json"}:
@@ -359,7 +359,7 @@ def _contradictions(config: Config) -> list[str]:
     return found
 
 
-def _door_contradictions(config: Config) -> list[str]:
+def _server_contradictions(config: Config) -> list[str]:
     found = []
     if config.tls_certificate is None and (config.tls_key or config.tls_client_ca):
         found.append("tls_key and tls_client_ca mean nothing without tls_certificate")

@@ -144,13 +144,13 @@ class InvalidArguments(MainspringError):
 
 
 class NonRetryable(MainspringError):
-    """Raised by a handler: the task has failed for good, another try would end the same way."""
+    """Raised by a handler: the task has failed for good, running it again would not help."""
 
     code = "failed"
 
 
 class RetryAfter(MainspringError):
-    """Raised by a handler: this try failed; the next one begins after `delay` seconds or later."""
+    """Raised by a handler: it failed; the next execution begins after `delay` seconds or later."""
 
     code = "failed"
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import structlog
 import typer
 
-from mainspring.config import Config, strangers
+from mainspring.config import Config, unknown_settings
 from mainspring.observe.logging import set_up_logging
 from mainspring.wiring.server import Server
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 async def serve(config: Config) -> None:
-    """One node, until SIGTERM or Ctrl-C."""
+    """Run one node, until SIGTERM or Ctrl-C."""
     stop = begin(config)
     server = await before(stop, start(config))
     if server is None:
@@ -33,16 +33,16 @@ async def serve(config: Config) -> None:
 
 
 def begin(config: Config) -> asyncio.Event:
-    """What every server does first; answers what SIGTERM and Ctrl-C set from now on."""
+    """Set up logging and limits; return the event that SIGTERM and Ctrl-C set from now on."""
     set_up_logging(config.log_level, config.log_format)
-    for stranger in strangers():
-        log.warning(stranger, action="config.stranger")
+    for problem in unknown_settings():
+        log.warning(problem, action="config.unknown_setting")
     _allow_many_connections()
     return _stop_signal()
 
 
 async def start(config: Config) -> Server:
-    """A node that serves."""
+    """Start a node, and return it."""
     server = Server(config)
     await server.start()
     _calm_collector()
@@ -50,7 +50,7 @@ async def start(config: Config) -> Server:
 
 
 async def before(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Do this unless a stop is asked for first: then it is cancelled, and the answer is None."""
+    """Do this unless a stop is asked for first: then cancel it, and return None."""
     doing = asyncio.create_task(work)
     await first(doing, asyncio.create_task(stop.wait()))
     return None if doing.cancelled() else doing.result()

@@ -62,12 +62,12 @@ async def work(job: Job) -> None:
     """Work until SIGTERM or Ctrl-C. A worker that is worn out begins anew in the same process."""
     where, app, allowed = job.address, job.app, job.allowed
     worker = Worker(app, job.options, address=where, app_path=job.app_path, allowed=allowed)
-    worker.replace_process = _begin_anew
+    worker.replace_process = _restart
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
     gc.freeze()  # what is loaded stays: no need to look through it again and again
-    gc.set_threshold(50_000, 20, 20)  # tries are many small objects without cycles
+    gc.set_threshold(50_000, 20, 20)  # executions are many small objects without cycles
     if app is not None and app.periodics:
         await _put_schedules(app)
     tidying = asyncio.create_task(_remove_schedules(app))
@@ -75,9 +75,9 @@ async def work(job: Job) -> None:
         await worker.run(lambda: typer.echo(_welcome(where, job.options, app, allowed)))
     finally:
         tidying.cancel()
-    typer.echo(f"stopped: {worker.finished} tries")
+    typer.echo(f"stopped: {worker.finished} executions")
     if worker.worn_out:
-        _begin_anew()
+        _restart()
 
 
 async def _put_schedules(app: App) -> None:
@@ -124,8 +124,8 @@ def _welcome(
     return "; ".join(parts) + " (Ctrl-C stops it)"
 
 
-def _begin_anew() -> None:
-    """The same command again, with fresh memory and under the same process id."""
+def _restart() -> None:
+    """Run the same command again, with fresh memory and under the same process id."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-m", "mainspring", *sys.argv[1:]])

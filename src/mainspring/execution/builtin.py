@@ -55,7 +55,7 @@ class BuiltInExecutor:
     def __init__(self, clock: Clock, report: ReportSink) -> None:
         self._clock = clock
         self._report = report
-        self._tries: dict[tuple[UUID, int], asyncio.Task[None]] = {}
+        self._executions: dict[tuple[UUID, int], asyncio.Task[None]] = {}
         self._releasing = False
 
     def can_run(self, capability: str) -> bool:
@@ -78,10 +78,10 @@ class BuiltInExecutor:
             self._report(done)
 
     def has(self, task_id: UUID, fence: int) -> bool:
-        return (task_id, fence) in self._tries
+        return (task_id, fence) in self._executions
 
     def cancel(self, task_id: UUID, fence: int) -> None:
-        running = self._tries.get((task_id, fence))
+        running = self._executions.get((task_id, fence))
         if running is not None:
             running.cancel()
 
@@ -89,23 +89,23 @@ class BuiltInExecutor:
         return None
 
     async def stop(self, grace: float) -> None:
-        if self._tries:
-            await asyncio.wait(self._tries.values(), timeout=grace)
+        if self._executions:
+            await asyncio.wait(self._executions.values(), timeout=grace)
         self._releasing = True
-        remaining = list(self._tries.values())
+        remaining = list(self._executions.values())
         for task in remaining:
             task.cancel()
         await asyncio.gather(*remaining, return_exceptions=True)
 
     def _start_task(self, execution: Execution, start: StartTime) -> None:
         task = asyncio.create_task(_run(execution))
-        self._tries[execution.id, execution.fence] = task
+        self._executions[execution.id, execution.fence] = task
         # A callback, not code at the end of the coroutine: a task that is cancelled before its
         # first step never enters the coroutine, and must be reported all the same.
         task.add_done_callback(lambda done: self._conclude(execution, start, done))
 
     def _conclude(self, execution: Execution, start: StartTime, task: asyncio.Task[None]) -> None:
-        del self._tries[execution.id, execution.fence]
+        del self._executions[execution.id, execution.fence]
         started, finished = start.at, start.end(self._clock)
         if task.cancelled():
             outcome = Outcome.RELEASED if self._releasing else Outcome.CANCELLED

@@ -20,7 +20,7 @@ from mainspring.domain.webhook import TlsIdentity
 from mainspring.execution.guard import EgressRules
 
 Key = tuple[UUID, int]
-"""Which try: the task's id and its fence."""
+"""The key of an execution: the task's id and the fence."""
 
 Trouble = Literal["timeout", "connection", "blocked", "bad-answer", "cancelled"]
 

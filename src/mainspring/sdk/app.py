@@ -118,7 +118,7 @@ class App:
     def task(self, function: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
         """Make a task of a function.
 
-        `retries`: tries after the first, or a whole policy. `max_concurrency`: how many run at
+        `retries`: how often it is run again, or a whole policy. `max_concurrency`: how many run at
         once, on all workers together. `cpu_bound`: run it in a process of its own.
         """
         if function is not None:
@@ -150,7 +150,7 @@ class App:
         return decorate
 
     async def sync_periodic(self) -> Synced:
-        """Make the server's schedules of this app those that are declared; answers what it did."""
+        """Make the server's schedules of this app those that are declared; return what it did."""
         owner = Owner(self.name, self.version)
         return await sync(self.async_client, owner, list(self.periodics.values()))
 

@@ -1,4 +1,4 @@
-"""What a running handler can know and say: its try, its deadline, cancellation, progress, logs."""
+"""What a running handler can know and report: its deadline, cancellation, progress, logs."""
 
 import threading
 from collections.abc import Callable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class HandlerLogLine:
-    """One log line of a try."""
+    """One log line of an execution."""
 
     __slots__ = ("at", "level", "message")
 
@@ -35,8 +35,8 @@ class Clients(Protocol):
 
 
 class Context:
-    """One try of a task, as its handler sees it. Ask for it with a parameter of this type, or with
-    `mainspring.current()`."""
+    """One execution of a task, as its handler sees it. Ask for it with a parameter of this type, or
+    with `mainspring.current()`."""
 
     def __init__(
         self,
@@ -51,17 +51,16 @@ class Context:
         details: dict[str, Any] | None = None,
     ) -> None:
         self.task_id = task_id
-        """The same in every try of a task: a good idempotency key for what you call."""
+        """The same in every execution of a task: a good idempotency key for what you call."""
         self.name = name
         self.attempt = attempt
         self.fence = fence
-        """Rises with every try: what you write to can refuse an older one."""
+        """Rises with every execution: what you write to can refuse an older one."""
         self.details = details or {}
         """What the server tells beside: the schedule, the nominal time, the workflow run."""
         self._clients = clients
         self._said = said
-        self._began = monotonic()
-        self._ends = None if timeout is None else self._began + timeout
+        self._ends = None if timeout is None else monotonic() + timeout
         self._cancelled = False
         self._bell: threading.Event | None = None
         """Made when a handler first waits for a cancel: most never do."""
@@ -69,7 +68,7 @@ class Context:
 
     @property
     def deadline(self) -> datetime | None:
-        """When the try is ended by force, by this machine's clock."""
+        """When the execution is ended by force, by this machine's clock."""
         if self._ends is None:
             return None
         return utc(wall_clock() + self._ends - monotonic())
@@ -106,8 +105,8 @@ class Context:
             self._said(HandlerLogLine(str(message), level))
 
     def once(self, key: str, answer: Any = None) -> bool:
-        """Whether this try is the first of the task to say this key. Of all tries, also those at
-        the same time on other machines, one hears True; if it asks again it hears the same."""
+        """Return whether this execution is the first of the task to say this key. Of all, also
+        those at the same time on other machines, one gets True; asking again gives the same."""
         noted = self._api.client.effects.note(
             f"{self.task_id}:{key}", answer, idempotency_key=self._key_of(key)
         )

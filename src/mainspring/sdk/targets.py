@@ -14,7 +14,7 @@ Moment = datetime | str
 
 
 class Retry(TypedDict, total=False):
-    """How failed tries are repeated."""
+    """How failed executions are repeated."""
 
     max_attempts: int
     initial: Duration

@@ -34,7 +34,7 @@ class Ran:
 
 @dataclass
 class Trial:
-    """Tries a handler once. Tries of one Trial belong to one task, and share its effect log.
+    """Runs a handler once. Executions of one Trial belong to one task, and share its effect log.
 
     ran = Trial(attempt=2).run(send_mail, "ann@example.com")
     assert ran.succeeded

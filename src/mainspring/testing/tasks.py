@@ -31,7 +31,7 @@ _CAPABILITY = "virtual"
 
 
 def in_seconds(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A body with its durations as the API shows them."""
+    """Return a body with its durations as the API shows them."""
     made = dict(body)
     for name, given in body.items():
         if name in _DURATIONS and isinstance(given, str):
@@ -61,7 +61,7 @@ class VirtualTask:
 
     @staticmethod
     def due_of(body: Mapping[str, Any], now: float) -> float:
-        """When a task is due that was asked for just now."""
+        """Return when a task is due that was created just now."""
         delay = body.get("delay")
         if delay is not None:
             return now + (parse_duration(delay) if isinstance(delay, str) else float(delay))
@@ -139,7 +139,7 @@ class VirtualTask:
         )
 
     def settle(self, outcome: Finish | RetryLater, verdict: ReportedOutcome, now: float) -> None:
-        """Note what became of a try."""
+        """Record how an execution ended."""
         self.rev += 1
         self.failures += verdict.status == "failed"
         self.error = None

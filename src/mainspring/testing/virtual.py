@@ -47,7 +47,7 @@ _INSTANT = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One try of a task, in the world's time."""
+    """One execution of a task, in the world's time."""
 
     name: str
     task_id: UUID
@@ -156,7 +156,7 @@ class VirtualTime:
             self._loop.call_soon(self._step)
 
     def _step(self) -> None:
-        """Return what a node's drivers do, at one moment: decide, pick, claim, start."""
+        """Do what a node's drivers do, at one moment: decide, pick, claim, start."""
         self._step_requested = False
         now = self._loop.clock()
         self._fire(now)

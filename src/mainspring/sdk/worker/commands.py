@@ -40,11 +40,11 @@ class CommandRunner:
         self._running: dict[WorkerExecution, tuple[_Program, Command]] = {}
         self._work: set[asyncio.Task[None]] = set()
 
-    def start(self, attempt: WorkerExecution) -> None:
-        self._keep(self._run(attempt))
+    def start(self, execution: WorkerExecution) -> None:
+        self._keep(self._run(execution))
 
-    def stop(self, attempt: WorkerExecution) -> None:
-        running = self._running.get(attempt)
+    def stop(self, execution: WorkerExecution) -> None:
+        running = self._running.get(execution)
         if running is not None:
             self._keep(_end(*running))
 
@@ -58,35 +58,35 @@ class CommandRunner:
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
-    async def _run(self, attempt: WorkerExecution) -> None:
+    async def _run(self, execution: WorkerExecution) -> None:
         try:
-            command, argv = self._allowed.find(attempt.leased.target.argv or [""])
-            if not attempt.begin():
-                attempt.finish(RELEASED)
+            command, argv = self._allowed.find(execution.leased.target.argv or [""])
+            if not execution.begin():
+                execution.finish(RELEASED)
                 return
-            program = await self._spawn(attempt, command, argv)
+            program = await self._spawn(execution, command, argv)
         except NonRetryable as refused:
-            attempt.finish(failure(refused))
+            execution.finish(failure(refused))
             return
         except OSError as problem:
             message = f"it cannot be started: {problem}"
-            attempt.finish(ReportedOutcome("failed", None, "not-started", message))
+            execution.finish(ReportedOutcome("failed", None, "not-started", message))
             return
-        self._running[attempt] = program, command
+        self._running[execution] = program, command
         try:
-            if attempt.ending is not None:  # it was ended while it was started
+            if execution.ending is not None:  # it was ended while it was started
                 program.signal(signal.SIGKILL)
-            attempt.finish(await _watch(program, command, attempt))
+            execution.finish(await _watch(program, command, execution))
         except Exception as problem:  # of ours, not of the program's: it must be heard all the same
-            attempt.finish(failure(problem))
+            execution.finish(failure(problem))
         finally:
-            del self._running[attempt]
+            del self._running[execution]
             program.close()
 
     async def _spawn(
-        self, attempt: WorkerExecution, command: Command, argv: list[str]
+        self, execution: WorkerExecution, command: Command, argv: list[str]
     ) -> "_Program":
-        leased = attempt.leased
+        leased = execution.leased
         wanted = [*_KEPT_ALWAYS, *command.inherit]
         kept = {name: self._environment[name] for name in wanted if name in self._environment}
         own = {
@@ -147,11 +147,13 @@ class _Program(SubprocessStreamProtocol):
         self._subprocess.close()
 
 
-async def _watch(program: _Program, command: Command, attempt: WorkerExecution) -> ReportedOutcome:
+async def _watch(
+    program: _Program, command: Command, execution: WorkerExecution
+) -> ReportedOutcome:
     """Feed it, read its output, and decide how it ended."""
-    output = _Output(command.max_output, attempt)
+    output = _Output(command.max_output, execution)
     talk = asyncio.gather(
-        _feed(program.stdin, bytes(attempt.leased.payload)),
+        _feed(program.stdin, bytes(execution.leased.payload)),
         output.drain(program.stdout, "stdout"),
         output.drain(program.stderr, "stderr"),
     )
@@ -173,9 +175,9 @@ async def _watch(program: _Program, command: Command, attempt: WorkerExecution) 
 class _Output:
     """Takes lines until there were enough; goes on reading, so that the program does not block."""
 
-    def __init__(self, room: int, attempt: WorkerExecution) -> None:
+    def __init__(self, room: int, execution: WorkerExecution) -> None:
         self._room = room
-        self._attempt = attempt
+        self._execution = execution
         self._cut = False
         self.last = ""
 
@@ -200,10 +202,10 @@ class _Output:
         if text.strip():
             self.last = text
         if self._room >= 0:
-            self._attempt.context.log(text, level)
+            self._execution.context.log(text, level)
         elif not self._cut:
             self._cut = True
-            self._attempt.context.log("… the rest of the output is left out", "warning")
+            self._execution.context.log("… the rest of the output is left out", "warning")
 
 
 async def _feed(stream: asyncio.StreamWriter | None, payload: bytes) -> None:

@@ -1,4 +1,4 @@
-"""One try of a task in a worker, whoever runs it."""
+"""One execution of a task in a worker, whoever runs it."""
 
 import threading
 from collections.abc import Callable
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 _deciding = threading.Lock()
-"""Held while it is decided whether a try begins: another thread may be about to withdraw it."""
+"""Held while it is decided whether one begins: another thread may be about to withdraw it."""
 
 
 class Runner(Protocol):
-    """Runs tries of one kind. Called on the event loop."""
+    """Runs executions of one kind. Called on the event loop."""
 
     apart: bool
-    """Whether its tries run in processes of their own, and cannot easily kill this one."""
+    """Whether they run in processes of their own, and cannot easily kill this one."""
 
-    def start(self, attempt: "WorkerExecution") -> None:
-        """Run it. Right before its first step it calls `attempt.begin`, and releases it if it may
+    def start(self, execution: "WorkerExecution", /) -> None:
+        """Run it. Right before its first step it calls `execution.begin`, and releases it if it may
         not."""
         ...
 
-    def stop(self, attempt: "WorkerExecution") -> None:
-        """End it as `attempt.ending` says; it finishes when it has ended."""
+    def stop(self, execution: "WorkerExecution", /) -> None:
+        """End it as `execution.ending` says; it finishes when it has ended."""
         ...
 
 

@@ -113,7 +113,7 @@ class LeasingWorker(Protocol):
         leases are new here."""
         ...
 
-    def held_tries(self, most: int) -> list[tuple[UUID, int]] | None:
+    def held_executions(self, most: int) -> list[tuple[UUID, int]] | None:
         """Return all executions it holds, so that the server sees which answers were lost; None for
         too many to list."""
         ...
@@ -147,9 +147,9 @@ class Pace:
 class Leaser:
     """Keeps requests open at every node as long as there are free slots."""
 
-    def __init__(self, lane: Lane, home: LeasingWorker) -> None:
+    def __init__(self, lane: Lane, worker: LeasingWorker) -> None:
         self._lane = lane
-        self._home = home
+        self._worker = worker
         self._pollers: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._closing = False
 
@@ -157,7 +157,7 @@ class Leaser:
         """Keep pollers for each node; the nodes may change."""
         try:
             while True:
-                urls = self._home.nodes.urls
+                urls = self._worker.nodes.urls
                 wanted = {(url, number) for url in urls for number in range(_PER_NODE)}
                 for name in wanted - set(self._pollers):
                     self._pollers[name] = asyncio.create_task(self._poll(name[0], len(urls)))
@@ -198,7 +198,7 @@ class Leaser:
 
     async def _ask(self, url: str, want: int, pace: Pace) -> bool | None:
         """Return whether tasks came; None where no node answered."""
-        lane, lease_errors = self._lane, self._home.lease_errors
+        lane, lease_errors = self._lane, self._worker.lease_errors
         lane.asked += want
         asked = monotonic()
         try:
@@ -231,8 +231,8 @@ class Leaser:
 
     async def _lease(self, url: str, want: int, pace: Pace) -> tuple[bool, float]:
         """Return whether tasks came, and how long to rest before the next request."""
-        options, lane = self._home.options, self._lane
-        held = self._home.held_tries(_MOST_LISTED)
+        options, lane = self._worker.options, self._lane
+        held = self._worker.held_executions(_MOST_LISTED)
         body = LeaseIn(
             options.name,
             options.incarnation,
@@ -246,17 +246,17 @@ class Leaser:
             min(options.wait, _BUSY_WAIT) if held is None or held else options.wait,
             None if held is None else tuple(HeldIn(*key) for key in held),
             ResourcesIn(options.memory_mb, options.cpu),
-            self._home.about(),
+            self._worker.about(),
             announces_starts=True,
         )
         asked_at = monotonic()
-        answer, new = await self._home.ask(url, body, lane, options.wait + _MARGIN)
+        answer, new = await self._worker.ask(url, body, lane, options.wait + _MARGIN)
         lasted = monotonic() - asked_at
         wait = body.wait if answer.wait is None else answer.wait
         if not answer.tasks and lasted < wait * _TOO_SOON:
-            self._home.polls_interrupted()
+            self._worker.polls_interrupted()
         if held is None and any(task.alone for task in answer.tasks):
-            # With so many tries that they cannot be told it looks idle: the same task comes again.
+            # With more executions than it may list it looks idle: the same task comes again.
             await asyncio.sleep(_AFTER_REFUSAL)
         return bool(answer.tasks), pace.rest(lasted, wait, began=new > 0)
 

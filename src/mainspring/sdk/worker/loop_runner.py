@@ -27,9 +27,9 @@ class NotBegun:
     """Returned in place of a handler's result where it may not begin any more."""
 
 
-async def _staying(attempt: WorkerExecution, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """A task that raises these two would take the event loop, and all other tries, with it."""
-    if not attempt.begin():
+async def _staying(execution: WorkerExecution, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """A task that raises these two would take the event loop, and all other executions, with it."""
+    if not execution.begin():
         coroutine.close()
         return NotBegun
     try:
@@ -45,53 +45,54 @@ class LoopRunner:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.tries: dict[asyncio.Task[Any], WorkerExecution] = {}
+        self.executions: dict[asyncio.Task[Any], WorkerExecution] = {}
 
-    def start(self, attempt: WorkerExecution) -> None:
-        function = attempt.function
+    def start(self, execution: WorkerExecution) -> None:
+        function = execution.function
         assert function is not None
         try:
-            call = function.signature.unpack(attempt.leased.payload, attempt.context)
+            call = function.signature.unpack(execution.leased.payload, execution.context)
             coroutine: Any = function.function(*call.args, **call.kwargs)
         except Exception as problem:
-            tell(attempt.context, problem)
-            attempt.finish(failure(problem))
+            log_traceback(execution.context, problem)
+            execution.finish(failure(problem))
             return
         around = contextvars.copy_context()
-        around.run(entered, attempt.context)
-        attempt.handle = task = self._loop.create_task(_staying(attempt, coroutine), context=around)
-        self.tries[task] = attempt
-        task.add_done_callback(partial(self._done, attempt))
+        around.run(entered, execution.context)
+        work = _staying(execution, coroutine)
+        execution.handle = task = self._loop.create_task(work, context=around)
+        self.executions[task] = execution
+        task.add_done_callback(partial(self._done, execution))
 
-    def stop(self, attempt: WorkerExecution) -> None:
-        if attempt.handle is not None:
-            attempt.handle.cancel()
+    def stop(self, execution: WorkerExecution) -> None:
+        if execution.handle is not None:
+            execution.handle.cancel()
 
-    def _done(self, attempt: WorkerExecution, task: "asyncio.Task[Any]") -> None:
-        del self.tries[task]
+    def _done(self, execution: WorkerExecution, task: "asyncio.Task[Any]") -> None:
+        del self.executions[task]
         if task.cancelled():
             # By us, and then `ending` says why; or by itself, which nobody asked for.
-            own = attempt.ending is None
-            attempt.finish(
+            own = execution.ending is None
+            execution.finish(
                 failure(asyncio.CancelledError("it cancelled itself")) if own else RELEASED
             )
             return
         problem = task.exception()
         value = None if problem is not None else task.result()
         if value is NotBegun:
-            attempt.finish(RELEASED)
+            execution.finish(RELEASED)
             return
         if isinstance(value, Left):
             problem = value.problem
         if problem is None:
-            attempt.finish(success(value))
+            execution.finish(success(value))
             return
-        if attempt.ending is None:
-            tell(attempt.context, problem)
-        attempt.finish(failure(problem))
+        if execution.ending is None:
+            log_traceback(execution.context, problem)
+        execution.finish(failure(problem))
 
 
-def tell(context: Context, problem: BaseException) -> None:
+def log_traceback(context: Context, problem: BaseException) -> None:
     """Write the traceback to the task's log; a handler's deliberate error needs none."""
     if not isinstance(problem, MainspringError):
         text = "".join(traceback.format_exception(problem)).rstrip()

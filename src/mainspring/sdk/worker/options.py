@@ -33,4 +33,5 @@ class WorkerOptions:
     max_tasks: int | None = None
     """Executions after which a process is replaced."""
     max_memory_mb: int | None = None
-    """A process that uses more is replaced after its try; one for CPU-bound tasks in mid-try."""
+    """A process that uses more is replaced when its execution has ended; one for CPU-bound tasks at
+    once."""

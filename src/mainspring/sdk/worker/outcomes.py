@@ -1,4 +1,4 @@
-"""How a try ended, as it is reported."""
+"""How an execution ended, as it is reported."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -8,7 +8,7 @@ from mainspring.sdk.encoding import encode, sendable
 LONGEST_MESSAGE = 4000
 
 Ending = Literal["timeout", "cancelled", "lost", "released", "memory"]
-"""Why a try is ended from outside."""
+"""Why an execution is ended from outside."""
 
 
 class ReportedOutcome(NamedTuple):
