@@ -124,7 +124,7 @@ def revoke_operator_key(key: Annotated[str, typer.Argument(help="Its id or the k
 
 
 def every(path: str) -> list[Any]:
-    """All items of a list, page after page."""
+    """Return all items of a list, page after page."""
     items: list[Any] = []
     cursor = None
     while True:

@@ -146,8 +146,8 @@ def worker(
     )
     config = load_config()
     with explaining():
-        job = working.prepare(config, target, commands, options)
-    run(lambda: working.work(job))
+        made = working.prepare(config, target, commands, options)
+    run(lambda: working.work(made))
 
 
 def words(text: str) -> list[str]:

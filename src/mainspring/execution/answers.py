@@ -40,7 +40,7 @@ class ResponseVerdict(NamedTuple):
 
 
 class HttpResult(msgspec.Struct, omit_defaults=True):
-    """What is kept as the task's result."""
+    """The result of the task, as it is stored."""
 
     status_code: int
     body: object

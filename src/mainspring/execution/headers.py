@@ -92,7 +92,7 @@ def _moment(seconds: float) -> str:
 
 
 def body_of(execution: Execution) -> bytes:
-    """The bytes that are sent, and signed: GET and HEAD have no body."""
+    """Return the bytes that are sent, and signed: GET and HEAD have no body."""
     return b"" if execution.spec.target.method in ("GET", "HEAD") else execution.payload
 
 

@@ -7,8 +7,9 @@ sender. Its deadline counts from the moment it is sent, so that waiting costs no
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 import structlog
@@ -36,7 +37,7 @@ MASK = "***"
 
 
 class ProfileSource(Protocol):
-    """Where profiles come from; tenants that have none may be left out of the answer."""
+    """Reads the profiles of tenants; those that have none may be left out."""
 
     async def profiles(self, tenant_ids: Sequence[int]) -> Mapping[int, WebhookProfile]: ...
 
@@ -47,7 +48,7 @@ Unseal = Callable[[str], Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """The executor's bounds and manners."""
+    """The settings of the executor."""
 
     caps: Caps
     sender: SenderSettings
@@ -55,8 +56,7 @@ class HttpSettings:
     user_agent: str
 
 
-@dataclass(frozen=True, slots=True)
-class _CachedProfile:
+class _CachedProfile(NamedTuple):
     """A tenant's profile, when it was read, and the rules that follow from it."""
 
     profile: WebhookProfile
@@ -87,7 +87,7 @@ class _HttpExecution:
         return self.start is not None
 
     def times(self, clock: Clock) -> tuple[float, float]:
-        """When it was sent, and when it ended, if that is now."""
+        """Return when it was sent, and when it ended, if that is now."""
         start = self.start or StartTime.now(clock)
         return start.at, start.end(clock)
 
@@ -171,24 +171,23 @@ class HttpExecutor:
         return f"{in_flight} requests to {host} are in flight, {ahead} are queued before it"
 
     def forget(self, tenant_id: int) -> None:
-        """A tenant's profile was changed through this node: read it anew before the next one."""
+        """Read a tenant's profile again before the next request: it was changed through this
+        node."""
         known = self._known.get(tenant_id)
         if known is not None:
-            self._known[tenant_id] = replace(known, read_at=monotonic() - _USABLE_FOR)
+            self._known[tenant_id] = known._replace(read_at=monotonic() - _USABLE_FOR)
 
     def forget_all(self) -> None:
-        """The database may have been set back: read every profile anew."""
+        """Read every profile again: the database may have been set back."""
         self._known.clear()
 
     async def stop(self, grace: float) -> None:
         self._withdraw([t for t in self._executions.values() if not t.sent], Outcome.RELEASED)
         self._idle.clear()
         if self._executions:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(grace):
                     await self._idle.wait()
-            except TimeoutError:
-                pass
         self._releasing = True
         for left in list(self._executions.values()):
             self.cancel(*left.key)
@@ -210,7 +209,7 @@ class HttpExecutor:
             return self._broken(execution)
 
     def _broken(self, execution: Execution) -> Report:
-        """To be called where an exception is handled: nobody thought of it."""
+        """Log the exception being handled, which nobody foresaw, and return the report."""
         log.exception("a webhook cannot be sent", action="webhooks.failed", task=str(execution.id))
         return not_started(execution, self._clock.now())
 
@@ -281,7 +280,7 @@ class HttpExecutor:
     # Out -------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Send whatever has its turn."""
+        """Send all whose turn it is."""
         broken: list[Report] = []
         while turn := self._lanes.take():
             by_sender: dict[Sender, list[_HttpExecution]] = {}
@@ -293,7 +292,7 @@ class HttpExecutor:
             self._hand_in(broken)
 
     def _send(self, sender: Sender, executions: Sequence[_HttpExecution]) -> list[Report]:
-        """Answer requests that cannot be sent by a mistake of ours; the others go."""
+        """Send requests; return the reports of those that an error of ours stopped."""
         now, requests, broken = self._clock.now(), list[TransferRequest](), list[Report]()
         for each in executions:
             try:
@@ -337,7 +336,7 @@ class HttpExecutor:
     # Back ------------------------------------------------------------------------------------
 
     def _deliver(self, replies: Sequence[TransferReply]) -> None:
-        """On the sender's thread."""
+        """Pass replies on, from the sender's thread."""
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._replied, replies)
@@ -441,7 +440,7 @@ def _result_class(reply: TransferReply) -> str:
 def _masked(
     reply: TransferReply, kept: dict[str, str], secret: Mapping[str, str]
 ) -> tuple[TransferReply, dict[str, str]]:
-    """A receiver that repeats what it was sent must not put a secret into our records."""
+    """Return a reply without the secrets that the receiver repeated: we record none."""
     forms = {form for value in secret.values() for form in (value, value.removeprefix("Bearer "))}
     body = reply.body
     for form in sorted(filter(None, forms), key=len, reverse=True):

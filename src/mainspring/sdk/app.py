@@ -63,7 +63,7 @@ class App:
         self.name = name or _calling_module()
         """Whose periodic schedules these are: two apps with one key need two names."""
         self.version = version
-        """Rises with every deployment, so that of two side by side the newer one has its way."""
+        """Rises with every deployment, so that of two side by side the newer one decides."""
         self.functions: dict[str, TaskFunction[..., Any]] = {}
         self.periodics: dict[str, Periodic] = {}
         self._address: AddressFields = {
@@ -168,7 +168,7 @@ class App:
 
 
 def _calling_module() -> str:
-    """The module that makes an app: what it is called unless it says so itself."""
+    """Return the module that makes an app: its name unless it has one of its own."""
     frame = currentframe()
     made_in = frame and frame.f_back and frame.f_back.f_back
     return made_in.f_globals["__name__"] if made_in else "app"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from mainspring.sdk.calling import PATIENCE, ApiCaller
+from mainspring.sdk.calling import DEFAULT_TIMEOUT, ApiCaller
 from mainspring.sdk.environment import Address, address
 from mainspring.sdk.resources.installation import Installation
 from mainspring.sdk.sync_async import Awaiting, Blocking, F, both, run
@@ -67,7 +67,7 @@ class _Client(Installation[F]):
         proxy: str | None = None,
         client_cert: str | None = None,
         client_key: str | None = None,
-        patience: float = PATIENCE,
+        patience: float = DEFAULT_TIMEOUT,
         transport: Transport | None = None,
     ) -> None:
         where = address(

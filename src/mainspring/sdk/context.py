@@ -25,7 +25,7 @@ class HandlerLogLine:
 
 
 class Clients(Protocol):
-    """Where a context finds the API."""
+    """The clients with which a context calls the API."""
 
     @property
     def client(self) -> "Client": ...
@@ -57,14 +57,14 @@ class Context:
         self.fence = fence
         """Rises with every execution: what you write to can refuse an older one."""
         self.details = details or {}
-        """What the server tells beside: the schedule, the nominal time, the workflow run."""
+        """What else the server tells: the schedule, the nominal time, the workflow run."""
         self._clients = clients
         self._said = said
         self._ends = None if timeout is None else monotonic() + timeout
         self._cancelled = False
         self._bell: threading.Event | None = None
         """Made when a handler first waits for a cancel: most never do."""
-        self._progress: Any = None
+        self.last_progress: Any = None
 
     @property
     def deadline(self) -> datetime | None:
@@ -90,14 +90,14 @@ class Context:
         return self._cancelled or bell.wait(seconds)
 
     def heartbeat(self, progress: Any = None) -> bool:
-        """Say how far it is, if you like; return whether to go on. It need not be called."""
+        """Report how far it is, if you like; return whether to go on. It need not be called."""
         if progress is not None:
-            self._progress = progress
+            self.last_progress = progress
         return not self.cancelled
 
     def progress(self, value: Any) -> None:
-        """Say how far it is: any JSON value. It is told with the next heartbeat."""
-        self._progress = value
+        """Report how far it is: any JSON value. It is sent with the next heartbeat."""
+        self.last_progress = value
 
     def log(self, message: object, level: str = "info") -> None:
         """Write a line to the task's log."""
@@ -127,10 +127,6 @@ class Context:
             self._bell.set()
 
     @property
-    def last_progress(self) -> Any:
-        return self._progress
-
-    @property
     def _api(self) -> Clients:
         if self._clients is None:
             raise RuntimeError("this context belongs to no app: it cannot call the API")
@@ -145,7 +141,7 @@ _CURRENT: ContextVar[Context] = ContextVar("mainspring_context")
 
 
 def current() -> Context:
-    """The context of the handler that is running; LookupError outside of one."""
+    """Return the context of the handler that is running; LookupError outside of one."""
     return _CURRENT.get()
 
 

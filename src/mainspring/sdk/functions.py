@@ -46,7 +46,7 @@ class Options:
     expires_at: Moment | None = None
 
     def fields(self, name: str) -> dict[str, Any]:
-        """The fields of a task."""
+        """Return the fields of a task."""
         retry = self.retries
         if isinstance(retry, int):
             retry = {"max_attempts": retry + 1}
@@ -122,11 +122,12 @@ class TaskFunction(Generic[P, R]):
         return self.function(*given.args, **given.kwargs)
 
     def with_options(self, **changes: Any) -> "TaskFunction[P, R]":
-        """The same function with other options: `send_mail.with_options(priority=9).delay(…)`."""
+        """Return the same function with other options:
+        `send_mail.with_options(priority=9).delay(…)`."""
         return TaskFunction(self.app, self.function, self.name, replace(self.options, **changes))
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
-        """The task as it would be sent: for `client.tasks.create_many` and `Enqueue`."""
+        """Return the task as it would be sent: for `client.tasks.create_many` and `Enqueue`."""
         return self._prepared(args, kwargs)
 
     def as_step(self) -> dict[str, Any]:
@@ -235,7 +236,7 @@ class TaskFunction(Generic[P, R]):
     def recurring(
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], timing: Mapping[str, Any]
     ) -> Periodic:
-        """A schedule of this name that calls it with these arguments."""
+        """Return a schedule of this name that calls it with these arguments."""
         payload = self.signature.pack(args, kwargs)
         return Periodic(name, self.name, self.options.fields(self.name), payload, timing)
 

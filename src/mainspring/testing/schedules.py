@@ -57,7 +57,7 @@ class VirtualSchedule:
         return spread_of(self.id, self.definition.spread)
 
     def shown(self) -> dict[str, Any]:
-        """As the API shows it."""
+        """Return it as the API shows it."""
         state = "paused" if self.paused else "ended" if self.next is None else "active"
         following = None if self.next is None else utc(self.next)
         made = utc(self.made)
@@ -114,7 +114,7 @@ class VirtualSchedules:
         self.changed: Callable[[], None] = lambda: None
 
     def next_at(self) -> float | None:
-        """When something is due."""
+        """Return when the next schedule is due."""
         times = [s.next + s.offset for s in self.found.values() if s.next and not s.paused]
         return min(times, default=None)
 

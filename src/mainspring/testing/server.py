@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -36,7 +36,7 @@ class MainspringServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of a process that shall find this server."""
+        """Return the environment of a process that shall find this server."""
         return child_environment(self.address)
 
     def client(self) -> Client:
@@ -120,8 +120,9 @@ def _start(
         )
 
 
-def _until(reached: "object", process: "subprocess.Popen[bytes]", log: Path, what: str) -> None:
-    assert callable(reached)
+def _until(
+    reached: Callable[[], bool], process: "subprocess.Popen[bytes]", log: Path, what: str
+) -> None:
     deadline = monotonic() + _START_WITHIN
     while not reached():
         if process.poll() is not None or monotonic() > deadline:

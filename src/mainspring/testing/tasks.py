@@ -98,7 +98,7 @@ class VirtualTask:
         return datetime.fromisoformat(expires).timestamp() <= now
 
     def row(self) -> TaskRow:
-        """As the engine sees it."""
+        """Return it as the engine sees it."""
         concurrency = self.body.get("concurrency") or {}
         key = concurrency.get("key")
         return TaskRow(
@@ -120,7 +120,7 @@ class VirtualTask:
         )
 
     def claim(self, now: float) -> Execution:
-        """Take it, as a node's claim does."""
+        """Claim it, as a node does."""
         self.state, self.rev = "running", self.rev + 1
         self.fence, self.attempts = self.fence + 1, self.attempts + 1
         return Execution(
@@ -138,7 +138,7 @@ class VirtualTask:
             self.due,
         )
 
-    def settle(self, outcome: Finish | RetryLater, verdict: ReportedOutcome, now: float) -> None:
+    def record(self, outcome: Finish | RetryLater, verdict: ReportedOutcome, now: float) -> None:
         """Record how an execution ended."""
         self.rev += 1
         self.failures += verdict.status == "failed"
@@ -159,7 +159,7 @@ class VirtualTask:
         return {"schedule_id": str(self.schedule_id), "nominal_at": utc(self.nominal)}
 
     def shown(self) -> dict[str, Any]:
-        """As the API shows it."""
+        """Return it as the API shows it."""
         dropped = ("delay", "run_at", "expires_at")
         kept = {name: value for name, value in self.body.items() if name not in dropped}
         return {

@@ -257,7 +257,7 @@ class VirtualTime:
             )
         )
         self._engine.leases.drop(task.id, execution.fence)
-        task.settle(outcome, verdict, now)
+        task.record(outcome, verdict, now)
         if isinstance(outcome, Finish):
             self._engine.end(task.id, execution.fence, now)
         else:

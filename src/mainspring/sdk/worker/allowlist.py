@@ -1,4 +1,4 @@
-"""Which programs a worker may run: a TOML file that the worker's owner writes.
+"""The programs that a worker may run: a TOML file that the worker's owner writes.
 
     [commands.backup]
     program = ["/usr/local/bin/backup", "--quiet"]
@@ -68,7 +68,7 @@ class Allowlist:
         return sorted(self._commands)
 
     def find(self, argv: Sequence[str]) -> tuple[Command, list[str]]:
-        """The command and its whole argument list; NonRetryable for what is not allowed."""
+        """Return the command and its whole argument list; NonRetryable for what is not allowed."""
         name, *arguments = argv
         command = self._commands.get(name)
         if command is None:

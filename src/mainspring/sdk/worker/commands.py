@@ -7,13 +7,10 @@ Should the worker die, so do they, where the system can see to it.
 
 import asyncio
 import os
-import shutil
 import signal
-import subprocess
 from asyncio.subprocess import DEVNULL, PIPE, SubprocessStreamProtocol
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
 from typing import cast
 
 import msgspec
@@ -22,6 +19,7 @@ from mainspring.errors import NonRetryable
 from mainspring.sdk.worker.allowlist import Allowlist, Command
 from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, RELEASED, ReportedOutcome, failure
+from mainspring.subprocesses import killed_with_parent
 
 _CHUNK = 2**16
 _LONGEST_LINE = 8192
@@ -97,7 +95,7 @@ class CommandRunner:
         loop = asyncio.get_running_loop()
         _, program = await loop.subprocess_exec(
             lambda: _Program(loop),
-            *_guarded(),
+            *killed_with_parent(),
             *argv,
             stdin=PIPE if command.stdin == "payload" else DEVNULL,
             stdout=PIPE,
@@ -224,16 +222,3 @@ async def _end(program: _Program, command: Command) -> None:
         async with asyncio.timeout(command.kill_after):
             await program.wait()
     program.signal(signal.SIGKILL)
-
-
-@cache
-def _guarded() -> tuple[str, ...]:
-    """Return the prefix of a command that makes the system kill it with this process; nothing
-    where it cannot."""
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        return ()
-    prefix = (setpriv, "--pdeathsig", "KILL", "--")
-    # Some systems have one of this name that knows less.
-    known = subprocess.run([*prefix, setpriv, "--version"], capture_output=True, check=False)
-    return prefix if known.returncode == 0 else ()

@@ -1,4 +1,4 @@
-"""How a worker is to work."""
+"""The options of a worker."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ def _cores() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """The options of a worker. Durations in seconds."""
+    """All options of a worker. Durations in seconds."""
 
     name: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
     incarnation: str = field(default_factory=lambda: uuid4().hex)

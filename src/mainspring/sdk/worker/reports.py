@@ -161,7 +161,8 @@ class Reporter:
 
 
 class LogSender:
-    """Gathers log lines of all executions. Threads may write; what finds no room is counted."""
+    """Gathers log lines of all executions. Threads may write; lines for which there is no room are
+    counted."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes

@@ -8,9 +8,8 @@ import asyncio
 import contextvars
 import ctypes
 import threading
-from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any
 
 from mainspring.sdk.context import entered
 from mainspring.sdk.worker.execution import WorkerExecution
@@ -90,7 +89,8 @@ class ThreadRunner:
             self._finished.append((execution, verdict))
             wake = len(self._finished) == 1
         if wake:
-            _quietly(self._loop.call_soon_threadsafe, self._finish_all)
+            with suppress(RuntimeError):  # the loop is closed: nobody waits for this any more
+                self._loop.call_soon_threadsafe(self._finish_all)
 
     def _finish_all(self) -> None:
         with self._lock:
@@ -114,10 +114,3 @@ def _call(execution: WorkerExecution) -> ReportedOutcome:
     except BaseException as problem:
         log_traceback(execution.context, problem)
         return failure(problem)
-
-
-def _quietly(call: Callable[..., Any], *args: Any) -> None:
-    try:
-        call(*args)
-    except RuntimeError:
-        return  # the loop is closed: nobody waits for this any more

@@ -5,6 +5,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -57,9 +58,9 @@ class Worker:
         self.options = options
         self.nodes = Nodes(address)
         self.lease_errors = LeaseErrors()
-        self._address = address
+        self.address = address
         self._app_path = app_path
-        self._allowed = allowed
+        self.allowed = allowed
         self._executions: dict[WorkerExecution, Lane] = {}
         """All whose leases have to be kept: running, or not acknowledged yet."""
         self._keys: set[tuple[UUID, int]] = set()
@@ -131,13 +132,11 @@ class Worker:
         functions = self.app.functions if self.app is not None else {}
         heavy = [name for name, function in functions.items() if function.options.cpu_bound]
         light = [name for name in functions if name not in heavy]
-        environment = child_environment(self._address)
+        environment = child_environment(self.address)
         self._loop_runner = LoopRunner(loop)
         self._threads = ThreadRunner(loop)
         self._processes = ProcessRunner(self._app_path, environment, options)
-        self._commands = (
-            None if self._allowed is None else CommandRunner(self._allowed, environment)
-        )
+        self._commands = None if self.allowed is None else CommandRunner(self.allowed, environment)
         self._logs = LogSender(self.nodes)
         self._reporter = Reporter(self.nodes, self._logs, self._forget)
         self._clock = ServerClock()
@@ -377,11 +376,9 @@ class Worker:
         self._finished.clear()
         if not self.running:
             return
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 await self._finished.wait()
-        except TimeoutError:
-            return
 
 
 class _NoRunner:
