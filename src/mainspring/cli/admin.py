@@ -22,11 +22,11 @@ _KeyName = Annotated[str | None, typer.Option(help="A name for people.")]
 def create_tenant(
     name: _Name,
     weight: Annotated[int | None, typer.Option(help="Its share against others' (1).")] = None,
-    max_running: Annotated[int | None, typer.Option(help="Most tasks at once.")] = None,
+    max_running: Annotated[int | None, typer.Option(help="Maximum of running tasks.")] = None,
     spread: Annotated[int | None, typer.Option(help="Partitions that share the limit.")] = None,
     output: Output = Format.table,
 ) -> None:
-    """Make a tenant, and show its first key this once."""
+    """Create a tenant, and show its first key this once."""
     body = present(name=name, weight=weight, max_running=max_running, spread=spread)
     with reporting():
         show_one(client().call("POST", "/v1/tenants", body), output)
@@ -34,7 +34,7 @@ def create_tenant(
 
 @tenants.command("list")
 def list_tenants(output: Output = Format.table) -> None:
-    """All tenants, newest first."""
+    """List all tenants, newest first."""
     columns = ("id", "name", "weight", "max_running", "spread", "created_at")
     with reporting():
         show(every("/v1/tenants"), columns, output)
@@ -45,7 +45,7 @@ def delete_tenant(
     tenant: Annotated[str, typer.Argument(help="Its id.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Let a tenant go, with everything it owns."""
+    """Delete a tenant with everything it owns."""
     if not yes:
         typer.confirm(f"Delete tenant {tenant} and all it owns?", abort=True)
     with reporting():
@@ -61,7 +61,7 @@ def create_key(
     ] = None,
     output: Output = Format.table,
 ) -> None:
-    """Make a key, and show it this once."""
+    """Create a key, and show it this once."""
     seconds = float(expires_in) if expires_in and expires_in.isdecimal() else expires_in
     body = present(scopes=scope, name=name, expires_in=seconds)
     with reporting():
@@ -70,7 +70,7 @@ def create_key(
 
 @keys.command("list")
 def list_keys(output: Output = Format.table) -> None:
-    """All keys, newest first, those that have ended too."""
+    """List all keys, newest first, those that have ended too."""
     columns = ("id", "prefix", "name", "scopes", "expires_at", "last_used_at", "revoked_at")
     with reporting():
         show(every("/v1/keys"), columns, output)
@@ -78,7 +78,7 @@ def list_keys(output: Output = Format.table) -> None:
 
 @keys.command("revoke")
 def revoke_key(key: Annotated[str, typer.Argument(help="Its id.")]) -> None:
-    """End a key now."""
+    """Revoke a key now."""
     with reporting():
         client().call("DELETE", f"/v1/keys/{part(key)}")
 
@@ -91,7 +91,7 @@ def rotate_key(
     ] = None,
     output: Output = Format.table,
 ) -> None:
-    """Make a key in place of another, and show it this once."""
+    """Create a key in place of another, and show it this once."""
     with reporting():
         path = f"/v1/keys/{part(key)}/rotate"
         show_one(client().call("POST", path, present(grace=grace)), output)
@@ -99,7 +99,7 @@ def rotate_key(
 
 @operator_key.command("create")
 def create_operator_key(name: _KeyName = None) -> None:
-    """Make an operator's key in the database that DATABASE_URL names, and print it this once."""
+    """Create an operator's key in the database that DATABASE_URL names, and print it this once."""
 
     async def work(config: Config) -> None:
         from mainspring.wiring import commands
@@ -111,7 +111,7 @@ def create_operator_key(name: _KeyName = None) -> None:
 
 @operator_key.command("revoke")
 def revoke_operator_key(key: Annotated[str, typer.Argument(help="Its id or the key.")]) -> None:
-    """End an operator's key, in the database that DATABASE_URL names."""
+    """Revoke an operator's key, in the database that DATABASE_URL names."""
 
     async def work(config: Config) -> None:
         from mainspring.wiring import commands

@@ -47,14 +47,14 @@ def for_development(config: Config) -> Config:
 
 async def develop(config: Config, data: Path) -> None:
     """Run until SIGTERM or Ctrl-C, which end a start that takes long as well."""
-    stop = serving.begin(config)
+    stop = serving.set_up(config)
     development = _Development(config, data)
     try:
-        server = await serving.before(stop, development.start())
+        server = await serving.run_unless_stopped(stop, development.start())
         if server is None:
             return
         try:
-            await serving.before(stop, development.watch(server))
+            await serving.run_unless_stopped(stop, development.watch(server))
         finally:
             typer.echo("stopping …")
             await server.stop()
@@ -87,7 +87,7 @@ class _Development:
     async def watch(self, server: Server) -> None:
         """Keep the database running; raises when it, or the node, cannot go on."""
         tasks = [asyncio.create_task(work) for work in (self._database.keep(), server.ended())]
-        await serving.first(*tasks)
+        await serving.wait_for_first(*tasks)
         for task in tasks:
             if not task.cancelled():
                 task.result()

@@ -104,7 +104,7 @@ _Memory = Annotated[int | None, typer.Option(help="Memory it offers to tasks.")]
 _Cpu = Annotated[float | None, typer.Option(help="Cores it offers to tasks.")]
 _Grace = Annotated[float, typer.Option(help="Seconds that tasks may go on after SIGTERM.", min=0)]
 _MaxTasks = Annotated[
-    int | None, typer.Option(help="Replace a process after so many tasks.", min=1)
+    int | None, typer.Option(help="Replace a process after this many tasks.", min=1)
 ]
 _MaxMemory = Annotated[
     int | None, typer.Option(help="Replace a process that uses more megabytes.", min=1)
@@ -129,7 +129,7 @@ def worker(
     """Run the tasks of an app, or allowed commands, on this machine. It needs MAINSPRING_URL and
     MAINSPRING_API_KEY (scope work), and no database. Exit status: 0 after SIGTERM or Ctrl-C, 1 when
     the server refuses it, 2 when it cannot begin, 75 when a handler blocks it beyond help and it
-    could not begin anew."""
+    could not restart."""
     from mainspring.cli import worker as working
     from mainspring.sdk.worker.options import WorkerOptions
 
@@ -189,10 +189,10 @@ def doctor() -> None:
 @app.command("restore-fence")
 def restore_fence(
     force: Annotated[
-        bool, typer.Option("--force", help="Also while nodes run: all of them join anew.")
+        bool, typer.Option("--force", help="Also while nodes run: all of them join again.")
     ] = False,
 ) -> None:
-    """Say that the database was restored: issue nothing again that was issued since the backup.
+    """Raise fences and epochs after a restore: issue none again that was issued since the backup.
     Nodes do it by themselves when they start on it; this is for making sure. It may be repeated."""
 
     async def work(config: Config) -> None:
@@ -218,7 +218,7 @@ def listen(
     secret: Annotated[str | None, typer.Option(help="Verify signatures with this secret.")] = None,
     fail: Annotated[int, typer.Option(help="Answer the first N requests with 503.")] = 0,
     status: Annotated[int, typer.Option(help="Answer with this status.", min=200, max=599)] = 200,
-    delay: Annotated[float, typer.Option(help="Wait so many seconds before each answer.")] = 0.0,
+    delay: Annotated[float, typer.Option(help="Seconds to wait before each answer.")] = 0.0,
 ) -> None:
     """Receive webhooks on this machine: print, verify, and fail on demand."""
     from mainspring.cli import listen as receiver
@@ -229,7 +229,7 @@ def listen(
 
 @secrets.command("rotate")
 def rotate_secrets() -> None:
-    """Seal every secret in the database anew with the present secrets_key."""
+    """Encrypt every secret in the database again, with the present secrets_key."""
 
     async def work(config: Config) -> None:
         from mainspring.wiring import commands

@@ -13,7 +13,7 @@ import msgspec
 from mainspring.clock import Clock, StartTime
 from mainspring.domain.execution import Execution, Outcome, Report, TaskError
 from mainspring.domain.task import BUILT_IN_HANDLERS, RUN_WORKFLOW
-from mainspring.execution.port import ReportSink
+from mainspring.execution.port import Executor, ReportSink
 
 
 class HandlerFailed(Exception):
@@ -49,7 +49,7 @@ HANDLERS: dict[str, Callable[[bytes], Awaitable[None]]] = {
 NOOP = f"{BUILT_IN_HANDLERS}noop"
 
 
-class BuiltInExecutor:
+class BuiltInExecutor(Executor):
     """Runs built-in handlers on the event loop, each in a task of its own; noop needs none."""
 
     def __init__(self, clock: Clock, report: ReportSink) -> None:
@@ -61,9 +61,6 @@ class BuiltInExecutor:
     def can_run(self, capability: str) -> bool:
         # Also names that do not exist: better a clear failure than a task that waits for ever.
         return capability.startswith(f"handler:{BUILT_IN_HANDLERS}")
-
-    def room(self) -> int | None:
-        return None
 
     def start(self, executions: Sequence[Execution]) -> None:
         # The clock may lag a little; the claim's own times are the database's and already past.
@@ -84,9 +81,6 @@ class BuiltInExecutor:
         running = self._executions.get((task_id, fence))
         if running is not None:
             running.cancel()
-
-    def holds_back(self, task_id: UUID, fence: int) -> str | None:
-        return None
 
     async def stop(self, grace: float) -> None:
         if self._executions:

@@ -21,7 +21,7 @@ from mainspring.domain.webhook import WebhookProfile
 from mainspring.errors import MainspringError
 from mainspring.execution import answers, headers
 from mainspring.execution.guard import CallOrigin, EgressRules, origin_of
-from mainspring.execution.port import ReportSink
+from mainspring.execution.port import Executor, ReportSink
 from mainspring.execution.send_queues import Caps, Lanes
 from mainspring.execution.sender import LoopSender, Sender, ThreadSender
 from mainspring.execution.transfers import Key, SenderSettings, TransferReply, TransferRequest
@@ -92,7 +92,7 @@ class _HttpExecution:
         return start.at, start.end(clock)
 
 
-class HttpExecutor:
+class HttpExecutor(Executor):
     """Sends webhooks. Everything but the sender's thread runs on the event loop."""
 
     def __init__(
@@ -132,9 +132,6 @@ class HttpExecutor:
 
     def can_run(self, capability: str) -> bool:
         return capability == "http"
-
-    def room(self) -> int | None:
-        return None
 
     def start(self, executions: Sequence[Execution]) -> None:
         self._loop = self._loop or asyncio.get_running_loop()

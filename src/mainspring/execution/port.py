@@ -22,9 +22,9 @@ class Executor(Protocol):
         ...
 
     def room(self) -> int | None:
-        """Return how many more tasks that need no slot it takes in; None: that is not for it to
-        say. What it is given beyond that it runs all the same."""
-        ...
+        """Return how many more tasks that need no slot it takes in; None: any number. What it is
+        given beyond that it runs all the same."""
+        return None
 
     def start(self, executions: Sequence[Execution]) -> None: ...
 
@@ -39,7 +39,7 @@ class Executor(Protocol):
     def holds_back(self, task_id: UUID, fence: int) -> str | None:
         """Return what an execution waits for that was started and is not under way yet; None: for
         nothing."""
-        ...
+        return None
 
     async def stop(self, grace: float) -> None:
         """Let running executions finish for `grace` seconds, then release the rest."""

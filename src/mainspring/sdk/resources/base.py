@@ -10,7 +10,7 @@ from mainspring.clock import monotonic
 from mainspring.errors import TaskUnfinished
 from mainspring.sdk.calling import ApiCaller, part
 from mainspring.sdk.encoding import present
-from mainspring.sdk.sync_async import F, Faced
+from mainspring.sdk.sync_async import Dual, F
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class Page(Struct, Generic[T]):
     next_cursor: str | None = None
 
 
-class ApiResource(Faced[F]):
+class ApiResource(Dual[F]):
     """Some paths of the API: those that begin with `_path`."""
 
     _path: str

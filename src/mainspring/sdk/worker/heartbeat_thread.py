@@ -63,7 +63,7 @@ _BLOCKED = 1.0
 
 
 class HeartbeatThread(threading.Thread):
-    """Sends heartbeats for the executions that `held` lists."""
+    """Sends heartbeats for the executions that `leased` lists."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class HeartbeatThread(threading.Thread):
         nodes: Nodes,
         clock: ServerClock,
         loop: asyncio.AbstractEventLoop,
-        held: Callable[[], Iterable[WorkerExecution]],
+        leased: Callable[[], Iterable[WorkerExecution]],
         runner: LoopRunner,
     ) -> None:
         super().__init__(name="mainspring-heartbeats", daemon=True)
@@ -79,7 +79,7 @@ class HeartbeatThread(threading.Thread):
         self._nodes = nodes
         self._clock = clock
         self._loop = loop
-        self._held = held
+        self._leased = leased
         self._runner = runner
         self._channels = StartChannels(options, nodes)
         self.errors = 0
@@ -101,7 +101,7 @@ class HeartbeatThread(threading.Thread):
             self._before: Any = signal.signal(INTERRUPT, self._on_interrupt)
 
     def interrupt_polls(self) -> None:
-        """Ask about all held executions at once: the server wants something of them."""
+        """Ask about all leased executions at once: the server wants something of them."""
         self._polls_interrupted = True
         self._wake.set()
 
@@ -159,21 +159,21 @@ class HeartbeatThread(threading.Thread):
     # Leases ----------------------------------------------------------------------------------
 
     def _keep(self, now: float) -> None:
+        """Extend leases that are getting old, and report executions that began."""
         polls_interrupted, self._polls_interrupted = self._polls_interrupted, False
-        old = self._clock.lease * 2 / 3
-        self._beat(
-            [
-                t
-                for t in self._held()
-                if polls_interrupted or t.lease_end - now < old or _is_news(t, now)
-            ]
-        )
+        age = self._clock.lease * 2 / 3
+        old = [
+            execution
+            for execution in self._leased()
+            if polls_interrupted or execution.lease_end - now < age or _is_news(execution, now)
+        ]
+        self._beat(old)
 
     def _beat(self, old: list[WorkerExecution]) -> None:
         for first in range(0, len(old), _MOST_BEATS):
             batch = old[first : first + _MOST_BEATS]
             begun = [execution for execution in batch if execution.begun]
-            kept = self._ask_for(tuple(_beat_of(execution) for execution in batch))
+            kept = self._ask_for(tuple(map(_beat_of, batch)))
             if kept is None:
                 continue
             for execution in begun:
@@ -267,7 +267,7 @@ class HeartbeatThread(threading.Thread):
     def _release_waiting(self) -> None:
         """Release what waits behind a handler that blocks the loop. Until that is reported, and by
         the loop once more, its leases are kept."""
-        waiting = [execution for execution in self._held() if execution.withdraw()]
+        waiting = [execution for execution in self._leased() if execution.withdraw()]
         if not waiting:
             return
         now = utc(wall_clock())
@@ -280,7 +280,7 @@ class HeartbeatThread(threading.Thread):
     def _replace_process(self, blocking: WorkerExecution) -> None:
         """Report what can be reported of all executions, and replace the process."""
         self.warn("the event loop cannot be freed: this process is replaced")
-        for execution in self._held():
+        for execution in self._leased():
             if not execution.finished:
                 execution.finished = True
                 execution.stop_the_time()
@@ -288,7 +288,7 @@ class HeartbeatThread(threading.Thread):
                 execution.verdict = ended(
                     why if execution is blocking else "released", execution.leased.timeout
                 )
-        told = [outcome_of(each) for each in self._held() if each.verdict is not None]
+        told = [outcome_of(each) for each in self._leased() if each.verdict is not None]
         with suppress(Exception):  # whatever comes of it, the process is replaced
             self._report(told)
         self.replace_process()

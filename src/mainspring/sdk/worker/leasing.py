@@ -113,7 +113,7 @@ class LeasingWorker(Protocol):
         leases are new here."""
         ...
 
-    def held_executions(self, most: int) -> list[tuple[UUID, int]] | None:
+    def leased_executions(self, most: int) -> list[tuple[UUID, int]] | None:
         """Return all executions it holds, so that the server sees which answers were lost; None for
         too many to list."""
         ...
@@ -232,7 +232,7 @@ class Leaser:
     async def _lease(self, url: str, want: int, pace: Pace) -> tuple[bool, float]:
         """Return whether tasks came, and how long to rest before the next request."""
         options, lane = self._worker.options, self._lane
-        held = self._worker.held_executions(_MOST_LISTED)
+        held = self._worker.leased_executions(_MOST_LISTED)
         body = LeaseIn(
             options.name,
             options.incarnation,

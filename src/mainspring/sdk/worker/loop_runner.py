@@ -17,7 +17,7 @@ class HandlerInterrupt(BaseException):
     """Raised inside a handler that blocks, to end it. No `except Exception` stops it."""
 
 
-class Left(NamedTuple):
+class HandlerExit(NamedTuple):
     """What a handler raised to end its whole process, as `sys.exit` does."""
 
     problem: BaseException
@@ -27,15 +27,15 @@ class NotBegun:
     """Returned in place of a handler's result where it may not begin any more."""
 
 
-async def _staying(execution: WorkerExecution, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """A task that raises these two would take the event loop, and all other executions, with it."""
+async def _run_handler(execution: WorkerExecution, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a handler. A task that raises these two would end the event loop, and all executions."""
     if not execution.begin():
         coroutine.close()
         return NotBegun
     try:
         return await coroutine
     except (SystemExit, KeyboardInterrupt) as problem:
-        return Left(problem)
+        return HandlerExit(problem)
 
 
 class LoopRunner:
@@ -59,7 +59,7 @@ class LoopRunner:
             return
         around = contextvars.copy_context()
         around.run(entered, execution.context)
-        work = _staying(execution, coroutine)
+        work = _run_handler(execution, coroutine)
         execution.handle = task = self._loop.create_task(work, context=around)
         self.executions[task] = execution
         task.add_done_callback(partial(self._done, execution))
@@ -82,7 +82,7 @@ class LoopRunner:
         if value is NotBegun:
             execution.finish(RELEASED)
             return
-        if isinstance(value, Left):
+        if isinstance(value, HandlerExit):
             problem = value.problem
         if problem is None:
             execution.finish(success(value))

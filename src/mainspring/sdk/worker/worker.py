@@ -143,9 +143,9 @@ class Worker:
         self._loop = loop
         self._reader = LeaseReader(type(loop))
         self._lease_nodes = self.nodes.apart()
-        self._suspects = Suspects(loop, self._held, self._start_named, self._place)
+        self._suspects = Suspects(loop, self._leased, self._start_named, self._place)
         self._heartbeats = HeartbeatThread(
-            options, self.nodes, self._clock, loop, self._held, self._loop_runner
+            options, self.nodes, self._clock, loop, self._leased, self._loop_runner
         )
         self._heartbeats.warn = log.warning
         if self.replace_process is not None:
@@ -292,10 +292,10 @@ class Worker:
         if self._exclusive is not None:
             self._announce_exclusive()
 
-    def _held(self) -> list[WorkerExecution]:
+    def _leased(self) -> list[WorkerExecution]:
         return list(self._executions)
 
-    def held_executions(self, most: int) -> list[tuple[UUID, int]] | None:
+    def leased_executions(self, most: int) -> list[tuple[UUID, int]] | None:
         return None if len(self._keys) > most else list(self._keys)
 
     def about(self) -> AboutIn | None:
@@ -322,7 +322,7 @@ class Worker:
         count = 0
         while True:
             now = self._heartbeats.pulse = monotonic()
-            for execution in self._held():
+            for execution in self._leased():
                 if execution.is_withdrawn:
                     execution.finish(RELEASED)
                 if execution.finished:
@@ -363,10 +363,10 @@ class Worker:
             await leaser.close()
         await self._reader.barrier()
         await self._wait_for_executions(self.options.grace)
-        for execution in self._held():
+        for execution in self._leased():
             execution.end("released")
         await self._wait_for_executions(_STOP_WITHIN)
-        for execution in self._held():
+        for execution in self._leased():
             if not execution.finished:
                 execution.give_up()
         await self._reporter.flush(_FLUSH_WITHIN)
