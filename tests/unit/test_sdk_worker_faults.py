@@ -32,9 +32,9 @@ from mainspring.sdk.worker import child, reports
 from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread
 from mainspring.sdk.worker.leasing import Leaser
-from mainspring.sdk.worker.loop_runner import LoopRunner, log_traceback
+from mainspring.sdk.worker.loop_runner import LoopRunner
 from mainspring.sdk.worker.options import WorkerOptions
-from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, ReportedOutcome
+from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, ReportedOutcome, log_traceback
 from mainspring.sdk.worker.protocol import Leases, ServerClock
 from mainspring.sdk.worker.reports import LogSender, Reporter, outcome_of
 from mainspring.sdk.worker.worker import Worker

@@ -4,8 +4,6 @@ Started by `processes`. What handlers print goes to the error output; the pipes 
 descriptors are for the two processes alone.
 """
 
-import asyncio
-import contextvars
 import os
 import signal
 import sys
@@ -18,11 +16,10 @@ from uuid import UUID
 import msgspec
 
 from mainspring.sdk.app import App
-from mainspring.sdk.context import Context, HandlerLogLine, entered
+from mainspring.sdk.context import Context, HandlerLogLine
 from mainspring.sdk.encoding import sendable
 from mainspring.sdk.worker.loading import load_app
-from mainspring.sdk.worker.loop_runner import log_traceback
-from mainspring.sdk.worker.outcomes import ReportedOutcome, failure, success
+from mainspring.sdk.worker.outcomes import ReportedOutcome, call_handler
 
 
 class RunRequest(msgspec.Struct):
@@ -97,18 +94,7 @@ def _run(app: App, request: RunRequest, writer: MessageWriter) -> ReportedOutcom
         details=request.details,
     )
     context.writer = writer
-    function = app.functions[request.name]
-    around = contextvars.copy_context()
-    around.run(entered, context)
-    try:
-        call = function.signature.unpack(request.payload, context)
-        value = around.run(function.function, *call.args, **call.kwargs)
-        if function.is_async:
-            value = around.run(asyncio.run, value)
-        return success(value)
-    except BaseException as problem:
-        log_traceback(context, problem)
-        return failure(problem)
+    return call_handler(app.functions[request.name], request.payload, context)
 
 
 def _listen(pipe: IO[bytes], requests: "SimpleQueue[bytes]") -> None:

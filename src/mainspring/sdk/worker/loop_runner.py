@@ -2,19 +2,13 @@
 
 import asyncio
 import contextvars
-import traceback
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, NamedTuple
 
-from mainspring.errors import MainspringError
-from mainspring.sdk.context import Context, entered
+from mainspring.sdk.context import entered
 from mainspring.sdk.worker.execution import WorkerExecution
-from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, RELEASED, failure, success
-
-
-class HandlerInterrupt(BaseException):
-    """Raised inside a handler that blocks, to end it. No `except Exception` stops it."""
+from mainspring.sdk.worker.outcomes import RELEASED, failure, log_traceback, success
 
 
 class HandlerExit(NamedTuple):
@@ -90,12 +84,3 @@ class LoopRunner:
         if execution.ending is None:
             log_traceback(execution.context, problem)
         execution.finish(failure(problem))
-
-
-def log_traceback(context: Context, problem: BaseException) -> None:
-    """Write the traceback to the task's log; a handler's deliberate error needs none."""
-    if not isinstance(problem, MainspringError):
-        text = "".join(traceback.format_exception(problem)).rstrip()
-        if len(text) > LONGEST_MESSAGE:  # where it began and what it was say the most
-            text = f"{text[: LONGEST_MESSAGE // 4]}\n…\n{text[3 - LONGEST_MESSAGE * 3 // 4 :]}"
-        context.log(text, "error")

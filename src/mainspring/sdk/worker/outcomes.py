@@ -1,9 +1,16 @@
-"""How an execution ended, as it is reported."""
+"""Calling a handler, and how an execution ended, as it is reported."""
 
-from typing import Any, Literal, NamedTuple
+import asyncio
+import contextvars
+import traceback
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from mainspring.errors import InvalidArguments, NonRetryable, RetryAfter
+from mainspring.errors import InvalidArguments, MainspringError, NonRetryable, RetryAfter
+from mainspring.sdk.context import Context, entered
 from mainspring.sdk.encoding import encode, sendable
+
+if TYPE_CHECKING:
+    from mainspring.sdk.functions import TaskFunction
 
 LONGEST_MESSAGE = 4000
 
@@ -20,6 +27,10 @@ class ReportedOutcome(NamedTuple):
     message: str = ""
     retryable: bool = True
     retry_after: float | None = None
+
+
+class HandlerInterrupt(BaseException):
+    """Raised inside a handler that blocks, to end it. No `except Exception` stops it."""
 
 
 DONE = ReportedOutcome("succeeded", b"null")
@@ -75,3 +86,30 @@ def ended(why: Ending, timeout: float) -> ReportedOutcome | None:
             return RELEASED
         case "lost":
             return None
+
+
+def call_handler(
+    function: "TaskFunction[..., Any]", payload: bytes, context: Context
+) -> ReportedOutcome:
+    """Call a handler in this thread, an async one on an event loop of its own."""
+    try:
+        call = function.signature.unpack(payload, context)
+        around = contextvars.copy_context()
+        around.run(entered, context)
+        value: Any = around.run(function.function, *call.args, **call.kwargs)
+        if function.is_async:
+            value = around.run(asyncio.run, value)
+        return success(value)
+    except BaseException as problem:
+        log_traceback(context, problem)
+        return failure(problem)
+
+
+def log_traceback(context: Context, problem: BaseException) -> None:
+    """Write the traceback to the task's log; a handler's deliberate error, or an interrupt of ours,
+    needs none."""
+    if not isinstance(problem, MainspringError | HandlerInterrupt):
+        text = "".join(traceback.format_exception(problem)).rstrip()
+        if len(text) > LONGEST_MESSAGE:  # where it began and what it was say the most
+            text = f"{text[: LONGEST_MESSAGE // 4]}\n…\n{text[3 - LONGEST_MESSAGE * 3 // 4 :]}"
+        context.log(text, "error")

@@ -5,16 +5,13 @@ thread cannot be killed, only asked.
 """
 
 import asyncio
-import contextvars
 import ctypes
 import threading
 from contextlib import suppress
 from queue import SimpleQueue
 
-from mainspring.sdk.context import entered
 from mainspring.sdk.worker.execution import WorkerExecution
-from mainspring.sdk.worker.loop_runner import HandlerInterrupt, log_traceback
-from mainspring.sdk.worker.outcomes import RELEASED, ReportedOutcome, failure, success
+from mainspring.sdk.worker.outcomes import RELEASED, HandlerInterrupt, ReportedOutcome, call_handler
 
 
 class _Worker(threading.Thread):
@@ -38,7 +35,11 @@ class _Worker(threading.Thread):
         with self.guard:
             self.current = execution
         execution.handle = self
-        verdict = _call(execution)
+        function = execution.function
+        assert function is not None
+        verdict = RELEASED
+        if execution.begin():
+            verdict = call_handler(function, execution.leased.payload, execution.context)
         with self.guard:
             self.current = None
             again = not self.interrupted
@@ -97,20 +98,3 @@ class ThreadRunner:
             finished, self._finished = self._finished, []
         for execution, verdict in finished:
             execution.finish(verdict)
-
-
-def _call(execution: WorkerExecution) -> ReportedOutcome:
-    function = execution.function
-    assert function is not None
-    if not execution.begin():
-        return RELEASED
-    try:
-        call = function.signature.unpack(execution.leased.payload, execution.context)
-        around = contextvars.copy_context()
-        around.run(entered, execution.context)
-        return success(around.run(function.function, *call.args, **call.kwargs))
-    except HandlerInterrupt as problem:
-        return failure(problem)
-    except BaseException as problem:
-        log_traceback(execution.context, problem)
-        return failure(problem)
