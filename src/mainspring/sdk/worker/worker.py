@@ -129,9 +129,9 @@ class Worker:
     def _build(self) -> None:
         loop = asyncio.get_running_loop()
         options = self.options
-        functions = self.app.functions if self.app is not None else {}
-        heavy = [name for name, function in functions.items() if function.options.cpu_bound]
-        light = [name for name in functions if name not in heavy]
+        self._functions = self.app.functions if self.app is not None else {}
+        heavy = [name for name, made in self._functions.items() if made.options.cpu_bound]
+        light = [name for name in self._functions if name not in heavy]
         environment = child_environment(self.address)
         self._loop_runner = LoopRunner(loop)
         self._threads = ThreadRunner(loop)
@@ -179,17 +179,17 @@ class Worker:
         here already was given twice, because the server could not know that the first answer had
         arrived."""
         self._clock.sample(tasks[-1])
-        arrived = []
+        margin, arrived = self._clock.margin, []
         for leased in tasks:
             key = (leased.id, leased.fence)
             if key not in self._keys and key not in self._done:
-                execution = self._execution_of(leased)
+                execution = self._execution_of(leased, margin)
                 self._keys.add(key)
                 self._executions[execution] = lane
                 arrived.append(execution)
         return arrived
 
-    def _execution_of(self, leased: Leased) -> WorkerExecution:
+    def _execution_of(self, leased: Leased, margin: float) -> WorkerExecution:
         name = leased.target.name or (leased.target.argv or [""])[0]
         context = Context(
             leased.id,
@@ -201,16 +201,18 @@ class Worker:
             said=partial(self._logs.line_of, leased),
             details=leased.context,
         )
-        functions = self.app.functions if self.app is not None else {}
-        function = functions.get(leased.target.name or "")
+        function = self._functions.get(leased.target.name or "")
         runner = self._runner_of(leased, function)
-        lease_end = self._clock.local(leased.lease_until)
-        execution = WorkerExecution(
-            leased, lease_end, context, function, runner or _NoRunner(), self._on_finished
+        return WorkerExecution(
+            leased,
+            self._clock.local(leased.lease_until),
+            context,
+            function,
+            runner or _NoRunner(),
+            self._on_finished,
+            margin,
+            arriving=True,
         )
-        execution.margin = self._clock.margin
-        execution.arriving = True
-        return execution
 
     def begin_all(self, arrived: Sequence[WorkerExecution]) -> None:
         """Start the executions of one answer."""
