@@ -19,8 +19,8 @@ DEFAULT_PORTS = "80,443,1024-65535"
 
 _REMEMBERED = 10_000
 
-_FORBIDDEN_V4 = tuple(
-    (IPv4Network(network), why)
+_FORBIDDEN = {
+    ip_network(network): why
     for network, why in (
         ("0.0.0.0/8", "is on this network"),
         ("10.0.0.0/8", "is private"),
@@ -38,11 +38,6 @@ _FORBIDDEN_V4 = tuple(
         ("203.0.113.0/24", "is for documentation"),
         ("224.0.0.0/4", "is multicast"),
         ("240.0.0.0/4", "is reserved"),
-    )
-)
-_FORBIDDEN_V6 = tuple(
-    (IPv6Network(network), why)
-    for network, why in (
         ("::/128", "is unspecified"),
         ("::1/128", "is loopback"),
         ("64:ff9b::/96", "is translated by NAT64"),
@@ -57,7 +52,7 @@ _FORBIDDEN_V6 = tuple(
         ("fec0::/10", "is site-local"),
         ("ff00::/8", "is multicast"),
     )
-)
+}
 _GLOBAL_V6 = IPv6Network("2000::/3")
 _COMPATIBLE_V6 = IPv6Network("::/96")
 
@@ -161,7 +156,6 @@ def _within(address: Address, networks: Iterable[Network]) -> bool:
 
 
 def _forbidden(address: Address) -> str | None:
-    if isinstance(address, IPv4Address):
-        return next((why for network, why in _FORBIDDEN_V4 if address in network), None)
-    otherwise = None if address in _GLOBAL_V6 else "is reserved"
-    return next((why for network, why in _FORBIDDEN_V6 if address in network), otherwise)
+    reserved = isinstance(address, IPv6Address) and address not in _GLOBAL_V6
+    otherwise = "is reserved" if reserved else None
+    return next((why for network, why in _FORBIDDEN.items() if address in network), otherwise)
