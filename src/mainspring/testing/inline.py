@@ -10,7 +10,7 @@ import msgspec
 
 from mainspring.sdk.context import Context, HandlerLogLine, entered
 from mainspring.sdk.functions import TaskFunction
-from mainspring.sdk.worker.outcomes import ReportedOutcome, failure, success
+from mainspring.sdk.worker.outcomes import ReportedOutcome, failed, failure, success
 from mainspring.testing.memory import MemoryApi
 
 
@@ -88,7 +88,7 @@ def _call(function: TaskFunction[..., Any], payload: bytes, context: Context) ->
     except TimeoutError as problem:
         if context.remaining > 0:
             return failure(problem)
-        return ReportedOutcome("failed", None, "timeout", "it took too long")
+        return failed("timeout", "it took too long")
     except Exception as problem:
         return failure(problem)
 

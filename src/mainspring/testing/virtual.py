@@ -32,7 +32,7 @@ from mainspring.errors import NotFound
 from mainspring.sdk.app import App
 from mainspring.sdk.context import Context, HandlerLogLine, entered
 from mainspring.sdk.functions import TaskFunction
-from mainspring.sdk.worker.outcomes import ReportedOutcome, failure, success
+from mainspring.sdk.worker.outcomes import ReportedOutcome, failed, failure, success
 from mainspring.testing.loop import VirtualLoop
 from mainspring.testing.memory import MemoryApi
 from mainspring.testing.schedules import VirtualSchedules
@@ -236,9 +236,7 @@ class VirtualTime:
         now = self._loop.clock()
         task = self.tasks[execution.id]
         self._running.pop(task.id, None)
-        verdict = (
-            ReportedOutcome("failed", None, "cancelled") if done.cancelled() else done.result()
-        )
+        verdict = failed("cancelled", "") if done.cancelled() else done.result()
         report = _report(execution, verdict, began.timestamp(), now, done.cancelled())
         outcome = decide_outcome(report, self._rng)
         result = None if verdict.result is None else msgspec.json.decode(verdict.result)
@@ -331,9 +329,7 @@ async def _run(
     if task.target["type"] != "handler":
         return success(None)  # what it would call is outside of this world
     if function is None:
-        return ReportedOutcome(
-            "failed", None, "unknown", f"the app has no task {task.handler!r}", False
-        )
+        return failed("unknown", f"the app has no task {task.handler!r}", retryable=False)
     try:
         call = function.signature.unpack(task.payload, context)
         async with asyncio.timeout(within) as limit:
@@ -341,7 +337,7 @@ async def _run(
             return success(await value if function.is_async else value)
     except TimeoutError as problem:
         if limit.expired():
-            return ReportedOutcome("failed", None, "timeout", f"not done within {within:g} s")
+            return failed("timeout", f"not done within {within:g} s")
         return failure(problem)
     except Exception as problem:
         return failure(problem)

@@ -18,7 +18,13 @@ import msgspec
 from mainspring.errors import NonRetryable
 from mainspring.sdk.worker.allowlist import Allowlist, Command
 from mainspring.sdk.worker.execution import WorkerExecution
-from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, RELEASED, ReportedOutcome, failure
+from mainspring.sdk.worker.outcomes import (
+    LONGEST_MESSAGE,
+    RELEASED,
+    ReportedOutcome,
+    failed,
+    failure,
+)
 from mainspring.subprocesses import killed_with_parent
 
 _CHUNK = 2**16
@@ -68,7 +74,7 @@ class CommandRunner:
             return
         except OSError as problem:
             message = f"it cannot be started: {problem}"
-            execution.finish(ReportedOutcome("failed", None, "not-started", message))
+            execution.finish(failed("not-started", message))
             return
         self._running[execution] = program, command
         try:
@@ -167,7 +173,7 @@ async def _watch(
     how = f"signal {-status}" if status < 0 else f"exit status {status}"
     message = f"{how}: {output.last}" if output.last else how
     retryable = status not in command.permanent
-    return ReportedOutcome("failed", None, "exit-status", message[:LONGEST_MESSAGE], retryable)
+    return failed("exit-status", message[:LONGEST_MESSAGE], retryable=retryable)
 
 
 class _Output:

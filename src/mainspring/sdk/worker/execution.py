@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from mainspring.clock import monotonic, wall_clock
-from mainspring.sdk.worker.outcomes import RELEASED, Ending, ReportedOutcome, ended
+from mainspring.sdk.worker.outcomes import RELEASED, Ending, ReportedOutcome, ended, failed
 
 if TYPE_CHECKING:
     from mainspring.sdk.context import Context
@@ -146,4 +146,4 @@ class WorkerExecution:
     def give_up(self) -> None:
         """Report it although it does not end; whatever it still does has no effect."""
         assert self.ending is not None
-        self.finish(ReportedOutcome("failed", None, "stuck", "it did not stop when it was told to"))
+        self.finish(failed("stuck", "it did not stop when it was told to"))

@@ -37,6 +37,13 @@ DONE = ReportedOutcome("succeeded", b"null")
 RELEASED = ReportedOutcome("released")
 
 
+def failed(
+    code: str, message: str, *, retryable: bool = True, retry_after: float | None = None
+) -> ReportedOutcome:
+    """Return the outcome of an execution that failed."""
+    return ReportedOutcome("failed", None, code, message, retryable, retry_after)
+
+
 def success(value: Any) -> ReportedOutcome:
     """Return the outcome of a handler that returned."""
     if value is None:
@@ -45,7 +52,7 @@ def success(value: Any) -> ReportedOutcome:
         return ReportedOutcome("succeeded", encode(value))
     except InvalidArguments as problem:
         message = _short(f"it returned {type(value).__name__}: {problem}")
-        return ReportedOutcome("failed", None, "bad-result", message, retryable=False)
+        return failed("bad-result", message, retryable=False)
 
 
 def failure(problem: BaseException) -> ReportedOutcome:
@@ -56,15 +63,13 @@ def failure(problem: BaseException) -> ReportedOutcome:
         message = "it cannot be told"
     match problem:
         case NonRetryable():
-            return ReportedOutcome(
-                "failed", None, "failed", message or "it said so", retryable=False
-            )
+            return failed("failed", message or "it said so", retryable=False)
         case RetryAfter():
-            return ReportedOutcome("failed", None, "failed", message, retry_after=problem.delay)
+            return failed("failed", message, retry_after=problem.delay)
         case InvalidArguments():
-            return ReportedOutcome("failed", None, "bad-payload", message, retryable=False)
+            return failed("bad-payload", message, retryable=False)
     name = type(problem).__name__
-    return ReportedOutcome("failed", None, "failed", f"{name}: {message}" if message else name)
+    return failed("failed", f"{name}: {message}" if message else name)
 
 
 def _short(text: str) -> str:
@@ -75,13 +80,11 @@ def ended(why: Ending, timeout: float) -> ReportedOutcome | None:
     """Return the outcome of an execution that was ended from outside; None where none counts."""
     match why:
         case "timeout":
-            return ReportedOutcome("failed", None, "timeout", f"not done within {timeout:g} s")
+            return failed("timeout", f"not done within {timeout:g} s")
         case "cancelled":
-            return ReportedOutcome(
-                "failed", None, "cancelled", "it was asked to stop", retryable=False
-            )
+            return failed("cancelled", "it was asked to stop", retryable=False)
         case "memory":
-            return ReportedOutcome("failed", None, "memory", "it used more memory than it may")
+            return failed("memory", "it used more memory than it may")
         case "released":
             return RELEASED
         case "lost":

@@ -14,7 +14,7 @@ import msgspec
 from mainspring.sdk.worker.child import ChildMessage, RunRequest
 from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.options import WorkerOptions
-from mainspring.sdk.worker.outcomes import RELEASED, ReportedOutcome
+from mainspring.sdk.worker.outcomes import RELEASED, ReportedOutcome, failed
 from mainspring.sdk.worker.worker_info import memory_mb_of
 
 _LONGEST_LINE = 256 * 2**20
@@ -147,8 +147,8 @@ async def _converse(child: Child, execution: WorkerExecution) -> ReportedOutcome
 async def _post_mortem(child: Child | None, problem: Exception) -> ReportedOutcome:
     """Return why a process ended."""
     if child is None:
-        return ReportedOutcome("failed", None, "crashed", f"no process could be started: {problem}")
+        return failed("crashed", f"no process could be started: {problem}")
     child.kill()
     status = await child.process.wait()
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-    return ReportedOutcome("failed", None, "crashed", f"its process {how} during the execution")
+    return failed("crashed", f"its process {how} during the execution")

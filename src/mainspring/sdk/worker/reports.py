@@ -27,7 +27,7 @@ from mainspring.sdk.context import HandlerLogLine
 from mainspring.sdk.encoding import sendable
 from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.nodes import Nodes
-from mainspring.sdk.worker.outcomes import ReportedOutcome
+from mainspring.sdk.worker.outcomes import failed
 from mainspring.sdk.worker.protocol import LOGS, REPORTS, Leased
 from mainspring.wire.workers import (
     ErrorIn,
@@ -144,9 +144,7 @@ class Reporter:
         if execution.verdict is not None and execution.verdict.code != "bad-report":
             message = f"the server refused the report: {refused}"
             log.warning("task %s has failed: %s", execution.leased.id, message)
-            execution.verdict = ReportedOutcome(
-                "failed", None, "bad-report", message[:1000], retryable=False
-            )
+            execution.verdict = failed("bad-report", message[:1000], retryable=False)
             return batch
         await asyncio.sleep(_PAUSE)
         return self._still_ours(batch)
