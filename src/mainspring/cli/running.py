@@ -1,4 +1,4 @@
-"""What every command does: read the settings, run, and say what went wrong in one line each."""
+"""The frame of every command: read the settings, run, and print errors in one line each."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -14,7 +14,7 @@ from mainspring.sdk.client import Client
 from mainspring.sdk.environment import AddressFields
 
 _TIMEOUT = 5.0
-"""Seconds: somebody sits and waits, and would rather hear that nobody answers."""
+"""Seconds: a person waits, who would rather know that there is no answer."""
 
 
 def load_config(**overrides: Any) -> Config:

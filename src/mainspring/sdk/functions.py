@@ -27,12 +27,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}")
-"""What the API takes as the name of a handler."""
+"""Names of handlers that the API accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a function's tasks are run; None leaves it to the server."""
+    """Options of a function's tasks; None leaves one to the server."""
 
     queue: str | None = None
     retries: int | Retry | None = None
@@ -95,7 +95,7 @@ def _codes(function: Any) -> tuple[Any, Any]:
 
 
 class TaskFunction(Generic[P, R]):
-    """What `@app.task` makes of a function. Calling it calls the function."""
+    """A function that `@app.task` made a task. Calling it calls the function."""
 
     __name__: str
 

@@ -1,4 +1,4 @@
-"""What a task calls, and what its fields are, as a caller writes them."""
+"""Targets and fields of tasks and schedules, as a caller writes them."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -32,7 +32,7 @@ class Concurrency(TypedDict, total=False):
 
 
 class Requires(TypedDict, total=False):
-    """What a worker must offer beside the handler."""
+    """Requirements on a worker besides the handler."""
 
     tags: list[str]
     memory_mb: int
@@ -64,7 +64,7 @@ class TaskFields(TemplateFields, total=False):
 
 
 class TaskChanges(TaskFields, total=False):
-    """What may be changed of a task before it starts."""
+    """The fields of a task that can be changed before it starts."""
 
     target: Target
 
@@ -91,7 +91,7 @@ class ScheduleFields(TypedDict, total=False):
 
 
 class ScheduleChanges(ScheduleFields, total=False):
-    """What may be changed of a schedule."""
+    """The fields of a schedule that can be changed."""
 
     name: str
     task: Mapping[str, Any]

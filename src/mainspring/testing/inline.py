@@ -16,7 +16,7 @@ from mainspring.testing.memory import MemoryApi
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """The outcome of an execution, as the server would hear it."""
+    """The outcome of an execution, as it would be reported."""
 
     status: str
     result: Any = None

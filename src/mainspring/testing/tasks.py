@@ -153,7 +153,7 @@ class VirtualTask:
             self.due = self.due if outcome.delay is None else now + outcome.delay
 
     def details(self) -> dict[str, Any]:
-        """Return what a worker tells the handler beside."""
+        """Return what else a worker tells the handler."""
         if self.nominal is None:
             return {}
         return {"schedule_id": str(self.schedule_id), "nominal_at": utc(self.nominal)}

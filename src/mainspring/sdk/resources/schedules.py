@@ -164,7 +164,7 @@ class Schedules(ApiResource[F]):
 
     @both
     async def run(self, schedule_id: UUID | str) -> Task:
-        """Make one task of it now, beside its timetable."""
+        """Create a task of it now, besides its timetable."""
         return await self._call("POST", self._at(schedule_id, "run"), answer=Task)
 
     @both

@@ -31,7 +31,7 @@ class Command(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Patterns, one of which each argument must match whole."""
     directory: str | None = None
     environment: dict[str, str] = {}
-    """All that the program's environment has, beside PATH, HOME, LANG and the task's own."""
+    """The program's whole environment, besides PATH, HOME, LANG and the task's own."""
     inherit: list[str] = []
     """Variables of the worker's environment that are passed on."""
     stdin: Literal["payload", "none"] = "payload"

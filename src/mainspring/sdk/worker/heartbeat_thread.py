@@ -50,10 +50,10 @@ _LARGEST_PROGRESS = 10_000
 """Bytes, as the server has it."""
 _SHOWN = 1000
 EXIT_BLOCKED = 75
-"""The exit status of a worker that cannot go on and has nobody to begin anew for it."""
+"""The exit status of a worker that cannot go on and that nothing restarts."""
 
 _ANNOUNCE_AFTER = 0.5
-"""Seconds after which the server is told that one began: most are over by then."""
+"""Seconds after which a start is reported to the server: most executions are over by then."""
 _LONGEST_PAUSE = 0.25
 _SOON = 0.005
 _AFTER_ERROR = 0.2
@@ -144,7 +144,7 @@ class HeartbeatThread(threading.Thread):
         pause = max(0.05, min(_LONGEST_PAUSE, self._clock.lease / 12))
         self._wake.wait(_SOON if self._suspects else pause)
         if not self._to_announce and not self._suspects:
-            # Interruptions in quick succession are one.
+            # Interruptions in quick succession count as one.
             sleep(max(0.0, began + pause / 2 - monotonic()))
         self._wake.clear()
 

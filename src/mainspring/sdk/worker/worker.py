@@ -35,7 +35,7 @@ log = logging.getLogger("mainspring.worker")
 
 _TICK = 0.1
 _STOP_WITHIN = 3.0
-"""Seconds that an execution has to end after it was told to."""
+"""Seconds that an execution has to end after it was asked to."""
 _FLUSH_WITHIN = 10.0
 _INTRODUCE_EVERY = 10.0
 _REFRESH_EVERY = 5.0
