@@ -105,28 +105,21 @@ def retry_after(value: str | None, now: float) -> float | None:
 
 
 def _troubled(reply: TransferReply, on: Iterable[int | str] | None) -> ResponseVerdict:
-    match reply.trouble:
-        case "timeout":
-            error = TaskError("timeout", reply.message)
-            retryable = on is None or "timeout" in on
-            return ResponseVerdict(Outcome.TIMED_OUT, error, retryable, None)
-        case "blocked":
-            return ResponseVerdict(
-                Outcome.FAILED, TaskError("egress-blocked", reply.message), False, None
-            )
-        case trouble:
-            error = TaskError(trouble or "connection", reply.message)
-            retryable = on is None or "connection" in on
-            return ResponseVerdict(Outcome.FAILED, error, retryable, None)
+    if reply.trouble == "blocked":
+        error = TaskError("egress-blocked", reply.message)
+        return ResponseVerdict(Outcome.FAILED, error, False, None)
+    timed_out = reply.trouble == "timeout"
+    outcome = Outcome.TIMED_OUT if timed_out else Outcome.FAILED
+    retryable = on is None or ("timeout" if timed_out else "connection") in on
+    error = TaskError(reply.trouble or "connection", reply.message)
+    return ResponseVerdict(outcome, error, retryable, None)
 
 
 def _status_error(status: int, wait: float | None) -> TaskError:
-    asked = "" if wait is None else f" and asked to wait {wait:.0f} s"
+    note = "" if wait is None else f" and asked to wait {wait:.0f} s"
     if 300 <= status < 400:
-        return TaskError(
-            f"http-{status}", f"the receiver answered {status}: redirects are not followed"
-        )
-    return TaskError(f"http-{status}", f"the receiver answered {status}{asked}")
+        note = ": redirects are not followed"
+    return TaskError(f"http-{status}", f"the receiver answered {status}{note}")
 
 
 def _body(reply: TransferReply) -> object:

@@ -4,32 +4,35 @@ import asyncio
 import contextvars
 from collections.abc import Coroutine
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from mainspring.sdk.context import entered
 from mainspring.sdk.worker.execution import WorkerExecution
-from mainspring.sdk.worker.outcomes import RELEASED, failure, log_traceback, success
+from mainspring.sdk.worker.outcomes import (
+    RELEASED,
+    ReportedOutcome,
+    failure,
+    log_traceback,
+    success,
+)
 
 
-class HandlerExit(NamedTuple):
-    """What a handler raised to end its whole process, as `sys.exit` does."""
-
-    problem: BaseException
-
-
-class NotBegun:
-    """Returned in place of a handler's result where it may not begin any more."""
-
-
-async def _run_handler(execution: WorkerExecution, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a handler. A task that raises these two would end the event loop, and all executions."""
+async def _run_handler(
+    execution: WorkerExecution, coroutine: Coroutine[Any, Any, Any]
+) -> ReportedOutcome:
+    """Run a handler and return the outcome, also of `sys.exit`: a task that raised SystemExit or
+    KeyboardInterrupt would end the event loop, and all other executions with it."""
     if not execution.begin():
         coroutine.close()
-        return NotBegun
+        return RELEASED
     try:
-        return await coroutine
-    except (SystemExit, KeyboardInterrupt) as problem:
-        return HandlerExit(problem)
+        return success(await coroutine)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as problem:
+        if execution.ending is None:
+            log_traceback(execution.context, problem)
+        return failure(problem)
 
 
 class LoopRunner:
@@ -62,25 +65,13 @@ class LoopRunner:
         if execution.handle is not None:
             execution.handle.cancel()
 
-    def _done(self, execution: WorkerExecution, task: "asyncio.Task[Any]") -> None:
+    def _done(self, execution: WorkerExecution, task: "asyncio.Task[ReportedOutcome]") -> None:
         del self.executions[task]
         if task.cancelled():
             # By us, and then `ending` says why; or by itself, which nobody asked for.
-            own = execution.ending is None
-            execution.finish(
-                failure(asyncio.CancelledError("it cancelled itself")) if own else RELEASED
-            )
-            return
-        problem = task.exception()
-        value = None if problem is not None else task.result()
-        if value is NotBegun:
-            execution.finish(RELEASED)
-            return
-        if isinstance(value, HandlerExit):
-            problem = value.problem
-        if problem is None:
-            execution.finish(success(value))
-            return
-        if execution.ending is None:
-            log_traceback(execution.context, problem)
-        execution.finish(failure(problem))
+            own = failure(asyncio.CancelledError("it cancelled itself"))
+            execution.finish(own if execution.ending is None else RELEASED)
+        elif (problem := task.exception()) is not None:  # interrupted while its end was handled
+            execution.finish(failure(problem))
+        else:
+            execution.finish(task.result())
