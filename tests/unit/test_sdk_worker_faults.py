@@ -412,7 +412,7 @@ async def test_a_process_does_not_outlive_its_worker(tmp_path: Path) -> None:
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    order = child.RunRequest(uuid4(), 1, 1, "spin", b"{}", 30.0)
+    order = child.ChildRequest(uuid4(), 1, 1, "spin", b"{}", 30.0)
     process.stdin.write(msgspec.json.encode(order) + b"\n")
     word = msgspec.json.decode(await process.stdout.readline(), type=child.ChildMessage)
     process.stdin.close()
@@ -429,7 +429,7 @@ def test_a_process_outlives_what_json_does_not_know() -> None:
     def fail() -> None:
         raise FileNotFoundError("\udcff")
 
-    order = child.RunRequest(uuid4(), 1, 1, "fail", b"{}", 30.0)
+    order = child.ChildRequest(uuid4(), 1, 1, "fail", b"{}", 30.0)
     out = BytesIO()
     child.serve(app, BytesIO(msgspec.json.encode(order) + b"\n"), child.MessageWriter(out))
     words = [

@@ -22,7 +22,7 @@ from mainspring.sdk.worker.loading import load_app
 from mainspring.sdk.worker.outcomes import ReportedOutcome, call_handler
 
 
-class RunRequest(msgspec.Struct):
+class ChildRequest(msgspec.Struct):
     """An execution for the child."""
 
     id: UUID
@@ -75,11 +75,11 @@ class _Reporting(Context):
 def serve(app: App, requests: Iterable[bytes], writer: MessageWriter) -> None:
     """Run executions, one after the other."""
     for line in requests:
-        request = msgspec.json.decode(line, type=RunRequest)
+        request = msgspec.json.decode(line, type=ChildRequest)
         writer.write(ChildMessage(verdict=_run(app, request, writer)))
 
 
-def _run(app: App, request: RunRequest, writer: MessageWriter) -> ReportedOutcome:
+def _run(app: App, request: ChildRequest, writer: MessageWriter) -> ReportedOutcome:
     def said(line: HandlerLogLine) -> None:
         writer.write(ChildMessage(line=sendable(line.message), level=line.level))
 

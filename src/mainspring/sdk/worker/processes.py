@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import msgspec
 
-from mainspring.sdk.worker.child import ChildMessage, RunRequest
+from mainspring.sdk.worker.child import ChildMessage, ChildRequest
 from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import RELEASED, ReportedOutcome, failed
@@ -119,7 +119,7 @@ class ProcessRunner:
 async def _converse(child: Child, execution: WorkerExecution) -> ReportedOutcome:
     leased, function = execution.leased, execution.function
     assert function is not None
-    request = RunRequest(
+    request = ChildRequest(
         leased.id,
         leased.fence,
         leased.attempt,
