@@ -23,7 +23,7 @@ LONGEST_FILE = 510
 LONGEST_FUNCTION = 60
 
 # Which rooms (packages, and modules at the root) each room may import from, besides itself.
-ROOTS = {"config", "errors", "clock", "lifecycle", "crash", "timezones"}
+ROOTS = {"config", "errors", "clock", "lifecycle", "crash", "subprocesses", "timezones"}
 ADAPTER = ROOTS | {"domain", "observe"}
 USE_CASE = ADAPTER | {"store", "postgres"}
 JOINER = USE_CASE | {"engine", "schedules", "workflows", "broker", "execution", "notify"}
@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"errors", "domain", "sdk"},
     "errors": set(),
     "crash": set(),
+    "subprocesses": set(),
     "clock": {"errors"},
     "config": {"errors", "domain"},
     "lifecycle": {"errors", "clock", "observe"},
@@ -39,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "domain": {"errors"},
     "engine": {"errors", "domain"},
     # The clock is a root without dependencies; a worker measures timeouts and leases with it.
-    "sdk": {"errors", "domain", "wire", "clock", "__init__"},
+    "sdk": {"errors", "domain", "wire", "clock", "subprocesses", "__init__"},
     # What users' tests import: the engine in virtual time, and a server in a process of its own.
     "testing": {"errors", "domain", "clock", "engine", "sdk"},
     "observe": ROOTS,

@@ -44,34 +44,20 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_HOMES = {
-    "mainspring.sdk.app": ("App",),
-    "mainspring.sdk.client": ("AsyncClient", "Client"),
-    "mainspring.sdk.context": ("Context", "current"),
-    "mainspring.sdk.enqueue": ("Enqueue",),
-    "mainspring.sdk.targets": ("command", "handler", "http"),
-    "mainspring.sdk.webhooks": ("verify",),
-    "mainspring.sdk.workflow": ("Workflow",),
-    "mainspring.errors": (
-        "CallFailed",
-        "Conflict",
-        "Forbidden",
-        "InvalidArguments",
-        "InvalidRequest",
-        "MainspringError",
-        "NonRetryable",
-        "NotFound",
-        "PreconditionFailed",
-        "RequestError",
-        "RetryAfter",
-        "TaskNotCompleted",
-        "TaskUnfinished",
-        "Unauthenticated",
-        "Unavailable",
-        "Unreachable",
-    ),
+_MODULES = {
+    "App": "sdk.app",
+    "AsyncClient": "sdk.client",
+    "Client": "sdk.client",
+    "Context": "sdk.context",
+    "Enqueue": "sdk.enqueue",
+    "Workflow": "sdk.workflow",
+    "command": "sdk.targets",
+    "current": "sdk.context",
+    "handler": "sdk.targets",
+    "http": "sdk.targets",
+    "verify": "sdk.webhooks",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+"""Where each name is defined; those that are not listed are errors."""
 
 __all__ = [
     "App",
@@ -110,8 +96,9 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         found: Any = version("mainspring")
-    elif name in _HOME_OF:
-        found = getattr(import_module(_HOME_OF[name]), name)
+    elif name in __all__:
+        module = import_module(f"mainspring.{_MODULES.get(name, 'errors')}")
+        found = getattr(module, name)
     else:
         raise AttributeError(f"module 'mainspring' has no attribute {name!r}")
     globals()[name] = found

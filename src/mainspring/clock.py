@@ -8,42 +8,48 @@ Leases and periodic jobs go on while the database's clock is away: the steady cl
 
 import time
 from collections import deque
+from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
 _SLEEPLESS: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class Clock(Protocol):
-    """What time it is, and how time passes."""
+    """The time, and how it passes."""
 
     def now(self) -> float:
-        """Seconds since the epoch, by the database's clock. It may stand still, or leap forward,
-        as that one does."""
+        """Return the seconds since the epoch, by the database's clock. It may stand still, or leap
+        forward, as that one does."""
         ...
 
     def measured(self) -> float:
-        """The same as it was last measured, which may run back: for judging what the database
-        itself has dated, such as leases."""
+        """Return the same as it was last measured, which may run back: for judging what the
+        database itself has dated, such as leases."""
         ...
 
     def steady(self) -> float:
-        """Seconds since some moment, by this machine's steady clock."""
+        """Return the seconds since some moment, by this machine's steady clock."""
         ...
 
 
 def monotonic() -> float:
-    """This machine's steady clock, for measuring how long things take. Where it can, it counts the
-    time that the machine sleeps, as all other clocks do."""
+    """Return this machine's steady clock, for measuring how long things take. Where it can, it
+    counts the time that the machine sleeps, as all other clocks do."""
     return time.monotonic() if _SLEEPLESS is None else time.clock_gettime(_SLEEPLESS)
 
 
 def wall_clock() -> float:
-    """This machine's own idea of the time: for talking to people, never for decisions."""
+    """Return this machine's own idea of the time: for talking to people, never for decisions."""
     return time.time()
 
 
+def utc(seconds: float) -> datetime:
+    """Return a time that is given in seconds since the epoch."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
 class StartTime(NamedTuple):
-    """When something began, by the database's clock and by the steady one."""
+    """The start of something, by the database's clock and by the steady one."""
 
     at: float
     steady: float
@@ -53,8 +59,8 @@ class StartTime(NamedTuple):
         return cls(clock.now() if at is None else at, clock.steady())
 
     def end(self, clock: Clock) -> float:
-        """When it ends, if that is now. How long it took is measured by the steady clock: the
-        database's may jump or stand still meanwhile."""
+        """Return when it ends, if that is now. How long it took is measured by the steady clock:
+        the database's may jump or stand still meanwhile."""
         return self.at + max(0.0, clock.steady() - self.steady)
 
 
@@ -127,7 +133,7 @@ class DatabaseClock:
 
     def sample(self, database_time: float, *, sent: float, received: float) -> float:
         """Take a measurement: what the database said to a question sent and answered at these
-        monotonic times. Answers by how much the database's clock jumped, 0.0 for not at all."""
+        monotonic times. Return by how much the database's clock jumped, 0.0 for not at all."""
         if self._recent and received - sent > self._SLOW_ANSWER:
             return 0.0  # a stalled machine or network tells nothing about the clock
         offset, jump = database_time - received, 0.0

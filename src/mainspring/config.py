@@ -21,7 +21,7 @@ from mainspring.errors import ConfigError
 
 PREFIX = "MAINSPRING_"
 STATEMENT_TIMEOUT = 20.0
-"""After so many seconds a statement is given up."""
+"""Seconds after which a statement is given up."""
 _MARGIN = 5.0
 
 
@@ -45,8 +45,7 @@ class Config:
         None, "the same database without a pooler, for LISTEN and migrations; default: database_url"
     )
     database_ca: str | None = setting(
-        None,
-        "PEM file: speak TLS to the database, and check its name against these authorities",
+        None, "PEM file: speak TLS to the database, and check its name against these authorities"
     )
     database_pooler: bool = setting(
         False,
@@ -97,7 +96,7 @@ class Config:
         86400.0, "how long an idempotency key is remembered", least=86400
     )
 
-    # The door
+    # The HTTP server
     tls_certificate: str | None = setting(None, "PEM file: serve https with this certificate chain")
     tls_key: str | None = setting(None, "PEM file: its key; default: in the file of the chain")
     tls_client_ca: str | None = setting(
@@ -175,7 +174,7 @@ class Config:
     )
     secrets_keys_old: str = setting("", "earlier secrets_keys, with commas, until all is resealed")
 
-    # Keeping house
+    # Housekeeping
     retention_days: int = setting(30, "days that history is kept", least=1)
     ledger_retention_days: int = setting(
         365, "days that decisions on occurrences of schedules are kept, from the decision", least=1
@@ -207,20 +206,19 @@ class Config:
 
     @property
     def read_cap(self) -> int:
-        """How many tasks of a stream are read: one more than the window holds, which tells the
-        window that there is more."""
+        """Number of tasks of a stream that are read: one more than the window holds, which tells
+        the window that there is more."""
         return self.stream_cap + 1
 
     @property
     def near(self) -> float:
-        """A write that concerns this many seconds from now wakes the owner: well beyond what the
-        owner has loaded, so that a slow statement cannot slip between the two."""
+        """Seconds from now within which a write wakes the owner: well beyond what the owner has
+        loaded, so that a slow statement cannot slip between the two."""
         return max(3 * self.look_ahead, self.look_ahead + STATEMENT_TIMEOUT + _MARGIN)
 
 
-def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
-    """The configuration of this process; overrides (from the command line) win."""
-    environ = os.environ if environ is None else environ
+def load(environ: Mapping[str, str] = os.environ, **overrides: Any) -> Config:
+    """Return the configuration of this process; overrides (from the command line) win."""
     problems: list[str] = []
     from_toml = _read_toml(environ.get(PREFIX + "CONFIG"), problems)
     values: dict[str, Any] = {}
@@ -240,12 +238,11 @@ def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
     return config
 
 
-def strangers(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Variables that look like settings and are none, each with the one that may be meant.
+def unknown_settings(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return variables that look like settings and are none, each with the one that may be meant.
 
     Not a reason to stop: an environment that several share may name settings of a newer version.
     """
-    environ = os.environ if environ is None else environ
     known = {f.name.upper() + form for f in fields(Config) for form in ("", "_FILE")} | {"CONFIG"}
     found = sorted(name[len(PREFIX) :] for name in environ if name.startswith(PREFIX))
     return [
@@ -260,9 +257,9 @@ def _meant(name: str, known: Collection[str]) -> str:
     return f"; is {PREFIX}{near[0]} meant?" if near else ""
 
 
-def environment_of_programs(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What programs that we start inherit: all but our settings, some of which are secret."""
-    environ = os.environ if environ is None else environ
+def environment_of_programs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of programs that we start: without our settings, of which some are
+    secret."""
     return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
 
 
@@ -306,7 +303,7 @@ def _parse(
     )
     try:
         value = _convert(wanted, raw)
-    except (TypeError, ValueError, OverflowError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         problems.append(f"{name}: {raw!r} is not {_WORDS[wanted]}")
         return None
     least, most = bounds["least"], bounds["most"]
@@ -323,7 +320,7 @@ _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no
 
 def _convert(wanted: type, raw: Any) -> Any:
     if wanted is bool:
-        return raw if isinstance(raw, bool) else _truth(str(raw))
+        return raw if isinstance(raw, bool) else _TRUTHS[str(raw).lower()]
     if isinstance(raw, bool) or (wanted is str and not isinstance(raw, str)):
         raise TypeError(raw)
     if wanted is int and isinstance(raw, float):
@@ -332,13 +329,6 @@ def _convert(wanted: type, raw: Any) -> Any:
     if wanted is float and not isfinite(value):
         raise ValueError(raw)
     return value
-
-
-def _truth(text: str) -> bool:
-    try:
-        return _TRUTHS[text.lower()]
-    except KeyError:
-        raise ValueError(text) from None
 
 
 def _contradictions(config: Config) -> list[str]:
@@ -350,7 +340,7 @@ def _contradictions(config: Config) -> list[str]:
         )
     if config.lease <= config.node_ttl:
         found.append(f"lease ({config.lease}) must be longer than node_ttl ({config.node_ttl})")
-    found.extend(_door_contradictions(config))
+    found.extend(_server_contradictions(config))
     if config.log_level not in {"debug", "info", "warning", "error"}:
         found.append(f"log_level: {config.log_level!r} is not debug, info, warning or error")
     if config.log_format not in {"console", "json"}:
@@ -360,7 +350,7 @@ def _contradictions(config: Config) -> list[str]:
     return found
 
 
-def _door_contradictions(config: Config) -> list[str]:
+def _server_contradictions(config: Config) -> list[str]:
     found = []
     if config.tls_certificate is None and (config.tls_key or config.tls_client_ca):
         found.append("tls_key and tls_client_ca mean nothing without tls_certificate")

@@ -31,7 +31,7 @@ POINTS = {
     "takeover.committed": "partitions are ours, nothing is loaded",
     "handover.committed": "partitions are another's, that one does not know",
 }
-"""Every crash point, and what the world looks like there."""
+"""Every crash point, and what is done by then."""
 
 
 class _Armed:
@@ -49,7 +49,7 @@ def arm(name: str | None, nth: int = 1) -> None:
 
 
 def reach(name: str) -> None:
-    """The process passes a crash point."""
+    """Pass a crash point."""
     if name != _Armed.name:
         return
     if _Armed.passes == 0:

@@ -9,7 +9,7 @@
     │   └── MigrationError   the schema is not the one this version works with
     ├── CallFailed           what a client meets when the API does not serve it
     │   ├── Unreachable          nothing answered: whether the call took effect is not known
-    │   │   └── Distrusted           who is there cannot show that it is the API
+    │   │   └── Distrusted           the other side cannot prove that it is the API
     │   └── Unavailable          it answered 429 or 5xx, again and again
     ├── TaskUnfinished       somebody waited for a task, and it did not end in time
     ├── TaskNotCompleted     somebody waited for a task, and it failed, expired or was cancelled
@@ -102,7 +102,7 @@ class Unreachable(CallFailed):
 
 
 class Distrusted(Unreachable):
-    """Who is there cannot show that it is the API, and will not when asked again."""
+    """The other side cannot prove that it is the API, and will not when asked again."""
 
     code = "distrusted"
 
@@ -144,13 +144,13 @@ class InvalidArguments(MainspringError):
 
 
 class NonRetryable(MainspringError):
-    """Raised by a handler: the task has failed for good, another try would end the same way."""
+    """Raised by a handler: the task has failed for good, running it again would not help."""
 
     code = "failed"
 
 
 class RetryAfter(MainspringError):
-    """Raised by a handler: this try failed; the next one begins after `delay` seconds or later."""
+    """Raised by a handler: it failed; the next execution begins after `delay` seconds or later."""
 
     code = "failed"
 
@@ -170,7 +170,7 @@ class Problem:
         return f"{self.pointer}: {self.detail}" if self.pointer else self.detail
 
     def at(self, pointer: str) -> Self:
-        """The same in another place."""
+        """Return the same problem in another place."""
         return replace(self, pointer=pointer)
 
 
@@ -279,8 +279,8 @@ class TooLarge(RequestError):
 
 
 def refusal(detail: str, problems: Sequence[Problem]) -> RequestError:
-    """The error for problems that were found together: where one of them is a matter of size, so is
-    the whole."""
+    """Return the error for problems that were found together: where one of them is a matter of
+    size, so is the whole."""
     large = any(isinstance(problem, Oversize) for problem in problems)
     return (TooLarge if large else InvalidRequest)(detail, problems)
 

@@ -1,4 +1,4 @@
-"""Which tz database we go by: the one that the lock pins, whatever the machine has."""
+"""The tz database in use: the one that the lock pins, whatever the machine has."""
 
 import zoneinfo
 
@@ -8,7 +8,7 @@ from mainspring.domain.schedule.zones import zone
 
 
 def version() -> str:
-    """The tz database's own name of its version, such as 2026a: they sort by age."""
+    """Return the tz database's own name of its version, such as 2026a: they sort by age."""
     return str(IANA_VERSION)
 
 

@@ -15,7 +15,7 @@ _AUTHORITIES = (
 
 
 def server_context(config: Config) -> ssl.SSLContext | None:
-    """How we prove who we are, and what we ask of clients; None: plain HTTP."""
+    """Return the server's certificate and what it asks of clients; None: plain HTTP."""
     if config.tls_certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -32,7 +32,7 @@ def server_context(config: Config) -> ssl.SSLContext | None:
 
 
 def database_context(config: Config) -> ssl.SSLContext | None:
-    """What we ask of the database: a certificate of these authorities for the name we called."""
+    """Return what the database must show: a certificate of these authorities for its name."""
     if config.database_ca is None:
         return None
     try:
@@ -46,7 +46,7 @@ def _no_password() -> str:
 
 
 def machine_authorities() -> str | None:
-    """Path of the authorities that this machine trusts: the library we bring along may have been
-    built on one that keeps them elsewhere."""
+    """Return the path of the authorities that this machine trusts: the library we bring along may
+    have been built on one that keeps them elsewhere."""
     found = ssl.get_default_verify_paths().cafile
     return found or next((path for path in _AUTHORITIES if Path(path).exists()), None)

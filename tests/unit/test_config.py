@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.config import Config, load, strangers
+from mainspring.config import Config, load, unknown_settings
 from mainspring.errors import ConfigError
 from mainspring.postgres.database import DatabaseOptions
 
@@ -112,7 +112,7 @@ def test_no_number_of_a_file_is_bent(tmp_path: Path, line: str, problem: str) ->
 def test_a_mistyped_variable_is_told_with_what_may_be_meant() -> None:
     known = ("LEASE", "LEASE_FILE", "URL", "API_KEY", "API_KEY_FILE", "API_CA", "PROXY", "CONFIG")
     environ = {f"MAINSPRING_{name}": "1" for name in (*known, "LAESE", "ZZZ", "API_KEY_FLE")}
-    assert strangers({"LAESE": "1", **environ}) == [
+    assert unknown_settings({"LAESE": "1", **environ}) == [
         "MAINSPRING_API_KEY_FLE is not a setting; is MAINSPRING_API_KEY_FILE meant?",
         "MAINSPRING_LAESE is not a setting; is MAINSPRING_LEASE meant?",
         "MAINSPRING_ZZZ is not a setting",

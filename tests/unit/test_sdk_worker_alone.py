@@ -182,7 +182,7 @@ async def test_a_suspect_that_waits_in_vain_is_released(
     first, suspect = leased(), leased(alone=True, timeout=8.0)
     await shop.nodes.give(first)
     await shop.nodes.give(suspect)
-    (attempt,) = [one for one in shop.worker._held() if one.leased is suspect]
+    (attempt,) = [one for one in shop.worker._leased() if one.leased is suspect]
     assert not shop.worker._has_waited_enough(attempt, attempt.began + 3.9)
     assert shop.worker._has_waited_enough(attempt, attempt.began + 4.1)
     attempt.end("released")

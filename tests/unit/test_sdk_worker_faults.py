@@ -32,9 +32,9 @@ from mainspring.sdk.worker import child, reports
 from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread
 from mainspring.sdk.worker.leasing import Leaser
-from mainspring.sdk.worker.loop_runner import LoopRunner, tell
+from mainspring.sdk.worker.loop_runner import LoopRunner
 from mainspring.sdk.worker.options import WorkerOptions
-from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, ReportedOutcome
+from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, ReportedOutcome, log_traceback
 from mainspring.sdk.worker.protocol import Leases, ServerClock
 from mainspring.sdk.worker.reports import LogSender, Reporter, outcome_of
 from mainspring.sdk.worker.worker import Worker
@@ -377,7 +377,7 @@ def test_a_long_traceback_keeps_its_end() -> None:
     try:
         deep(60)
     except ValueError as problem:
-        tell(Context(uuid4(), said=lines.append), problem)
+        log_traceback(Context(uuid4(), said=lines.append), problem)
     [line] = lines
     assert len(line.message) == LONGEST_MESSAGE
     assert line.message.startswith("Traceback")
@@ -412,9 +412,9 @@ async def test_a_process_does_not_outlive_its_worker(tmp_path: Path) -> None:
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    order = child.Order(uuid4(), 1, 1, "spin", b"{}", 30.0)
+    order = child.ChildRequest(uuid4(), 1, 1, "spin", b"{}", 30.0)
     process.stdin.write(msgspec.json.encode(order) + b"\n")
-    word = msgspec.json.decode(await process.stdout.readline(), type=child.Word)
+    word = msgspec.json.decode(await process.stdout.readline(), type=child.ChildMessage)
     process.stdin.close()
     async with asyncio.timeout(20):
         assert await process.wait() == -signal.SIGKILL
@@ -429,10 +429,12 @@ def test_a_process_outlives_what_json_does_not_know() -> None:
     def fail() -> None:
         raise FileNotFoundError("\udcff")
 
-    order = child.Order(uuid4(), 1, 1, "fail", b"{}", 30.0)
+    order = child.ChildRequest(uuid4(), 1, 1, "fail", b"{}", 30.0)
     out = BytesIO()
-    child.serve(app, BytesIO(msgspec.json.encode(order) + b"\n"), child._Voice(out))
-    words = [msgspec.json.decode(line, type=child.Word) for line in out.getvalue().splitlines()]
+    child.serve(app, BytesIO(msgspec.json.encode(order) + b"\n"), child.MessageWriter(out))
+    words = [
+        msgspec.json.decode(line, type=child.ChildMessage) for line in out.getvalue().splitlines()
+    ]
     assert "FileNotFoundError: ?" in (words[0].line or "")
     assert words[1].verdict == ReportedOutcome("failed", None, "failed", "FileNotFoundError: ?")
 
@@ -455,7 +457,7 @@ async def test_who_is_refused_finishes_what_it_runs(monkeypatch: pytest.MonkeyPa
                 return Leases([tasks.pop()])
             raise Unauthenticated("the key is gone")
 
-        async def compile_fast_path(self) -> None:
+        async def refresh(self) -> None:
             pass
 
         async def close(self) -> None:

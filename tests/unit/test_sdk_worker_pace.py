@@ -78,7 +78,7 @@ class Refusing:
     async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
         return await self.nodes.ask(url, body), 0
 
-    def held_tries(self, most: int) -> list[tuple[UUID, int]] | None:
+    def leased_executions(self, most: int) -> list[tuple[UUID, int]] | None:
         return []
 
     def about(self) -> AboutIn | None:

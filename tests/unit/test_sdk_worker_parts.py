@@ -186,7 +186,7 @@ class Home:
             lane.take()
         return answer, len(answer.tasks)
 
-    def held_tries(self, most: int) -> list[tuple[UUID, int]] | None:
+    def leased_executions(self, most: int) -> list[tuple[UUID, int]] | None:
         return []
 
     def about(self) -> None:
@@ -468,10 +468,10 @@ async def test_a_task_that_is_given_twice_runs_once(monkeypatch: pytest.MonkeyPa
     worker.begin_all(worker.register([task, task], lane))
     worker.begin_all(worker.register([task], lane))
     assert (len(started), lane.running) == (1, 1)
-    assert worker.held_tries(10) == [(task.id, task.fence)]
+    assert worker.leased_executions(10) == [(task.id, task.fence)]
     started[0].end("lost")
     started[0].finish(ReportedOutcome("succeeded", b"1"))
-    assert worker.held_tries(10) == []
+    assert worker.leased_executions(10) == []
     worker.begin_all(worker.register([task], lane))  # an answer that was slower than the task
     assert (len(started), lane.running) == (1, 0)
     worker._heartbeats.stop()

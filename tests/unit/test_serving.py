@@ -96,7 +96,7 @@ async def test_a_node_without_its_api_stops(monkeypatch: pytest.MonkeyPatch) -> 
     async def start(_config: Config) -> Ending:
         return server
 
-    monkeypatch.setattr(serving, "begin", lambda _config: asyncio.Event())
+    monkeypatch.setattr(serving, "set_up", lambda _config: asyncio.Event())
     monkeypatch.setattr(serving, "start", start)
     with pytest.raises(ServerError, match="served no more"):
         await serving.serve(Config())

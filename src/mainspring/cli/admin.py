@@ -5,8 +5,10 @@ from typing import Annotated, Any
 import typer
 
 from mainspring.cli.output import Format, Output, show, show_one
-from mainspring.cli.running import client, load_config, reporting, run
+from mainspring.cli.running import client, reporting, run_with_config
+from mainspring.config import Config
 from mainspring.sdk.calling import part
+from mainspring.sdk.encoding import present
 
 tenants = typer.Typer(help="Tenants, with an operator's key.", no_args_is_help=True)
 keys = typer.Typer(help="Keys of a tenant, with an admin's key.", no_args_is_help=True)
@@ -20,20 +22,19 @@ _KeyName = Annotated[str | None, typer.Option(help="A name for people.")]
 def create_tenant(
     name: _Name,
     weight: Annotated[int | None, typer.Option(help="Its share against others' (1).")] = None,
-    max_running: Annotated[int | None, typer.Option(help="Most tasks at once.")] = None,
+    max_running: Annotated[int | None, typer.Option(help="Maximum of running tasks.")] = None,
     spread: Annotated[int | None, typer.Option(help="Partitions that share the limit.")] = None,
     output: Output = Format.table,
 ) -> None:
-    """Make a tenant, and show its first key this once."""
-    wanted = {"name": name, "weight": weight, "max_running": max_running, "spread": spread}
-    body = {field: value for field, value in wanted.items() if value is not None}
+    """Create a tenant, and show its first key this once."""
+    body = present(name=name, weight=weight, max_running=max_running, spread=spread)
     with reporting():
         show_one(client().call("POST", "/v1/tenants", body), output)
 
 
 @tenants.command("list")
 def list_tenants(output: Output = Format.table) -> None:
-    """All tenants, newest first."""
+    """List all tenants, newest first."""
     columns = ("id", "name", "weight", "max_running", "spread", "created_at")
     with reporting():
         show(every("/v1/tenants"), columns, output)
@@ -44,7 +45,7 @@ def delete_tenant(
     tenant: Annotated[str, typer.Argument(help="Its id.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Let a tenant go, with everything it owns."""
+    """Delete a tenant with everything it owns."""
     if not yes:
         typer.confirm(f"Delete tenant {tenant} and all it owns?", abort=True)
     with reporting():
@@ -60,19 +61,16 @@ def create_key(
     ] = None,
     output: Output = Format.table,
 ) -> None:
-    """Make a key, and show it this once."""
-    body: dict[str, object] = {"scopes": scope}
-    if name is not None:
-        body["name"] = name
-    if expires_in is not None:
-        body["expires_in"] = float(expires_in) if expires_in.isdecimal() else expires_in
+    """Create a key, and show it this once."""
+    seconds = float(expires_in) if expires_in and expires_in.isdecimal() else expires_in
+    body = present(scopes=scope, name=name, expires_in=seconds)
     with reporting():
         show_one(client().call("POST", "/v1/keys", body), output)
 
 
 @keys.command("list")
 def list_keys(output: Output = Format.table) -> None:
-    """All keys, newest first, those that have ended too."""
+    """List all keys, newest first, those that have ended too."""
     columns = ("id", "prefix", "name", "scopes", "expires_at", "last_used_at", "revoked_at")
     with reporting():
         show(every("/v1/keys"), columns, output)
@@ -80,7 +78,7 @@ def list_keys(output: Output = Format.table) -> None:
 
 @keys.command("revoke")
 def revoke_key(key: Annotated[str, typer.Argument(help="Its id.")]) -> None:
-    """End a key now."""
+    """Revoke a key now."""
     with reporting():
         client().call("DELETE", f"/v1/keys/{part(key)}")
 
@@ -93,42 +91,40 @@ def rotate_key(
     ] = None,
     output: Output = Format.table,
 ) -> None:
-    """Make a key in place of another, and show it this once."""
-    body = {} if grace is None else {"grace": grace}
+    """Create a key in place of another, and show it this once."""
     with reporting():
-        show_one(client().call("POST", f"/v1/keys/{part(key)}/rotate", body), output)
+        path = f"/v1/keys/{part(key)}/rotate"
+        show_one(client().call("POST", path, present(grace=grace)), output)
 
 
 @operator_key.command("create")
 def create_operator_key(name: _KeyName = None) -> None:
-    """Make an operator's key in the database that DATABASE_URL names, and print it this once."""
-    config = load_config()
+    """Create an operator's key in the database that DATABASE_URL names, and print it this once."""
 
-    from mainspring.wiring import commands
+    async def work(config: Config) -> None:
+        from mainspring.wiring import commands
 
-    async def work() -> None:
         typer.echo(await commands.create_operator_key(config, name))
 
-    run(work)
+    run_with_config(work)
 
 
 @operator_key.command("revoke")
 def revoke_operator_key(key: Annotated[str, typer.Argument(help="Its id or the key.")]) -> None:
-    """End an operator's key, in the database that DATABASE_URL names."""
-    config = load_config()
+    """Revoke an operator's key, in the database that DATABASE_URL names."""
 
-    from mainspring.wiring import commands
+    async def work(config: Config) -> None:
+        from mainspring.wiring import commands
 
-    async def work() -> None:
         if not await commands.revoke_operator_key(config, key):
             typer.echo("mainspring: there is no such operator's key", err=True)
             raise typer.Exit(1)
 
-    run(work)
+    run_with_config(work)
 
 
 def every(path: str) -> list[Any]:
-    """All items of a list, page after page."""
+    """Return all items of a list, page after page."""
     items: list[Any] = []
     cursor = None
     while True:

@@ -22,7 +22,7 @@ _EGRESS = "127.0.0.0/8,::1/128"
 
 
 def default_data() -> Path:
-    """Where the data lives unless somebody says so."""
+    """Return the default directory of the data."""
     try:
         return Path.home() / ".mainspring" / "dev"
     except RuntimeError:
@@ -30,8 +30,8 @@ def default_data() -> Path:
 
 
 def for_development(config: Config) -> Config:
-    """The settings without what they say of other databases: the private one alone is migrated and
-    used, whatever this shell was told about the one in production."""
+    """Return the settings without what they say of other databases: the private one alone is
+    migrated and used, whatever this shell was told about the one in production."""
     return replace(
         config,
         database_url="",  # known once it runs
@@ -47,14 +47,14 @@ def for_development(config: Config) -> Config:
 
 async def develop(config: Config, data: Path) -> None:
     """Run until SIGTERM or Ctrl-C, which end a start that takes long as well."""
-    stop = serving.begin(config)
+    stop = serving.set_up(config)
     development = _Development(config, data)
     try:
-        server = await serving.before(stop, development.start())
+        server = await serving.run_unless_stopped(stop, development.start())
         if server is None:
             return
         try:
-            await serving.before(stop, development.watch(server))
+            await serving.run_unless_stopped(stop, development.watch(server))
         finally:
             typer.echo("stopping …")
             await server.stop()
@@ -87,7 +87,7 @@ class _Development:
     async def watch(self, server: Server) -> None:
         """Keep the database running; raises when it, or the node, cannot go on."""
         tasks = [asyncio.create_task(work) for work in (self._database.keep(), server.ended())]
-        await serving.first(*tasks)
+        await serving.wait_for_first(*tasks)
         for task in tasks:
             if not task.cancelled():
                 task.result()
@@ -96,7 +96,7 @@ class _Development:
         await self._database.stop()
 
     async def _add_key(self, server: Server) -> str:
-        """The key of tenant `default` with all scopes that is also an operator.
+        """Add the key of tenant `default` with all scopes that is also an operator.
 
         It is the one the user chose, or else one that is made once and kept beside the data.
         """
@@ -114,8 +114,8 @@ class _Development:
 
 
 def kept(file: Path, make: Callable[[], str]) -> str:
-    """A secret that is made once. It appears whole or not at all, and an empty one, as a full disk
-    may have left it, is none."""
+    """Return a secret that is made once. It appears whole or not at all, and an empty one, as a
+    full disk may have left it, is none."""
     found = file.read_text().strip() if file.exists() else ""
     return found or _keep(file, make())
 

@@ -19,11 +19,11 @@ _NEWS = ("webhook-id", "x-mainspring-attempt", "x-mainspring-fence", "x-mainspri
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """How the receiver answers."""
+    """Options of the receiver."""
 
     secret: str | None = None
     fail: int = 0
-    """So many requests are answered with 503 before the others are answered as usual."""
+    """Number of requests that are answered with 503 before the others are served."""
     status: int = 200
     delay: float = 0.0
     stop: threading.Event = field(default_factory=threading.Event)
@@ -58,7 +58,7 @@ def _handler(behaviour: Behaviour) -> type[BaseHTTPRequestHandler]:
             size = int(self.headers.get("Content-Length") or 0)
             body = self.rfile.read(min(size, _LONGEST_BODY))
             status = 503 if number <= behaviour.fail else behaviour.status
-            typer.echo(_story(number, self, body, behaviour.secret, status))
+            typer.echo(_describe(number, self, body, behaviour.secret, status))
             behaviour.stop.wait(behaviour.delay)
             answer = b'{"received": true}' if status < 400 else b'{"received": false}'
             self.send_response(status)
@@ -71,12 +71,12 @@ def _handler(behaviour: Behaviour) -> type[BaseHTTPRequestHandler]:
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = handle_any  # noqa: N815
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """Silence: the story of each request is printed by us."""
+            """Silence: each request is printed by us."""
 
     return Handler
 
 
-def _story(
+def _describe(
     number: int, request: BaseHTTPRequestHandler, body: bytes, secret: str | None, status: int
 ) -> str:
     headers = dict(request.headers.items())

@@ -2,7 +2,6 @@
 
 import atexit
 import gc
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,9 @@ import typer
 
 from mainspring import __version__
 from mainspring.cli import admin
-from mainspring.cli.running import explaining, load_config, reporting, run
+from mainspring.cli.running import explaining, load_config, reporting, run, run_with_config
+from mainspring.config import Config
+from mainspring.sdk.encoding import present
 
 app = typer.Typer(
     name="mainspring",
@@ -86,41 +87,49 @@ def server(
     run(lambda: serving.serve(config))
 
 
+_App = Annotated[
+    str | None, typer.Argument(metavar="[MODULE:APP]", help="The app whose tasks to run.")
+]
+_Commands = Annotated[Path | None, typer.Option(help="Run commands that this TOML file allows.")]
+_Queues = Annotated[str, typer.Option(help="Queues to take tasks from, with commas.")]
+_Concurrency = Annotated[
+    int, typer.Option(help="Handlers and commands at once.", min=1, max=100_000)
+]
+_Processes = Annotated[
+    int | None, typer.Option(help="CPU-bound handlers at once (default: the cores).", min=1)
+]
+_Tags = Annotated[str, typer.Option(help="What tasks may require of it, with commas.")]
+_WorkerName = Annotated[str | None, typer.Option(help="Its name (default: host and pid).")]
+_Memory = Annotated[int | None, typer.Option(help="Memory it offers to tasks.")]
+_Cpu = Annotated[float | None, typer.Option(help="Cores it offers to tasks.")]
+_Grace = Annotated[float, typer.Option(help="Seconds that tasks may go on after SIGTERM.", min=0)]
+_MaxTasks = Annotated[
+    int | None, typer.Option(help="Replace a process after this many tasks.", min=1)
+]
+_MaxMemory = Annotated[
+    int | None, typer.Option(help="Replace a process that uses more megabytes.", min=1)
+]
+
+
 @app.command()
 def worker(
-    target: Annotated[
-        str | None, typer.Argument(metavar="[MODULE:APP]", help="The app whose tasks to run.")
-    ] = None,
-    commands: Annotated[
-        Path | None, typer.Option(help="Run commands that this TOML file allows.")
-    ] = None,
-    queues: Annotated[
-        str, typer.Option(help="Queues to take tasks from, with commas.")
-    ] = "default",
-    concurrency: Annotated[
-        int, typer.Option(help="Handlers and commands at once.", min=1, max=100_000)
-    ] = 100,
-    processes: Annotated[
-        int | None, typer.Option(help="CPU-bound handlers at once (default: the cores).", min=1)
-    ] = None,
-    tags: Annotated[str, typer.Option(help="What tasks may require of it, with commas.")] = "",
-    name: Annotated[str | None, typer.Option(help="Its name (default: host and pid).")] = None,
-    memory_mb: Annotated[int | None, typer.Option(help="Memory it offers to tasks.")] = None,
-    cpu: Annotated[float | None, typer.Option(help="Cores it offers to tasks.")] = None,
-    grace: Annotated[
-        float, typer.Option(help="Seconds that tasks may go on after SIGTERM.", min=0)
-    ] = 20.0,
-    max_tasks: Annotated[
-        int | None, typer.Option(help="Replace a process after so many tasks.", min=1)
-    ] = None,
-    max_memory: Annotated[
-        int | None, typer.Option(help="Replace a process that uses more megabytes.", min=1)
-    ] = None,
+    target: _App = None,
+    commands: _Commands = None,
+    queues: _Queues = "default",
+    concurrency: _Concurrency = 100,
+    processes: _Processes = None,
+    tags: _Tags = "",
+    name: _WorkerName = None,
+    memory_mb: _Memory = None,
+    cpu: _Cpu = None,
+    grace: _Grace = 20.0,
+    max_tasks: _MaxTasks = None,
+    max_memory: _MaxMemory = None,
 ) -> None:
     """Run the tasks of an app, or allowed commands, on this machine. It needs MAINSPRING_URL and
     MAINSPRING_API_KEY (scope work), and no database. Exit status: 0 after SIGTERM or Ctrl-C, 1 when
     the server refuses it, 2 when it cannot begin, 75 when a handler blocks it beyond help and it
-    could not begin anew."""
+    could not restart."""
     from mainspring.cli import worker as working
     from mainspring.sdk.worker.options import WorkerOptions
 
@@ -133,15 +142,12 @@ def worker(
         grace=grace,
         max_tasks=max_tasks,
         max_memory_mb=max_memory,
+        **present(name=name, processes=processes),
     )
-    if name is not None:
-        options = replace(options, name=name)
-    if processes is not None:
-        options = replace(options, processes=processes)
     config = load_config()
     with explaining():
-        job = working.prepare(config, target, commands, options)
-    run(lambda: working.work(job))
+        made = working.prepare(config, target, commands, options)
+    run(lambda: working.work(made))
 
 
 def words(text: str) -> list[str]:
@@ -151,50 +157,47 @@ def words(text: str) -> list[str]:
 @app.command()
 def migrate() -> None:
     """Bring the database to this version's schema."""
-    config = load_config()
 
-    from mainspring.wiring import commands
+    async def work(config: Config) -> None:
+        from mainspring.wiring import commands
 
-    async def work() -> None:
         applied = await commands.migrate(config, partial(typer.echo, err=True))
         for migration in applied:
             typer.echo(f"applied {migration.version:04} {migration.name}")
         if not applied:
             typer.echo("nothing to do: the schema is up to date")
 
-    run(work)
+    run_with_config(work)
 
 
 @app.command()
 def doctor() -> None:
     """Examine the database: version, settings, long transactions, clock; say what to change."""
-    config = load_config()
 
-    from mainspring.wiring import commands
+    async def work(config: Config) -> None:
+        from mainspring.wiring import commands
 
-    async def work() -> None:
         findings = await commands.examine(config)
         for finding in findings:
             typer.echo(f"{'ok  ' if finding.ok else 'look'}  {finding.subject}: {finding.detail}")
         if not all(finding.ok for finding in findings):
             raise typer.Exit(1)
 
-    run(work)
+    run_with_config(work)
 
 
 @app.command("restore-fence")
 def restore_fence(
     force: Annotated[
-        bool, typer.Option("--force", help="Also while nodes run: all of them join anew.")
+        bool, typer.Option("--force", help="Also while nodes run: all of them join again.")
     ] = False,
 ) -> None:
-    """Say that the database was restored: issue nothing again that was issued since the backup.
+    """Raise fences and epochs after a restore: issue none again that was issued since the backup.
     Nodes do it by themselves when they start on it; this is for making sure. It may be repeated."""
-    config = load_config()
 
-    from mainspring.wiring import commands
+    async def work(config: Config) -> None:
+        from mainspring.wiring import commands
 
-    async def work() -> None:
         alive = await commands.living_nodes(config)
         if alive and not force:
             typer.echo(f"mainspring: nodes are running: {', '.join(alive)}", err=True)
@@ -206,7 +209,7 @@ def restore_fence(
         if done.nodes:
             typer.echo(f"nodes declared dead: {done.nodes}; those that run join anew")
 
-    run(work)
+    run_with_config(work)
 
 
 @app.command()
@@ -215,7 +218,7 @@ def listen(
     secret: Annotated[str | None, typer.Option(help="Verify signatures with this secret.")] = None,
     fail: Annotated[int, typer.Option(help="Answer the first N requests with 503.")] = 0,
     status: Annotated[int, typer.Option(help="Answer with this status.", min=200, max=599)] = 200,
-    delay: Annotated[float, typer.Option(help="Wait so many seconds before each answer.")] = 0.0,
+    delay: Annotated[float, typer.Option(help="Seconds to wait before each answer.")] = 0.0,
 ) -> None:
     """Receive webhooks on this machine: print, verify, and fail on demand."""
     from mainspring.cli import listen as receiver
@@ -226,16 +229,15 @@ def listen(
 
 @secrets.command("rotate")
 def rotate_secrets() -> None:
-    """Seal every secret in the database anew with the present secrets_key."""
-    config = load_config()
+    """Encrypt every secret in the database again, with the present secrets_key."""
 
-    from mainspring.wiring import commands
+    async def work(config: Config) -> None:
+        from mainspring.wiring import commands
 
-    async def work() -> None:
         moved, left = await commands.reseal(config)
         typer.echo(f"sealed {moved} secrets anew")
         if left:
             typer.echo(f"{left} belong to running tasks: run this again when they have ended")
             raise typer.Exit(1)
 
-    run(work)
+    run_with_config(work)

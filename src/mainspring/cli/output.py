@@ -23,7 +23,7 @@ Output = Annotated[Format, typer.Option("-o", "--output", help="The form of the 
 
 
 def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], output: Format) -> None:
-    """A list of things; as JSON whole, as a table only these columns."""
+    """Print a list; as JSON whole, as a table only these columns."""
     if output is Format.json:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
@@ -38,7 +38,7 @@ def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], output: Form
 
 
 def show_one(row: Mapping[str, Any], output: Format) -> None:
-    """One thing, a field a line."""
+    """Print one record, a field per line."""
     if output is Format.json:
         typer.echo(json.dumps(row, indent=2, ensure_ascii=False))
         return

@@ -1,4 +1,4 @@
-"""What every command does: read the settings, run, and say what went wrong in one line each."""
+"""The frame of every command: read the settings, run, and print errors in one line each."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -13,19 +13,19 @@ from mainspring.errors import ConfigError, MainspringError, RequestError
 from mainspring.sdk.client import Client
 from mainspring.sdk.environment import AddressFields
 
-_PATIENCE = 5.0
-"""Seconds: somebody sits and waits, and would rather hear that nobody answers."""
+_TIMEOUT = 5.0
+"""Seconds: a person waits, who would rather know that there is no answer."""
 
 
 def load_config(**overrides: Any) -> Config:
-    """The settings, or all that is wrong with them and exit status 2."""
+    """Return the settings, or print all that is wrong with them and exit with status 2."""
     with explaining():
         return load(**overrides)
 
 
 @contextmanager
 def explaining() -> Iterator[None]:
-    """What is wrong with the settings becomes a line each and exit status 2."""
+    """Print what is wrong with the settings, a line each, and exit with status 2."""
     try:
         yield
     except ConfigError as error:
@@ -35,8 +35,8 @@ def explaining() -> Iterator[None]:
 
 
 def client() -> Client:
-    """The API that the settings name."""
-    return Client(**api_of(load_config()), patience=_PATIENCE)
+    """Return a client of the API that the settings name."""
+    return Client(**api_of(load_config()), patience=_TIMEOUT)
 
 
 def api_of(config: Config) -> AddressFields:
@@ -53,7 +53,7 @@ def api_of(config: Config) -> AddressFields:
 
 @contextmanager
 def reporting() -> Iterator[None]:
-    """An error of ours becomes a line and exit status 1."""
+    """Print an error of ours and exit with status 1."""
     try:
         yield
     except MainspringError as error:
@@ -65,6 +65,12 @@ def reporting() -> Iterator[None]:
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def run_with_config(work: Callable[[Config], Coroutine[Any, Any, None]]) -> None:
+    """Read the settings, then run with them."""
+    config = load_config()
+    run(lambda: work(config))
 
 
 def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

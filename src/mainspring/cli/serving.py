@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import structlog
 import typer
 
-from mainspring.config import Config, strangers
+from mainspring.config import Config, unknown_settings
 from mainspring.observe.logging import set_up_logging
 from mainspring.wiring.server import Server
 
@@ -20,43 +20,43 @@ T = TypeVar("T")
 
 
 async def serve(config: Config) -> None:
-    """One node, until SIGTERM or Ctrl-C."""
-    stop = begin(config)
-    server = await before(stop, start(config))
+    """Run one node, until SIGTERM or Ctrl-C."""
+    stop = set_up(config)
+    server = await run_unless_stopped(stop, start(config))
     if server is None:
         return
     typer.echo(f"mainspring listens on {server.url}")
     try:
-        await before(stop, server.ended())
+        await run_unless_stopped(stop, server.ended())
     finally:
         await server.stop()
 
 
-def begin(config: Config) -> asyncio.Event:
-    """What every server does first; answers what SIGTERM and Ctrl-C set from now on."""
+def set_up(config: Config) -> asyncio.Event:
+    """Set up logging and limits; return the event that SIGTERM and Ctrl-C set from now on."""
     set_up_logging(config.log_level, config.log_format)
-    for stranger in strangers():
-        log.warning(stranger, action="config.stranger")
+    for problem in unknown_settings():
+        log.warning(problem, action="config.unknown_setting")
     _allow_many_connections()
     return _stop_signal()
 
 
 async def start(config: Config) -> Server:
-    """A node that serves."""
+    """Start a node, and return it."""
     server = Server(config)
     await server.start()
-    _calm_collector()
+    _tune_collector()
     return server
 
 
-async def before(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Do this unless a stop is asked for first: then it is cancelled, and the answer is None."""
+async def run_unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Do this unless a stop is asked for first: then cancel it, and return None."""
     doing = asyncio.create_task(work)
-    await first(doing, asyncio.create_task(stop.wait()))
+    await wait_for_first(doing, asyncio.create_task(stop.wait()))
     return None if doing.cancelled() else doing.result()
 
 
-async def first(*tasks: asyncio.Task[Any]) -> None:
+async def wait_for_first(*tasks: asyncio.Task[Any]) -> None:
     """Wait until one of these has ended, and end the others with it."""
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -66,7 +66,7 @@ async def first(*tasks: asyncio.Task[Any]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _calm_collector() -> None:
+def _tune_collector() -> None:
     """Tasks on their way are many small objects without cycles: looking for cycles among them again
     and again took a tenth of the processor, and a look at all of them stalls a node with a full
     window for a tenth of a second. What has cycles dies young: the old are hardly looked at."""

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -16,30 +15,19 @@ from mainspring.cli.running import api_of
 from mainspring.config import Config
 from mainspring.errors import ConfigError, MainspringError, RequestError
 from mainspring.sdk.app import App
-from mainspring.sdk.environment import Address, address
+from mainspring.sdk.environment import address
 from mainspring.sdk.periodic import Synced
 from mainspring.sdk.transport import tls_context
-from mainspring.sdk.worker.allowlist import Allowlist, load_allowed
+from mainspring.sdk.worker.allowlist import load_allowed
 from mainspring.sdk.worker.loading import load_app
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.worker import Worker
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What a worker is started for."""
-
-    address: Address
-    app: App | None
-    app_path: str
-    allowed: Allowlist | None
-    options: WorkerOptions
-
-
 def prepare(
     config: Config, app_path: str | None, commands: Path | None, options: WorkerOptions
-) -> Job:
-    """Load what is to be run; ConfigError where it cannot begin."""
+) -> Worker:
+    """Load what is to be run, and return the worker; ConfigError where it cannot begin."""
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -55,29 +43,28 @@ def prepare(
     if app is not None:
         app.use_address(where)
     allowed = None if commands is None else load_allowed(commands)
-    return Job(where, app, app_path or "", allowed, options)
+    return Worker(app, options, address=where, app_path=app_path or "", allowed=allowed)
 
 
-async def work(job: Job) -> None:
-    """Work until SIGTERM or Ctrl-C. A worker that is worn out begins anew in the same process."""
-    where, app, allowed = job.address, job.app, job.allowed
-    worker = Worker(app, job.options, address=where, app_path=job.app_path, allowed=allowed)
-    worker.replace_process = _begin_anew
+async def work(worker: Worker) -> None:
+    """Work until SIGTERM or Ctrl-C. A worker that is worn out restarts in the same process."""
+    app = worker.app
+    worker.replace_process = _restart
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
     gc.freeze()  # what is loaded stays: no need to look through it again and again
-    gc.set_threshold(50_000, 20, 20)  # tries are many small objects without cycles
+    gc.set_threshold(50_000, 20, 20)  # executions are many small objects without cycles
     if app is not None and app.periodics:
         await _put_schedules(app)
     tidying = asyncio.create_task(_remove_schedules(app))
     try:
-        await worker.run(lambda: typer.echo(_welcome(where, job.options, app, allowed)))
+        await worker.run(lambda: typer.echo(_welcome(worker)))
     finally:
         tidying.cancel()
-    typer.echo(f"stopped: {worker.finished} tries")
+    typer.echo(f"stopped: {worker.finished} executions")
     if worker.worn_out:
-        _begin_anew()
+        _restart()
 
 
 async def _put_schedules(app: App) -> None:
@@ -94,8 +81,8 @@ async def _put_schedules(app: App) -> None:
 
 
 async def _remove_schedules(app: App | None) -> None:
-    """Of an app that declares none any more. It may well work without: its key need not allow it,
-    and the server need not be there yet."""
+    """Remove those of an app that declares none any more. It works without, too: its key need not
+    allow it, and the server need not be there yet."""
     if app is None or app.periodics:
         return
     with suppress(MainspringError):
@@ -107,12 +94,11 @@ def _tell_removed(synced: Synced) -> None:
         typer.echo(f"schedules removed: {', '.join(synced.removed)}")
 
 
-def _welcome(
-    where: Address, options: WorkerOptions, app: App | None, allowed: Allowlist | None
-) -> str:
+def _welcome(worker: Worker) -> str:
+    app, options, allowed = worker.app, worker.options, worker.allowed
     handlers = sorted(app.functions) if app is not None else []
     parts = [
-        f"worker {options.name} takes tasks from {where.url}",
+        f"worker {options.name} takes tasks from {worker.address.url}",
         f"queues {', '.join(options.queues)}",
     ]
     if handlers:
@@ -124,8 +110,8 @@ def _welcome(
     return "; ".join(parts) + " (Ctrl-C stops it)"
 
 
-def _begin_anew() -> None:
-    """The same command again, with fresh memory and under the same process id."""
+def _restart() -> None:
+    """Run the same command again, with fresh memory and under the same process id."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-m", "mainspring", *sys.argv[1:]])

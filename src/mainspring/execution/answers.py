@@ -1,4 +1,4 @@
-"""What an answer means: success, failure, and whether to try again. Pure.
+"""What an answer means: success, failure, and whether to retry. Pure.
 
 2xx is success. 3xx is a failure and never followed. 408, 425, 429, 5xx, timeouts and connection
 errors are tried again, other answers are not; a task's `retry.on` replaces that list by its own.
@@ -31,7 +31,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class ResponseVerdict(NamedTuple):
-    """Return the outcome that a reply means."""
+    """The outcome that a reply means."""
 
     outcome: Outcome
     error: TaskError | None
@@ -40,7 +40,7 @@ class ResponseVerdict(NamedTuple):
 
 
 class HttpResult(msgspec.Struct, omit_defaults=True):
-    """What is kept as the task's result."""
+    """The result of the task, as it is stored."""
 
     status_code: int
     body: object
@@ -64,7 +64,7 @@ def judge(
 
 
 def headers_of_interest(lines: Iterable[bytes]) -> dict[str, str]:
-    """The few headers that are kept, by their lower-case names; of several the last."""
+    """Return the few headers that are kept, by their lower-case names; of several the last."""
     kept: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(b":")
@@ -80,14 +80,14 @@ def completes_later(reply: TransferReply, headers: dict[str, str]) -> bool:
 
 
 def result_of(reply: TransferReply, headers: dict[str, str]) -> bytes | None:
-    """The result to store: a body that is JSON as its value, any other as text."""
+    """Return the result to store: a body that is JSON as its value, any other as text."""
     if reply.trouble is not None:
         return None
     return _encode(HttpResult(reply.status, _body(reply), headers, reply.truncated))
 
 
 def retry_after(value: str | None, now: float) -> float | None:
-    """The wait a receiver asks for, in seconds or as a date; None when it makes no sense."""
+    """Return the wait a receiver asks for, in seconds or as a date; None when it makes no sense."""
     if not value:
         return None
     text = value.strip()
@@ -105,28 +105,21 @@ def retry_after(value: str | None, now: float) -> float | None:
 
 
 def _troubled(reply: TransferReply, on: Iterable[int | str] | None) -> ResponseVerdict:
-    match reply.trouble:
-        case "timeout":
-            error = TaskError("timeout", reply.message)
-            retryable = on is None or "timeout" in on
-            return ResponseVerdict(Outcome.TIMED_OUT, error, retryable, None)
-        case "blocked":
-            return ResponseVerdict(
-                Outcome.FAILED, TaskError("egress-blocked", reply.message), False, None
-            )
-        case trouble:
-            error = TaskError(trouble or "connection", reply.message)
-            retryable = on is None or "connection" in on
-            return ResponseVerdict(Outcome.FAILED, error, retryable, None)
+    if reply.trouble == "blocked":
+        error = TaskError("egress-blocked", reply.message)
+        return ResponseVerdict(Outcome.FAILED, error, False, None)
+    timed_out = reply.trouble == "timeout"
+    outcome = Outcome.TIMED_OUT if timed_out else Outcome.FAILED
+    retryable = on is None or ("timeout" if timed_out else "connection") in on
+    error = TaskError(reply.trouble or "connection", reply.message)
+    return ResponseVerdict(outcome, error, retryable, None)
 
 
 def _status_error(status: int, wait: float | None) -> TaskError:
-    asked = "" if wait is None else f" and asked to wait {wait:.0f} s"
+    note = "" if wait is None else f" and asked to wait {wait:.0f} s"
     if 300 <= status < 400:
-        return TaskError(
-            f"http-{status}", f"the receiver answered {status}: redirects are not followed"
-        )
-    return TaskError(f"http-{status}", f"the receiver answered {status}{asked}")
+        note = ": redirects are not followed"
+    return TaskError(f"http-{status}", f"the receiver answered {status}{note}")
 
 
 def _body(reply: TransferReply) -> object:

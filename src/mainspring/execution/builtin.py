@@ -13,7 +13,7 @@ import msgspec
 from mainspring.clock import Clock, StartTime
 from mainspring.domain.execution import Execution, Outcome, Report, TaskError
 from mainspring.domain.task import BUILT_IN_HANDLERS, RUN_WORKFLOW
-from mainspring.execution.port import ReportSink
+from mainspring.execution.port import Executor, ReportSink
 
 
 class HandlerFailed(Exception):
@@ -49,21 +49,18 @@ HANDLERS: dict[str, Callable[[bytes], Awaitable[None]]] = {
 NOOP = f"{BUILT_IN_HANDLERS}noop"
 
 
-class BuiltInExecutor:
+class BuiltInExecutor(Executor):
     """Runs built-in handlers on the event loop, each in a task of its own; noop needs none."""
 
     def __init__(self, clock: Clock, report: ReportSink) -> None:
         self._clock = clock
         self._report = report
-        self._tries: dict[tuple[UUID, int], asyncio.Task[None]] = {}
+        self._executions: dict[tuple[UUID, int], asyncio.Task[None]] = {}
         self._releasing = False
 
     def can_run(self, capability: str) -> bool:
         # Also names that do not exist: better a clear failure than a task that waits for ever.
         return capability.startswith(f"handler:{BUILT_IN_HANDLERS}")
-
-    def room(self) -> int | None:
-        return None
 
     def start(self, executions: Sequence[Execution]) -> None:
         # The clock may lag a little; the claim's own times are the database's and already past.
@@ -78,34 +75,31 @@ class BuiltInExecutor:
             self._report(done)
 
     def has(self, task_id: UUID, fence: int) -> bool:
-        return (task_id, fence) in self._tries
+        return (task_id, fence) in self._executions
 
     def cancel(self, task_id: UUID, fence: int) -> None:
-        running = self._tries.get((task_id, fence))
+        running = self._executions.get((task_id, fence))
         if running is not None:
             running.cancel()
 
-    def holds_back(self, task_id: UUID, fence: int) -> str | None:
-        return None
-
     async def stop(self, grace: float) -> None:
-        if self._tries:
-            await asyncio.wait(self._tries.values(), timeout=grace)
+        if self._executions:
+            await asyncio.wait(self._executions.values(), timeout=grace)
         self._releasing = True
-        remaining = list(self._tries.values())
+        remaining = list(self._executions.values())
         for task in remaining:
             task.cancel()
         await asyncio.gather(*remaining, return_exceptions=True)
 
     def _start_task(self, execution: Execution, start: StartTime) -> None:
         task = asyncio.create_task(_run(execution))
-        self._tries[execution.id, execution.fence] = task
+        self._executions[execution.id, execution.fence] = task
         # A callback, not code at the end of the coroutine: a task that is cancelled before its
         # first step never enters the coroutine, and must be reported all the same.
         task.add_done_callback(lambda done: self._conclude(execution, start, done))
 
     def _conclude(self, execution: Execution, start: StartTime, task: asyncio.Task[None]) -> None:
-        del self._tries[execution.id, execution.fence]
+        del self._executions[execution.id, execution.fence]
         started, finished = start.at, start.end(self._clock)
         if task.cancelled():
             outcome = Outcome.RELEASED if self._releasing else Outcome.CANCELLED

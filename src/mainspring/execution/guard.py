@@ -19,8 +19,8 @@ DEFAULT_PORTS = "80,443,1024-65535"
 
 _REMEMBERED = 10_000
 
-_FORBIDDEN_V4 = tuple(
-    (IPv4Network(network), why)
+_FORBIDDEN = {
+    ip_network(network): why
     for network, why in (
         ("0.0.0.0/8", "is on this network"),
         ("10.0.0.0/8", "is private"),
@@ -38,11 +38,6 @@ _FORBIDDEN_V4 = tuple(
         ("203.0.113.0/24", "is for documentation"),
         ("224.0.0.0/4", "is multicast"),
         ("240.0.0.0/4", "is reserved"),
-    )
-)
-_FORBIDDEN_V6 = tuple(
-    (IPv6Network(network), why)
-    for network, why in (
         ("::/128", "is unspecified"),
         ("::1/128", "is loopback"),
         ("64:ff9b::/96", "is translated by NAT64"),
@@ -57,13 +52,13 @@ _FORBIDDEN_V6 = tuple(
         ("fec0::/10", "is site-local"),
         ("ff00::/8", "is multicast"),
     )
-)
+}
 _GLOBAL_V6 = IPv6Network("2000::/3")
 _COMPATIBLE_V6 = IPv6Network("::/96")
 
 
 class CallOrigin(NamedTuple):
-    """Where a URL leads: what connections are counted by."""
+    """Host and port of a URL: connections are counted by them."""
 
     host: str
     port: int
@@ -81,7 +76,7 @@ class EgressRules:
         self._known: dict[tuple[str, int], str | None] = {}
 
     def with_lists(self, allow: Iterable[str], deny: Iterable[str]) -> "EgressRules":
-        """The same rules with a tenant's own lists added."""
+        """Return the same rules with a tenant's own lists added."""
         made = EgressRules(
             (*self._allow, *map(ip_network, allow)), (*self._deny, *map(ip_network, deny))
         )
@@ -89,7 +84,7 @@ class EgressRules:
         return made
 
     def refusal(self, address: str, port: int) -> str | None:
-        """Why this address may not be called; None when it may."""
+        """Return why this address may not be called; None when it may."""
         try:
             return self._known[address, port]
         except KeyError:
@@ -100,7 +95,7 @@ class EgressRules:
         return found
 
     def port_refusal(self, port: int) -> str | None:
-        """Why this port may not be called; None when it may."""
+        """Return why this port may not be called; None when it may."""
         if any(port in allowed for allowed in self._ports):
             return None
         return f"port {port} is not allowed"
@@ -122,12 +117,12 @@ class EgressRules:
 
 
 def parse_networks(text: str) -> tuple[Network, ...]:
-    """A list of addresses and networks, separated by commas; ValueError names the bad one."""
+    """Parse addresses and networks separated by commas; ValueError names the bad one."""
     return tuple(ip_network(part.strip()) for part in text.split(",") if part.strip())
 
 
 def parse_ports(text: str) -> tuple[range, ...]:
-    """A list like "80,443,1024-65535"; ValueError names the bad part."""
+    """Parse a list like "80,443,1024-65535"; ValueError names the bad part."""
     ranges = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         low, dash, high = part.partition("-")
@@ -140,14 +135,14 @@ def parse_ports(text: str) -> tuple[range, ...]:
 
 @lru_cache(maxsize=4096)
 def origin_of(url: str) -> CallOrigin:
-    """The host and port of a URL. ValueError says why it has none: whoever made the task may have
-    gone past the checks."""
+    """Return the host and port of a URL. ValueError says why it has none: whoever made the task may
+    have gone past the checks."""
     parts = urlsplit(url)
     return CallOrigin(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
 
 
 def _unwrap(address: Address) -> Address:
-    """An IPv4 address in IPv6 clothes is judged as what it is."""
+    """Return the IPv4 address inside an IPv6 one; any other as it is."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
@@ -161,9 +156,6 @@ def _within(address: Address, networks: Iterable[Network]) -> bool:
 
 
 def _forbidden(address: Address) -> str | None:
-    if isinstance(address, IPv4Address):
-        return next((why for network, why in _FORBIDDEN_V4 if address in network), None)
-    for network, why in _FORBIDDEN_V6:
-        if address in network:
-            return why
-    return None if address in _GLOBAL_V6 else "is reserved"
+    reserved = isinstance(address, IPv6Address) and address not in _GLOBAL_V6
+    otherwise = "is reserved" if reserved else None
+    return next((why for network, why in _FORBIDDEN.items() if address in network), otherwise)

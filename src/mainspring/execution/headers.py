@@ -1,9 +1,9 @@
 """The headers of an outgoing webhook: ours, the user's, and which of these are refused. Pure."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from functools import lru_cache
 
+from mainspring.clock import utc
 from mainspring.domain.execution import Execution
 from mainspring.domain.webhook import WebhookProfile
 from mainspring.execution.signing import signature
@@ -21,7 +21,7 @@ _OUR_PREFIXES = ("webhook-", "x-mainspring-", "proxy-")
 
 
 def name_problem(name: str) -> str | None:
-    """Why a user may not set this header; None when it may be set."""
+    """Return why a user may not set this header; None when it may be set."""
     lower = name.lower()
     if lower in _OF_THE_CONNECTION:
         return "belongs to the connection and cannot be set"
@@ -37,7 +37,7 @@ def build(
     now: float,
     user_agent: str,
 ) -> list[bytes]:
-    """All header lines of one try. Secret headers win over plain ones of the same name."""
+    """Return all header lines of one execution. Secret headers win over plain ones."""
     headers = execution.spec.target.headers
     if headers or secret:
         lines = _theirs({**(headers or {}), **secret}, user_agent)
@@ -70,7 +70,7 @@ def _without_theirs(user_agent: str) -> list[bytes]:
 def _own(execution: Execution, profile: WebhookProfile, timestamp: int) -> list[bytes]:
     message_id, fence = str(execution.id), execution.fence
     digits, run = message_id.replace("-", ""), _moment(execution.run)
-    # One trace per task, one span per try: both follow from what the receiver is told anyway.
+    # One trace per task, one span per execution: both follow from what the receiver is told anyway.
     text = (
         f"webhook-id: {message_id}\n"
         f"webhook-timestamp: {timestamp}\n"
@@ -88,11 +88,11 @@ def _own(execution: Execution, profile: WebhookProfile, timestamp: int) -> list[
 
 @lru_cache(256)
 def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+    return utc(seconds).isoformat().replace("+00:00", "Z")
 
 
 def body_of(execution: Execution) -> bytes:
-    """The bytes that are sent, and signed: GET and HEAD have no body."""
+    """Return the bytes that are sent, and signed: GET and HEAD have no body."""
     return b"" if execution.spec.target.method in ("GET", "HEAD") else execution.payload
 
 

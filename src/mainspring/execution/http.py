@@ -1,14 +1,15 @@
-"""The http executor: webhooks from assignment to report, with senders behind it.
+"""The http executor: webhooks from start to report, with senders behind it.
 
-A try waits here for its tenant's profile and for its turn in the lanes, then goes to the sender.
-Its deadline counts from the moment it is sent, so that waiting for a turn costs nobody a failure.
+An execution waits here for its tenant's profile and for its turn in the lanes, then goes to the
+sender. Its deadline counts from the moment it is sent, so that waiting costs nobody a failure.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 import structlog
@@ -20,7 +21,7 @@ from mainspring.domain.webhook import WebhookProfile
 from mainspring.errors import MainspringError
 from mainspring.execution import answers, headers
 from mainspring.execution.guard import CallOrigin, EgressRules, origin_of
-from mainspring.execution.port import ReportSink
+from mainspring.execution.port import Executor, ReportSink
 from mainspring.execution.send_queues import Caps, Lanes
 from mainspring.execution.sender import LoopSender, Sender, ThreadSender
 from mainspring.execution.transfers import Key, SenderSettings, TransferReply, TransferRequest
@@ -36,7 +37,7 @@ MASK = "***"
 
 
 class ProfileSource(Protocol):
-    """Where profiles come from; tenants that have none may be left out of the answer."""
+    """Reads the profiles of tenants; those that have none may be left out."""
 
     async def profiles(self, tenant_ids: Sequence[int]) -> Mapping[int, WebhookProfile]: ...
 
@@ -47,7 +48,7 @@ Unseal = Callable[[str], Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """The executor's bounds and manners."""
+    """The settings of the executor."""
 
     caps: Caps
     sender: SenderSettings
@@ -55,8 +56,7 @@ class HttpSettings:
     user_agent: str
 
 
-@dataclass(frozen=True, slots=True)
-class _CachedProfile:
+class _CachedProfile(NamedTuple):
     """A tenant's profile, when it was read, and the rules that follow from it."""
 
     profile: WebhookProfile
@@ -66,7 +66,7 @@ class _CachedProfile:
 
 @dataclass(slots=True, eq=False)
 class _HttpExecution:
-    """One assignment on its way."""
+    """One execution on its way."""
 
     execution: Execution
     origin: CallOrigin
@@ -87,12 +87,12 @@ class _HttpExecution:
         return self.start is not None
 
     def times(self, clock: Clock) -> tuple[float, float]:
-        """When it was sent, and when it ended, if that is now."""
+        """Return when it was sent, and when it ended, if that is now."""
         start = self.start or StartTime.now(clock)
         return start.at, start.end(clock)
 
 
-class HttpExecutor:
+class HttpExecutor(Executor):
     """Sends webhooks. Everything but the sender's thread runs on the event loop."""
 
     def __init__(
@@ -116,22 +116,22 @@ class HttpExecutor:
         if LoopSender.possible:
             self._plain = LoopSender(settings.sender, self._replied)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tries: dict[Key, _HttpExecution] = {}
+        self._executions: dict[Key, _HttpExecution] = {}
         self._known: dict[int, _CachedProfile] = {}
         self._waiting: dict[int, list[_HttpExecution]] = {}
-        """Tries whose tenant's profile is being read."""
+        """Executions whose tenant's profile is being read."""
         self._reading: set[asyncio.Task[None]] = set()
         self._asked: set[int] = set()
         self._releasing = False
         self._idle = asyncio.Event()
         metrics.webhooks_in_flight.set_function(lambda: self._lanes.in_flight)
-        metrics.webhooks_waiting.set_function(lambda: sum(not t.sent for t in self._tries.values()))
+        metrics.webhooks_waiting.set_function(self._count_waiting)
+
+    def _count_waiting(self) -> int:
+        return sum(not each.sent for each in self._executions.values())
 
     def can_run(self, capability: str) -> bool:
         return capability == "http"
-
-    def room(self) -> int | None:
-        return None
 
     def start(self, executions: Sequence[Execution]) -> None:
         self._loop = self._loop or asyncio.get_running_loop()
@@ -144,10 +144,10 @@ class HttpExecutor:
         self._pump()
 
     def has(self, task_id: UUID, fence: int) -> bool:
-        return (task_id, fence) in self._tries
+        return (task_id, fence) in self._executions
 
     def cancel(self, task_id: UUID, fence: int) -> None:
-        waiting = self._tries.get((task_id, fence))
+        waiting = self._executions.get((task_id, fence))
         if waiting is None or waiting.cancelled:
             return
         waiting.cancelled = True
@@ -157,7 +157,7 @@ class HttpExecutor:
             self._withdraw([waiting])
 
     def holds_back(self, task_id: UUID, fence: int) -> str | None:
-        waiting = self._tries.get((task_id, fence))
+        waiting = self._executions.get((task_id, fence))
         if waiting is None or waiting.sent:
             return None
         found = self._lanes.place(waiting.execution.tenant_id, waiting.origin, waiting)
@@ -168,26 +168,25 @@ class HttpExecutor:
         return f"{in_flight} requests to {host} are in flight, {ahead} are queued before it"
 
     def forget(self, tenant_id: int) -> None:
-        """A tenant's profile was changed through this node: read it anew before the next try."""
+        """Read a tenant's profile again before the next request: it was changed through this
+        node."""
         known = self._known.get(tenant_id)
         if known is not None:
-            self._known[tenant_id] = replace(known, read_at=monotonic() - _USABLE_FOR)
+            self._known[tenant_id] = known._replace(read_at=monotonic() - _USABLE_FOR)
 
     def forget_all(self) -> None:
-        """The database may have been set back: read every profile anew."""
+        """Read every profile again: the database may have been set back."""
         self._known.clear()
 
     async def stop(self, grace: float) -> None:
-        self._withdraw([t for t in self._tries.values() if not t.sent], Outcome.RELEASED)
+        self._withdraw([t for t in self._executions.values() if not t.sent], Outcome.RELEASED)
         self._idle.clear()
-        if self._tries:
-            try:
+        if self._executions:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(grace):
                     await self._idle.wait()
-            except TimeoutError:
-                pass
         self._releasing = True
-        for left in list(self._tries.values()):
+        for left in list(self._executions.values()):
             self.cancel(*left.key)
         if self._plain is not self._secure:
             self._plain.stop()
@@ -199,15 +198,15 @@ class HttpExecutor:
     # In --------------------------------------------------------------------------------------
 
     def _take_in(self, execution: Execution) -> Report | None:
-        """Take a try in; answers a report when it can never be sent."""
+        """Take an execution in; return a report when it can never be sent."""
         try:
             return self._admit(execution)
         except Exception:
-            self._tries.pop((execution.id, execution.fence), None)
+            self._executions.pop((execution.id, execution.fence), None)
             return self._broken(execution)
 
     def _broken(self, execution: Execution) -> Report:
-        """To be called where an exception is handled: nobody thought of it."""
+        """Log the exception being handled, which nobody foresaw, and return the report."""
         log.exception("a webhook cannot be sent", action="webhooks.failed", task=str(execution.id))
         return not_started(execution, self._clock.now())
 
@@ -227,7 +226,7 @@ class HttpExecutor:
             except MainspringError as problem:
                 error = TaskError("secret-unreadable", str(problem))
                 return self._failed(execution, error, retryable=True)
-        self._tries[made.key] = made
+        self._executions[made.key] = made
         tenant_id = execution.tenant_id
         known = self._known.get(tenant_id)
         age = _USABLE_FOR if known is None else monotonic() - known.read_at
@@ -278,21 +277,21 @@ class HttpExecutor:
     # Out -------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Send whatever has its turn."""
+        """Send all whose turn it is."""
         broken: list[Report] = []
         while turn := self._lanes.take():
             by_sender: dict[Sender, list[_HttpExecution]] = {}
             for each in turn:
                 by_sender.setdefault(self._sender_of(each), []).append(each)
-            for sender, tries in by_sender.items():
-                broken += self._send(sender, tries)
+            for sender, executions in by_sender.items():
+                broken += self._send(sender, executions)
         if broken:
             self._hand_in(broken)
 
-    def _send(self, sender: Sender, tries: Sequence[_HttpExecution]) -> list[Report]:
-        """Answer requests that cannot be sent by a mistake of ours; the others go."""
+    def _send(self, sender: Sender, executions: Sequence[_HttpExecution]) -> list[Report]:
+        """Send requests; return the reports of those that an error of ours stopped."""
         now, requests, broken = self._clock.now(), list[TransferRequest](), list[Report]()
-        for each in tries:
+        for each in executions:
             try:
                 requests.append(self._request(each, now))
             except Exception:
@@ -300,11 +299,11 @@ class HttpExecutor:
         try:
             sender.send(requests)
         except Exception:
-            broken += [self._give_up(each) for each in tries if each.key in self._tries]
+            broken += [self._give_up(each) for each in executions if each.key in self._executions]
         return broken
 
     def _give_up(self, each: _HttpExecution) -> Report:
-        del self._tries[each.key]
+        del self._executions[each.key]
         self._lanes.ended(each.execution.tenant_id, each.origin)
         return self._broken(each.execution)
 
@@ -314,7 +313,7 @@ class HttpExecutor:
 
     def _request(self, each: _HttpExecution, now: float) -> TransferRequest:
         execution = each.execution
-        # The newest, or else what was known when the try came in: never nothing.
+        # The newest, or else what was known when it came in: never nothing.
         known = self._known.get(execution.tenant_id, each.known)
         assert known is not None
         target = execution.spec.target
@@ -334,7 +333,7 @@ class HttpExecutor:
     # Back ------------------------------------------------------------------------------------
 
     def _deliver(self, replies: Sequence[TransferReply]) -> None:
-        """On the sender's thread."""
+        """Pass replies on, from the sender's thread."""
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._replied, replies)
@@ -344,7 +343,7 @@ class HttpExecutor:
         reports = []
         results: Counter[str] = Counter()
         for reply in replies:
-            each = self._tries[reply.key]
+            each = self._executions[reply.key]
             started, finished = each.times(self._clock)
             self._metrics.webhook_seconds.observe(finished - started)
             self._lanes.ended(each.execution.tenant_id, each.origin)
@@ -354,7 +353,7 @@ class HttpExecutor:
                 self._expect_later(each)
             else:
                 results[_result_class(reply)] += 1
-                del self._tries[reply.key]
+                del self._executions[reply.key]
                 reports.append(self._conclude(each, reply, kept, now))
         for result, count in results.items():
             self._metrics.webhooks.labels(result).inc(count)
@@ -385,14 +384,14 @@ class HttpExecutor:
         )
 
     def _expect_later(self, each: _HttpExecution) -> None:
-        """The receiver took the work: the try goes on, without a connection, to its timeout."""
+        """Wait for a receiver that took the work to report: until the timeout."""
         started, now = each.times(self._clock)
         rest = started + each.execution.spec.timeout - now
         assert self._loop is not None
         each.later = self._loop.call_later(max(0.0, rest), self._not_completed, each)
 
     def _not_completed(self, each: _HttpExecution) -> None:
-        if self._tries.pop(each.key, None) is None:
+        if self._executions.pop(each.key, None) is None:
             return
         timeout = each.execution.spec.timeout
         text = f"the receiver accepted the task but did not complete it within {timeout:g} s"
@@ -407,16 +406,16 @@ class HttpExecutor:
         )
         self._hand_in([report])
 
-    def _withdraw(self, tries: Sequence[_HttpExecution], outcome: Outcome | None = None) -> None:
-        """Take back tries that are not under way."""
-        for each in tries:
-            del self._tries[each.key]
+    def _withdraw(self, waiting: Sequence[_HttpExecution], outcome: Outcome | None = None) -> None:
+        """Take back executions that are not under way."""
+        for each in waiting:
+            del self._executions[each.key]
             tenant_id = each.execution.tenant_id
             if each.later is not None:
                 each.later.cancel()
             elif not self._lanes.remove(tenant_id, each.origin, each):
                 self._waiting[tenant_id].remove(each)
-        self._hand_in([self._ended(each, outcome) for each in tries])
+        self._hand_in([self._ended(each, outcome) for each in waiting])
 
     def _ended(self, each: _HttpExecution, outcome: Outcome | None = None) -> Report:
         chosen = outcome or (Outcome.RELEASED if self._releasing else Outcome.CANCELLED)
@@ -425,7 +424,7 @@ class HttpExecutor:
     def _hand_in(self, reports: Sequence[Report]) -> None:
         if reports:
             self._report(reports)
-        if not self._tries:
+        if not self._executions:
             self._idle.set()
 
 
@@ -438,7 +437,7 @@ def _result_class(reply: TransferReply) -> str:
 def _masked(
     reply: TransferReply, kept: dict[str, str], secret: Mapping[str, str]
 ) -> tuple[TransferReply, dict[str, str]]:
-    """A receiver that repeats what it was sent must not put a secret into our records."""
+    """Return a reply without the secrets that the receiver repeated: we record none."""
     forms = {form for value in secret.values() for form in (value, value.removeprefix("Bearer "))}
     body = reply.body
     for form in sorted(filter(None, forms), key=len, reverse=True):

@@ -11,7 +11,7 @@ ReportSink = Callable[[Sequence[Report]], None]
 
 
 class Executor(Protocol):
-    """Runs assignments and reports every one of them exactly once to its sink.
+    """Runs executions and reports every one of them exactly once to its sink.
 
     Called on the event loop only. `start` never blocks and never raises: what cannot be run is
     reported as failed, alone, and all others begin.
@@ -22,25 +22,25 @@ class Executor(Protocol):
         ...
 
     def room(self) -> int | None:
-        """Return how many more tasks that need no slot it takes in; None: that is not for it to
-        say. What it is given beyond that it runs all the same."""
-        ...
+        """Return how many more tasks that need no slot it takes in; None: any number. What it is
+        given beyond that it runs all the same."""
+        return None
 
     def start(self, executions: Sequence[Execution]) -> None: ...
 
     def has(self, task_id: UUID, fence: int) -> bool:
-        """Whether it took this try in and is yet to report it."""
+        """Whether it took this execution in and is yet to report it."""
         ...
 
     def cancel(self, task_id: UUID, fence: int) -> None:
-        """Stop this try if it is still running; it is then reported as cancelled."""
+        """Stop this execution if it is still running; it is then reported as cancelled."""
         ...
 
     def holds_back(self, task_id: UUID, fence: int) -> str | None:
-        """Return what a try waits for that was started and is not under way yet; None: it waits
-        not."""
-        ...
+        """Return what an execution waits for that was started and is not under way yet; None: for
+        nothing."""
+        return None
 
     async def stop(self, grace: float) -> None:
-        """Let running tries finish for `grace` seconds, then release the rest."""
+        """Let running executions finish for `grace` seconds, then release the rest."""
         ...

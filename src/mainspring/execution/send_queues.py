@@ -6,45 +6,44 @@ full simply drops out of the turn until something of it has ended.
 """
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
 
 from mainspring.execution.guard import CallOrigin
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Caps:
-    """The most requests in flight."""
+class Caps(NamedTuple):
+    """Maximum numbers of requests in flight."""
 
     total: int
     tenant: int
     host: int
 
 
+@dataclass(slots=True, eq=False)
 class _HostLane(Generic[T]):
-    __slots__ = ("in_flight", "queued", "waiting")
+    """The requests of one tenant to one host."""
 
-    def __init__(self) -> None:
-        self.waiting: deque[T] = deque()
-        self.in_flight = 0
-        self.queued = False
-        """Whether it has a place in its tenant's turn."""
+    waiting: deque[T] = field(default_factory=deque)
+    in_flight: int = 0
+    queued: bool = False
+    """Whether it has a place in its tenant's turn."""
 
 
+@dataclass(slots=True, eq=False)
 class _TenantSends(Generic[T]):
-    __slots__ = ("in_flight", "lanes", "queued", "turn")
+    """The lanes of a tenant, and which of them have a turn."""
 
-    def __init__(self) -> None:
-        self.lanes: dict[CallOrigin, _HostLane[T]] = {}
-        self.turn: deque[tuple[CallOrigin, _HostLane[T]]] = deque()
-        self.in_flight = 0
-        self.queued = False
+    lanes: dict[CallOrigin, _HostLane[T]] = field(default_factory=dict)
+    turn: deque[tuple[CallOrigin, _HostLane[T]]] = field(default_factory=deque)
+    in_flight: int = 0
+    queued: bool = False
 
 
 class Lanes(Generic[T]):
-    """Takes in what shall be sent and gives out what may be sent now."""
+    """Requests that wait, and which of them may be sent now."""
 
     def __init__(self, caps: Caps) -> None:
         self._caps = caps
@@ -66,7 +65,7 @@ class Lanes(Generic[T]):
         return lane.waiting.index(item), lane.in_flight
 
     def push(self, tenant_id: int, origin: CallOrigin, item: T) -> None:
-        """Something shall be sent."""
+        """Add a request."""
         tenant = self._tenants.get(tenant_id)
         if tenant is None:
             tenant = self._tenants[tenant_id] = _TenantSends()
@@ -77,7 +76,7 @@ class Lanes(Generic[T]):
         self._offer(tenant_id, tenant, origin, lane)
 
     def take(self) -> list[T]:
-        """Everything that may be sent now, in turn; it counts as in flight until `ended`."""
+        """Return all that may be sent now, in turn; it counts as in flight until `ended`."""
         taken: list[T] = []
         while self._turn and self._in_flight < self._caps.total:
             tenant_id, tenant = self._turn.popleft()
@@ -92,7 +91,7 @@ class Lanes(Generic[T]):
         return taken
 
     def ended(self, tenant_id: int, origin: CallOrigin) -> None:
-        """Something that was in flight is over."""
+        """Count a request as ended."""
         tenant = self._tenants[tenant_id]
         lane = tenant.lanes[origin]
         lane.in_flight -= 1
@@ -102,7 +101,7 @@ class Lanes(Generic[T]):
         self._tidy(tenant_id, tenant, origin, lane)
 
     def remove(self, tenant_id: int, origin: CallOrigin, item: T) -> bool:
-        """Something that still waits shall not be sent after all; False when it does not wait."""
+        """Remove a request that waits; return False when it does not wait."""
         tenant = self._tenants.get(tenant_id)
         lane = tenant.lanes.get(origin) if tenant else None
         if tenant is None or lane is None or item not in lane.waiting:

@@ -27,7 +27,7 @@ from mainspring.execution.transfers import (
 log = structlog.get_logger()
 
 _AT_ONCE = 64
-"""So many sockets, or new requests, until others have their turn again: a few milliseconds."""
+"""Number of sockets, or new requests, until others have their turn: a few milliseconds."""
 
 Deliver = Callable[[Sequence[TransferReply]], None]
 """Called where the sender runs, with what has ended since the last time."""
@@ -92,7 +92,7 @@ class ThreadSender:
             try:
                 self._drive(transfers)
             except Exception as problem:
-                _tell_of(problem)
+                _log_failure(problem)
             if replies := transfers.close():
                 self._deliver(replies)
 
@@ -127,19 +127,19 @@ class LoopSender:
         self._deliver = deliver
         self._inbox: deque[TransferRequest | Key] = deque()
         self._transfers: Transfers | None = None
-        self._turn: asyncio.Handle | None = None
-        """When we come back, should nothing arrive before that."""
+        self._next_drive: asyncio.Handle | None = None
+        """The next call of `_drive`, should nothing arrive before."""
 
     def send(self, requests: Sequence[TransferRequest]) -> None:
         self._inbox.extend(requests)
-        self._come_back(0)
+        self._schedule(0)
 
     def cancel(self, key: Key) -> None:
         self._inbox.append(key)
-        self._come_back(0)
+        self._schedule(0)
 
     def stop(self) -> None:
-        self._come_back(None)
+        self._schedule(None)
         if self._inbox or self._transfers is not None:
             transfers = self._begun()
             self._take_in(transfers, len(self._inbox))
@@ -158,10 +158,10 @@ class LoopSender:
             transfers.work(_AT_ONCE)
             replies, rest = transfers.collect(), transfers.rest()
         except Exception as problem:
-            _tell_of(problem)
+            _log_failure(problem)
             self._end(transfers)
             replies, rest = [], None
-        self._come_back(0 if self._inbox else rest)
+        self._schedule(0 if self._inbox else rest)
         if replies:
             self._deliver(replies)
 
@@ -173,14 +173,14 @@ class LoopSender:
             else:
                 transfers.cancel(item)
 
-    def _come_back(self, seconds: float | None) -> None:
-        if self._turn is not None:
-            self._turn.cancel()
-            self._turn = None
+    def _schedule(self, seconds: float | None) -> None:
+        if self._next_drive is not None:
+            self._next_drive.cancel()
+            self._next_drive = None
         if seconds == 0:
-            self._turn = asyncio.get_running_loop().call_soon(self._drive)
+            self._next_drive = asyncio.get_running_loop().call_soon(self._drive)
         elif seconds is not None:
-            self._turn = asyncio.get_running_loop().call_later(seconds, self._drive)
+            self._next_drive = asyncio.get_running_loop().call_later(seconds, self._drive)
 
     def _end(self, transfers: Transfers) -> None:
         self._transfers = None
@@ -189,6 +189,6 @@ class LoopSender:
             self._deliver(replies)
 
 
-def _tell_of(problem: Exception) -> None:
-    """A bug, not a receiver: say so; who drives then leaves nobody waiting and begins anew."""
+def _log_failure(problem: Exception) -> None:
+    """Log a bug of ours. The caller then fails the requests under way and starts again."""
     log.error("the sender failed", action="sender.failed", exc_info=problem)

@@ -34,13 +34,13 @@ _OUTER = bytes(byte ^ 0x5C for byte in range(256))
 
 
 def signature(keys: Iterable[SigningKey], message_id: str, timestamp: int, body: bytes) -> str:
-    """The value of `webhook-signature`: one signature per key, separated by spaces."""
+    """Return the value of `webhook-signature`: one signature per key, separated by spaces."""
     signed = b"%s.%d.%s" % (message_id.encode(), timestamp, body)
     return " ".join([_sign(key, signed) for key in keys])
 
 
 def parse_secret(text: str) -> SigningKey:
-    """A secret as people pass it around; ValueError says what is wrong without repeating it."""
+    """Parse the text of a secret; ValueError says what is wrong without repeating it."""
     for kind, prefix in _PREFIXES.items():
         if text.startswith(prefix):
             return _checked(kind, _decoded(text.removeprefix(prefix)))
@@ -48,7 +48,7 @@ def parse_secret(text: str) -> SigningKey:
 
 
 def format_secret(key: SigningKey) -> str:
-    """The text that `parse_secret` reads."""
+    """Return the text that `parse_secret` reads."""
     return _PREFIXES[key.kind] + b64encode(key.secret).decode()
 
 
@@ -72,8 +72,8 @@ def _sign(key: SigningKey, signed: bytes) -> str:
 
 
 def _hmac_sha256(secret: bytes, message: bytes) -> bytes:
-    """HMAC from two kept states. The library's own function lets go of the interpreter each time,
-    and getting it back from a busy sender thread took fifty times as long as the hashing."""
+    """Return the HMAC, from two cached states. The library's own function releases the GIL each
+    time, and getting it back from a busy sender thread took fifty times as long as the hashing."""
     keyed_inner, keyed_outer = _keyed_states(secret)
     inner, outer = keyed_inner.copy(), keyed_outer.copy()
     inner.update(message)

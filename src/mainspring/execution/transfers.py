@@ -20,7 +20,7 @@ from mainspring.domain.webhook import TlsIdentity
 from mainspring.execution.guard import EgressRules
 
 Key = tuple[UUID, int]
-"""Which try: the task's id and its fence."""
+"""The key of an execution: the task's id and the fence."""
 
 Trouble = Literal["timeout", "connection", "blocked", "bad-answer", "cancelled"]
 
@@ -93,7 +93,7 @@ class Transfers:
         self._multi.setopt(pycurl.M_MAXCONNECTS, settings.idle_connections)
 
     def wait(self) -> bool:
-        """Let libcurl work on what is ready, or will be; True when somebody woke us."""
+        """Let libcurl work on what is ready, or will be; return whether it was woken."""
         rest = self.rest()
         return self._work(self._poll.wait(rest), rest)
 
@@ -108,7 +108,7 @@ class Transfers:
         return None if milliseconds < 0 else milliseconds / 1000
 
     def fileno(self) -> int:
-        """A descriptor that is readable while sockets are ready."""
+        """Return a descriptor that is readable while sockets are ready."""
         return self._poll.fileno()
 
     def _work(self, ready: list[tuple[int, int]], rest: float | None) -> bool:
@@ -383,7 +383,7 @@ class _Poll:
 
 
 def _action(mask: int) -> int:
-    """libcurl's word for what a descriptor is ready for."""
+    """Return libcurl's flags for what a descriptor is ready for."""
     return (
         (pycurl.CSELECT_IN if mask & _EPOLL_IN else 0)
         | (pycurl.CSELECT_OUT if mask & _EPOLL_OUT else 0)

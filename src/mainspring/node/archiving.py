@@ -2,16 +2,15 @@
 
 import asyncio
 import os
-import shutil
 import signal
-import subprocess
 import tempfile
 from asyncio.subprocess import DEVNULL
 from collections.abc import Mapping
-from functools import cache
 from typing import IO
 
 import structlog
+
+from mainspring.subprocesses import killed_with_parent
 
 log = structlog.get_logger()
 
@@ -47,7 +46,7 @@ class ArchiveCommand:
     async def _run(self, table: str, output: IO[bytes]) -> int | None:
         """Its exit status; None when it took too long. It ends with us at the latest."""
         process = await asyncio.create_subprocess_exec(
-            *_dies_with_us(),
+            *killed_with_parent(),
             *("sh", "-c", self._command),
             stdin=DEVNULL,
             stdout=output,
@@ -70,16 +69,3 @@ def _end_of(output: IO[bytes]) -> str:
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - _LAST_WORDS))
     return output.read().decode("utf-8", "replace").strip()
-
-
-@cache
-def _dies_with_us() -> tuple[str, ...]:
-    """Return what to put before a command so that the system kills it with this process; nothing
-    where the system cannot."""
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        return ()
-    prefix = (setpriv, "--pdeathsig", "KILL", "--")
-    # Some systems have one of this name that knows less.
-    known = subprocess.run([*prefix, setpriv, "--version"], capture_output=True, check=False)
-    return prefix if known.returncode == 0 else ()

@@ -63,7 +63,7 @@ class App:
         self.name = name or _calling_module()
         """Whose periodic schedules these are: two apps with one key need two names."""
         self.version = version
-        """Rises with every deployment, so that of two side by side the newer one has its way."""
+        """Rises with every deployment, so that of two side by side the newer one decides."""
         self.functions: dict[str, TaskFunction[..., Any]] = {}
         self.periodics: dict[str, Periodic] = {}
         self._address: AddressFields = {
@@ -118,7 +118,7 @@ class App:
     def task(self, function: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
         """Make a task of a function.
 
-        `retries`: tries after the first, or a whole policy. `max_concurrency`: how many run at
+        `retries`: how often it is run again, or a whole policy. `max_concurrency`: how many run at
         once, on all workers together. `cpu_bound`: run it in a process of its own.
         """
         if function is not None:
@@ -150,7 +150,7 @@ class App:
         return decorate
 
     async def sync_periodic(self) -> Synced:
-        """Make the server's schedules of this app those that are declared; answers what it did."""
+        """Make the server's schedules of this app those that are declared; return what it did."""
         owner = Owner(self.name, self.version)
         return await sync(self.async_client, owner, list(self.periodics.values()))
 
@@ -168,7 +168,7 @@ class App:
 
 
 def _calling_module() -> str:
-    """The module that makes an app: what it is called unless it says so itself."""
+    """Return the module that makes an app: its name unless it has one of its own."""
     frame = currentframe()
     made_in = frame and frame.f_back and frame.f_back.f_back
     return made_in.f_globals["__name__"] if made_in else "app"

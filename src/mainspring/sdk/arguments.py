@@ -20,7 +20,7 @@ _EMPTY = inspect.Parameter.empty
 
 
 class Bound(NamedTuple):
-    """How a function is to be called."""
+    """The arguments of a call of a function."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -34,7 +34,8 @@ class Signature:
         self._signature = inspect.signature(function)
 
     def pack(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        """The payload for a call with these arguments; InvalidArguments if they do not fit."""
+        """Return the payload for a call with these arguments; InvalidArguments if they do not
+        fit."""
         try:
             bound = self._plain.bind(*args, **kwargs)
         except TypeError as problem:
@@ -52,7 +53,7 @@ class Signature:
     def with_context(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], context: Context
     ) -> Bound:
-        """A plain call with the context added where it is wanted."""
+        """Return a plain call with the context added where it is wanted."""
         names = list(self._signature.parameters)
         index = names.index(self.context_parameter or "")
         kind = self._signature.parameters[names[index]].kind
@@ -61,7 +62,7 @@ class Signature:
         return Bound((*args[:index], context, *args[index:]), dict(kwargs))
 
     def unpack(self, payload: bytes, context: Context | None) -> Bound:
-        """The call that a payload asks for."""
+        """Return the call that a payload asks for."""
         values = self._decode(payload)
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -158,7 +159,7 @@ class Signature:
 
 
 def _known(hint: Any) -> Any:
-    """The type, or Any for one that nobody can check."""
+    """Return the type, or Any for one that nobody can check."""
     try:
         msgspec.json.Decoder(hint | msgspec.UnsetType, dec_hook=_from_json)
     except (TypeError, RuntimeError):

@@ -28,7 +28,7 @@ from mainspring.sdk.transport import Transport
 
 T = TypeVar("T")
 
-PATIENCE = 30.0
+DEFAULT_TIMEOUT = 30.0
 """Default seconds for a call, with all its retries."""
 
 _FIRST_PAUSE = 0.1
@@ -69,9 +69,11 @@ class _ProblemDocument(msgspec.Struct):
 class ApiCaller:
     """Caller of one API with one key, over one transport."""
 
-    def __init__(self, transport: Transport, api_key: str, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, transport: Transport, api_key: str, timeout: float = DEFAULT_TIMEOUT
+    ) -> None:
         self.transport = transport
-        self._patience = patience
+        self._timeout = timeout
         self._headers = {"Authorization": f"Bearer {api_key}", "User-Agent": "mainspring-python"}
 
     async def call(
@@ -101,7 +103,7 @@ class ApiCaller:
 
     async def _send(self, request: Request) -> Response:
         """Send a request, again and again until an answer is final or the time is over."""
-        deadline, attempts = monotonic() + self._patience, 0
+        deadline, attempts = monotonic() + self._timeout, 0
         while True:
             attempts += 1
             problem: CallFailed

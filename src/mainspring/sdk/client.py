@@ -11,21 +11,14 @@ async with mainspring.AsyncClient() as client:
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from mainspring.sdk.calling import PATIENCE, ApiCaller
+from mainspring.sdk.calling import DEFAULT_TIMEOUT, ApiCaller
 from mainspring.sdk.environment import Address, address
 from mainspring.sdk.resources.installation import Installation
-from mainspring.sdk.sync_async import (
-    Awaiting,
-    Blocking,
-    F,
-    both,
-    run,
-)
+from mainspring.sdk.sync_async import Awaiting, Blocking, F, both, run
 from mainspring.sdk.transport import AsyncTransport, BlockingTransport, Transport
 
 if TYPE_CHECKING:
@@ -74,7 +67,7 @@ class _Client(Installation[F]):
         proxy: str | None = None,
         client_cert: str | None = None,
         client_key: str | None = None,
-        patience: float = PATIENCE,
+        patience: float = DEFAULT_TIMEOUT,
         transport: Transport | None = None,
     ) -> None:
         where = address(
@@ -123,12 +116,7 @@ class Client(_Client[Blocking]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _problem: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
 
@@ -143,10 +131,5 @@ class AsyncClient(_Client[Awaiting]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        _kind: type[BaseException] | None,
-        _problem: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_raised: object) -> None:
         await self.close()

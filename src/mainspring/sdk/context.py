@@ -1,20 +1,20 @@
-"""What a running handler can know and say: its try, its deadline, cancellation, progress, logs."""
+"""What a running handler can know and report: its deadline, cancellation, progress, logs."""
 
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
-from mainspring.clock import monotonic, wall_clock
+from mainspring.clock import monotonic, utc, wall_clock
 
 if TYPE_CHECKING:
     from mainspring.sdk.client import AsyncClient, Client
 
 
 class HandlerLogLine:
-    """One log line of a try."""
+    """One log line of an execution."""
 
     __slots__ = ("at", "level", "message")
 
@@ -25,7 +25,7 @@ class HandlerLogLine:
 
 
 class Clients(Protocol):
-    """Where a context finds the API."""
+    """The clients with which a context calls the API."""
 
     @property
     def client(self) -> "Client": ...
@@ -35,8 +35,8 @@ class Clients(Protocol):
 
 
 class Context:
-    """One try of a task, as its handler sees it. Ask for it with a parameter of this type, or with
-    `mainspring.current()`."""
+    """One execution of a task, as its handler sees it. Ask for it with a parameter of this type, or
+    with `mainspring.current()`."""
 
     def __init__(
         self,
@@ -51,28 +51,27 @@ class Context:
         details: dict[str, Any] | None = None,
     ) -> None:
         self.task_id = task_id
-        """The same in every try of a task: a good idempotency key for what you call."""
+        """The same in every execution of a task: a good idempotency key for what you call."""
         self.name = name
         self.attempt = attempt
         self.fence = fence
-        """Rises with every try: what you write to can refuse an older one."""
+        """Rises with every execution: what you write to can refuse an older one."""
         self.details = details or {}
-        """What the server tells beside: the schedule, the nominal time, the workflow run."""
+        """What else the server tells: the schedule, the nominal time, the workflow run."""
         self._clients = clients
         self._said = said
-        self._began = monotonic()
-        self._ends = None if timeout is None else self._began + timeout
+        self._ends = None if timeout is None else monotonic() + timeout
         self._cancelled = False
         self._bell: threading.Event | None = None
         """Made when a handler first waits for a cancel: most never do."""
-        self._progress: Any = None
+        self.last_progress: Any = None
 
     @property
     def deadline(self) -> datetime | None:
-        """When the try is ended by force, by this machine's clock."""
+        """When the execution is ended by force, by this machine's clock."""
         if self._ends is None:
             return None
-        return datetime.fromtimestamp(wall_clock() + self._ends - monotonic(), UTC)
+        return utc(wall_clock() + self._ends - monotonic())
 
     @property
     def remaining(self) -> float:
@@ -91,14 +90,14 @@ class Context:
         return self._cancelled or bell.wait(seconds)
 
     def heartbeat(self, progress: Any = None) -> bool:
-        """Say how far it is, if you like; return whether to go on. It need not be called."""
+        """Report how far it is, if you like; return whether to go on. It need not be called."""
         if progress is not None:
-            self._progress = progress
+            self.last_progress = progress
         return not self.cancelled
 
     def progress(self, value: Any) -> None:
-        """Say how far it is: any JSON value. It is told with the next heartbeat."""
-        self._progress = value
+        """Report how far it is: any JSON value. It is sent with the next heartbeat."""
+        self.last_progress = value
 
     def log(self, message: object, level: str = "info") -> None:
         """Write a line to the task's log."""
@@ -106,8 +105,8 @@ class Context:
             self._said(HandlerLogLine(str(message), level))
 
     def once(self, key: str, answer: Any = None) -> bool:
-        """Whether this try is the first of the task to say this key. Of all tries, also those at
-        the same time on other machines, one hears True; if it asks again it hears the same."""
+        """Return whether this execution is the first of the task to say this key. Of all, also
+        those at the same time on other machines, one gets True; asking again gives the same."""
         noted = self._api.client.effects.note(
             f"{self.task_id}:{key}", answer, idempotency_key=self._key_of(key)
         )
@@ -128,10 +127,6 @@ class Context:
             self._bell.set()
 
     @property
-    def last_progress(self) -> Any:
-        return self._progress
-
-    @property
     def _api(self) -> Clients:
         if self._clients is None:
             raise RuntimeError("this context belongs to no app: it cannot call the API")
@@ -146,7 +141,7 @@ _CURRENT: ContextVar[Context] = ContextVar("mainspring_context")
 
 
 def current() -> Context:
-    """The context of the handler that is running; LookupError outside of one."""
+    """Return the context of the handler that is running; LookupError outside of one."""
     return _CURRENT.get()
 
 

@@ -34,6 +34,11 @@ def sendable(text: str) -> str:
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
+def present(**fields: Any) -> dict[str, Any]:
+    """Return the fields that have a value: None leaves one to the server."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def with_offset(moment: datetime | str) -> datetime | str:
     """Return the time if it has an offset; InvalidArguments if not."""
     if isinstance(moment, datetime) and moment.tzinfo is None:

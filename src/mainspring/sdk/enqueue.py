@@ -59,15 +59,15 @@ class Enqueue:
             self._values["tenant"] = tenant
 
     def psycopg(self) -> tuple[str, tuple[str, ...]]:
-        """The statement and its parameters, with %s."""
+        """Return the statement and its parameters, with %s."""
         return self._statement(lambda _number, _name: "%s"), tuple(self._values.values())
 
     def asyncpg(self) -> tuple[str, tuple[str, ...]]:
-        """The statement and its parameters, with $1, $2 and so on."""
+        """Return the statement and its parameters, with $1, $2 and so on."""
         return self._statement(lambda number, _name: f"${number}"), tuple(self._values.values())
 
     def named(self) -> tuple[str, dict[str, str]]:
-        """The statement and its parameters, with :name."""
+        """Return the statement and its parameters, with :name."""
         return self._statement(lambda _number, name: f":{name}"), dict(self._values)
 
     def _statement(self, place: Callable[[int, str], str]) -> str:
@@ -79,7 +79,8 @@ class Enqueue:
 
 
 def _flat(task: Mapping[str, Any]) -> dict[str, str]:
-    """The arguments of the function, as texts; InvalidArguments for what it does not take."""
+    """Return the arguments of the function, as texts; InvalidArguments for what it does not
+    take."""
     values: dict[str, str] = {}
     for field, value in task.items():
         if field in _PARTS:

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property, update_wrapper
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 from uuid import uuid4
 
 from msgspec import Raw
 
 from mainspring.errors import InvalidArguments
 from mainspring.sdk.arguments import Signature
-from mainspring.sdk.client import AsyncClient, Client
-from mainspring.sdk.context import Context
+from mainspring.sdk.context import Clients, Context
+from mainspring.sdk.encoding import present
 from mainspring.sdk.periodic import Periodic
 from mainspring.sdk.targets import Duration, Moment, Requires, Retry, described, handler
 from mainspring.sdk.workflow import DeclaredStep
@@ -27,25 +27,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}")
-"""What the API takes as the name of a handler."""
-
-
-class TaskRegistry(Protocol):
-    """The app that a function belongs to."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def client(self) -> Client: ...
-
-    @property
-    def async_client(self) -> AsyncClient: ...
+"""Names of handlers that the API accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a function's tasks are run; None leaves it to the server."""
+    """Options of a function's tasks; None leaves one to the server."""
 
     queue: str | None = None
     retries: int | Retry | None = None
@@ -59,24 +46,23 @@ class Options:
     expires_at: Moment | None = None
 
     def fields(self, name: str) -> dict[str, Any]:
-        """The fields of a task."""
+        """Return the fields of a task."""
         retry = self.retries
         if isinstance(retry, int):
             retry = {"max_attempts": retry + 1}
         limit = self.max_concurrency
-        fields = {
-            "name": name,
-            "queue": self.queue,
-            "retry": retry,
-            "timeout": self.timeout,
-            "concurrency": None if limit is None else {"key": f"task:{name}", "limit": limit},
-            "priority": self.priority,
-            "sla": self.sla,
-            "labels": self.labels,
-            "requires": self.requires,
-            "expires_at": self.expires_at,
-        }
-        return {field: value for field, value in fields.items() if value is not None}
+        return present(
+            name=name,
+            queue=self.queue,
+            retry=retry,
+            timeout=self.timeout,
+            concurrency=None if limit is None else {"key": f"task:{name}", "limit": limit},
+            priority=self.priority,
+            sla=self.sla,
+            labels=self.labels,
+            requires=self.requires,
+            expires_at=self.expires_at,
+        )
 
 
 def check(function: Any, name: str | None) -> str:
@@ -104,17 +90,17 @@ def check(function: Any, name: str | None) -> str:
 
 
 def _codes(function: Any) -> tuple[Any, Any]:
-    """Yield the objects that may hold its code: itself, or what makes it callable."""
+    """Return the objects that may hold its code: itself, or what makes it callable."""
     return function, getattr(function, "__call__", None)  # noqa: B004
 
 
 class TaskFunction(Generic[P, R]):
-    """What `@app.task` makes of a function. Calling it calls the function."""
+    """A function that `@app.task` made a task. Calling it calls the function."""
 
     __name__: str
 
     def __init__(
-        self, app: TaskRegistry, function: Callable[..., R], name: str, options: Options
+        self, app: Clients, function: Callable[..., R], name: str, options: Options
     ) -> None:
         update_wrapper(self, function)  # first: its own attributes may be called as ours are
         self.app = app
@@ -131,16 +117,17 @@ class TaskFunction(Generic[P, R]):
         wanted = self.signature.context_parameter
         if wanted is None or wanted in kwargs or any(isinstance(a, Context) for a in args):
             return self.function(*args, **kwargs)
-        backfill_tasks = Context(uuid4(), name=self.name, clients=self.app)
-        given: Any = self.signature.with_context(args, kwargs, backfill_tasks)
+        context = Context(uuid4(), name=self.name, clients=self.app)
+        given: Any = self.signature.with_context(args, kwargs, context)
         return self.function(*given.args, **given.kwargs)
 
     def with_options(self, **changes: Any) -> "TaskFunction[P, R]":
-        """The same function with other options: `send_mail.with_options(priority=9).delay(…)`."""
+        """Return the same function with other options:
+        `send_mail.with_options(priority=9).delay(…)`."""
         return TaskFunction(self.app, self.function, self.name, replace(self.options, **changes))
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
-        """The task as it would be sent: for `client.tasks.create_many` and `Enqueue`."""
+        """Return the task as it would be sent: for `client.tasks.create_many` and `Enqueue`."""
         return self._prepared(args, kwargs)
 
     def as_step(self) -> dict[str, Any]:
@@ -153,11 +140,11 @@ class TaskFunction(Generic[P, R]):
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> "Task":
         """Let a worker call it as soon as one is free."""
-        return self._create(self._prepared(args, kwargs), None)
+        return self.app.client.tasks.create(**self._prepared(args, kwargs))
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> "Task":
         """`delay` for async code."""
-        return await self._acreate(self._prepared(args, kwargs), None)
+        return await self.app.async_client.tasks.create(**self._prepared(args, kwargs))
 
     # Later, or again and again ---------------------------------------------------------------
 
@@ -173,12 +160,10 @@ class TaskFunction(Generic[P, R]):
     ) -> "Task | Schedule":
         """Let a worker call it at a time, after a delay, or by a cron expression. The last makes a
         schedule of this name (else the task's), or changes the one that there is."""
-        if cron is not None:
-            wanted = self._recurring(args, kwargs, at, delay, cron, timezone, schedule_name)
-            schedules = self.app.client.schedules
-            return schedules.put(wanted.name, wanted.template(), **wanted.timing)
-        _only_with_cron(timezone=timezone, schedule_name=schedule_name)
-        return self._create(self._prepared(args, kwargs, run_at=at, delay=delay), None)
+        wanted = self._timed(args, kwargs, at, delay, cron, timezone, schedule_name)
+        if isinstance(wanted, Periodic):
+            return self.app.client.schedules.put(wanted.name, wanted.template(), **wanted.timing)
+        return self.app.client.tasks.create(**wanted)
 
     async def aschedule(
         self,
@@ -191,12 +176,11 @@ class TaskFunction(Generic[P, R]):
         **kwargs: Any,
     ) -> "Task | Schedule":
         """`schedule` for async code."""
-        if cron is not None:
-            wanted = self._recurring(args, kwargs, at, delay, cron, timezone, schedule_name)
-            schedules = self.app.async_client.schedules
-            return await schedules.put(wanted.name, wanted.template(), **wanted.timing)
-        _only_with_cron(timezone=timezone, schedule_name=schedule_name)
-        return await self._acreate(self._prepared(args, kwargs, run_at=at, delay=delay), None)
+        wanted = self._timed(args, kwargs, at, delay, cron, timezone, schedule_name)
+        client = self.app.async_client
+        if isinstance(wanted, Periodic):
+            return await client.schedules.put(wanted.name, wanted.template(), **wanted.timing)
+        return await client.tasks.create(**wanted)
 
     # As in Celery ----------------------------------------------------------------------------
 
@@ -214,11 +198,10 @@ class TaskFunction(Generic[P, R]):
     ) -> "Task":
         """`delay` and `schedule` under the names that Celery gave them. A `task_id` is sent as the
         idempotency key: the same one again makes no second task."""
-        changes = {"expires_at": expires, "queue": queue, "priority": priority}
-        given = {name: value for name, value in changes.items() if value is not None}
-        chosen = self.with_options(**given) if given else self
-        wanted = chosen._prepared(tuple(args), dict(kwargs or {}), run_at=eta, delay=countdown)
-        return self._create(wanted, task_id)
+        changes = present(expires_at=expires, queue=queue, priority=priority)
+        chosen = self.with_options(**changes) if changes else self
+        wanted = chosen._prepared(tuple(args), kwargs or {}, run_at=eta, delay=countdown)
+        return self.app.client.tasks.create(**wanted, idempotency_key=task_id)
 
     # Details ---------------------------------------------------------------------------------
 
@@ -231,16 +214,20 @@ class TaskFunction(Generic[P, R]):
         fields = {**self.options.fields(self.name), "payload": payload, **times}
         return described(handler(self.name), fields)
 
-    def _recurring(
+    def _timed(
         self,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         at: Moment | None,
         delay: Duration | None,
-        cron: str,
+        cron: str | None,
         timezone: str | None,
         name: str | None,
-    ) -> Periodic:
+    ) -> Periodic | dict[str, Any]:
+        """Return the schedule to make or, without a cron expression, the task."""
+        if cron is None:
+            _only_with_cron(timezone=timezone, schedule_name=name)
+            return self._prepared(args, kwargs, run_at=at, delay=delay)
         if at is not None or delay is not None:
             raise InvalidArguments("give one of at, delay and cron")
         timing = {"cron": cron, "timezone": timezone or "UTC"}
@@ -249,17 +236,9 @@ class TaskFunction(Generic[P, R]):
     def recurring(
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], timing: Mapping[str, Any]
     ) -> Periodic:
-        """A schedule of this name that calls it with these arguments."""
+        """Return a schedule of this name that calls it with these arguments."""
         payload = self.signature.pack(args, kwargs)
         return Periodic(name, self.name, self.options.fields(self.name), payload, timing)
-
-    def _create(self, wanted: dict[str, Any], key: str | None) -> "Task":
-        target = wanted.pop("target")
-        return self.app.client.tasks.create(target, idempotency_key=key, **wanted)
-
-    async def _acreate(self, wanted: dict[str, Any], key: str | None) -> "Task":
-        target = wanted.pop("target")
-        return await self.app.async_client.tasks.create(target, idempotency_key=key, **wanted)
 
 
 def _only_with_cron(**given: str | None) -> None:

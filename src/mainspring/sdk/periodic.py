@@ -2,7 +2,7 @@
 
 Many workers may start at once: a name is unique, a definition carries its digest, and whoever comes
 second finds it as it should be. An app touches only schedules that carry its own name; and of two
-versions of it the newer one has its way, whichever starts last.
+versions of it the newer one decides, whichever starts last.
 """
 
 from collections.abc import Mapping

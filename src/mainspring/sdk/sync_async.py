@@ -24,7 +24,7 @@ class Blocking:
 F = TypeVar("F")
 
 
-class Faced(Generic[F]):
+class Dual(Generic[F]):
     """Base of classes with such methods; `blocking` says whether they block."""
 
     blocking: bool
@@ -61,10 +61,10 @@ class Both(_Method[P, T]):
     """A method that is awaited in the async client, and blocks in the sync one."""
 
     @overload
-    def __get__(self, instance: Faced[Blocking], owner: Any) -> Callable[P, T]: ...
+    def __get__(self, instance: Dual[Blocking], owner: Any) -> Callable[P, T]: ...
     @overload
     def __get__(
-        self, instance: Faced[Awaiting], owner: Any
+        self, instance: Dual[Awaiting], owner: Any
     ) -> Callable[P, Coroutine[Any, Any, T]]: ...
     @overload
     def __get__(self, instance: None, owner: Any) -> "Both[P, T]": ...
@@ -76,9 +76,9 @@ class Each(_Method[P, T]):
     """The same of an iterator: `async for` in the async client, `for` in the sync one."""
 
     @overload
-    def __get__(self, instance: Faced[Blocking], owner: Any) -> Callable[P, Iterator[T]]: ...
+    def __get__(self, instance: Dual[Blocking], owner: Any) -> Callable[P, Iterator[T]]: ...
     @overload
-    def __get__(self, instance: Faced[Awaiting], owner: Any) -> Callable[P, AsyncIterator[T]]: ...
+    def __get__(self, instance: Dual[Awaiting], owner: Any) -> Callable[P, AsyncIterator[T]]: ...
     @overload
     def __get__(self, instance: None, owner: Any) -> "Each[P, T]": ...
     def __get__(self, instance: Any, owner: Any) -> Any:

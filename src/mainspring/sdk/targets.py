@@ -1,10 +1,10 @@
-"""What a task calls, and what its fields are, as a caller writes them."""
+"""Targets and fields of tasks and schedules, as a caller writes them."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
-from mainspring.sdk.encoding import with_offset
+from mainspring.sdk.encoding import present, with_offset
 
 Target = Mapping[str, Any]
 Duration = float | timedelta | str
@@ -14,7 +14,7 @@ Moment = datetime | str
 
 
 class Retry(TypedDict, total=False):
-    """How failed tries are repeated."""
+    """How failed executions are repeated."""
 
     max_attempts: int
     initial: Duration
@@ -32,7 +32,7 @@ class Concurrency(TypedDict, total=False):
 
 
 class Requires(TypedDict, total=False):
-    """What a worker must offer beside the handler."""
+    """Requirements on a worker besides the handler."""
 
     tags: list[str]
     memory_mb: int
@@ -64,7 +64,7 @@ class TaskFields(TemplateFields, total=False):
 
 
 class TaskChanges(TaskFields, total=False):
-    """What may be changed of a task before it starts."""
+    """The fields of a task that can be changed before it starts."""
 
     target: Target
 
@@ -91,7 +91,7 @@ class ScheduleFields(TypedDict, total=False):
 
 
 class ScheduleChanges(ScheduleFields, total=False):
-    """What may be changed of a schedule."""
+    """The fields of a schedule that can be changed."""
 
     name: str
     task: Mapping[str, Any]
@@ -127,8 +127,8 @@ def command(*argv: str) -> Target:
 
 
 def described(target: Target, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A task as it is sent; None means that a field is left out."""
-    wanted = {name: value for name, value in fields.items() if value is not None}
+    """Return a task as it is sent; None means that a field is left out."""
+    wanted = present(**fields)
     if "payload" in fields:
         wanted["payload"] = fields["payload"]
     for name in ("run_at", "expires_at", "start_at", "end_at"):

@@ -22,6 +22,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, overload, runtime_checkable
 
+from mainspring.sdk.encoding import present
+
 _PLAIN = re.compile(r"[\w-]+")
 
 
@@ -84,7 +86,7 @@ class Declared(Protocol):
     """A function that was declared with a name and options of its own, as a task is."""
 
     def as_step(self) -> dict[str, Any]:
-        """What a step says that calls it, unless it says otherwise itself."""
+        """Return the fields of a step that calls it, which the step may override."""
         ...
 
 
@@ -103,7 +105,7 @@ class Workflow:
         self.input = StepReference("input")
         self.steps: dict[str, DeclaredStep] = {}
         self._documents: list[dict[str, Any]] = []
-        self._fields = _given(on_failure=on_failure, deadline=deadline, input=input)
+        self._fields = present(on_failure=on_failure, deadline=deadline, input=input)
 
     @overload
     def step(
@@ -133,7 +135,7 @@ class Workflow:
         return self._add(None, function if name is None else name, fields)
 
     def definition(self) -> dict[str, Any]:
-        """The workflow as the API takes it."""
+        """Return the workflow as the API takes it."""
         return {"name": self.name, "steps": list(self._documents), **self._fields}
 
     def __str__(self) -> str:
@@ -159,7 +161,7 @@ class Workflow:
 
 
 def _declared(function: Any) -> dict[str, Any]:
-    """What a function says about the step that calls it."""
+    """Return the fields of a step that calls a function."""
     if isinstance(function, DeclaredStep):
         raise TypeError(f"{function.id!r} is a step already: give its function itself")
     if isinstance(function, Declared):
@@ -194,7 +196,7 @@ def _names(needs: Needs) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A value with references as texts."""
+    """Return a value with references as texts."""
     if isinstance(value, StepReference):
         return str(value)
     if isinstance(value, Mapping):
@@ -202,7 +204,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
     return value
-
-
-def _given(**fields: Any) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}

@@ -10,13 +10,13 @@ import msgspec
 
 from mainspring.sdk.context import Context, HandlerLogLine, entered
 from mainspring.sdk.functions import TaskFunction
-from mainspring.sdk.worker.outcomes import ReportedOutcome, failure, success
+from mainspring.sdk.worker.outcomes import ReportedOutcome, failed, failure, success
 from mainspring.testing.memory import MemoryApi
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """The outcome of an execution, as the server would hear it."""
+    """The outcome of an execution, as it would be reported."""
 
     status: str
     result: Any = None
@@ -34,7 +34,7 @@ class Ran:
 
 @dataclass
 class Trial:
-    """Tries a handler once. Tries of one Trial belong to one task, and share its effect log.
+    """Runs a handler once. Executions of one Trial belong to one task, and share its effect log.
 
     ran = Trial(attempt=2).run(send_mail, "ann@example.com")
     assert ran.succeeded
@@ -88,7 +88,7 @@ def _call(function: TaskFunction[..., Any], payload: bytes, context: Context) ->
     except TimeoutError as problem:
         if context.remaining > 0:
             return failure(problem)
-        return ReportedOutcome("failed", None, "timeout", "it took too long")
+        return failed("timeout", "it took too long")
     except Exception as problem:
         return failure(problem)
 

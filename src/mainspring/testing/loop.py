@@ -17,7 +17,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def clock(self) -> float:
-        """Seconds since the epoch, in whole microseconds."""
+        """Return the seconds since the epoch, in whole microseconds."""
         return round(self._start + self._now, 6)
 
     def pass_time(self, seconds: float) -> None:

@@ -1,14 +1,13 @@
 """As much of the API as handlers and apps call, in memory: clients that need no server."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from mainspring.clock import wall_clock
+from mainspring.clock import utc, wall_clock
 from mainspring.errors import InvalidRequest, NotFound, RequestError
 from mainspring.sdk.client import AsyncClient, Client
 from mainspring.sdk.http1 import Request, Response
@@ -54,7 +53,7 @@ class MemoryApi:
         name = body["key"]
         first = name not in self._effects
         if first:
-            now = datetime.fromtimestamp(wall_clock(), UTC)
+            now = utc(wall_clock())
             effect = {"key": name, "answer": body.get("answer"), "created_at": now}
             self._effects[name] = (key or "", effect)
         first_key, effect = self._effects[name]

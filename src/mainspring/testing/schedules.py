@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
+from mainspring.clock import utc
 from mainspring.domain.schedule import misfire
 from mainspring.domain.schedule.definition import (
     ScheduleDefinition,
@@ -56,10 +57,10 @@ class VirtualSchedule:
         return spread_of(self.id, self.definition.spread)
 
     def shown(self) -> dict[str, Any]:
-        """As the API shows it."""
+        """Return it as the API shows it."""
         state = "paused" if self.paused else "ended" if self.next is None else "active"
-        following = None if self.next is None else _instant(self.next)
-        made = _instant(self.made)
+        following = None if self.next is None else utc(self.next)
+        made = utc(self.made)
         return {
             **self.body,
             "id": self.id,
@@ -98,7 +99,7 @@ class VirtualSchedule:
 
     def payload_at(self, nominal: float, number: int) -> bytes:
         payload = msgspec.json.encode(self.body["task"].get("payload", {}))
-        at = _instant(nominal).isoformat().replace("+00:00", "Z")
+        at = utc(nominal).isoformat().replace("+00:00", "Z")
         values: Values = {"scheduled_at": at, "occurrence": number, "schedule_id": str(self.id)}
         return expand(payload, values)
 
@@ -113,7 +114,7 @@ class VirtualSchedules:
         self.changed: Callable[[], None] = lambda: None
 
     def next_at(self) -> float | None:
-        """When something is due."""
+        """Return when the next schedule is due."""
         times = [s.next + s.offset for s in self.found.values() if s.next and not s.paused]
         return min(times, default=None)
 
@@ -194,7 +195,3 @@ def _definition(body: Mapping[str, Any], now: float) -> ScheduleDefinition:
 
 def _seconds(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
-
-
-def _instant(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)

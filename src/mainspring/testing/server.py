@@ -6,9 +6,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from mainspring.clock import monotonic
@@ -37,7 +36,7 @@ class MainspringServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of a process that shall find this server."""
+        """Return the environment of a process that shall find this server."""
         return child_environment(self.address)
 
     def client(self) -> Client:
@@ -77,12 +76,7 @@ class MainspringServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _problem: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.stop()
 
 
@@ -90,11 +84,7 @@ class WorkerProcess:
     """`mainspring worker` in a process of its own; it is taking tasks when `with` begins."""
 
     def __init__(
-        self,
-        server: MainspringServer,
-        app: str,
-        options: tuple[str, ...],
-        cwd: str | Path | None,
+        self, server: MainspringServer, app: str, options: tuple[str, ...], cwd: str | Path | None
     ) -> None:
         self._server = server
         self._arguments = ["worker", app, *options]
@@ -111,12 +101,7 @@ class WorkerProcess:
     def said(self) -> str:
         return self._log.read_text(errors="replace")
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _problem: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         _stop(self.process)
         self._log.unlink(missing_ok=True)
 
@@ -135,8 +120,9 @@ def _start(
         )
 
 
-def _until(reached: "object", process: "subprocess.Popen[bytes]", log: Path, what: str) -> None:
-    assert callable(reached)
+def _until(
+    reached: Callable[[], bool], process: "subprocess.Popen[bytes]", log: Path, what: str
+) -> None:
     deadline = monotonic() + _START_WITHIN
     while not reached():
         if process.poll() is not None or monotonic() > deadline:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
+from mainspring.clock import utc
 from mainspring.domain.duration import parse_duration
 from mainspring.domain.execution import Execution
 from mainspring.domain.outcome_rules import Finish, RetryLater
@@ -30,7 +31,7 @@ _CAPABILITY = "virtual"
 
 
 def in_seconds(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A body with its durations as the API shows them."""
+    """Return a body with its durations as the API shows them."""
     made = dict(body)
     for name, given in body.items():
         if name in _DURATIONS and isinstance(given, str):
@@ -60,7 +61,7 @@ class VirtualTask:
 
     @staticmethod
     def due_of(body: Mapping[str, Any], now: float) -> float:
-        """When a task is due that was asked for just now."""
+        """Return when a task is due that was created just now."""
         delay = body.get("delay")
         if delay is not None:
             return now + (parse_duration(delay) if isinstance(delay, str) else float(delay))
@@ -97,7 +98,7 @@ class VirtualTask:
         return datetime.fromisoformat(expires).timestamp() <= now
 
     def row(self) -> TaskRow:
-        """As the engine sees it."""
+        """Return it as the engine sees it."""
         concurrency = self.body.get("concurrency") or {}
         key = concurrency.get("key")
         return TaskRow(
@@ -119,7 +120,7 @@ class VirtualTask:
         )
 
     def claim(self, now: float) -> Execution:
-        """Take it, as a node's claim does."""
+        """Claim it, as a node does."""
         self.state, self.rev = "running", self.rev + 1
         self.fence, self.attempts = self.fence + 1, self.attempts + 1
         return Execution(
@@ -137,8 +138,8 @@ class VirtualTask:
             self.due,
         )
 
-    def settle(self, outcome: Finish | RetryLater, verdict: ReportedOutcome, now: float) -> None:
-        """Note what became of a try."""
+    def record(self, outcome: Finish | RetryLater, verdict: ReportedOutcome, now: float) -> None:
+        """Record how an execution ended."""
         self.rev += 1
         self.failures += verdict.status == "failed"
         self.error = None
@@ -152,29 +153,25 @@ class VirtualTask:
             self.due = self.due if outcome.delay is None else now + outcome.delay
 
     def details(self) -> dict[str, Any]:
-        """Return what a worker tells the handler beside."""
+        """Return what else a worker tells the handler."""
         if self.nominal is None:
             return {}
-        return {"schedule_id": str(self.schedule_id), "nominal_at": _instant(self.nominal)}
+        return {"schedule_id": str(self.schedule_id), "nominal_at": utc(self.nominal)}
 
     def shown(self) -> dict[str, Any]:
-        """As the API shows it."""
+        """Return it as the API shows it."""
         dropped = ("delay", "run_at", "expires_at")
         kept = {name: value for name, value in self.body.items() if name not in dropped}
         return {
             **kept,
             "id": self.id,
             "state": self.state,
-            "run_at": _instant(self.due),
-            "due_at": _instant(self.due),
-            "created_at": _instant(self.created),
+            "run_at": utc(self.due),
+            "due_at": utc(self.due),
+            "created_at": utc(self.created),
             "attempts": self.attempts,
             "fence": self.fence,
             "result": self.result,
             "error": self.error,
             "schedule_id": self.schedule_id,
         }
-
-
-def _instant(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)

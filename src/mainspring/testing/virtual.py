@@ -14,14 +14,14 @@ import asyncio
 import contextvars
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from random import Random
-from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
 import msgspec
 
+from mainspring.clock import utc
 from mainspring.domain.execution import Execution, Outcome, Report, TaskError
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.outcome_rules import Finish, decide_outcome
@@ -32,7 +32,7 @@ from mainspring.errors import NotFound
 from mainspring.sdk.app import App
 from mainspring.sdk.context import Context, HandlerLogLine, entered
 from mainspring.sdk.functions import TaskFunction
-from mainspring.sdk.worker.outcomes import ReportedOutcome, failure, success
+from mainspring.sdk.worker.outcomes import ReportedOutcome, failed, failure, success
 from mainspring.testing.loop import VirtualLoop
 from mainspring.testing.memory import MemoryApi
 from mainspring.testing.schedules import VirtualSchedules
@@ -47,7 +47,7 @@ _INSTANT = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One try of a task, in the world's time."""
+    """One execution of a task, in the world's time."""
 
     name: str
     task_id: UUID
@@ -95,7 +95,7 @@ class VirtualTime:
 
     @property
     def now(self) -> datetime:
-        return datetime.fromtimestamp(self._loop.clock(), UTC)
+        return utc(self._loop.clock())
 
     def advance(self, **duration: float) -> list[Run]:
         """Let time pass: `days=`, `hours=`, `minutes=`, `seconds=`. Return what ran meanwhile."""
@@ -122,12 +122,7 @@ class VirtualTime:
             self._loop.run_until_complete(self.app.sync_periodic())
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _problem: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         for name in _CLIENTS:
             self.app.__dict__.pop(name, None)
         self.app.__dict__.update(self._before)
@@ -161,7 +156,7 @@ class VirtualTime:
             self._loop.call_soon(self._step)
 
     def _step(self) -> None:
-        """Return what a node's drivers do, at one moment: decide, pick, claim, start."""
+        """Do what a node's drivers do, at one moment: decide, pick, claim, start."""
         self._step_requested = False
         now = self._loop.clock()
         self._fire(now)
@@ -241,9 +236,7 @@ class VirtualTime:
         now = self._loop.clock()
         task = self.tasks[execution.id]
         self._running.pop(task.id, None)
-        verdict = (
-            ReportedOutcome("failed", None, "cancelled") if done.cancelled() else done.result()
-        )
+        verdict = failed("cancelled", "") if done.cancelled() else done.result()
         report = _report(execution, verdict, began.timestamp(), now, done.cancelled())
         outcome = decide_outcome(report, self._rng)
         result = None if verdict.result is None else msgspec.json.decode(verdict.result)
@@ -262,7 +255,7 @@ class VirtualTime:
             )
         )
         self._engine.leases.drop(task.id, execution.fence)
-        task.settle(outcome, verdict, now)
+        task.record(outcome, verdict, now)
         if isinstance(outcome, Finish):
             self._engine.end(task.id, execution.fence, now)
         else:
@@ -336,9 +329,7 @@ async def _run(
     if task.target["type"] != "handler":
         return success(None)  # what it would call is outside of this world
     if function is None:
-        return ReportedOutcome(
-            "failed", None, "unknown", f"the app has no task {task.handler!r}", False
-        )
+        return failed("unknown", f"the app has no task {task.handler!r}", retryable=False)
     try:
         call = function.signature.unpack(task.payload, context)
         async with asyncio.timeout(within) as limit:
@@ -346,7 +337,7 @@ async def _run(
             return success(await value if function.is_async else value)
     except TimeoutError as problem:
         if limit.expired():
-            return ReportedOutcome("failed", None, "timeout", f"not done within {within:g} s")
+            return failed("timeout", f"not done within {within:g} s")
         return failure(problem)
     except Exception as problem:
         return failure(problem)

@@ -81,7 +81,7 @@ from mainspring.workflows.runs import WorkflowRunService
 
 @dataclass(frozen=True, slots=True)
 class ApiDependencies:
-    """What the API is built from."""
+    """The parts that the API is built from."""
 
     config: Config
     clock: Clock
@@ -109,13 +109,13 @@ class ApiDependencies:
 
     @property
     def task_validator(self) -> TaskValidator:
-        """The rules of new tasks."""
+        """Return the rules of new tasks."""
         seal = self.vault.seal_headers
         return TaskValidator(self.config, self.clock, self.ids, self.rng, seal)
 
 
 def build_app(deps: ApiDependencies) -> RequestMiddleware:
-    """The application over these dependencies."""
+    """Return the application over these dependencies."""
     return serve(
         paths_of(deps),
         deps.authenticator,
@@ -128,13 +128,13 @@ def build_app(deps: ApiDependencies) -> RequestMiddleware:
 
 
 def paths_of(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
-    """Every path with its operations, and those that describe them."""
+    """Return every path with its operations, and those that describe them."""
     paths = by_path(_routes(deps))
     return {**paths, **described(paths)}
 
 
 def _routes(deps: ApiDependencies) -> Iterator[Routes]:
-    """The routes of all resources, in the order of the document."""
+    """Yield the routes of all resources, in the order of the document."""
     yield _task_routes(deps)
     yield _dead_letter_routes(deps)
     yield effect_routes(EffectLog(EffectStore(deps.database), deps.config.max_payload))
@@ -180,10 +180,7 @@ def _schedule_routes(deps: ApiDependencies) -> Routes:
     changes = ScheduleChangeResource(
         config, clock, deps.ids, schedules, validator, reading, deps.node
     )
-    return {
-        **schedule_routes(reading, changes),
-        **calendar_routes(CalendarResource(calendars)),
-    }
+    return {**schedule_routes(reading, changes), **calendar_routes(CalendarResource(calendars))}
 
 
 def _workflow_routes(deps: ApiDependencies) -> Routes:

@@ -84,5 +84,5 @@ async def add_development_key(server: Server, secret: str, scopes: frozenset[str
 
 
 def embedded_server(data: Path) -> EmbeddedSupervisor:
-    """The private PostgreSQL of `mainspring dev`."""
+    """Return the private PostgreSQL of `mainspring dev`."""
     return EmbeddedSupervisor(EmbeddedServer(data))

@@ -59,7 +59,7 @@ class Server:
 
     @property
     def advertised_url(self) -> str:
-        """Where others reach this node."""
+        """Return the URL at which others reach this node."""
         if self.config.advertise_url is not None:
             return self.config.advertise_url.rstrip("/")
         there = urlsplit(self.url)

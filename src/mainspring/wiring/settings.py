@@ -19,7 +19,7 @@ from mainspring.store.vault import Vault, parse_key
 
 
 def database_options(config: Config) -> DatabaseOptions:
-    """How to reach the database that the configuration names."""
+    """Return how to reach the database that the configuration names."""
     if config.database_url is None:
         raise ConfigError(["database_url is not set: set DATABASE_URL, or use `mainspring dev`"])
     return DatabaseOptions(
@@ -51,12 +51,12 @@ def check(config: Config) -> None:
 
 
 def direct_url(config: Config) -> str:
-    """The database without a pooler between."""
+    """Return the URL of the database without a pooler between."""
     return config.direct_database_url or database_options(config).url
 
 
 def vault_of(config: Config) -> Vault:
-    """The keys that secrets are sealed with; an error does not show them."""
+    """Return the keys that secrets are sealed with; an error does not show them."""
     old = [text for text in config.secrets_keys_old.split(",") if text.strip()]
     try:
         key = parse_key(config.secrets_key) if config.secrets_key else None
@@ -66,7 +66,7 @@ def vault_of(config: Config) -> Vault:
 
 
 def archive_of(config: Config) -> ArchiveHook | None:
-    """The command that archives old history before it is dropped."""
+    """Return the command that archives old history before it is dropped."""
     if not config.archive_command:
         return None
     environment = environment_of_programs()
@@ -74,7 +74,7 @@ def archive_of(config: Config) -> ArchiveHook | None:
 
 
 def egress_of(config: Config) -> guard.EgressRules:
-    """The installation's rules for what webhooks may call."""
+    """Return the installation's rules for what webhooks may call."""
     try:
         allow = guard.parse_networks(config.egress_allow)
         deny = guard.parse_networks(config.egress_deny)
@@ -99,7 +99,7 @@ def http_settings(config: Config) -> HttpSettings:
 
 
 def crash_point(config: Config) -> tuple[str | None, int]:
-    """The crash point that a test asked for, and at which pass of it; None: no point."""
+    """Return the crash point that a test asked for, and at which pass of it; None: no point."""
     name, _, nth = (config.crash_at or "").partition(":")
     if not name:
         return None, 1
@@ -109,5 +109,5 @@ def crash_point(config: Config) -> tuple[str | None, int]:
 
 
 def new_key(config: Config) -> KeyText:
-    """The text of a new API key."""
+    """Return the text of a new API key."""
     return apikey.make(config.key_environment, SystemRandom())

@@ -39,17 +39,15 @@ class Databases:
 
 
 def heartbeat_connection(config: Config) -> Connect:
-    """How to connect for heartbeats alone, which end in time for others to take over."""
+    """Return how to connect for heartbeats alone, which end in time for others to take over."""
     options = replace(
-        database_options(config),
-        acquire_timeout=config.node_ttl,
-        statement_timeout=config.node_ttl,
+        database_options(config), acquire_timeout=config.node_ttl, statement_timeout=config.node_ttl
     )
     return lambda: connect(options)
 
 
 def listening_connection(config: Config) -> Connect | None:
-    """How to connect for LISTEN; None behind a pooler, which cannot pass it on."""
+    """Return how to connect for LISTEN; None behind a pooler, which cannot pass it on."""
     if config.database_pooler and config.direct_database_url is None:
         return None
     options = replace(database_options(config), url=direct_url(config), prepared=True)

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from mainspring.sdk.encoding import present
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import Duration
@@ -55,8 +56,8 @@ class Keys(ApiResource[F]):
         expires_in: Duration | None = None,
     ) -> Key:
         """Make a key; the answer's `api_key` is shown this once."""
-        body = {"name": name, "expires_at": expires_at, "expires_in": expires_in}
-        return await self._call("POST", self._path, {"scopes": scopes, **_given(body)}, answer=Key)
+        body = present(scopes=scopes, name=name, expires_at=expires_at, expires_in=expires_in)
+        return await self._call("POST", self._path, body, answer=Key)
 
     @both
     async def get(self, key_id: str) -> Key:
@@ -71,7 +72,7 @@ class Keys(ApiResource[F]):
     @both
     async def rotate(self, key_id: str, *, grace: Duration | None = None) -> Key:
         """Make a key in its place; the old one stays valid for `grace`."""
-        body = _given({"grace": grace})
+        body = present(grace=grace)
         return await self._call("POST", self._at(key_id, "rotate"), body, answer=Key)
 
     @both
@@ -90,7 +91,7 @@ class Secrets(ApiResource[F]):
         self, *, name: str | None = None, kind: str | None = None, secret: str | None = None
     ) -> Secret:
         """Make a secret, or take one over; the answer's `secret` is shown this once."""
-        body = _given({"name": name, "kind": kind, "secret": secret})
+        body = present(name=name, kind=kind, secret=secret)
         return await self._call("POST", self._path, body, answer=Secret)
 
     @both
@@ -104,7 +105,7 @@ class Secrets(ApiResource[F]):
         self, secret_id: UUID | str, *, overlap: float | None = None, secret: str | None = None
     ) -> RotatedSecret:
         """Replace a secret; both sign until the old one ends."""
-        body = _given({"overlap": overlap, "secret": secret})
+        body = present(overlap=overlap, secret=secret)
         return await self._call("POST", self._at(secret_id, "rotate"), body, answer=RotatedSecret)
 
     @both
@@ -127,8 +128,8 @@ class Tenants(ApiResource[F]):
         spread: int | None = None,
     ) -> Tenant:
         """Make a tenant; the answer's `api_key` is its first key, shown this once."""
-        body = {"weight": weight, "max_running": max_running, "spread": spread}
-        return await self._call("POST", self._path, {"name": name, **_given(body)}, answer=Tenant)
+        body = present(name=name, weight=weight, max_running=max_running, spread=spread)
+        return await self._call("POST", self._path, body, answer=Tenant)
 
     @both
     async def get(self, tenant_id: int | str) -> Tenant:
@@ -167,10 +168,5 @@ class Tenants(ApiResource[F]):
         key: str | None = None,
     ) -> EgressOut:
         """Replace its rules and its TLS identity."""
-        given = _given({"ca": ca, "certificate": certificate, "key": key})
-        body = {"allow": allow, "deny": deny, **given}
+        body = present(allow=allow, deny=deny, ca=ca, certificate=certificate, key=key)
         return await self._call("PUT", self._at(tenant_id, "egress"), body, answer=EgressOut)
-
-
-def _given(body: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if value is not None}

@@ -9,7 +9,8 @@ from msgspec import Struct
 from mainspring.clock import monotonic
 from mainspring.errors import TaskUnfinished
 from mainspring.sdk.calling import ApiCaller, part
-from mainspring.sdk.sync_async import F, Faced
+from mainspring.sdk.encoding import present
+from mainspring.sdk.sync_async import Dual, F
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ class Page(Struct, Generic[T]):
     next_cursor: str | None = None
 
 
-class ApiResource(Faced[F]):
+class ApiResource(Dual[F]):
     """Some paths of the API: those that begin with `_path`."""
 
     _path: str
@@ -55,7 +56,7 @@ class ApiResource(Faced[F]):
     async def _every(self, path: str, page: Any, query: Mapping[str, Any]) -> AsyncIterator[Any]:
         """Yield all items of a list, page after page; `limit` is the size of a page."""
         cursor: str | None = None
-        wanted = {"limit": _PAGE, **{k: v for k, v in query.items() if v is not None}}
+        wanted = {"limit": _PAGE, **present(**query)}
         while True:
             found = await self._call("GET", path, answer=page, query={**wanted, "cursor": cursor})
             for item in found.items:

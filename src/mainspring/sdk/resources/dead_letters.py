@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from mainspring.sdk.encoding import present
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.resources.tasks import Task
 from mainspring.sdk.sync_async import F, both, each
@@ -80,11 +81,7 @@ class DeadLetters(ApiResource[F]):
         **filter: Any,
     ) -> ReplayedOut:
         """Replay what matches, oldest first."""
-        body: dict[str, Any] = {"filter": filter}
-        if first is not None:
-            body["first"] = first
-        if stop_on_failure_rate is not None:
-            body["stop_on_failure_rate"] = stop_on_failure_rate
+        body = present(filter=filter, first=first, stop_on_failure_rate=stop_on_failure_rate)
         return await self._call("POST", self._at("replay"), body, answer=ReplayedOut)
 
     @both
@@ -109,7 +106,5 @@ class Effects(ApiResource[F]):
         idempotency_key: str | None = None,
     ) -> EffectOut:
         """Record an effect; `first` says whether it was not recorded before."""
-        body: dict[str, Any] = {"key": key, "answer": answer}
-        if ttl is not None:
-            body["ttl"] = ttl
+        body = {"key": key, "answer": answer, **present(ttl=ttl)}
         return await self._call("POST", "/v1/effects", body, answer=EffectOut, key=idempotency_key)

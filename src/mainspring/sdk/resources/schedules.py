@@ -9,7 +9,7 @@ from uuid import UUID
 from msgspec import field
 
 from mainspring.errors import Conflict, NotFound, PreconditionFailed
-from mainspring.sdk.encoding import encode, with_offset
+from mainspring.sdk.encoding import encode, present, with_offset
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.resources.tasks import Task
 from mainspring.sdk.schedule_labels import DEFINITION, OWNER, labels_of, version_in
@@ -147,11 +147,7 @@ class Schedules(ApiResource[F]):
     ) -> Schedule:
         """Change the fields that are given."""
         return await self._call(
-            "PATCH",
-            self._at(schedule_id),
-            _checked(changes),
-            answer=Schedule,
-            if_match=if_match,
+            "PATCH", self._at(schedule_id), _checked(changes), answer=Schedule, if_match=if_match
         )
 
     @both
@@ -168,7 +164,7 @@ class Schedules(ApiResource[F]):
 
     @both
     async def run(self, schedule_id: UUID | str) -> Task:
-        """Make one task of it now, beside its timetable."""
+        """Create a task of it now, besides its timetable."""
         return await self._call("POST", self._at(schedule_id, "run"), answer=Task)
 
     @both
@@ -180,10 +176,8 @@ class Schedules(ApiResource[F]):
         max_running: int | None = None,
     ) -> BackfilledOut:
         """Make the tasks of a past period."""
-        body: dict[str, Any] = {"from": with_offset(start), "to": with_offset(end)}
-        if max_running is not None:
-            body["max_running"] = max_running
-        path = self._at(schedule_id, "backfill")
+        times = {"from": with_offset(start), "to": with_offset(end)}
+        body, path = times | present(max_running=max_running), self._at(schedule_id, "backfill")
         return await self._call("POST", path, body, answer=BackfilledOut)
 
     @both
@@ -238,11 +232,7 @@ class Calendars(ApiResource[F]):
         self, name: str, dates: Sequence[date | str], *, if_match: str | None = None
     ) -> Calendar:
         return await self._call(
-            "PUT",
-            self._at(name),
-            {"dates": dates},
-            answer=Calendar,
-            if_match=if_match,
+            "PUT", self._at(name), {"dates": dates}, answer=Calendar, if_match=if_match
         )
 
     @both

@@ -9,6 +9,7 @@ from msgspec import field
 
 from mainspring.domain.task import UNFINISHED, TaskState
 from mainspring.errors import TaskNotCompleted
+from mainspring.sdk.encoding import present
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import Target, TaskChanges, TaskFields, described
@@ -43,11 +44,7 @@ class Tasks(ApiResource[F]):
 
     @both
     async def create(
-        self,
-        target: Target,
-        *,
-        idempotency_key: str | None = None,
-        **fields: Unpack[TaskFields],
+        self, target: Target, *, idempotency_key: str | None = None, **fields: Unpack[TaskFields]
     ) -> Task:
         """Create a task. Without `run_at` and `delay` it is due now."""
         return await self._call(
@@ -171,14 +168,13 @@ class Tasks(ApiResource[F]):
         retryable: bool = True,
     ) -> Task:
         """Report the outcome of work that was accepted with 202."""
-        body: dict[str, Any] = {
+        body = {
             "fence": fence,
             "status": "succeeded" if succeeded else "failed",
             "result": result,
             "retryable": retryable,
+            **present(error=error),
         }
-        if error is not None:
-            body["error"] = error
         return await self._call("POST", self._at(task_id, "complete"), body, answer=Task)
 
     @both

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from msgspec import field
 
+from mainspring.sdk.encoding import present
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.workflow import Workflow
@@ -59,9 +60,8 @@ class Workflows(ApiResource[F]):
     @both
     async def get(self, name: str, *, version: int | None = None) -> Definition:
         """Return a version of it; the latest, if none is named."""
-        return await self._call(
-            "GET", self._at(name), answer=Definition, query={"version": version}
-        )
+        query = {"version": version}
+        return await self._call("GET", self._at(name), answer=Definition, query=query)
 
     @each
     async def list(self, *, limit: int | None = None) -> AsyncIterator[WorkflowSummary]:
@@ -84,12 +84,8 @@ class Workflows(ApiResource[F]):
         idempotency_key: str | None = None,
     ) -> WorkflowRun:
         """Start a run."""
-        body: dict[str, Any] = {"input": input or {}}
-        if version is not None:
-            body["version"] = version
-        return await self._call(
-            "POST", self._at(name, "runs"), body, answer=WorkflowRun, key=idempotency_key
-        )
+        body, path = present(input=input or {}, version=version), self._at(name, "runs")
+        return await self._call("POST", path, body, answer=WorkflowRun, key=idempotency_key)
 
 
 class WorkflowRuns(ApiResource[F]):

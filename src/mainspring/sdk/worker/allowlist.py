@@ -1,4 +1,4 @@
-"""Which programs a worker may run: a TOML file that the worker's owner writes.
+"""The programs that a worker may run: a TOML file that the worker's owner writes.
 
     [commands.backup]
     program = ["/usr/local/bin/backup", "--quiet"]
@@ -31,7 +31,7 @@ class Command(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Patterns, one of which each argument must match whole."""
     directory: str | None = None
     environment: dict[str, str] = {}
-    """All that the program's environment has, beside PATH, HOME, LANG and the task's own."""
+    """The program's whole environment, besides PATH, HOME, LANG and the task's own."""
     inherit: list[str] = []
     """Variables of the worker's environment that are passed on."""
     stdin: Literal["payload", "none"] = "payload"
@@ -68,7 +68,7 @@ class Allowlist:
         return sorted(self._commands)
 
     def find(self, argv: Sequence[str]) -> tuple[Command, list[str]]:
-        """The command and its whole argument list; NonRetryable for what is not allowed."""
+        """Return the command and its whole argument list; NonRetryable for what is not allowed."""
         name, *arguments = argv
         command = self._commands.get(name)
         if command is None:

@@ -1,11 +1,9 @@
-"""A process for CPU-bound handlers: reads one try a line, runs it, writes lines back.
+"""A process for CPU-bound handlers: reads an execution per line, runs it, writes lines back.
 
 Started by `processes`. What handlers print goes to the error output; the pipes of the first two
 descriptors are for the two processes alone.
 """
 
-import asyncio
-import contextvars
 import os
 import signal
 import sys
@@ -18,14 +16,13 @@ from uuid import UUID
 import msgspec
 
 from mainspring.sdk.app import App
-from mainspring.sdk.context import Context, HandlerLogLine, entered
+from mainspring.sdk.context import Context, HandlerLogLine
 from mainspring.sdk.encoding import sendable
 from mainspring.sdk.worker.loading import load_app
-from mainspring.sdk.worker.loop_runner import tell
-from mainspring.sdk.worker.outcomes import ReportedOutcome, failure, success
+from mainspring.sdk.worker.outcomes import ReportedOutcome, call_handler
 
 
-class Order(msgspec.Struct):
+class ChildRequest(msgspec.Struct):
     """An execution for the child."""
 
     id: UUID
@@ -37,7 +34,7 @@ class Order(msgspec.Struct):
     details: dict[str, Any] = {}
 
 
-class Word(msgspec.Struct, omit_defaults=True):
+class ChildMessage(msgspec.Struct, omit_defaults=True):
     """A message from the child: a log line, progress, or how it ended."""
 
     line: str | None = None
@@ -46,15 +43,15 @@ class Word(msgspec.Struct, omit_defaults=True):
     verdict: ReportedOutcome | None = None
 
 
-class _Voice:
+class MessageWriter:
     """Writes lines; handlers may write from several threads."""
 
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
         self._lock = threading.Lock()
 
-    def say(self, word: Word) -> None:
-        data = msgspec.json.encode(word) + b"\n"
+    def write(self, message: ChildMessage) -> None:
+        data = msgspec.json.encode(message) + b"\n"
         with self._lock:
             self._out.write(data)
             self._out.flush()
@@ -63,11 +60,11 @@ class _Voice:
 class _Reporting(Context):
     """A context that reports its progress at once."""
 
-    voice: _Voice
+    writer: MessageWriter
 
     def progress(self, value: Any) -> None:
         super().progress(value)
-        self.voice.say(Word(progress=value))
+        self.writer.write(ChildMessage(progress=value))
 
     def heartbeat(self, progress: Any = None) -> bool:
         if progress is not None:
@@ -75,59 +72,48 @@ class _Reporting(Context):
         return not self.cancelled
 
 
-def serve(app: App, orders: Iterable[bytes], voice: _Voice) -> None:
+def serve(app: App, requests: Iterable[bytes], writer: MessageWriter) -> None:
     """Run executions, one after the other."""
-    for line in orders:
-        order = msgspec.json.decode(line, type=Order)
-        voice.say(Word(verdict=_run(app, order, voice)))
+    for line in requests:
+        request = msgspec.json.decode(line, type=ChildRequest)
+        writer.write(ChildMessage(verdict=_run(app, request, writer)))
 
 
-def _run(app: App, order: Order, voice: _Voice) -> ReportedOutcome:
+def _run(app: App, request: ChildRequest, writer: MessageWriter) -> ReportedOutcome:
     def said(line: HandlerLogLine) -> None:
-        voice.say(Word(line=sendable(line.message), level=line.level))
+        writer.write(ChildMessage(line=sendable(line.message), level=line.level))
 
     context = _Reporting(
-        order.id,
-        name=order.name,
-        attempt=order.attempt,
-        fence=order.fence,
-        timeout=order.timeout,
+        request.id,
+        name=request.name,
+        attempt=request.attempt,
+        fence=request.fence,
+        timeout=request.timeout,
         clients=app,
         said=said,
-        details=order.details,
+        details=request.details,
     )
-    context.voice = voice
-    function = app.functions[order.name]
-    around = contextvars.copy_context()
-    around.run(entered, context)
-    try:
-        call = function.signature.unpack(order.payload, context)
-        value = around.run(function.function, *call.args, **call.kwargs)
-        if function.is_async:
-            value = around.run(asyncio.run, value)
-        return success(value)
-    except BaseException as problem:
-        tell(context, problem)
-        return failure(problem)
+    context.writer = writer
+    return call_handler(app.functions[request.name], request.payload, context)
 
 
-def _listen(pipe: IO[bytes], orders: "SimpleQueue[bytes]") -> None:
-    """When the pipe is closed the worker is gone, and with it the right to run this try: all ends
-    in the middle of whatever it does, with what it started."""
+def _listen(pipe: IO[bytes], requests: "SimpleQueue[bytes]") -> None:
+    """When the pipe is closed the worker is gone, and with it the right to run this execution:
+    all ends in the middle of whatever it does, with what it started."""
     for line in pipe:
-        orders.put(line)
+        requests.put(line)
     os.killpg(0, signal.SIGKILL)
 
 
 def main() -> None:
-    pipe, orders = os.fdopen(os.dup(0), "rb"), SimpleQueue[bytes]()
-    voice = _Voice(os.fdopen(os.dup(1), "wb"))
+    pipe, requests = os.fdopen(os.dup(0), "rb"), SimpleQueue[bytes]()
+    writer = MessageWriter(os.fdopen(os.dup(1), "wb"))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     # The worker decides when this process ends; Ctrl-C in a terminal reaches both.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_listen, args=(pipe, orders), daemon=True).start()
-    serve(load_app(sys.argv[1]), iter(orders.get, None), voice)
+    threading.Thread(target=_listen, args=(pipe, requests), daemon=True).start()
+    serve(load_app(sys.argv[1]), iter(requests.get, None), writer)
 
 
 if __name__ == "__main__":

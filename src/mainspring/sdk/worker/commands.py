@@ -7,13 +7,10 @@ Should the worker die, so do they, where the system can see to it.
 
 import asyncio
 import os
-import shutil
 import signal
-import subprocess
 from asyncio.subprocess import DEVNULL, PIPE, SubprocessStreamProtocol
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
 from typing import cast
 
 import msgspec
@@ -25,8 +22,10 @@ from mainspring.sdk.worker.outcomes import (
     LONGEST_MESSAGE,
     RELEASED,
     ReportedOutcome,
+    failed,
     failure,
 )
+from mainspring.subprocesses import killed_with_parent
 
 _CHUNK = 2**16
 _LONGEST_LINE = 8192
@@ -45,11 +44,11 @@ class CommandRunner:
         self._running: dict[WorkerExecution, tuple[_Program, Command]] = {}
         self._work: set[asyncio.Task[None]] = set()
 
-    def start(self, attempt: WorkerExecution) -> None:
-        self._keep(self._run(attempt))
+    def start(self, execution: WorkerExecution) -> None:
+        self._keep(self._run(execution))
 
-    def stop(self, attempt: WorkerExecution) -> None:
-        running = self._running.get(attempt)
+    def stop(self, execution: WorkerExecution) -> None:
+        running = self._running.get(execution)
         if running is not None:
             self._keep(_end(*running))
 
@@ -63,35 +62,35 @@ class CommandRunner:
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
-    async def _run(self, attempt: WorkerExecution) -> None:
+    async def _run(self, execution: WorkerExecution) -> None:
         try:
-            command, argv = self._allowed.find(attempt.leased.target.argv or [""])
-            if not attempt.begin():
-                attempt.finish(RELEASED)
+            command, argv = self._allowed.find(execution.leased.target.argv or [""])
+            if not execution.begin():
+                execution.finish(RELEASED)
                 return
-            program = await self._spawn(attempt, command, argv)
+            program = await self._spawn(execution, command, argv)
         except NonRetryable as refused:
-            attempt.finish(failure(refused))
+            execution.finish(failure(refused))
             return
         except OSError as problem:
             message = f"it cannot be started: {problem}"
-            attempt.finish(ReportedOutcome("failed", None, "not-started", message))
+            execution.finish(failed("not-started", message))
             return
-        self._running[attempt] = program, command
+        self._running[execution] = program, command
         try:
-            if attempt.ending is not None:  # it was ended while it was started
+            if execution.ending is not None:  # it was ended while it was started
                 program.signal(signal.SIGKILL)
-            attempt.finish(await _watch(program, command, attempt))
+            execution.finish(await _watch(program, command, execution))
         except Exception as problem:  # of ours, not of the program's: it must be heard all the same
-            attempt.finish(failure(problem))
+            execution.finish(failure(problem))
         finally:
-            del self._running[attempt]
+            del self._running[execution]
             program.close()
 
     async def _spawn(
-        self, attempt: WorkerExecution, command: Command, argv: list[str]
+        self, execution: WorkerExecution, command: Command, argv: list[str]
     ) -> "_Program":
-        leased = attempt.leased
+        leased = execution.leased
         wanted = [*_KEPT_ALWAYS, *command.inherit]
         kept = {name: self._environment[name] for name in wanted if name in self._environment}
         own = {
@@ -102,7 +101,7 @@ class CommandRunner:
         loop = asyncio.get_running_loop()
         _, program = await loop.subprocess_exec(
             lambda: _Program(loop),
-            *_guarded(),
+            *killed_with_parent(),
             *argv,
             stdin=PIPE if command.stdin == "payload" else DEVNULL,
             stdout=PIPE,
@@ -152,11 +151,13 @@ class _Program(SubprocessStreamProtocol):
         self._subprocess.close()
 
 
-async def _watch(program: _Program, command: Command, attempt: WorkerExecution) -> ReportedOutcome:
+async def _watch(
+    program: _Program, command: Command, execution: WorkerExecution
+) -> ReportedOutcome:
     """Feed it, read its output, and decide how it ended."""
-    output = _Output(command.max_output, attempt)
+    output = _Output(command.max_output, execution)
     talk = asyncio.gather(
-        _feed(program.stdin, bytes(attempt.leased.payload)),
+        _feed(program.stdin, bytes(execution.leased.payload)),
         output.drain(program.stdout, "stdout"),
         output.drain(program.stderr, "stderr"),
     )
@@ -172,15 +173,15 @@ async def _watch(program: _Program, command: Command, attempt: WorkerExecution) 
     how = f"signal {-status}" if status < 0 else f"exit status {status}"
     message = f"{how}: {output.last}" if output.last else how
     retryable = status not in command.permanent
-    return ReportedOutcome("failed", None, "exit-status", message[:LONGEST_MESSAGE], retryable)
+    return failed("exit-status", message[:LONGEST_MESSAGE], retryable=retryable)
 
 
 class _Output:
     """Takes lines until there were enough; goes on reading, so that the program does not block."""
 
-    def __init__(self, room: int, attempt: WorkerExecution) -> None:
+    def __init__(self, room: int, execution: WorkerExecution) -> None:
         self._room = room
-        self._attempt = attempt
+        self._execution = execution
         self._cut = False
         self.last = ""
 
@@ -205,10 +206,10 @@ class _Output:
         if text.strip():
             self.last = text
         if self._room >= 0:
-            self._attempt.context.log(text, level)
+            self._execution.context.log(text, level)
         elif not self._cut:
             self._cut = True
-            self._attempt.context.log("… the rest of the output is left out", "warning")
+            self._execution.context.log("… the rest of the output is left out", "warning")
 
 
 async def _feed(stream: asyncio.StreamWriter | None, payload: bytes) -> None:
@@ -227,16 +228,3 @@ async def _end(program: _Program, command: Command) -> None:
         async with asyncio.timeout(command.kill_after):
             await program.wait()
     program.signal(signal.SIGKILL)
-
-
-@cache
-def _guarded() -> tuple[str, ...]:
-    """Return the prefix of a command that makes the system kill it with this process; nothing
-    where it cannot."""
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        return ()
-    prefix = (setpriv, "--pdeathsig", "KILL", "--")
-    # Some systems have one of this name that knows less.
-    known = subprocess.run([*prefix, setpriv, "--version"], capture_output=True, check=False)
-    return prefix if known.returncode == 0 else ()

@@ -1,17 +1,13 @@
-"""One try of a task in a worker, whoever runs it."""
+"""One execution of a task in a worker, whoever runs it."""
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from mainspring.clock import monotonic, wall_clock
-from mainspring.sdk.worker.outcomes import (
-    RELEASED,
-    Ending,
-    ReportedOutcome,
-    ended,
-)
+from mainspring.sdk.worker.outcomes import RELEASED, Ending, ReportedOutcome, ended, failed
 
 if TYPE_CHECKING:
     from mainspring.sdk.context import Context
@@ -20,91 +16,62 @@ if TYPE_CHECKING:
 
 
 _deciding = threading.Lock()
-"""Held while it is decided whether a try begins: another thread may be about to withdraw it."""
+"""Held while it is decided whether one begins: another thread may be about to withdraw it."""
 
 
 class Runner(Protocol):
-    """Runs tries of one kind. Called on the event loop."""
+    """Runs executions of one kind. Called on the event loop."""
 
     apart: bool
-    """Whether its tries run in processes of their own, and cannot easily kill this one."""
+    """Whether they run in processes of their own, and cannot easily kill this one."""
 
-    def start(self, attempt: "WorkerExecution") -> None:
-        """Run it. Right before its first step it calls `attempt.begin`, and releases it if it may
+    def start(self, execution: "WorkerExecution", /) -> None:
+        """Run it. Right before its first step it calls `execution.begin`, and releases it if it may
         not."""
         ...
 
-    def stop(self, attempt: "WorkerExecution") -> None:
-        """End it as `attempt.ending` says; it finishes when it has ended."""
+    def stop(self, execution: "WorkerExecution", /) -> None:
+        """End it as `execution.ending` says; it finishes when it has ended."""
         ...
 
 
+@dataclass(slots=True, eq=False)
 class WorkerExecution:
     """A leased task from its arrival to its report. Finishes once."""
 
-    __slots__ = (
-        "_on_finished",
-        "alone",
-        "arriving",
-        "began",
-        "begun",
-        "context",
-        "deadline",
-        "ending",
-        "finished",
-        "finished_at",
-        "function",
-        "handle",
-        "lease_end",
-        "leased",
-        "margin",
-        "named",
-        "on_begin",
-        "runner",
-        "started",
-        "started_at",
-        "verdict",
-    )
+    leased: "Leased"
+    lease_end: float
+    """On this machine's monotonic clock."""
+    context: "Context"
+    function: "TaskFunction[..., Any] | None"
+    runner: Runner
+    _on_finished: "Callable[[WorkerExecution], None]"
+    margin: float = 0.0
+    """Seconds before the end of its lease from which on it does not begin."""
+    arriving: bool = False
+    """Whether its lease is kept, but the event loop does not know it yet."""
+    started: bool = False
+    """Whether its runner has it."""
+    begun: bool = False
+    """Whether the first step of its handler is done, or about to be."""
+    began: float = field(default_factory=monotonic)
+    """When that was; before that, when it arrived."""
+    named: bool = False
+    """Whether the server has confirmed that it knows that it began."""
+    alone: bool = False
+    """Whether nothing else runs beside it."""
+    on_begin: "Callable[[WorkerExecution], None] | None" = None
+    started_at: float = field(default_factory=wall_clock)
+    finished_at: float = 0.0
+    deadline: float = field(init=False)
+    ending: Ending | None = None
+    finished: bool = False
+    verdict: ReportedOutcome | None = None
+    handle: Any = None
+    """The handle of its runner."""
 
-    def __init__(
-        self,
-        leased: "Leased",
-        lease_end: float,
-        context: "Context",
-        function: "TaskFunction[..., Any] | None",
-        runner: Runner,
-        on_finished: "Callable[[WorkerExecution], None]",
-    ) -> None:
-        self.leased = leased
-        self.lease_end = lease_end
-        """On this machine's monotonic clock."""
-        self.context = context
-        self.function = function
-        self.runner = runner
-        self.margin = 0.0
-        """Seconds before the end of its lease from which on it does not begin."""
-        self.arriving = False
-        """Whether its lease is kept, but the event loop does not know it yet."""
-        self.started = False
-        """Whether its runner has it."""
-        self.begun = False
-        """Whether the first step of its handler is done, or about to be."""
-        self.began = monotonic()
-        """When that was; before that, when it arrived."""
-        self.named = False
-        """Whether the server has confirmed that it knows that it began."""
-        self.alone = False
-        """Whether nothing else runs beside it."""
-        self.on_begin: Callable[[WorkerExecution], None] | None = None
-        self.started_at = wall_clock()
-        self.finished_at = 0.0
-        self.deadline = self.began + leased.timeout
-        self.ending: Ending | None = None
-        self.finished = False
-        self.verdict: ReportedOutcome | None = None
-        self.handle: Any = None
-        """The handle of its runner."""
-        self._on_finished = on_finished
+    def __post_init__(self) -> None:
+        self.deadline = self.began + self.leased.timeout
 
     @property
     def key(self) -> tuple[UUID, int]:
@@ -179,4 +146,4 @@ class WorkerExecution:
     def give_up(self) -> None:
         """Report it although it does not end; whatever it still does has no effect."""
         assert self.ending is not None
-        self.finish(ReportedOutcome("failed", None, "stuck", "it did not stop when it was told to"))
+        self.finish(failed("stuck", "it did not stop when it was told to"))

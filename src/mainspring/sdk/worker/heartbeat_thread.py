@@ -11,21 +11,20 @@ import signal
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import UTC, datetime
 from math import inf
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, Raw, UnsetType
 
-from mainspring.clock import monotonic, wall_clock
+from mainspring.clock import monotonic, utc, wall_clock
 from mainspring.errors import MainspringError
 from mainspring.sdk.encoding import encode, sendable
 from mainspring.sdk.sync_async import run
 from mainspring.sdk.worker.execution import WorkerExecution
-from mainspring.sdk.worker.loop_runner import HandlerInterrupt, LoopRunner
+from mainspring.sdk.worker.loop_runner import LoopRunner
 from mainspring.sdk.worker.nodes import Nodes
-from mainspring.sdk.worker.outcomes import ended
+from mainspring.sdk.worker.outcomes import HandlerInterrupt, ended
 from mainspring.sdk.worker.protocol import HEARTBEAT, REPORTS, ServerClock
 from mainspring.sdk.worker.reports import outcome_of
 from mainspring.sdk.worker.start_channels import StartChannels
@@ -51,10 +50,10 @@ _LARGEST_PROGRESS = 10_000
 """Bytes, as the server has it."""
 _SHOWN = 1000
 EXIT_BLOCKED = 75
-"""The exit status of a worker that cannot go on and has nobody to begin anew for it."""
+"""The exit status of a worker that cannot go on and that nothing restarts."""
 
 _ANNOUNCE_AFTER = 0.5
-"""Seconds after which the server is told that a try began: most are over by then."""
+"""Seconds after which a start is reported to the server: most executions are over by then."""
 _LONGEST_PAUSE = 0.25
 _SOON = 0.005
 _AFTER_ERROR = 0.2
@@ -64,7 +63,7 @@ _BLOCKED = 1.0
 
 
 class HeartbeatThread(threading.Thread):
-    """Sends heartbeats for the executions that `held` lists."""
+    """Sends heartbeats for the executions that `leased` lists."""
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class HeartbeatThread(threading.Thread):
         nodes: Nodes,
         clock: ServerClock,
         loop: asyncio.AbstractEventLoop,
-        held: Callable[[], Iterable[WorkerExecution]],
+        leased: Callable[[], Iterable[WorkerExecution]],
         runner: LoopRunner,
     ) -> None:
         super().__init__(name="mainspring-heartbeats", daemon=True)
@@ -80,7 +79,7 @@ class HeartbeatThread(threading.Thread):
         self._nodes = nodes
         self._clock = clock
         self._loop = loop
-        self._held = held
+        self._leased = leased
         self._runner = runner
         self._channels = StartChannels(options, nodes)
         self.errors = 0
@@ -102,18 +101,18 @@ class HeartbeatThread(threading.Thread):
             self._before: Any = signal.signal(INTERRUPT, self._on_interrupt)
 
     def interrupt_polls(self) -> None:
-        """Ask about all held executions at once: the server wants something of them."""
+        """Ask about all leased executions at once: the server wants something of them."""
         self._polls_interrupted = True
         self._wake.set()
 
-    def announce(self, attempt: WorkerExecution) -> None:
+    def announce(self, execution: WorkerExecution) -> None:
         """Announce the start of an execution, and start it when that is confirmed."""
-        self._to_announce.append(attempt)
+        self._to_announce.append(execution)
         self._wake.set()
 
-    def start_named(self, attempt: WorkerExecution) -> None:
+    def start_named(self, execution: WorkerExecution) -> None:
         """Start an execution that reports its own start."""
-        self._suspects.append(attempt)
+        self._suspects.append(execution)
         self._wake.set()
 
     def stop(self) -> None:
@@ -145,7 +144,7 @@ class HeartbeatThread(threading.Thread):
         pause = max(0.05, min(_LONGEST_PAUSE, self._clock.lease / 12))
         self._wake.wait(_SOON if self._suspects else pause)
         if not self._to_announce and not self._suspects:
-            # Interruptions in quick succession are one.
+            # Interruptions in quick succession count as one.
             sleep(max(0.0, began + pause / 2 - monotonic()))
         self._wake.clear()
 
@@ -160,25 +159,25 @@ class HeartbeatThread(threading.Thread):
     # Leases ----------------------------------------------------------------------------------
 
     def _keep(self, now: float) -> None:
+        """Extend leases that are getting old, and report executions that began."""
         polls_interrupted, self._polls_interrupted = self._polls_interrupted, False
-        old = self._clock.lease * 2 / 3
-        self._beat(
-            [
-                t
-                for t in self._held()
-                if polls_interrupted or t.lease_end - now < old or _is_news(t, now)
-            ]
-        )
+        age = self._clock.lease * 2 / 3
+        old = [
+            execution
+            for execution in self._leased()
+            if polls_interrupted or execution.lease_end - now < age or _is_news(execution, now)
+        ]
+        self._beat(old)
 
     def _beat(self, old: list[WorkerExecution]) -> None:
         for first in range(0, len(old), _MOST_BEATS):
             batch = old[first : first + _MOST_BEATS]
-            begun = [attempt for attempt in batch if attempt.begun]
-            kept = self._ask_for(tuple(_beat_of(attempt) for attempt in batch))
+            begun = [execution for execution in batch if execution.begun]
+            kept = self._ask_for(tuple(map(_beat_of, batch)))
             if kept is None:
                 continue
-            for attempt in begun:
-                attempt.named = True
+            for execution in begun:
+                execution.named = True
             self._take(batch, kept)
 
     def _ask_for(self, beats: tuple[BeatIn, ...]) -> "dict[UUID, PulseOut] | None":
@@ -198,18 +197,19 @@ class HeartbeatThread(threading.Thread):
         return {kept.id: kept for kept in answer.tasks}
 
     def _take(self, batch: list[WorkerExecution], kept: "dict[UUID, PulseOut]") -> None:
-        for attempt in batch:
-            found = kept.get(attempt.leased.id)
-            if found is None and not attempt.begun:
+        for execution in batch:
+            found = kept.get(execution.leased.id)
+            if found is None and not execution.begun:
                 continue  # an older node was asked: it hears only of those that began
             if found is None or found.action == "lost":
-                if not attempt.begun:
-                    attempt.lease_end = -inf  # it does not begin, however late the loop hears of it
-                self._end(attempt, "lost")
+                if not execution.begun:
+                    # It does not begin, however late the loop hears of it.
+                    execution.lease_end = -inf
+                self._end(execution, "lost")
                 continue
-            attempt.lease_end = self._clock.local(found.lease_until)
+            execution.lease_end = self._clock.local(found.lease_until)
             if found.action == "cancel":
-                self._end(attempt, "cancelled")
+                self._end(execution, "cancelled")
 
     # Starts ----------------------------------------------------------------------------------
 
@@ -222,20 +222,20 @@ class HeartbeatThread(threading.Thread):
         """Announce starts. Nothing begins before the answer; it is tried again until there is one,
         or the lease is over."""
         waiting, self._to_announce = self._to_announce, []
-        for attempt in waiting:
-            if attempt.finished or attempt.ending is not None:
+        for execution in waiting:
+            if execution.finished or execution.ending is not None:
                 continue
-            kept = self._ask_for((BeatIn(*attempt.key, alone=attempt.alone),))
-            found = None if kept is None else kept.get(attempt.leased.id)
+            kept = self._ask_for((BeatIn(*execution.key, alone=execution.alone),))
+            found = None if kept is None else kept.get(execution.leased.id)
             if found is None:
-                self._to_announce.append(attempt)
+                self._to_announce.append(execution)
             else:
-                self._take([attempt], {found.id: found})
+                self._take([execution], {found.id: found})
                 if found.action == "continue":
-                    self._loop.call_soon_threadsafe(attempt.start)
+                    self._loop.call_soon_threadsafe(execution.start)
 
-    def _end(self, attempt: WorkerExecution, why: Any) -> None:
-        self._loop.call_soon_threadsafe(attempt.end, why)
+    def _end(self, execution: WorkerExecution, why: Any) -> None:
+        self._loop.call_soon_threadsafe(execution.end, why)
 
     # The event loop --------------------------------------------------------------------------
 
@@ -267,28 +267,28 @@ class HeartbeatThread(threading.Thread):
     def _release_waiting(self) -> None:
         """Release what waits behind a handler that blocks the loop. Until that is reported, and by
         the loop once more, its leases are kept."""
-        waiting = [attempt for attempt in self._held() if attempt.withdraw()]
+        waiting = [execution for execution in self._leased() if execution.withdraw()]
         if not waiting:
             return
-        now = datetime.fromtimestamp(wall_clock(), UTC)
+        now = utc(wall_clock())
         told = [
-            OutcomeIn(*attempt.key, "released", started_at=now, finished_at=now)
-            for attempt in waiting
+            OutcomeIn(*execution.key, "released", started_at=now, finished_at=now)
+            for execution in waiting
         ]
         self._report(told)
 
     def _replace_process(self, blocking: WorkerExecution) -> None:
         """Report what can be reported of all executions, and replace the process."""
         self.warn("the event loop cannot be freed: this process is replaced")
-        for attempt in self._held():
-            if not attempt.finished:
-                attempt.finished = True
-                attempt.stop_the_time()
-                why = attempt.ending or "released"
-                attempt.verdict = ended(
-                    why if attempt is blocking else "released", attempt.leased.timeout
+        for execution in self._leased():
+            if not execution.finished:
+                execution.finished = True
+                execution.stop_the_time()
+                why = execution.ending or "released"
+                execution.verdict = ended(
+                    why if execution is blocking else "released", execution.leased.timeout
                 )
-        told = [outcome_of(attempt) for attempt in self._held() if attempt.verdict is not None]
+        told = [outcome_of(each) for each in self._leased() if each.verdict is not None]
         with suppress(Exception):  # whatever comes of it, the process is replaced
             self._report(told)
         self.replace_process()
@@ -300,7 +300,7 @@ class HeartbeatThread(threading.Thread):
     def _blocking_execution(self) -> WorkerExecution | None:
         """Return the execution whose code the event loop is running now."""
         task = asyncio.current_task(self._loop)
-        return None if task is None else self._runner.tries.get(task)
+        return None if task is None else self._runner.executions.get(task)
 
     def _on_interrupt(self, _number: int, _frame: Any) -> None:
         """Interrupt a handler that blocks; called in the main thread, wherever it is."""
@@ -309,24 +309,25 @@ class HeartbeatThread(threading.Thread):
             raise HandlerInterrupt(blocking.ending)
 
 
-def _is_news(attempt: WorkerExecution, now: float) -> bool:
+def _is_news(execution: WorkerExecution, now: float) -> bool:
     """Whether its start is still to be reported to the server."""
     return (
-        attempt.begun
-        and not attempt.named
-        and not attempt.finished
-        and now - attempt.began >= _ANNOUNCE_AFTER
+        execution.begun
+        and not execution.named
+        and not execution.finished
+        and now - execution.began >= _ANNOUNCE_AFTER
     )
 
 
-def _beat_of(attempt: WorkerExecution) -> BeatIn:
-    began = attempt.begun
-    return BeatIn(*attempt.key, _progress(attempt), started=began, alone=began and attempt.alone)
+def _beat_of(execution: WorkerExecution) -> BeatIn:
+    began = execution.begun
+    alone = began and execution.alone
+    return BeatIn(*execution.key, _progress(execution), started=began, alone=alone)
 
 
-def _progress(attempt: WorkerExecution) -> Raw | UnsetType:
+def _progress(execution: WorkerExecution) -> Raw | UnsetType:
     """Return its last progress. One that cannot be sent must not cost the others a heartbeat."""
-    value = attempt.context.last_progress
+    value = execution.context.last_progress
     if value is None:
         return UNSET
     try:

@@ -6,9 +6,10 @@ offered a second time, so a worker never gets more than it can run at once.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Coroutine, Sequence
 from random import random
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from mainspring.clock import monotonic
@@ -19,6 +20,7 @@ from mainspring.sdk.worker.protocol import Leases
 from mainspring.wire.workers import MOST_LEASES, AboutIn, HeldIn, LeaseIn, ResourcesIn
 
 log = logging.getLogger("mainspring.worker")
+T = TypeVar("T")
 
 _PER_NODE = 2
 """Requests to a node at a time: while one brings tasks, the other waits for more."""
@@ -37,6 +39,7 @@ _AT_ONCE = 2
 """Number of polls sent at once after answers that came too soon: a node may want to be asked."""
 _SHORT_PAUSE = 0.05
 _LONG_PAUSE = 2.0
+_STOP_WITHIN = 5.0
 
 
 class Lane:
@@ -110,7 +113,7 @@ class LeasingWorker(Protocol):
         leases are new here."""
         ...
 
-    def held_tries(self, most: int) -> list[tuple[UUID, int]] | None:
+    def leased_executions(self, most: int) -> list[tuple[UUID, int]] | None:
         """Return all executions it holds, so that the server sees which answers were lost; None for
         too many to list."""
         ...
@@ -144,9 +147,9 @@ class Pace:
 class Leaser:
     """Keeps requests open at every node as long as there are free slots."""
 
-    def __init__(self, lane: Lane, home: LeasingWorker) -> None:
+    def __init__(self, lane: Lane, worker: LeasingWorker) -> None:
         self._lane = lane
-        self._home = home
+        self._worker = worker
         self._pollers: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._closing = False
 
@@ -154,7 +157,7 @@ class Leaser:
         """Keep pollers for each node; the nodes may change."""
         try:
             while True:
-                urls = self._home.nodes.urls
+                urls = self._worker.nodes.urls
                 wanted = {(url, number) for url in urls for number in range(_PER_NODE)}
                 for name in wanted - set(self._pollers):
                     self._pollers[name] = asyncio.create_task(self._poll(name[0], len(urls)))
@@ -195,7 +198,7 @@ class Leaser:
 
     async def _ask(self, url: str, want: int, pace: Pace) -> bool | None:
         """Return whether tasks came; None where no node answered."""
-        lane, lease_errors = self._lane, self._home.lease_errors
+        lane, lease_errors = self._lane, self._worker.lease_errors
         lane.asked += want
         asked = monotonic()
         try:
@@ -228,8 +231,8 @@ class Leaser:
 
     async def _lease(self, url: str, want: int, pace: Pace) -> tuple[bool, float]:
         """Return whether tasks came, and how long to rest before the next request."""
-        options, lane = self._home.options, self._lane
-        held = self._home.held_tries(_MOST_LISTED)
+        options, lane = self._worker.options, self._lane
+        held = self._worker.leased_executions(_MOST_LISTED)
         body = LeaseIn(
             options.name,
             options.incarnation,
@@ -243,16 +246,57 @@ class Leaser:
             min(options.wait, _BUSY_WAIT) if held is None or held else options.wait,
             None if held is None else tuple(HeldIn(*key) for key in held),
             ResourcesIn(options.memory_mb, options.cpu),
-            self._home.about(),
+            self._worker.about(),
             announces_starts=True,
         )
         asked_at = monotonic()
-        answer, new = await self._home.ask(url, body, lane, options.wait + _MARGIN)
+        answer, new = await self._worker.ask(url, body, lane, options.wait + _MARGIN)
         lasted = monotonic() - asked_at
         wait = body.wait if answer.wait is None else answer.wait
         if not answer.tasks and lasted < wait * _TOO_SOON:
-            self._home.polls_interrupted()
+            self._worker.polls_interrupted()
         if held is None and any(task.alone for task in answer.tasks):
-            # With so many tries that they cannot be told it looks idle: the same task comes again.
+            # With more executions than it may list it looks idle: the same task comes again.
             await asyncio.sleep(_AFTER_REFUSAL)
         return bool(answer.tasks), pace.rest(lasted, wait, began=new > 0)
+
+
+class LeaseReader(threading.Thread):
+    """A thread with an event loop of its own, on which lease requests are sent and answers read.
+
+    No handler runs here, so none can hold up an answer: what it brings is known, and its leases are
+    kept, while a handler blocks the worker's own event loop. `start` it before anything is asked.
+    """
+
+    def __init__(self, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        super().__init__(name="mainspring-leases", daemon=True)
+        self._new_loop = new_loop
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        self._loop = self._new_loop()
+        super().start()
+
+    def run(self) -> None:
+        assert self._loop is not None
+        self._loop.run_forever()
+
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it on this thread's loop and wait for it; cancelling here cancels it there."""
+        assert self._loop is not None, "it has not been started"
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def barrier(self) -> None:
+        """Wait until all that was cancelled before is over, and what it handed over is on its
+        way."""
+        for _ in range(2):
+            await self.call(asyncio.sleep(0))
+
+    def stop(self) -> None:
+        if self._loop is None:
+            return
+        if self.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self.join(_STOP_WITHIN)
+        if not self.is_alive():
+            self._loop.close()

@@ -1,4 +1,4 @@
-"""From `module:app` to the app."""
+"""Loading an app by its name, `module:app`."""
 
 import sys
 import traceback

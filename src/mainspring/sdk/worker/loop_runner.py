@@ -2,40 +2,37 @@
 
 import asyncio
 import contextvars
-import traceback
 from collections.abc import Coroutine
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from mainspring.errors import MainspringError
-from mainspring.sdk.context import Context, entered
+from mainspring.sdk.context import entered
 from mainspring.sdk.worker.execution import WorkerExecution
-from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, RELEASED, failure, success
+from mainspring.sdk.worker.outcomes import (
+    RELEASED,
+    ReportedOutcome,
+    failure,
+    log_traceback,
+    success,
+)
 
 
-class HandlerInterrupt(BaseException):
-    """Raised inside a handler that blocks, to end it. No `except Exception` stops it."""
-
-
-class Left(NamedTuple):
-    """What a handler raised to end its whole process, as `sys.exit` does."""
-
-    problem: BaseException
-
-
-class NotBegun:
-    """Returned in place of a handler's result where it may not begin any more."""
-
-
-async def _staying(attempt: WorkerExecution, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """A task that raises these two would take the event loop, and all other tries, with it."""
-    if not attempt.begin():
+async def _run_handler(
+    execution: WorkerExecution, coroutine: Coroutine[Any, Any, Any]
+) -> ReportedOutcome:
+    """Run a handler and return the outcome, also of `sys.exit`: a task that raised SystemExit or
+    KeyboardInterrupt would end the event loop, and all other executions with it."""
+    if not execution.begin():
         coroutine.close()
-        return NotBegun
+        return RELEASED
     try:
-        return await coroutine
-    except (SystemExit, KeyboardInterrupt) as problem:
-        return Left(problem)
+        return success(await coroutine)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as problem:
+        if execution.ending is None:
+            log_traceback(execution.context, problem)
+        return failure(problem)
 
 
 class LoopRunner:
@@ -45,56 +42,36 @@ class LoopRunner:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.tries: dict[asyncio.Task[Any], WorkerExecution] = {}
+        self.executions: dict[asyncio.Task[Any], WorkerExecution] = {}
 
-    def start(self, attempt: WorkerExecution) -> None:
-        function = attempt.function
+    def start(self, execution: WorkerExecution) -> None:
+        function = execution.function
         assert function is not None
         try:
-            call = function.signature.unpack(attempt.leased.payload, attempt.context)
+            call = function.signature.unpack(execution.leased.payload, execution.context)
             coroutine: Any = function.function(*call.args, **call.kwargs)
         except Exception as problem:
-            tell(attempt.context, problem)
-            attempt.finish(failure(problem))
+            log_traceback(execution.context, problem)
+            execution.finish(failure(problem))
             return
         around = contextvars.copy_context()
-        around.run(entered, attempt.context)
-        attempt.handle = task = self._loop.create_task(_staying(attempt, coroutine), context=around)
-        self.tries[task] = attempt
-        task.add_done_callback(partial(self._done, attempt))
+        around.run(entered, execution.context)
+        work = _run_handler(execution, coroutine)
+        execution.handle = task = self._loop.create_task(work, context=around)
+        self.executions[task] = execution
+        task.add_done_callback(partial(self._done, execution))
 
-    def stop(self, attempt: WorkerExecution) -> None:
-        if attempt.handle is not None:
-            attempt.handle.cancel()
+    def stop(self, execution: WorkerExecution) -> None:
+        if execution.handle is not None:
+            execution.handle.cancel()
 
-    def _done(self, attempt: WorkerExecution, task: "asyncio.Task[Any]") -> None:
-        del self.tries[task]
+    def _done(self, execution: WorkerExecution, task: "asyncio.Task[ReportedOutcome]") -> None:
+        del self.executions[task]
         if task.cancelled():
             # By us, and then `ending` says why; or by itself, which nobody asked for.
-            own = attempt.ending is None
-            attempt.finish(
-                failure(asyncio.CancelledError("it cancelled itself")) if own else RELEASED
-            )
-            return
-        problem = task.exception()
-        value = None if problem is not None else task.result()
-        if value is NotBegun:
-            attempt.finish(RELEASED)
-            return
-        if isinstance(value, Left):
-            problem = value.problem
-        if problem is None:
-            attempt.finish(success(value))
-            return
-        if attempt.ending is None:
-            tell(attempt.context, problem)
-        attempt.finish(failure(problem))
-
-
-def tell(context: Context, problem: BaseException) -> None:
-    """Write the traceback to the task's log; a handler's deliberate error needs none."""
-    if not isinstance(problem, MainspringError):
-        text = "".join(traceback.format_exception(problem)).rstrip()
-        if len(text) > LONGEST_MESSAGE:  # where it began and what it was say the most
-            text = f"{text[: LONGEST_MESSAGE // 4]}\n…\n{text[3 - LONGEST_MESSAGE * 3 // 4 :]}"
-        context.log(text, "error")
+            own = failure(asyncio.CancelledError("it cancelled itself"))
+            execution.finish(own if execution.ending is None else RELEASED)
+        elif (problem := task.exception()) is not None:  # interrupted while its end was handled
+            execution.finish(failure(problem))
+        else:
+            execution.finish(task.result())

@@ -83,7 +83,7 @@ class Nodes:
             return reached
         return tuple(dict.fromkeys([*reached, self._address.url]))
 
-    async def compile_fast_path(self) -> None:
+    async def refresh(self) -> None:
         """Ask for the list of nodes. One without a usable URL is served by the others."""
         request = Request("GET", NODES, self._headers)
         for url in self._in_order():

@@ -1,4 +1,4 @@
-"""How a worker is to work."""
+"""The options of a worker."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ def _cores() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """The options of a worker. Durations in seconds."""
+    """All options of a worker. Durations in seconds."""
 
     name: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
     incarnation: str = field(default_factory=lambda: uuid4().hex)
@@ -33,4 +33,5 @@ class WorkerOptions:
     max_tasks: int | None = None
     """Executions after which a process is replaced."""
     max_memory_mb: int | None = None
-    """A process that uses more is replaced after its try; one for CPU-bound tasks in mid-try."""
+    """A process that uses more is replaced when its execution has ended; one for CPU-bound tasks at
+    once."""

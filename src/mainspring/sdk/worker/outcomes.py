@@ -1,14 +1,21 @@
-"""How a try ended, as it is reported."""
+"""Calling a handler, and how an execution ended, as it is reported."""
 
-from typing import Any, Literal, NamedTuple
+import asyncio
+import contextvars
+import traceback
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from mainspring.errors import InvalidArguments, NonRetryable, RetryAfter
+from mainspring.errors import InvalidArguments, MainspringError, NonRetryable, RetryAfter
+from mainspring.sdk.context import Context, entered
 from mainspring.sdk.encoding import encode, sendable
+
+if TYPE_CHECKING:
+    from mainspring.sdk.functions import TaskFunction
 
 LONGEST_MESSAGE = 4000
 
 Ending = Literal["timeout", "cancelled", "lost", "released", "memory"]
-"""Why a try is ended from outside."""
+"""Why an execution is ended from outside."""
 
 
 class ReportedOutcome(NamedTuple):
@@ -22,8 +29,19 @@ class ReportedOutcome(NamedTuple):
     retry_after: float | None = None
 
 
+class HandlerInterrupt(BaseException):
+    """Raised inside a handler that blocks, to end it. No `except Exception` stops it."""
+
+
 DONE = ReportedOutcome("succeeded", b"null")
 RELEASED = ReportedOutcome("released")
+
+
+def failed(
+    code: str, message: str, *, retryable: bool = True, retry_after: float | None = None
+) -> ReportedOutcome:
+    """Return the outcome of an execution that failed."""
+    return ReportedOutcome("failed", None, code, message, retryable, retry_after)
 
 
 def success(value: Any) -> ReportedOutcome:
@@ -34,7 +52,7 @@ def success(value: Any) -> ReportedOutcome:
         return ReportedOutcome("succeeded", encode(value))
     except InvalidArguments as problem:
         message = _short(f"it returned {type(value).__name__}: {problem}")
-        return ReportedOutcome("failed", None, "bad-result", message, retryable=False)
+        return failed("bad-result", message, retryable=False)
 
 
 def failure(problem: BaseException) -> ReportedOutcome:
@@ -45,15 +63,13 @@ def failure(problem: BaseException) -> ReportedOutcome:
         message = "it cannot be told"
     match problem:
         case NonRetryable():
-            return ReportedOutcome(
-                "failed", None, "failed", message or "it said so", retryable=False
-            )
+            return failed("failed", message or "it said so", retryable=False)
         case RetryAfter():
-            return ReportedOutcome("failed", None, "failed", message, retry_after=problem.delay)
+            return failed("failed", message, retry_after=problem.delay)
         case InvalidArguments():
-            return ReportedOutcome("failed", None, "bad-payload", message, retryable=False)
+            return failed("bad-payload", message, retryable=False)
     name = type(problem).__name__
-    return ReportedOutcome("failed", None, "failed", f"{name}: {message}" if message else name)
+    return failed("failed", f"{name}: {message}" if message else name)
 
 
 def _short(text: str) -> str:
@@ -64,14 +80,39 @@ def ended(why: Ending, timeout: float) -> ReportedOutcome | None:
     """Return the outcome of an execution that was ended from outside; None where none counts."""
     match why:
         case "timeout":
-            return ReportedOutcome("failed", None, "timeout", f"not done within {timeout:g} s")
+            return failed("timeout", f"not done within {timeout:g} s")
         case "cancelled":
-            return ReportedOutcome(
-                "failed", None, "cancelled", "it was asked to stop", retryable=False
-            )
+            return failed("cancelled", "it was asked to stop", retryable=False)
         case "memory":
-            return ReportedOutcome("failed", None, "memory", "it used more memory than it may")
+            return failed("memory", "it used more memory than it may")
         case "released":
             return RELEASED
         case "lost":
             return None
+
+
+def call_handler(
+    function: "TaskFunction[..., Any]", payload: bytes, context: Context
+) -> ReportedOutcome:
+    """Call a handler in this thread, an async one on an event loop of its own."""
+    try:
+        call = function.signature.unpack(payload, context)
+        around = contextvars.copy_context()
+        around.run(entered, context)
+        value: Any = around.run(function.function, *call.args, **call.kwargs)
+        if function.is_async:
+            value = around.run(asyncio.run, value)
+        return success(value)
+    except BaseException as problem:
+        log_traceback(context, problem)
+        return failure(problem)
+
+
+def log_traceback(context: Context, problem: BaseException) -> None:
+    """Write the traceback to the task's log; a handler's deliberate error, or an interrupt of ours,
+    needs none."""
+    if not isinstance(problem, MainspringError | HandlerInterrupt):
+        text = "".join(traceback.format_exception(problem)).rstrip()
+        if len(text) > LONGEST_MESSAGE:  # where it began and what it was say the most
+            text = f"{text[: LONGEST_MESSAGE // 4]}\n…\n{text[3 - LONGEST_MESSAGE * 3 // 4 :]}"
+        context.log(text, "error")

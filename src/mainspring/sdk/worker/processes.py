@@ -1,6 +1,6 @@
 """CPU-bound handlers, each in a process of its own: killed at a timeout or a cancel, replaced when
-it has run many tries or uses much memory. What one breaks, breaks for nobody else. None outlives
-its worker: somebody else runs the try then."""
+it has run many executions or uses much memory. What one breaks, breaks for nobody else. None
+outlives its worker: somebody else runs the task then."""
 
 import asyncio
 import os
@@ -11,14 +11,14 @@ from contextlib import suppress
 
 import msgspec
 
-from mainspring.sdk.worker.child import Order, Word
+from mainspring.sdk.worker.child import ChildMessage, ChildRequest
 from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.options import WorkerOptions
-from mainspring.sdk.worker.outcomes import RELEASED, ReportedOutcome
+from mainspring.sdk.worker.outcomes import RELEASED, ReportedOutcome, failed
 from mainspring.sdk.worker.worker_info import memory_mb_of
 
 _LONGEST_LINE = 256 * 2**20
-_word = msgspec.json.Decoder(Word).decode
+_message = msgspec.json.Decoder(ChildMessage).decode
 
 
 class Child:
@@ -50,13 +50,13 @@ class ProcessRunner:
         self._children: dict[WorkerExecution, Child] = {}
         self._work: set[asyncio.Task[None]] = set()
 
-    def start(self, attempt: WorkerExecution) -> None:
-        task = asyncio.get_running_loop().create_task(self._run(attempt))
+    def start(self, execution: WorkerExecution) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(execution))
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
-    def stop(self, attempt: WorkerExecution) -> None:
-        child = self._children.get(attempt)
+    def stop(self, execution: WorkerExecution) -> None:
+        child = self._children.get(execution)
         if child is not None:
             child.kill()
 
@@ -65,9 +65,9 @@ class ProcessRunner:
         limit = self._options.max_memory_mb
         if limit is None:
             return
-        for attempt, child in list(self._children.items()):
+        for execution, child in list(self._children.items()):
             if child.memory_mb() > limit:
-                attempt.end("memory")
+                execution.end("memory")
 
     async def close(self) -> None:
         for child in [*self._idle, *self._children.values()]:
@@ -76,20 +76,20 @@ class ProcessRunner:
         for child in self._idle:
             await child.process.wait()
 
-    async def _run(self, attempt: WorkerExecution) -> None:
+    async def _run(self, execution: WorkerExecution) -> None:
         child = self._idle.pop() if self._idle else None
         try:
             child = child or await self._spawn()
-            self._children[attempt] = child
+            self._children[execution] = child
             # It may have been ended while the process was made.
-            verdict = await _converse(child, attempt) if attempt.begin() else RELEASED
-        except Exception as problem:  # whatever it is, the try has ended and must be reported
+            verdict = await _converse(child, execution) if execution.begin() else RELEASED
+        except Exception as problem:  # whatever it is, the execution has ended and must be reported
             verdict = await _post_mortem(child, problem)
         finally:
-            self._children.pop(attempt, None)
+            self._children.pop(execution, None)
         if child is not None:
             await self._put_back(child)
-        attempt.finish(verdict)
+        execution.finish(verdict)
 
     async def _spawn(self) -> Child:
         command = [sys.executable, "-m", "mainspring.sdk.worker.child", self._path]
@@ -116,10 +116,10 @@ class ProcessRunner:
         await child.process.wait()
 
 
-async def _converse(child: Child, attempt: WorkerExecution) -> ReportedOutcome:
-    leased, function = attempt.leased, attempt.function
+async def _converse(child: Child, execution: WorkerExecution) -> ReportedOutcome:
+    leased, function = execution.leased, execution.function
     assert function is not None
-    order = Order(
+    request = ChildRequest(
         leased.id,
         leased.fence,
         leased.attempt,
@@ -128,27 +128,27 @@ async def _converse(child: Child, attempt: WorkerExecution) -> ReportedOutcome:
         leased.timeout,
         leased.context,
     )
-    orders, words = child.process.stdin, child.process.stdout
-    assert orders is not None
-    assert words is not None
-    orders.write(msgspec.json.encode(order) + b"\n")
-    await orders.drain()
-    while line := await words.readline():
-        word = _word(line)
-        if word.verdict is not None:
-            return word.verdict
-        if word.line is not None:
-            attempt.context.log(word.line, word.level)
-        if word.progress is not None:
-            attempt.context.progress(word.progress)
+    requests, messages = child.process.stdin, child.process.stdout
+    assert requests is not None
+    assert messages is not None
+    requests.write(msgspec.json.encode(request) + b"\n")
+    await requests.drain()
+    while line := await messages.readline():
+        message = _message(line)
+        if message.verdict is not None:
+            return message.verdict
+        if message.line is not None:
+            execution.context.log(message.line, message.level)
+        if message.progress is not None:
+            execution.context.progress(message.progress)
     raise EOFError("its process ended")
 
 
 async def _post_mortem(child: Child | None, problem: Exception) -> ReportedOutcome:
     """Return why a process ended."""
     if child is None:
-        return ReportedOutcome("failed", None, "crashed", f"no process could be started: {problem}")
+        return failed("crashed", f"no process could be started: {problem}")
     child.kill()
     status = await child.process.wait()
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-    return ReportedOutcome("failed", None, "crashed", f"its process {how} in mid-try")
+    return failed("crashed", f"its process {how} during the execution")

@@ -33,7 +33,7 @@ class Leased(LeaseOut):
 
     @property
     def picked(self) -> float:
-        """When the server leased it, by the server's clock."""
+        """Return when the server leased it, by the server's clock."""
         deadline = self.context.get("deadline")
         if deadline is None:
             return self.lease_until.timestamp()

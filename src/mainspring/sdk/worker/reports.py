@@ -9,13 +9,12 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from typing import get_args
 from uuid import UUID
 
 from msgspec import UNSET, Raw
 
-from mainspring.clock import monotonic
+from mainspring.clock import monotonic, utc
 from mainspring.errors import (
     CallFailed,
     InvalidRequest,
@@ -28,7 +27,7 @@ from mainspring.sdk.context import HandlerLogLine
 from mainspring.sdk.encoding import sendable
 from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.nodes import Nodes
-from mainspring.sdk.worker.outcomes import ReportedOutcome
+from mainspring.sdk.worker.outcomes import failed
 from mainspring.sdk.worker.protocol import LOGS, REPORTS, Leased
 from mainspring.wire.workers import (
     ErrorIn,
@@ -70,11 +69,9 @@ class Reporter:
         self._idle = asyncio.Event()
         self._idle.set()
         self._in_flight: set[asyncio.Task[None]] = set()
-        self.accepted = 0
-        self.refused = 0
 
-    def put(self, attempt: WorkerExecution) -> None:
-        self._waiting.append(attempt)
+    def put(self, execution: WorkerExecution) -> None:
+        self._waiting.append(execution)
         self._idle.clear()
         self._news.set()
 
@@ -106,9 +103,9 @@ class Reporter:
         batch: list[WorkerExecution] = []
         size = 0
         while self._waiting and len(batch) < _MOST_OUTCOMES and size < _MOST_BYTES:
-            attempt = self._waiting.popleft()
-            batch.append(attempt)
-            size += len(attempt.verdict.result or b"") if attempt.verdict else 0
+            execution = self._waiting.popleft()
+            batch.append(execution)
+            size += len(execution.verdict.result or b"") if execution.verdict else 0
         return batch
 
     async def _send(self, batch: list[WorkerExecution]) -> None:
@@ -116,23 +113,22 @@ class Reporter:
         await self._logs.sent(batch, _FLUSH_WITHIN)
         while batch:
             try:
-                body = ReportIn(tuple(outcome_of(attempt) for attempt in batch))
-                answer = await self._nodes.ask_any(
+                body = ReportIn(tuple(outcome_of(execution) for execution in batch))
+                await self._nodes.ask_any(
                     REPORTS, body, JudgedListOut, within=_TIMEOUT, blocking=False
                 )
             except (MalformedRequest, InvalidRequest, TooLarge) as refused:
                 batch = await self._refused(batch, refused)
                 continue
             except Exception as problem:
-                # Nobody serves it, or not us: a key that is replaced says nothing about the tries.
+                # Nobody serves it, or not us: a replaced key says nothing about executions.
                 if not isinstance(problem, CallFailed):
                     log.warning("a report was not taken: %r", problem)
                 batch = self._still_ours(batch)
                 await asyncio.sleep(_PAUSE)
                 continue
-            self.accepted += sum(heard.status == "accepted" for heard in answer.outcomes)
-            for attempt in batch:
-                self._done(attempt)
+            for execution in batch:
+                self._done(execution)
             return
 
     async def _refused(
@@ -140,18 +136,15 @@ class Reporter:
     ) -> list[WorkerExecution]:
         """Send a refused batch in halves; the one outcome that the server cannot read at all is
         reported as a failure."""
-        self.refused += 1
         if len(batch) > 1:
             half = len(batch) // 2
             await self._send(batch[:half])
             return batch[half:]
-        attempt = batch[0]
-        if attempt.verdict is not None and attempt.verdict.code != "bad-report":
+        execution = batch[0]
+        if execution.verdict is not None and execution.verdict.code != "bad-report":
             message = f"the server refused the report: {refused}"
-            log.warning("task %s has failed: %s", attempt.leased.id, message)
-            attempt.verdict = ReportedOutcome(
-                "failed", None, "bad-report", message[:1000], retryable=False
-            )
+            log.warning("task %s has failed: %s", execution.leased.id, message)
+            execution.verdict = failed("bad-report", message[:1000], retryable=False)
             return batch
         await asyncio.sleep(_PAUSE)
         return self._still_ours(batch)
@@ -159,14 +152,15 @@ class Reporter:
     def _still_ours(self, batch: list[WorkerExecution]) -> list[WorkerExecution]:
         """Return those whose lease has not ended; to report the others would change nothing."""
         now = monotonic()
-        for attempt in batch:
-            if attempt.lease_end <= now:
-                self._done(attempt)
-        return [attempt for attempt in batch if attempt.lease_end > now]
+        for execution in batch:
+            if execution.lease_end <= now:
+                self._done(execution)
+        return [execution for execution in batch if execution.lease_end > now]
 
 
 class LogSender:
-    """Gathers log lines of all executions. Threads may write; what finds no room is counted."""
+    """Gathers log lines of all executions. Threads may write; lines for which there is no room are
+    counted."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -175,18 +169,18 @@ class LogSender:
         self._under_way = 0
         self._written = 0
         self._handled = 0
-        self._dropped = 0
+        self.dropped = 0
         self._last: dict[tuple[UUID, int], int] = {}
-        """Of each try with lines that are not handled: the number of the last one."""
+        """By execution with lines that are not handled: the number of the last one."""
         self._writing = threading.Lock()
 
     def line_of(self, leased: Leased, line: HandlerLogLine) -> None:
         if len(self._lines) >= _MOST_WAITING_LINES:
-            self._dropped += 1
+            self.dropped += 1
             return
         message = sendable(line.message[:_LONGEST_LINE])
         level = _LEVELS.get(line.level, "info")
-        made = LogLineIn(leased.id, leased.fence, message, _instant(line.at), level)
+        made = LogLineIn(leased.id, leased.fence, message, utc(line.at), level)
         with self._writing:
             self._lines.append(made)
             self._written += 1
@@ -197,10 +191,10 @@ class LogSender:
             await asyncio.sleep(_LINES_EVERY)
             await self.flush()
 
-    async def sent(self, tries: Sequence[WorkerExecution], within: float) -> None:
+    async def sent(self, executions: Sequence[WorkerExecution], within: float) -> None:
         """Wait a while until the lines of these are sent, unless no node takes them."""
         if self._last:
-            await self._sent_to(max(self._last.get(attempt.key, 0) for attempt in tries), within)
+            await self._sent_to(max(self._last.get(each.key, 0) for each in executions), within)
 
     async def all_sent(self, within: float) -> None:
         """Wait until all lines written so far are sent."""
@@ -240,47 +234,39 @@ class LogSender:
                 LOGS, LogsIn(tuple(batch)), object, within=_TIMEOUT, blocking=False
             )
         except RequestError:
-            self._dropped += count
+            self.dropped += count
         except MainspringError:
             self._lines.extendleft(reversed(batch))
             return False
         except Exception:  # whatever it is, no outcome is to be lost for it
             log.exception("lines of logs cannot be sent")
-            self._dropped += count
+            self.dropped += count
         finally:
             self._under_way = 0
         self._handled += count
         self._forget({(line.id, line.fence) for line in batch})
         return True
 
-    def _forget(self, tries: Iterable[tuple[UUID, int]]) -> None:
+    def _forget(self, keys: Iterable[tuple[UUID, int]]) -> None:
         with self._writing:
-            for key in tries:
+            for key in keys:
                 if self._last[key] <= self._handled:
                     del self._last[key]
 
-    @property
-    def dropped(self) -> int:
-        return self._dropped
 
-
-def outcome_of(attempt: WorkerExecution) -> OutcomeIn:
+def outcome_of(execution: WorkerExecution) -> OutcomeIn:
     """Return how an execution ended, as it is reported."""
-    verdict = attempt.verdict
+    verdict = execution.verdict
     assert verdict is not None
     error = None if verdict.code is None else ErrorIn(verdict.message, verdict.code)
     return OutcomeIn(
-        attempt.leased.id,
-        attempt.leased.fence,
+        execution.leased.id,
+        execution.leased.fence,
         verdict.status,
         UNSET if verdict.result is None else Raw(verdict.result),
         error,
         verdict.retryable,
         None if verdict.retry_after is None else max(0.0, min(verdict.retry_after, _LONGEST_PAUSE)),
-        _instant(attempt.started_at),
-        _instant(attempt.finished_at),
+        utc(execution.started_at),
+        utc(execution.finished_at),
     )
-
-
-def _instant(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)

@@ -32,13 +32,13 @@ _ANSWERED_WITHIN = 10.0
 class _StartChannel:
     """A connection that is reserved for one execution."""
 
-    def __init__(self, stream: Stream, attempt: "WorkerExecution", message: bytes) -> None:
+    def __init__(self, stream: Stream, execution: "WorkerExecution", message: bytes) -> None:
         self.stream = stream
-        self.attempt = attempt
+        self.execution = execution
         self._message = message
         self.sent_at: float | None = None
 
-    def send(self, _attempt: "WorkerExecution") -> None:
+    def send(self, _execution: "WorkerExecution") -> None:
         """Say that the execution begins, in the thread in which it does."""
         with suppress(OSError):  # then nobody knows that it began
             self.stream.connection.settimeout(_LONGEST_WRITE)
@@ -55,7 +55,7 @@ class StartChannels:
         self._idle: list[Stream] = []
         self._reserved: list[_StartChannel] = []
 
-    def reserve(self, attempt: "WorkerExecution") -> bool:
+    def reserve(self, execution: "WorkerExecution") -> bool:
         """Have an execution say on a connection of its own that it begins. Return False when all
         are taken. Where none can be made it begins unnamed."""
         self.recycle()
@@ -64,10 +64,10 @@ class StartChannels:
         stream = self._open_one()
         if stream is not None:
             options = self._options
-            body = HeartbeatIn(options.name, options.incarnation, (BeatIn(*attempt.key),))
-            channel = _StartChannel(stream, attempt, stream.encode(HEARTBEAT, body))
+            body = HeartbeatIn(options.name, options.incarnation, (BeatIn(*execution.key),))
+            channel = _StartChannel(stream, execution, stream.encode(HEARTBEAT, body))
             self._reserved.append(channel)
-            attempt.on_begin = channel.send
+            execution.on_begin = channel.send
         return True
 
     def close(self) -> None:
@@ -90,14 +90,14 @@ class StartChannels:
         now, kept = monotonic(), []
         for channel in self._reserved:
             if channel.sent_at is None:
-                done = channel.attempt.finished
+                done = channel.execution.finished
             else:
                 done = _read(channel.stream) is not False
                 if not done and now - channel.sent_at > _ANSWERED_WITHIN:
                     channel.stream.connection.close()
                     continue
             if done:
-                channel.attempt.on_begin = None
+                channel.execution.on_begin = None
                 self._idle.append(channel.stream)
             else:
                 kept.append(channel)

@@ -5,22 +5,13 @@ thread cannot be killed, only asked.
 """
 
 import asyncio
-import contextvars
 import ctypes
 import threading
-from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any
 
-from mainspring.sdk.context import entered
 from mainspring.sdk.worker.execution import WorkerExecution
-from mainspring.sdk.worker.loop_runner import HandlerInterrupt, tell
-from mainspring.sdk.worker.outcomes import (
-    RELEASED,
-    ReportedOutcome,
-    failure,
-    success,
-)
+from mainspring.sdk.worker.outcomes import RELEASED, HandlerInterrupt, ReportedOutcome, call_handler
 
 
 class _Worker(threading.Thread):
@@ -35,20 +26,24 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         try:
-            while (attempt := self._pool.queue.get()) is not None and self._serve(attempt):
+            while (execution := self._pool.queue.get()) is not None and self._serve(execution):
                 pass
         except HandlerInterrupt:
-            return  # it came when the try was over already
+            return  # it came when the execution was over already
 
-    def _serve(self, attempt: WorkerExecution) -> bool:
+    def _serve(self, execution: WorkerExecution) -> bool:
         with self.guard:
-            self.current = attempt
-        attempt.handle = self
-        verdict = _call(attempt)
+            self.current = execution
+        execution.handle = self
+        function = execution.function
+        assert function is not None
+        verdict = RELEASED
+        if execution.begin():
+            verdict = call_handler(function, execution.leased.payload, execution.context)
         with self.guard:
             self.current = None
             again = not self.interrupted
-        self._pool.done(attempt, verdict, again)
+        self._pool.done(execution, verdict, again)
         return again
 
 
@@ -65,64 +60,41 @@ class ThreadRunner:
         self._lock = threading.Lock()
         self._finished: list[tuple[WorkerExecution, ReportedOutcome]] = []
 
-    def start(self, attempt: WorkerExecution) -> None:
+    def start(self, execution: WorkerExecution) -> None:
         with self._lock:
             fresh = self._idle <= 0
             if fresh:
                 self._made += 1
             else:
                 self._idle -= 1
-        self.queue.put(attempt)
+        self.queue.put(execution)
         if fresh:
             _Worker(self, self._made).start()
 
-    def stop(self, attempt: WorkerExecution) -> None:
+    def stop(self, execution: WorkerExecution) -> None:
         """Cancelling is a request; a timeout or a lost lease also interrupts Python code."""
-        thread: _Worker | None = attempt.handle
-        if thread is None or attempt.ending == "cancelled":
+        thread: _Worker | None = execution.handle
+        if thread is None or execution.ending == "cancelled":
             return
         with thread.guard:
-            if thread.current is attempt and thread.ident is not None:
+            if thread.current is execution and thread.ident is not None:
                 thread.interrupted = True
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(thread.ident), ctypes.py_object(HandlerInterrupt)
                 )
 
-    def done(self, attempt: WorkerExecution, verdict: ReportedOutcome, again: bool) -> None:
+    def done(self, execution: WorkerExecution, verdict: ReportedOutcome, again: bool) -> None:
         """Record an outcome, in the thread; the event loop is woken once for many."""
         with self._lock:
             self._idle += again
-            self._finished.append((attempt, verdict))
+            self._finished.append((execution, verdict))
             wake = len(self._finished) == 1
         if wake:
-            _quietly(self._loop.call_soon_threadsafe, self._finish_all)
+            with suppress(RuntimeError):  # the loop is closed: nobody waits for this any more
+                self._loop.call_soon_threadsafe(self._finish_all)
 
     def _finish_all(self) -> None:
         with self._lock:
             finished, self._finished = self._finished, []
-        for attempt, verdict in finished:
-            attempt.finish(verdict)
-
-
-def _call(attempt: WorkerExecution) -> ReportedOutcome:
-    function = attempt.function
-    assert function is not None
-    if not attempt.begin():
-        return RELEASED
-    try:
-        call = function.signature.unpack(attempt.leased.payload, attempt.context)
-        around = contextvars.copy_context()
-        around.run(entered, attempt.context)
-        return success(around.run(function.function, *call.args, **call.kwargs))
-    except HandlerInterrupt as problem:
-        return failure(problem)
-    except BaseException as problem:
-        tell(attempt.context, problem)
-        return failure(problem)
-
-
-def _quietly(call: Callable[..., Any], *args: Any) -> None:
-    try:
-        call(*args)
-    except RuntimeError:
-        return  # the loop is closed: nobody waits for this any more
+        for execution, verdict in finished:
+            execution.finish(verdict)

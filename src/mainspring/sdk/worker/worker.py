@@ -5,6 +5,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -17,12 +18,7 @@ from mainspring.sdk.worker.allowlist import Allowlist
 from mainspring.sdk.worker.commands import CommandRunner
 from mainspring.sdk.worker.execution import Runner, WorkerExecution
 from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread
-from mainspring.sdk.worker.lease_reader import LeaseReader
-from mainspring.sdk.worker.leasing import (
-    Lane,
-    LeaseErrors,
-    Leaser,
-)
+from mainspring.sdk.worker.leasing import Lane, LeaseErrors, Leaser, LeaseReader
 from mainspring.sdk.worker.loop_runner import LoopRunner
 from mainspring.sdk.worker.nodes import Nodes
 from mainspring.sdk.worker.options import WorkerOptions
@@ -39,10 +35,10 @@ log = logging.getLogger("mainspring.worker")
 
 _TICK = 0.1
 _STOP_WITHIN = 3.0
-"""Seconds that an execution has to end after it was told to."""
+"""Seconds that an execution has to end after it was asked to."""
 _FLUSH_WITHIN = 10.0
 _INTRODUCE_EVERY = 10.0
-_LOOK_EVERY = 5.0
+_REFRESH_EVERY = 5.0
 _MOST_REMEMBERED = 20_000
 
 
@@ -62,22 +58,22 @@ class Worker:
         self.options = options
         self.nodes = Nodes(address)
         self.lease_errors = LeaseErrors()
-        self._address = address
+        self.address = address
         self._app_path = app_path
-        self._allowed = allowed
-        self._tries: dict[WorkerExecution, Lane] = {}
+        self.allowed = allowed
+        self._executions: dict[WorkerExecution, Lane] = {}
         """All whose leases have to be kept: running, or not acknowledged yet."""
         self._keys: set[tuple[UUID, int]] = set()
         self._exclusive: WorkerExecution | None = None
-        """A try beside which nothing may run: it was lost with its workers before. It waits until
-        all others are over, or runs."""
+        """An execution beside which nothing may run: it was lost with its workers before. It waits
+        until all others are over, or runs."""
         self._announced: WorkerExecution | None = None
-        """The last such try whose start was announced."""
+        """The last such execution whose start was announced."""
         self._left_behind = False
         """Whether code of an abandoned execution may still run."""
         self._draining = False
         self._done: OrderedDict[tuple[UUID, int], None] = OrderedDict()
-        """The last tries that are over: an answer may still be on its way that gives them again."""
+        """The last ones that are over: an answer may still be on its way that gives them again."""
         self._info = WorkerInfo(options)
         self._introduced = -_INTRODUCE_EVERY
         self._stop = asyncio.Event()
@@ -101,7 +97,7 @@ class Worker:
         duties: list[Coroutine[Any, Any, None]] = [
             self._reporter.run(),
             self._logs.run(),
-            self._look_around(),
+            self._refresh_nodes(),
             self._tick(),
             *(leaser.run() for leaser in self._leasers),
         ]
@@ -133,25 +129,23 @@ class Worker:
     def _build(self) -> None:
         loop = asyncio.get_running_loop()
         options = self.options
-        functions = self.app.functions if self.app is not None else {}
-        heavy = [name for name, function in functions.items() if function.options.cpu_bound]
-        light = [name for name in functions if name not in heavy]
-        environment = child_environment(self._address)
+        self._functions = self.app.functions if self.app is not None else {}
+        heavy = [name for name, made in self._functions.items() if made.options.cpu_bound]
+        light = [name for name in self._functions if name not in heavy]
+        environment = child_environment(self.address)
         self._loop_runner = LoopRunner(loop)
         self._threads = ThreadRunner(loop)
         self._processes = ProcessRunner(self._app_path, environment, options)
-        self._commands = (
-            None if self._allowed is None else CommandRunner(self._allowed, environment)
-        )
+        self._commands = None if self.allowed is None else CommandRunner(self.allowed, environment)
         self._logs = LogSender(self.nodes)
         self._reporter = Reporter(self.nodes, self._logs, self._forget)
         self._clock = ServerClock()
         self._loop = loop
         self._reader = LeaseReader(type(loop))
         self._lease_nodes = self.nodes.apart()
-        self._suspects = Suspects(loop, self._held, self._start_named, self._place)
+        self._suspects = Suspects(loop, self._leased, self._start_named, self._place)
         self._heartbeats = HeartbeatThread(
-            options, self.nodes, self._clock, loop, self._held, self._loop_runner
+            options, self.nodes, self._clock, loop, self._leased, self._loop_runner
         )
         self._heartbeats.warn = log.warning
         if self.replace_process is not None:
@@ -164,7 +158,7 @@ class Worker:
             self._lanes.append(Lane(options.processes, heavy, commands=False))
         self._leasers = [Leaser(lane, self) for lane in self._lanes]
 
-    # Tries -----------------------------------------------------------------------------------
+    # Executions ------------------------------------------------------------------------------
 
     async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
         """Ask a node for tasks. The answer is read, and its leases are kept, also while a handler
@@ -185,17 +179,17 @@ class Worker:
         here already was given twice, because the server could not know that the first answer had
         arrived."""
         self._clock.sample(tasks[-1])
-        arrived = []
+        margin, arrived = self._clock.margin, []
         for leased in tasks:
             key = (leased.id, leased.fence)
             if key not in self._keys and key not in self._done:
-                attempt = self._try_of(leased)
+                execution = self._execution_of(leased, margin)
                 self._keys.add(key)
-                self._tries[attempt] = lane
-                arrived.append(attempt)
+                self._executions[execution] = lane
+                arrived.append(execution)
         return arrived
 
-    def _try_of(self, leased: Leased) -> WorkerExecution:
+    def _execution_of(self, leased: Leased, margin: float) -> WorkerExecution:
         name = leased.target.name or (leased.target.argv or [""])[0]
         context = Context(
             leased.id,
@@ -207,61 +201,63 @@ class Worker:
             said=partial(self._logs.line_of, leased),
             details=leased.context,
         )
-        functions = self.app.functions if self.app is not None else {}
-        function = functions.get(leased.target.name or "")
+        function = self._functions.get(leased.target.name or "")
         runner = self._runner_of(leased, function)
-        lease_end = self._clock.local(leased.lease_until)
-        attempt = WorkerExecution(
-            leased, lease_end, context, function, runner or _NoRunner(), self._on_finished
+        return WorkerExecution(
+            leased,
+            self._clock.local(leased.lease_until),
+            context,
+            function,
+            runner or _NoRunner(),
+            self._on_finished,
+            margin,
+            arriving=True,
         )
-        attempt.margin = self._clock.margin
-        attempt.arriving = True
-        return attempt
 
     def begin_all(self, arrived: Sequence[WorkerExecution]) -> None:
         """Start the executions of one answer."""
-        for attempt in arrived:
-            attempt.arriving = False
-            self._tries[attempt].take()
+        for execution in arrived:
+            execution.arriving = False
+            self._executions[execution].take()
             self.running += 1
-            self._place(attempt)
+            self._place(execution)
 
-    def _place(self, attempt: WorkerExecution) -> None:
+    def _place(self, execution: WorkerExecution) -> None:
         """Start it now, or when nothing else runs, or release it. A node knows only what it gave
         itself: here it is seen that nothing runs beside what must be alone."""
-        unable = isinstance(attempt.runner, _NoRunner)
+        unable = isinstance(execution.runner, _NoRunner)
         if unable or self._draining or self._exclusive is not None:
-            attempt.finish(RELEASED)
-        elif attempt.leased.alone:
-            self._exclusive = attempt
+            execution.finish(RELEASED)
+        elif execution.leased.alone:
+            self._exclusive = execution
             for each in self._lanes:
                 each.close()
             self._announce_exclusive()
-        elif attempt.leased.suspect and not attempt.runner.apart:
-            self._suspects.add(attempt)
+        elif execution.leased.suspect and not execution.runner.apart:
+            self._suspects.add(execution)
         elif self._suspects.busy:
-            self._suspects.hold_back(attempt)
+            self._suspects.hold_back(execution)
         else:
-            attempt.start()
+            execution.start()
 
-    def _start_named(self, attempt: WorkerExecution) -> None:
-        self._heartbeats.start_named(attempt)
+    def _start_named(self, execution: WorkerExecution) -> None:
+        self._heartbeats.start_named(execution)
 
     def _announce_exclusive(self) -> None:
         """Announce it once all others are over and acknowledged. Until then it waits, but not
         for so long that little of its own time is left: then it is released, and comes again when
         this worker, or another one, holds nothing."""
-        attempt = self._exclusive
-        if attempt is None or attempt is self._announced or len(self._tries) > 1:
+        execution = self._exclusive
+        if execution is None or execution is self._announced or len(self._executions) > 1:
             return
-        self._announced = attempt
-        attempt.alone = not self._left_behind
-        self._heartbeats.announce(attempt)
+        self._announced = execution
+        execution.alone = not self._left_behind
+        self._heartbeats.announce(execution)
 
-    def _has_waited_enough(self, attempt: WorkerExecution, now: float) -> bool:
-        if attempt is not self._exclusive or attempt.started or len(self._tries) == 1:
+    def _has_waited_enough(self, execution: WorkerExecution, now: float) -> bool:
+        if execution is not self._exclusive or execution.started or len(self._executions) == 1:
             return False
-        return now - attempt.began >= min(self._clock.lease, attempt.leased.timeout / 2)
+        return now - execution.began >= min(self._clock.lease, execution.leased.timeout / 2)
 
     def _runner_of(self, leased: Leased, function: Any) -> Runner | None:
         if leased.target.type == "command":
@@ -272,35 +268,36 @@ class Worker:
             return self._processes
         return self._loop_runner if function.is_async else self._threads
 
-    def _on_finished(self, attempt: WorkerExecution) -> None:
-        self._tries[attempt].free()
+    def _on_finished(self, execution: WorkerExecution) -> None:
+        self._executions[execution].free()
         self.finished += 1
         self.running -= 1
-        if attempt is self._exclusive:
+        if execution is self._exclusive:
             self._exclusive = None
             for each in self._lanes:
                 each.reopen()
-        if attempt.verdict is None:
-            log.warning("the lease of task %s was lost", attempt.leased.id)
-            self._forget(attempt)
+        if execution.verdict is None:
+            log.warning("the lease of task %s was lost", execution.leased.id)
+            self._forget(execution)
         else:
-            self._reporter.put(attempt)
+            self._reporter.put(execution)
         if not self.running:
             self._finished.set()
 
-    def _forget(self, attempt: WorkerExecution) -> None:
-        self._tries.pop(attempt, None)
-        self._done[attempt.key] = None  # before it is gone from the others: a thread looks at both
-        self._keys.discard(attempt.key)
+    def _forget(self, execution: WorkerExecution) -> None:
+        key = execution.key
+        self._executions.pop(execution, None)
+        self._done[key] = None  # before it is gone from the others: a thread looks at both
+        self._keys.discard(key)
         if len(self._done) > _MOST_REMEMBERED:
             self._done.popitem(last=False)
         if self._exclusive is not None:
             self._announce_exclusive()
 
-    def _held(self) -> list[WorkerExecution]:
-        return list(self._tries)
+    def _leased(self) -> list[WorkerExecution]:
+        return list(self._executions)
 
-    def held_tries(self, most: int) -> list[tuple[UUID, int]] | None:
+    def leased_executions(self, most: int) -> list[tuple[UUID, int]] | None:
         return None if len(self._keys) > most else list(self._keys)
 
     def about(self) -> AboutIn | None:
@@ -311,14 +308,14 @@ class Worker:
         return self._info.current(self.finished, self.running, self._heartbeats.errors)
 
     def polls_interrupted(self) -> None:
-        if self._tries:
+        if self._executions:
             self._heartbeats.interrupt_polls()
 
-    async def _look_around(self) -> None:
+    async def _refresh_nodes(self) -> None:
         """Refresh the list of nodes."""
         while True:
-            await self.nodes.compile_fast_path()
-            await asyncio.sleep(_LOOK_EVERY)
+            await self.nodes.refresh()
+            await asyncio.sleep(_REFRESH_EVERY)
 
     # Time ------------------------------------------------------------------------------------
 
@@ -327,22 +324,22 @@ class Worker:
         count = 0
         while True:
             now = self._heartbeats.pulse = monotonic()
-            for attempt in self._held():
-                if attempt.is_withdrawn:
-                    attempt.finish(RELEASED)
-                if attempt.finished:
+            for execution in self._leased():
+                if execution.is_withdrawn:
+                    execution.finish(RELEASED)
+                if execution.finished:
                     continue
-                if attempt.lease_end - self._clock.margin <= now:
+                if execution.lease_end - self._clock.margin <= now:
                     # Cut off: stop before somebody else begins.
-                    attempt.end("lost" if attempt.begun else "released")
-                if self._has_waited_enough(attempt, now):
-                    attempt.end("released")
-                if attempt.ending is not None and now >= attempt.deadline + _STOP_WITHIN:
-                    log.error("task %s does not stop: it is left behind", attempt.leased.id)
+                    execution.end("lost" if execution.begun else "released")
+                if self._has_waited_enough(execution, now):
+                    execution.end("released")
+                if execution.ending is not None and now >= execution.deadline + _STOP_WITHIN:
+                    log.error("task %s does not stop: it is left behind", execution.leased.id)
                     self._left_behind = True
-                    attempt.give_up()
-                elif now >= attempt.deadline:
-                    attempt.end("timeout")
+                    execution.give_up()
+                elif now >= execution.deadline:
+                    execution.end("timeout")
             count += 1
             if count % 10 == 0:
                 self._processes.watch_memory()
@@ -352,7 +349,7 @@ class Worker:
     def _check_wear(self) -> None:
         most, limit = self.options.max_tasks, self.options.max_memory_mb
         if most is not None and self.finished >= most:
-            log.info("%d tries are enough: this process is replaced", self.finished)
+            log.info("%d executions are enough: this process is replaced", self.finished)
         elif limit is not None and memory_mb_of(os.getpid()) > limit:
             log.warning("more than %d MB in use: this process is replaced", limit)
         else:
@@ -367,25 +364,23 @@ class Worker:
         for leaser in self._leasers:
             await leaser.close()
         await self._reader.barrier()
-        await self._wait_for_tries(self.options.grace)
-        for attempt in self._held():
-            attempt.end("released")
-        await self._wait_for_tries(_STOP_WITHIN)
-        for attempt in self._held():
-            if not attempt.finished:
-                attempt.give_up()
+        await self._wait_for_executions(self.options.grace)
+        for execution in self._leased():
+            execution.end("released")
+        await self._wait_for_executions(_STOP_WITHIN)
+        for execution in self._leased():
+            if not execution.finished:
+                execution.give_up()
         await self._reporter.flush(_FLUSH_WITHIN)
         await self._logs.all_sent(_FLUSH_WITHIN)
 
-    async def _wait_for_tries(self, within: float) -> None:
+    async def _wait_for_executions(self, within: float) -> None:
         self._finished.clear()
         if not self.running:
             return
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 await self._finished.wait()
-        except TimeoutError:
-            return
 
 
 class _NoRunner:
@@ -393,8 +388,8 @@ class _NoRunner:
 
     apart = True
 
-    def start(self, attempt: WorkerExecution) -> None:
-        attempt.finish(RELEASED)
+    def start(self, execution: WorkerExecution) -> None:
+        execution.finish(RELEASED)
 
-    def stop(self, attempt: WorkerExecution) -> None:
+    def stop(self, execution: WorkerExecution) -> None:
         pass
