@@ -60,7 +60,7 @@ async def test_what_was_recorded_stays(
     task = await real_lab.running(ownership, tenant)
     await real_lab.engine.finish(ownership, [finish(task)])
     other = await real_lab.create(tenant)
-    assert await real_lab.tasks.purge(tenant, other.id, "tester", lambda _rev: None)
+    assert await real_lab.changes.purge(tenant, other.id, "tester", lambda _rev: None)
     for statement in (f"DELETE FROM {table}", f"UPDATE {table} SET tenant_id = 0"):
         with pytest.raises(asyncpg.RaiseError, match="append-only"):
             await connection.execute(statement)
@@ -70,7 +70,7 @@ async def test_a_purge_may_delete_executions(real_lab: Lab) -> None:
     ownership, tenant = await real_lab.join(), await real_lab.tenant()
     task = await real_lab.running(ownership, tenant)
     await real_lab.engine.finish(ownership, [finish(task)])
-    assert await real_lab.tasks.purge(tenant, task.id, "tester", lambda _rev: None)
+    assert await real_lab.changes.purge(tenant, task.id, "tester", lambda _rev: None)
     assert await real_lab.inspect.tries_of(task.id) == []
     assert await real_lab.inspect.end_of(task.id) is None
 

@@ -40,7 +40,13 @@ from mainspring.schedules.occurrences import OccurrenceWriter
 from mainspring.store.workflow.step_rows import Moved
 from mainspring.workflows.outcomes import StepOutcomes, StepsFinished
 from simulation.leases import MemoryLeases, RemoteLeases, RemoteMessages, RemoteWorkers
-from simulation.remote import RemoteConnection, RemoteEngineStore, RemoteKeys, RemoteTasks
+from simulation.remote import (
+    RemoteChanges,
+    RemoteConnection,
+    RemoteEngineStore,
+    RemoteKeys,
+    RemoteTasks,
+)
 from simulation.schedules import MemorySchedules, RemoteSchedules
 from simulation.store import MemoryStore
 from simulation.world import CALM, World
@@ -348,6 +354,7 @@ class SimNode:
             self.lease_service,
         )
         self.tasks = RemoteTasks(store, self.network)
+        self.changes = RemoteChanges(store, self.network)
         self.ingest = Ingest(self.tasks, self.node, self.clock, METRICS, store.near)
         self.process.spawn(self._start)
 

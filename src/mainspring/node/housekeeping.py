@@ -141,13 +141,13 @@ class Housekeeper:
 
     async def _look_for_old_transactions(self) -> None:
         oldest = await self._house.oldest_transaction()
-        if oldest is not None and oldest[1] > _OLD_TRANSACTION:
+        if oldest is not None and oldest.age > _OLD_TRANSACTION:
             log.warning(
                 "a transaction is open for long: dead rows pile up and claims get slower",
                 action="house.old_transaction",
-                pid=oldest[0],
-                seconds=round(oldest[1]),
-                application=oldest[2],
+                pid=oldest.pid,
+                seconds=round(oldest.age),
+                application=oldest.application,
             )
 
 

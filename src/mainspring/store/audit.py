@@ -88,8 +88,11 @@ async def write_entry(
     **detail: Any,
 ) -> None:
     """Note a change, in its own transaction."""
-    await connection.execute(
-        *SQL["write_entry"](
-            tenant_id=tenant_id, actor=actor, action=action, subject=subject, detail=detail or None
-        )
+    await SQL["write_entry"].run(
+        connection,
+        tenant_id=tenant_id,
+        actor=actor,
+        action=action,
+        subject=subject,
+        detail=detail or None,
     )

@@ -15,7 +15,7 @@ from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.task import Target, TaskSpec
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import sparse
+from mainspring.postgres.database import sparse, transaction
 from mainspring.postgres.rows import read_rows
 from mainspring.store.outcomes import OutcomeStore
 from mainspring.store.task_refs import Seen, TaskRef, columns, owner_of, seen_in
@@ -82,43 +82,38 @@ class EngineStore(OutcomeStore):
         self, stream: StreamKey, *, since: float, until: float, known: Collection[UUID], limit: int
     ) -> list[TaskRow]:
         """The next of a stream, earliest first, without those that are known already."""
-        rows = await self._database.fetch(
-            *SQL["load_more"](
-                partition=stream.partition,
-                tenant_id=stream.tenant_id,
-                since=since,
-                until=until,
-                queue=stream.queue,
-                capability=stream.capability,
-                concurrency_key=stream.concurrency_key,
-                priority=stream.priority,
-                known=list(known),
-                limit=limit,
-            )
+        return await SQL["load_more"].rows(
+            self._database,
+            TaskRow,
+            partition=stream.partition,
+            tenant_id=stream.tenant_id,
+            since=since,
+            until=until,
+            queue=stream.queue,
+            capability=stream.capability,
+            concurrency_key=stream.concurrency_key,
+            priority=stream.priority,
+            known=list(known),
+            limit=limit,
         )
-        return read_rows(TaskRow, rows)
 
     async def poll_wakes(
         self, ownership: Ownership, heard: Collection[int], *, limit: int
     ) -> Woken:
         """What others changed in our partitions, by at most `limit` wake rows. They stay until a
         later call names them as heard."""
-        rows = await self._database.fetch(
-            *SQL["poll_wakes"](
-                **owner_of(ownership),
-                heard=list(heard),
-                limit=limit,
-            )
+        rows = await SQL["poll_wakes"].fetch(
+            self._database, **owner_of(ownership), heard=list(heard), limit=limit
         )
         seen = seen_in(rows)
         return Woken(seen.rows, seen.gone, [wake for row in rows for wake in row["wakes"]])
 
     async def look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
         """How these tasks are now."""
-        rows = await self._database.fetch(
-            *SQL["look_at"](
-                tenant_ids=[tenant for tenant, _ in tasks], ids=[task for _, task in tasks]
-            )
+        rows = await SQL["look_at"].fetch(
+            self._database,
+            tenant_ids=[tenant for tenant, _ in tasks],
+            ids=[task for _, task in tasks],
         )
         return seen_in(rows)
 
@@ -129,32 +124,27 @@ class EngineStore(OutcomeStore):
     ) -> list[Execution]:
         """Lease due tasks, guarded by rev. What is not in the answer was not leased."""
         ordered = sorted(picks)
-        rows = await self._database.fetch(
-            *SQL["claim"](
-                node_id=ownership.node_id,
-                epoch=ownership.epoch,
-                lease=lease,
-                worker=worker,
-                **columns(ordered, "revs"),
-                waited=sparse([pick.waited for pick in ordered]),
-            )
+        rows = await SQL["claim"].fetch(
+            self._database,
+            node_id=ownership.node_id,
+            epoch=ownership.epoch,
+            lease=lease,
+            worker=worker,
+            **columns(ordered, "revs"),
+            waited=sparse([pick.waited for pick in ordered]),
         )
         waited = waits_of(ordered)
         return executions_of(rows, waited)
 
-    async def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Execution]:
+    @transaction
+    async def claimed_by(
+        self, connection: asyncpg.Connection, picks: Collection[TaskRef], *, worker: str
+    ) -> list[Execution]:
         """After a claim whose answer was lost: what we got. What we did not get, that claim will
         not get any more, however late it arrives."""
         picked = columns(picks, "revs")
-
-        async def work(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
-            await connection.execute(*SQL["void_claim"](**picked))
-            rows: Sequence[asyncpg.Record] = await connection.fetch(
-                *SQL["claimed_by"](**picked, worker=worker)
-            )
-            return rows
-
-        return executions_of(await self._database.transact(work))
+        await SQL["void_claim"].run(connection, **picked)
+        return executions_of(await SQL["claimed_by"].fetch(connection, **picked, worker=worker))
 
     async def leased_to(self, tasks: Sequence[tuple[int, UUID]], *, worker: str) -> list[Execution]:
         """Those of these tasks that a worker of ours has."""
@@ -165,8 +155,9 @@ class EngineStore(OutcomeStore):
 
     async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
         """Keep leases, guarded by fence. What is not in the answer is no longer held."""
-        rows = await self._database.fetch(*SQL["extend"](lease=lease, **columns(held, "fences")))
-        return read_rows(Extended, rows)
+        return await SQL["extend"].rows(
+            self._database, Extended, lease=lease, **columns(held, "fences")
+        )
 
 
 class Pick(Protocol):

@@ -12,8 +12,8 @@ import asyncpg
 from mainspring.domain.placement import NO_OWNERSHIP
 from mainspring.domain.task import Resolution
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database
-from mainspring.postgres.rows import read_row, read_rows
+from mainspring.postgres.database import Database, transaction
+from mainspring.postgres.rows import read_row
 from mainspring.store.audit import write_entry
 from mainspring.store.creation import Creation, NewTask, creation_arguments
 from mainspring.store.lists.paging import Found, fill
@@ -121,8 +121,8 @@ class DeadLetterStore:
         self._scan = scan
 
     async def get(self, tenant_id: int, letter_id: UUID) -> StoredLetter | None:
-        found = await self._database.fetch(
-            *SQL["read_letters"](tenant_id=tenant_id, ids=[letter_id], payloads=True)
+        found = await SQL["read_letters"].fetch(
+            self._database, tenant_id=tenant_id, ids=[letter_id], payloads=True
         )
         return _letter(found[0]) if found else None
 
@@ -142,21 +142,20 @@ class DeadLetterStore:
     async def _look(
         self, tenant_id: int, where: LetterFilter, payloads: bool, before: UUID | None, limit: int
     ) -> Found[StoredLetter, UUID]:
-        rows = await self._database.fetch(
-            *SQL["find_letters"](
-                tenant_id=tenant_id,
-                before=before or _LAST_ID,
-                scan=self._scan,
-                **where.kinds,
-                **where.texts,
-                limit=limit,
-                heaviest=HEAVIEST_PAGE if payloads else 2**62,
-            )
+        rows = await SQL["find_letters"].fetch(
+            self._database,
+            tenant_id=tenant_id,
+            before=before or _LAST_ID,
+            scan=self._scan,
+            **where.kinds,
+            **where.texts,
+            limit=limit,
+            heaviest=HEAVIEST_PAGE if payloads else 2**62,
         )
         ids = [row["id"] for row in rows if row["id"] is not None]
         scanned, edge, found = rows[0]["scanned"], rows[0]["edge"], rows[0]["found"]
-        letters = await self._database.fetch(
-            *SQL["read_letters"](tenant_id=tenant_id, ids=ids, payloads=payloads)
+        letters = await SQL["read_letters"].fetch(
+            self._database, tenant_id=tenant_id, ids=ids, payloads=payloads
         )
         if ids and (len(ids) == limit or len(ids) < found):
             next_before = ids[-1]
@@ -168,27 +167,29 @@ class DeadLetterStore:
         self, tenant_id: int, where: LetterFilter, *, limit: int
     ) -> Sequence[LetterGroup]:
         """What went wrong, the most frequent first."""
-        rows = await self._database.fetch(
-            *SQL["group_letters"](
-                tenant_id=tenant_id, limit=limit, scan=_MOST_GROUPED, **where.kinds, **where.texts
-            )
+        return await SQL["group_letters"].rows(
+            self._database,
+            LetterGroup,
+            tenant_id=tenant_id,
+            limit=limit,
+            scan=_MOST_GROUPED,
+            **where.kinds,
+            **where.texts,
         )
-        return read_rows(LetterGroup, rows)
 
     async def unresolved(
         self, tenant_id: int, where: LetterFilter, *, after: UUID | None, upto: UUID, limit: int
     ) -> Matches:
         """Letters to replay, oldest first; few or none may come and there still be more. `upto`
         keeps out replays that died again meanwhile."""
-        rows = await self._database.fetch(
-            *SQL["find_unresolved"](
-                tenant_id=tenant_id,
-                after=after or UUID(int=0),
-                scan=max(self._scan, limit),
-                **where.texts,
-                limit=limit,
-                upto=upto,
-            )
+        rows = await SQL["find_unresolved"].fetch(
+            self._database,
+            tenant_id=tenant_id,
+            after=after or UUID(int=0),
+            scan=max(self._scan, limit),
+            **where.texts,
+            limit=limit,
+            upto=upto,
         )
         ids = [row["id"] for row in rows if row["id"] is not None]
         scanned, edge = rows[0]["scanned"], rows[0]["edge"]
@@ -196,8 +197,10 @@ class DeadLetterStore:
             return Matches(ids, ids[-1])
         return Matches(ids, edge if scanned == max(self._scan, limit) else None)
 
+    @transaction
     async def replay(
         self,
+        connection: asyncpg.Connection,
         tenant_id: int,
         ids: Sequence[UUID],
         make: Callable[[StoredLetter], NewTask],
@@ -207,48 +210,36 @@ class DeadLetterStore:
 
         Return letter → what it became. Letters that do not exist are not in the answer.
         """
-
-        async def work(connection: asyncpg.Connection) -> dict[UUID, Replay]:
-            locked = await connection.fetch(
-                *SQL["lock_letters"](tenant_id=tenant_id, ids=list(ids))
-            )
-            replays = {
-                row["id"]: Replay(row["replayed_as"]) for row in locked if row["replayed_as"]
-            }
-            fresh = [row["id"] for row in locked if row["id"] not in replays]
-            return replays | await self._replay_locked(connection, tenant_id, fresh, make, actor)
-
-        return await self._database.transact(work)
+        locked = await SQL["lock_letters"].fetch(connection, tenant_id=tenant_id, ids=list(ids))
+        replays = {row["id"]: Replay(row["replayed_as"]) for row in locked if row["replayed_as"]}
+        fresh = [row["id"] for row in locked if row["id"] not in replays]
+        return replays | await self._replay_locked(connection, tenant_id, fresh, make, actor)
 
     async def outcomes(self, tenant_id: int, task_ids: Sequence[UUID]) -> Outcomes:
         """How these tasks fare; one that failed and will be tried again counts as failed."""
-        row = await self._database.fetch_row(
-            *SQL["count_outcomes"](tenant_id=tenant_id, ids=list(task_ids), first=min(task_ids))
+        return await SQL["count_outcomes"].one(
+            self._database,
+            Outcomes,
+            tenant_id=tenant_id,
+            ids=list(task_ids),
+            first=min(task_ids),
         )
-        assert row is not None
-        return Outcomes(row["failing"] + row["failed"], row["others"])
 
     async def archive(self, tenant_id: int, letter_id: UUID, actor: str) -> None:
         """Put a letter away; one that is resolved, or not there, stays as it is."""
-        await self._database.fetch(
-            *SQL["archive_letters"](tenant_id=tenant_id, ids=[letter_id], actor=actor)
+        await SQL["archive_letters"].run(
+            self._database, tenant_id=tenant_id, ids=[letter_id], actor=actor
         )
 
-    async def purge(self, tenant_id: int, letter_id: UUID, actor: str) -> bool:
+    @transaction
+    async def purge(
+        self, connection: asyncpg.Connection, tenant_id: int, letter_id: UUID, actor: str
+    ) -> bool:
         """Remove a letter; its task stays in history. False: there is no such letter."""
-
-        async def work(connection: asyncpg.Connection) -> bool:
-            if (
-                await connection.fetchrow(
-                    *SQL["purge_letter"](tenant_id=tenant_id, letter_id=letter_id)
-                )
-                is None
-            ):
-                return False
+        gone = await SQL["purge_letter"].found(connection, tenant_id=tenant_id, letter_id=letter_id)
+        if gone:
             await write_entry(connection, tenant_id, actor, "dead_letter.purged", str(letter_id))
-            return True
-
-        return await self._database.transact(work)
+        return gone
 
     async def _replay_locked(
         self,
@@ -260,26 +251,23 @@ class DeadLetterStore:
     ) -> dict[UUID, Replay]:
         if not ids:
             return {}
-        rows = await connection.fetch(
-            *SQL["read_letters"](tenant_id=tenant_id, ids=ids, payloads=True)
+        rows = await SQL["read_letters"].fetch(
+            connection, tenant_id=tenant_id, ids=ids, payloads=True
         )
         made = {row["id"]: make(_letter(row)) for row in reversed(rows)}
         tasks = list(made.values())
-        created = await connection.fetch(
-            *TASKS["create_tasks"](
-                **creation_arguments([Creation(tenant_id, tasks)], NO_OWNERSHIP, self._near)
-            )
+        created = await TASKS["create_tasks"].fetch(
+            connection, **creation_arguments([Creation(tenant_id, tasks)], NO_OWNERSHIP, self._near)
         )
         partitions = {row["id"]: row["partition"] for row in created}
         if len(partitions) < len(tasks):
             return {}  # the tenant is gone, and with it everything that it may do
-        await connection.execute(
-            *SQL["mark_replayed"](
-                tenant_id=tenant_id,
-                ids=list(made),
-                task_ids=[task.id for task in tasks],
-                actor=actor,
-            )
+        await SQL["mark_replayed"].run(
+            connection,
+            tenant_id=tenant_id,
+            ids=list(made),
+            task_ids=[task.id for task in tasks],
+            actor=actor,
         )
         return {
             letter_id: Replay(task.id, task, partitions[task.id])
@@ -292,11 +280,9 @@ async def note_done_again(
 ) -> None:
     """The work of these letters, where there are any, is done by other tasks now."""
     ids = list(tasks)
-    await connection.execute(*SQL["lock_letters"](tenant_id=tenant_id, ids=ids))
-    await connection.execute(
-        *SQL["mark_replayed"](
-            tenant_id=tenant_id, ids=ids, task_ids=list(tasks.values()), actor=actor
-        )
+    await SQL["lock_letters"].run(connection, tenant_id=tenant_id, ids=ids)
+    await SQL["mark_replayed"].run(
+        connection, tenant_id=tenant_id, ids=ids, task_ids=list(tasks.values()), actor=actor
     )
 
 
@@ -304,8 +290,8 @@ async def note_left_out(
     connection: asyncpg.Connection, tenant_id: int, ids: Sequence[UUID], actor: str
 ) -> None:
     """Nobody waits for the work of these letters any more, where there are any."""
-    await connection.execute(*SQL["lock_letters"](tenant_id=tenant_id, ids=ids))
-    await connection.execute(*SQL["archive_letters"](tenant_id=tenant_id, ids=ids, actor=actor))
+    await SQL["lock_letters"].run(connection, tenant_id=tenant_id, ids=ids)
+    await SQL["archive_letters"].run(connection, tenant_id=tenant_id, ids=ids, actor=actor)
 
 
 def _letter(row: asyncpg.Record) -> StoredLetter:

@@ -91,10 +91,10 @@ class Steps:
         """Lock runs, before any task of theirs is touched: the one order that all keep to. Answers
         whether one of them is so large that the end of a step may concern thousands."""
         ordered = sorted(set(runs))
-        rows = await connection.fetch(
-            *SQL["hold_runs"](
-                tenant_ids=[tenant for tenant, _ in ordered], ids=[run for _, run in ordered]
-            )
+        rows = await SQL["hold_runs"].fetch(
+            connection,
+            tenant_ids=[tenant for tenant, _ in ordered],
+            ids=[run for _, run in ordered],
         )
         return any(row["total"] > _HUGE for row in rows)
 
@@ -103,7 +103,7 @@ class Steps:
     ) -> bool:
         """Lock the runs that some tasks are steps of; whether there are any."""
         return bool(
-            await connection.fetch(*SQL["hold_runs_of"](tenant_id=tenant_id, task_ids=list(tasks)))
+            await SQL["hold_runs_of"].fetch(connection, tenant_id=tenant_id, task_ids=list(tasks))
         )
 
     async def advance_runs(
@@ -118,7 +118,7 @@ class Steps:
         """Steps of runs that the caller holds have ended: count that, and do what follows from it,
         until nothing does."""
         if huge:
-            await connection.execute(*SQL["plan_anew"]())
+            await SQL["plan_anew"].run(connection)
         heads: dict[UUID, RunHead] = {}
         since: dict[UUID, float] = {}
         for end in ended:
@@ -131,8 +131,8 @@ class Steps:
     ) -> None:
         """The task of a step was changed by hand: whatever was known of it before, it queues."""
         step, item = place_of(label)
-        await connection.execute(
-            *SQL["queue_step"](tenant_id=tenant_id, run_id=run_id, step=step, item=item)
+        await SQL["queue_step"].run(
+            connection, tenant_id=tenant_id, run_id=run_id, step=step, item=item
         )
 
     async def cancelled(
@@ -157,7 +157,7 @@ class Steps:
         self, connection: asyncpg.Connection, ownership: Ownership, head: RunHead, now: float
     ) -> Moved:
         """Decide anew on everything in a run that waits: after it was resumed, or begun."""
-        rows = await connection.fetch(*SQL["unfinished_steps"](**head.key))
+        rows = await SQL["unfinished_steps"].fetch(connection, **head.key)
         waiting = read_rows(
             WaitingStep,
             [row for row in rows if row["item"] == ITSELF and row["state"] != "released"],
@@ -187,14 +187,14 @@ class Steps:
 
     async def unpause(self, connection: asyncpg.Connection, head: RunHead) -> set[int]:
         """Let a run go on; return the partitions of its tasks that were held back."""
-        await connection.execute(*SQL["unpause_run"](**head.key))
-        rows = await connection.fetch(*SQL["unpause_tasks"](**head.key))
+        await SQL["unpause_run"].run(connection, **head.key)
+        rows = await SQL["unpause_tasks"].fetch(connection, **head.key)
         return {row["partition"] for row in rows}
 
     async def pause(self, connection: asyncpg.Connection, head: RunHead) -> set[int]:
         """Hold a run back: nothing of it starts. Return the partitions of what waited."""
-        await connection.execute(*SQL["pause_run"](**head.key))
-        rows = await connection.fetch(*SQL["pause_tasks"](**head.key))
+        await SQL["pause_run"].run(connection, **head.key)
+        rows = await SQL["pause_tasks"].fetch(connection, **head.key)
         return {row["partition"] for row in rows}
 
     async def stop(
@@ -203,15 +203,15 @@ class Steps:
         """Leave out what does not deal with the end: what waits is over, what runs shall stop.
         After a failure, steps that deal with one are left to do; else only cleanup is."""
         definition = await self._definitions.get(connection, head)
-        await connection.execute(*SQL["stop_run"](**head.key, why=why))
+        await SQL["stop_run"].run(connection, **head.key, why=why)
         kept = definition.survivors
         if why != "failure":
             kept = frozenset(step.id for step in definition.steps if step.cleanup)
-        unfinished = await connection.fetch(*SQL["unfinished_steps"](**head.key))
+        unfinished = await SQL["unfinished_steps"].fetch(connection, **head.key)
         rows = [row for row in unfinished if row["step"] not in kept]
         # Else one that runs now and waits a moment later is neither ended nor asked.
         tasks = [row["task_id"] for row in rows]
-        await connection.execute(*SQL["hold_tasks"](tenant_id=head.tenant_id, ids=tasks))
+        await SQL["hold_tasks"].run(connection, tenant_id=head.tenant_id, ids=tasks)
         leaving = [_stopped(head, row, why) for row in rows if row["state"] != "expanded"]
         ended = await self.tasks.end(connection, leaving, moved)
         over = {(e.step, e.item) for e in ended}
@@ -221,7 +221,7 @@ class Steps:
             if row["state"] == "released" and (row["step"], row["item"]) not in over
         ]
         tenants = [head.tenant_id] * len(running)
-        asked = await connection.fetch(*SQL["ask_to_cancel"](tenant_ids=tenants, ids=running))
+        asked = await SQL["ask_to_cancel"].fetch(connection, tenant_ids=tenants, ids=running)
         moved.told |= {row["partition"] for row in asked}
         return ended
 
@@ -254,10 +254,10 @@ class Steps:
         if not ended:
             return {}
         if len(ended) > LARGE:
-            await connection.execute(*SQL["plan_anew"]())
+            await SQL["plan_anew"].run(connection)
         ordered = sorted(ended, key=lambda e: (e.tenant_id, e.run_id, e.step, e.item))
         touched: dict[UUID, list[WaitingStep]] = {}
-        for row in await connection.fetch(*SQL["advance"](**note_arguments(ordered))):
+        for row in await SQL["advance"].fetch(connection, **note_arguments(ordered)):
             heads[row["id"]] = read_row(RunHead, row)
             waiting = touched.setdefault(row["id"], [])
             if row["step"] is not None:
@@ -303,10 +303,11 @@ class Steps:
         if not over:
             return
         states = [await self._final_state(connection, head) for head in over]
-        await connection.execute(
-            *SQL["end_runs"](
-                tenant_ids=[h.tenant_id for h in over], ids=[h.id for h in over], states=states
-            )
+        await SQL["end_runs"].run(
+            connection,
+            tenant_ids=[h.tenant_id for h in over],
+            ids=[h.id for h in over],
+            states=states,
         )
         for state in states:
             moved.ended[state] = moved.ended.get(state, 0) + 1
@@ -314,7 +315,7 @@ class Steps:
     async def _final_state(self, connection: asyncpg.Connection, head: RunHead) -> str:
         if not head.failed:
             return run_state({TaskState.COMPLETED: 1}).value
-        rows = await connection.fetch(*SQL["count_states"](**head.key))
+        rows = await SQL["count_states"].fetch(connection, **head.key)
         counts = {TaskState(row["state"]): row["steps"] for row in rows}
         match head.stopping:
             case "cancel":
@@ -348,7 +349,7 @@ class Steps:
                 waiting = [w for w in waiting if w.step not in over]
             await self._decide(connection, head, definition, waiting, since[run_id], plan)
         if len(plan.starts) + len(plan.ends) > LARGE:
-            await connection.execute(*SQL["plan_anew"]())
+            await SQL["plan_anew"].run(connection)
         await self.tasks.release(connection, ownership, plan.starts, moved)
         for start, made in plan.fans:
             if await self.tasks.fan_out(connection, ownership, start, made, moved):
@@ -428,15 +429,15 @@ class Steps:
         """What the templates and conditions of some steps speak of; None when they have none."""
         if not any(map(speaks, ready)):
             return None
-        row = await connection.fetchrow(*SQL["run_input"](**head.key))
+        row = await SQL["run_input"].record(connection, **head.key)
         assert row is not None, "the caller holds the run"
         used = sorted({name for step in ready for name in step.uses})
-        rows = await connection.fetch(*SQL["results"](**head.key, steps=used)) if used else ()
+        rows = await SQL["results"].fetch(connection, **head.key, steps=used) if used else ()
         return Scope(read_input(row["input"]), {row["step"]: seen(row) for row in rows})
 
     async def _join(self, connection: asyncpg.Connection, head: RunHead, step: str) -> Ended:
         """The end of a step whose items have all ended: its result is the list of theirs."""
-        rows = await connection.fetch(*SQL["item_results"](**head.key, step=step))
+        rows = await SQL["item_results"].fetch(connection, **head.key, step=step)
         state = fanned(Counter(TaskState(row["state"]) for row in rows))
         result, error = b"[%s]" % b",".join(row["result"] or b"null" for row in rows), None
         if state is not TaskState.COMPLETED:

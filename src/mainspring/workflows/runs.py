@@ -12,7 +12,6 @@ import asyncpg
 
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Ownership
-from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.definition import WorkflowDefinition
 from mainspring.domain.workflow.retry import (
@@ -25,7 +24,7 @@ from mainspring.domain.workflow.retry import (
     with_left_out,
 )
 from mainspring.errors import Conflict, NotFound
-from mainspring.postgres.database import Database
+from mainspring.postgres.database import Database, transaction
 from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
@@ -69,15 +68,15 @@ class WorkflowRunService:
     # Reading ----------------------------------------------------------------------------------
 
     async def get(self, tenant_id: int, run_id: UUID) -> StoredRun | None:
-        row = await self._database.fetch_row(*SQL["get_run"](tenant_id=tenant_id, run_id=run_id))
-        return read_row(StoredRun, row) if row else None
+        return await SQL["get_run"].row(
+            self._database, StoredRun, tenant_id=tenant_id, run_id=run_id
+        )
 
     async def steps(self, tenant_id: int, run_id: UUID, *, items: bool = False) -> list[StoredStep]:
         """The steps of a run; with `items` those of its lists, too."""
-        rows = await self._database.fetch(
-            *SQL["get_steps"](tenant_id=tenant_id, run_id=run_id, items=items)
+        return await SQL["get_steps"].rows(
+            self._database, StoredStep, tenant_id=tenant_id, run_id=run_id, items=items
         )
-        return read_rows(StoredStep, rows)
 
     async def definition(self, tenant_id: int, run: StoredRun) -> WorkflowDefinition:
         """The definition that a run was made by."""
@@ -94,16 +93,15 @@ class WorkflowRunService:
         self, tenant_id: int, where: RunFilter, before: UUID | None, limit: int
     ) -> Found[StoredRun, UUID]:
         scan = limit if where == RunFilter() else self._scan
-        rows = await self._database.fetch(
-            *SQL["list_runs"](
-                tenant_id=tenant_id,
-                before=before or _LARGEST_ID,
-                workflow=where.workflow,
-                state=where.state,
-                schedule_id=where.schedule_id,
-                limit=limit,
-                scan=scan,
-            )
+        rows = await SQL["list_runs"].fetch(
+            self._database,
+            tenant_id=tenant_id,
+            before=before or _LARGEST_ID,
+            workflow=where.workflow,
+            state=where.state,
+            schedule_id=where.schedule_id,
+            limit=limit,
+            scan=scan,
         )
         runs = read_rows(StoredRun, [row for row in rows if row["id"] is not None])
         if len(runs) == limit:
@@ -121,8 +119,8 @@ class WorkflowRunService:
         if conclude is not None or mixed or len(run.definition.steps) > LARGE:
             return await self._database.transact(lambda c: self._begin(c, ownership, run, conclude))
         added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
-        rows = await self._database.fetch(*add_steps(ownership, run.head, added, run))
-        return Moved(read_rows(TaskRow, rows)) if rows else None
+        rows = await add_steps(self._database, ownership, run.head, added, run)
+        return Moved(rows) if rows else None
 
     async def _begin(
         self,
@@ -246,7 +244,7 @@ class WorkflowRunService:
                 raise Conflict("the step has completed")
             letters = [task for _, task in await self._given_up(connection, head, [step])]
             await note_left_out(connection, tenant_id, letters, actor)
-            await connection.execute(*SQL["waive"](**head.key, step=step))
+            await SQL["waive"].run(connection, **head.key, step=step)
             states[step] = StepProgress("skipped", waived=True)
             again = downstream(definition, {step}) - {step}
             return await self._reset(
@@ -257,24 +255,22 @@ class WorkflowRunService:
 
     # Details ----------------------------------------------------------------------------------
 
+    @transaction
     async def _change(
         self,
+        connection: asyncpg.Connection,
         tenant_id: int,
         run_id: UUID,
         change: Callable[[asyncpg.Connection, RunHead], Awaitable[T]],
     ) -> T | None:
         """Hold a run and change it; None when there is no such run."""
-
-        async def work(connection: asyncpg.Connection) -> T | None:
-            row = await connection.fetchrow(*SQL["lock_run"](tenant_id=tenant_id, run_id=run_id))
-            return None if row is None else await change(connection, read_row(RunHead, row))
-
-        return await self._database.transact(work)
+        row = await SQL["lock_run"].record(connection, tenant_id=tenant_id, run_id=run_id)
+        return None if row is None else await change(connection, read_row(RunHead, row))
 
     async def _states(
         self, connection: asyncpg.Connection, head: RunHead
     ) -> dict[str, StepProgress]:
-        rows = await connection.fetch(*SQL["all_steps"](**head.key, fail_fast=FAIL_FAST))
+        rows = await SQL["all_steps"].fetch(connection, **head.key, fail_fast=FAIL_FAST)
         return {
             r["step"]: StepProgress(r["state"], r["waived"], r["left_out"])
             for r in rows
@@ -306,7 +302,7 @@ class WorkflowRunService:
         successors = {task: tasks[step] for step, task in given_up}
         await note_done_again(connection, head.tenant_id, successors, actor)
         same = same_lists(definition, states, again, changed)
-        await connection.execute(*SQL["drop_items"](**head.key, steps=list(again), same=same))
+        await SQL["drop_items"].run(connection, **head.key, steps=list(again), same=same)
         await _reset_rows(connection, head, definition, states, again, tasks)
         if added:
             await self._steps.tasks.add_tasks(connection, ownership, head, added)
@@ -318,7 +314,7 @@ class WorkflowRunService:
         self, connection: asyncpg.Connection, head: RunHead, steps: Sequence[str]
     ) -> list[tuple[str, UUID]]:
         """Of these steps and their items, the tasks that may have left dead letters."""
-        rows = await connection.fetch(*SQL["given_up"](**head.key, steps=steps))
+        rows = await SQL["given_up"].fetch(connection, **head.key, steps=steps)
         return [(row["step"], row["task_id"]) for row in rows]
 
     def _new_steps(
@@ -357,16 +353,15 @@ async def _reset_rows(
     """Put the rows of steps back, with new tasks where they have had theirs."""
     ordered = sorted(again)
     counts = [counted(definition, step, states, again) for step in ordered]
-    await connection.execute(
-        *SQL["reset_steps"](
-            **head.key,
-            steps=ordered,
-            task_ids=[tasks.get(step) for step in ordered],
-            needed=[len(definition.by_id[step].needs) for step in ordered],
-            finished=[count.finished for count in counts],
-            succeeded=[count.succeeded for count in counts],
-            failed=[count.failed for count in counts],
-        )
+    await SQL["reset_steps"].run(
+        connection,
+        **head.key,
+        steps=ordered,
+        task_ids=[tasks.get(step) for step in ordered],
+        needed=[len(definition.by_id[step].needs) for step in ordered],
+        finished=[count.finished for count in counts],
+        succeeded=[count.succeeded for count in counts],
+        failed=[count.failed for count in counts],
     )
 
 
@@ -381,17 +376,15 @@ async def _reopen(
     """Let a run go on with so many steps `again`. If others remain that failed, it does not fail
     fast once more: what is asked for is done."""
     failed = sum(state.state in LOST for state in kept)
-    row = await connection.fetchrow(
-        *SQL["reopen_run"](
-            **head.key,
-            unfinished=again + sum(not state.over for state in kept),
-            failed=failed,
-            deadline=None if definition.deadline is None else now + definition.deadline,
-            stopping="failure" if failed and definition.on_failure == "fail_fast" else None,
-        )
+    return await SQL["reopen_run"].one(
+        connection,
+        RunHead,
+        **head.key,
+        unfinished=again + sum(not state.over for state in kept),
+        failed=failed,
+        deadline=None if definition.deadline is None else now + definition.deadline,
+        stopping="failure" if failed and definition.on_failure == "fail_fast" else None,
     )
-    assert row is not None, "the caller holds the run"
-    return read_row(RunHead, row)
 
 
 def _plain_roots(definition: WorkflowDefinition) -> frozenset[str]:

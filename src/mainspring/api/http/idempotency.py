@@ -34,10 +34,10 @@ from mainspring.errors import (
 from mainspring.store.answers import (
     AnswerStore,
     BeforeCommit,
+    StoredAnswer,
     Turn,
     keep_answer,
 )
-from mainspring.store.tasks import StoredAnswer
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"

@@ -23,13 +23,9 @@ from mainspring.domain import transitions
 from mainspring.domain.task import TaskState
 from mainspring.domain.transitions import Move, TaskStanding
 from mainspring.errors import Problem, RequestError, StoreUnavailable
-from mainspring.store.tasks import (
-    LockedTask,
-    StoredTask,
-    TaskChange,
-    TaskStore,
-)
+from mainspring.store.tasks import LockedTask, StoredTask, TaskChange, TaskStore
 from mainspring.wire.tasks import TaskPatch
+from mainspring.workflows.task_changes import TaskChanges
 
 Rule = Callable[[TaskStanding], Move | None]
 
@@ -46,6 +42,7 @@ class TaskChangeResource:
     """PATCH, DELETE and the verbs of /v1/tasks/{id}."""
 
     tasks: TaskStore
+    changes: TaskChanges
     node: NodePort
     clock: Clock
     patcher: TaskPatcher
@@ -86,7 +83,7 @@ class TaskChangeResource:
 
     async def delete(self, call: TenantCall) -> Response:
         task_id, revs = call.task_id, if_match(call.request)
-        if not await self.tasks.purge(
+        if not await self.changes.purge(
             call.tenant_id, task_id, call.actor, lambda rev: check_rev(revs, rev)
         ):
             raise no_such_task(task_id)
@@ -136,7 +133,7 @@ class TaskChangeResource:
             partitions.add(locked.partition)
             return decide(locked)
 
-        decided: bool | _Preview | None = await self.tasks.change(call.tenant_id, task_id, note)
+        decided: bool | _Preview | None = await self.changes.change(call.tenant_id, task_id, note)
         if decided is True:
             self.node.announce(changed=partitions)
         task = await existing_task(self.tasks, call.tenant_id, task_id)

@@ -10,7 +10,7 @@ from mainspring.api.http.parameters import Parameters
 from mainspring.domain.execution import Outcome
 from mainspring.domain.task import TaskState
 from mainspring.errors import InvalidRequest, Problem
-from mainspring.store.tasks import TaskFilter
+from mainspring.store.lists.paths import TaskFilter
 from mainspring.wire.dead_letters import LetterFilterIn, TaskFilterIn
 
 _PARAMETERS = {

@@ -118,8 +118,8 @@ DELETE FROM dead_letters WHERE tenant_id = :tenant_id AND id = :letter_id RETURN
 -- How these tasks fare: a try that failed counts, also where another will follow.
 SELECT
     (SELECT count(*) FROM tasks
-     WHERE tenant_id = :tenant_id AND id = ANY (:ids::uuid[]) AND failures > 0) AS failing,
-    (SELECT count(*) FROM task_history
+     WHERE tenant_id = :tenant_id AND id = ANY (:ids::uuid[]) AND failures > 0)
+    + (SELECT count(*) FROM task_history
      WHERE tenant_id = :tenant_id AND id = ANY (:ids::uuid[]) AND finished_at >= time_of(:first)
        AND state = 'failed') AS failed,
     (SELECT count(*) FROM task_history

@@ -161,10 +161,6 @@ DELETE FROM task_logs WHERE tenant_id = :tenant_id AND task_id = :task_id;
 -- name: purge_dead_letter
 DELETE FROM dead_letters WHERE tenant_id = :tenant_id AND id = :task_id;
 
--- name: allow_purge
--- Lets the append-only trigger pass, for this transaction.
-SELECT set_config('mainspring.purge', 'on', true);
-
 -- name: list_executions
 -- Of a task that was tried once its history says how late that was.
 SELECT attempt, fence, worker, due_at, picked_at, started_at, finished_at, outcome, status_code,

@@ -83,9 +83,10 @@ WITH old AS (
     ORDER BY finished_at LIMIT :limit FOR UPDATE SKIP LOCKED
 ), steps AS (
     DELETE FROM workflow_steps s USING old WHERE s.tenant_id = old.tenant_id AND s.run_id = old.id
+), gone AS (
+    DELETE FROM workflow_runs r USING old WHERE r.tenant_id = old.tenant_id AND r.id = old.id RETURNING 1
 )
-DELETE FROM workflow_runs r USING old WHERE r.tenant_id = old.tenant_id AND r.id = old.id
-RETURNING r.id;
+SELECT count(*) AS gone FROM gone;
 
 -- name: whose_task
 -- A task whose present try this is: the schedule it belongs to, and whether it shall stop.
