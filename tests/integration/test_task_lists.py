@@ -164,7 +164,7 @@ async def walk(
 async def test_what_is_rare_is_found_in_one_look_among_many(
     database: CountingDatabase, tenant_id: int, crowd: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging, "PATIENCE", -1)
+    monkeypatch.setattr(paging, "TIME_LIMIT", -1)
     tasks = TaskStore(database, near=30)
     for words, (where, _) in RARE.items():
         wanted = [row.id for row in reversed(crowd) if matches(row, where)]
@@ -178,7 +178,7 @@ async def test_what_is_rare_is_found_in_one_look_among_many(
 async def test_shortcuts_find_the_rare_without_an_order(
     database: CountingDatabase, tenant_id: int, crowd: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging, "PATIENCE", 60)  # or a slow machine is shown a short page
+    monkeypatch.setattr(paging, "TIME_LIMIT", 60)  # or a slow machine is shown a short page
     tasks = TaskStore(database, near=30)
     for words, (where, _) in RARE_AND_UNORDERED.items():
         wanted = [row.id for row in reversed(crowd) if matches(row, where)]
@@ -321,7 +321,7 @@ def test_every_combination_of_filters_shows_what_it_means(database_url: str) -> 
             wanted = [row for row in reversed(rows) if matches(row, where)]
             tasks = TaskStore(database, near=30, scan=scan)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(paging, "PATIENCE", patience)
+                patch.setattr(paging, "TIME_LIMIT", patience)
                 patch.setattr(list_search, "FIRST_SCANS", scans)
                 found = runner.run(walk(tasks, tenant_id, where, limit))
                 assert found == [row.id for row in wanted]

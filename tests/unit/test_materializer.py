@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Collection, Sequence
-from datetime import datetime
 from typing import cast
 from uuid import UUID
 
@@ -19,7 +18,7 @@ from mainspring.node.materializer import Materializer
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.schedules.occurrences import DecidedSchedules
-from mainspring.schedules.service import DueSchedule, ScheduleService
+from mainspring.schedules.service import DueSchedule, OverdueSchedules, ScheduleService
 
 
 class Unanswered(ScheduleService):
@@ -38,8 +37,8 @@ class Unanswered(ScheduleService):
         self.asked.set()
         raise self._problem
 
-    async def overdue(self, seconds: float) -> tuple[int, datetime | None]:
-        return 0, None
+    async def overdue(self, seconds: float) -> OverdueSchedules:
+        return OverdueSchedules(0, None)
 
     async def retime(self, partitions: Collection[int], *, limit: int) -> int:
         return 0

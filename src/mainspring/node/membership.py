@@ -68,12 +68,11 @@ class Membership:
     async def join(self, url: str | None) -> None:
         """Anchor the clock and enter the cluster as a new incarnation."""
         self._url = url
-        connection = await self._heartbeat_connection.connection()
+        cluster = ClusterStore(await self._heartbeat_connection.connection())
         for _ in range(3):
             sent = clock.monotonic()
-            now = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
-            self._clock.sample(now, sent=sent, received=clock.monotonic())
-        self._state.epoch = await ClusterStore(connection).join(
+            self._clock.sample(await cluster.now(), sent=sent, received=clock.monotonic())
+        self._state.epoch = await cluster.join(
             self._state.node_id, self._config.node_name, url, self._version
         )
         log.info("joined the cluster", action="node.joined", node=str(self._state.node_id))

@@ -14,6 +14,7 @@ import structlog
 from mainspring.errors import StoreUnavailable
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import CONNECTION_LOST, Database
+from mainspring.store.messages import SQL
 
 log = structlog.get_logger()
 
@@ -94,7 +95,7 @@ class Signals:
             self._on_mail()
             while True:
                 await asyncio.sleep(_PROBE_EVERY)
-                await connection.execute("SELECT 1")
+                await SQL["probe"].run(connection)
         finally:
             connection.terminate()
 
@@ -109,6 +110,6 @@ class Signals:
     async def _notify(self, payloads: Collection[str]) -> None:
         try:
             for payload in payloads:
-                await self._database.fetch("SELECT pg_notify($1, $2)", _CHANNEL, payload)
+                await SQL["notify"].run(self._database, channel=_CHANNEL, payload=payload)
         except StoreUnavailable as problem:
             log.warning("a hint was not sent", action="signals.unsent", problem=str(problem))

@@ -1,7 +1,7 @@
 """Deciding on occurrences: ledger lines, tasks and the schedule's next time in one transaction.
 
-The caller holds the schedules' rows. What to do is said by `domain.misfire`; here it is gathered
-what that needs to know (what is due, what is unfinished), and written what it says.
+The caller has locked the schedules' rows. `domain.schedule.misfire` decides what to do; this module
+gathers what that needs to know (what is due, what is unfinished), and writes the decision.
 """
 
 from collections.abc import Sequence
@@ -95,7 +95,7 @@ class OccurrenceWriter:
                 )
         settled.made = await self.create(connection, ownership, tasks)
         await record(connection, entries)
-        await _advance(connection, steps)
+        await advance(connection, steps)
         settled.decided = len(steps)
         return settled
 
@@ -296,7 +296,8 @@ async def record(connection: asyncpg.Connection, entries: Sequence[OccurrenceEnt
     )
 
 
-async def _advance(connection: asyncpg.Connection, steps: Sequence[ScheduleDecision]) -> None:
+async def advance(connection: asyncpg.Connection, steps: Sequence[ScheduleDecision]) -> None:
+    """Move schedules on to their next times."""
     if not steps:
         return
     fired = [step.verdict.fired for step in steps]

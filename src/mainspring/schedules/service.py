@@ -1,7 +1,7 @@
 """Schedules: kept, listed and changed by the API; decided on by the owner of their partition."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, TypeVar
@@ -13,13 +13,20 @@ import msgspec
 from mainspring import timezones
 from mainspring.domain.placement import Ownership
 from mainspring.domain.schedule.definition import ScheduleDefinition, spread_of
-from mainspring.domain.schedule.misfire import Ruling
+from mainspring.domain.schedule.misfire import BacklogDecision, Ruling
 from mainspring.domain.schedule.policies import Decision
 from mainspring.postgres.database import Database, transaction
-from mainspring.postgres.rows import read_row
-from mainspring.schedules.occurrences import DecidedSchedules, OccurrenceWriter, record
+from mainspring.schedules.occurrences import (
+    DecidedSchedules,
+    OccurrenceWriter,
+    ScheduleDecision,
+    advance,
+    record,
+)
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
+from mainspring.store.cluster import SQL as CLUSTER
+from mainspring.store.lists.paging import LAST_ID
 from mainspring.store.schedule.schedules import (
     SQL,
     OccurrenceEntry,
@@ -33,7 +40,6 @@ from mainspring.store.upkeep import ledger_retention
 T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
-_LARGEST_ID = UUID(int=2**128 - 1)
 _END_OF_TIME = 253_000_000_000.0
 
 
@@ -77,6 +83,13 @@ class Changed:
     settled: DecidedSchedules
 
 
+class OverdueSchedules(NamedTuple):
+    """How many schedules are undecided for too long, and since when the first of them is."""
+
+    schedules: int
+    since: datetime | None
+
+
 class NameTaken(Exception):
     """The tenant has a schedule of that name already."""
 
@@ -92,9 +105,7 @@ class ScheduleService:
 
     async def now(self) -> float:
         """The database's time: the one that decides what is due."""
-        row = await self._database.fetch_row("SELECT extract(epoch FROM clock_timestamp())::float8")
-        assert row is not None
-        return float(row[0])
+        return await CLUSTER["database_time"].value(self._database, float)
 
     @transaction
     async def create(
@@ -111,7 +122,7 @@ class ScheduleService:
         conclude: BeforeCommit[StoredSchedule],
     ) -> StoredSchedule | None:
         """Keep a new schedule; None when the name is taken."""
-        made = await SQL["create_schedule"].record(
+        made = await SQL["create_schedule"].found(
             connection,
             tenant_id=tenant_id,
             schedule_id=schedule_id,
@@ -119,13 +130,11 @@ class ScheduleService:
             decided_to=now - spread_of(schedule_id, definition.spread),
             **_columns(schedule_id, definition, template, next_at),
         )
-        if made is None:
+        if not made:
             return None
-        row = await SQL["get_schedule"].record(
-            connection, tenant_id=tenant_id, schedule_id=schedule_id
+        schedule = await SQL["get_schedule"].one(
+            connection, StoredSchedule, tenant_id=tenant_id, schedule_id=schedule_id
         )
-        assert row is not None
-        schedule = read_row(StoredSchedule, row)
         await conclude(connection, schedule)
         return schedule
 
@@ -149,7 +158,7 @@ class ScheduleService:
             self._database,
             StoredSchedule,
             tenant_id=tenant_id,
-            before=before or _LARGEST_ID,
+            before=before or LAST_ID,
             state=state,
             name=name,
             limit=limit,
@@ -178,8 +187,10 @@ class ScheduleService:
             limit=limit,
         )
 
+    @transaction
     async def change(
         self,
+        connection: asyncpg.Connection,
         tenant_id: int,
         schedule_id: UUID,
         ownership: Ownership,
@@ -190,18 +201,14 @@ class ScheduleService:
         What came due before the change is thus decided by the old definition, all else by the new
         one. None: there is no such schedule. What `decide` raises undoes everything.
         """
-
-        async def work(connection: asyncpg.Connection) -> Changed | None:
-            locked, settled = await self._lock(connection, tenant_id, schedule_id, ownership)
-            if locked is None:
-                return None
-            chosen = decide(locked)
-            if chosen is not None:
-                await self._write(connection, locked, chosen)
-                locked = await _locked(connection, tenant_id, schedule_id) or locked
-            return Changed(locked, settled)
-
-        return await self._named(work)
+        locked, settled = await self._lock(connection, tenant_id, schedule_id, ownership)
+        if locked is None:
+            return None
+        chosen = decide(locked)
+        if chosen is not None:
+            await _write(connection, locked, chosen)
+            locked = await _locked(connection, tenant_id, schedule_id) or locked
+        return Changed(locked, settled)
 
     @transaction
     async def delete(
@@ -237,9 +244,8 @@ class ScheduleService:
         if locked is None:
             return None
         task = self._occurrence_writer.manual_task(locked)
-        settled = DecidedSchedules(
-            made=await self._occurrence_writer.create(connection, ownership, [task])
-        )
+        made = await self._occurrence_writer.create(connection, ownership, [task])
+        settled = DecidedSchedules(made=made)
         await conclude(connection, settled)
         return settled
 
@@ -302,15 +308,13 @@ class ScheduleService:
         )
         return await self._occurrence_writer.decide_due(connection, ownership, locked)
 
-    async def overdue(self, seconds: float) -> tuple[int, datetime | None]:
-        """How many are undecided for longer than that, and since when the first of them is."""
-        row = await SQL["overdue"].record(self._database, seconds=seconds)
-        assert row is not None
-        return row["schedules"], row["since"]
+    async def overdue(self, seconds: float) -> OverdueSchedules:
+        """Count the schedules that are undecided for longer than that."""
+        return await SQL["overdue"].one(self._database, OverdueSchedules, seconds=seconds)
 
     async def tell_overdue(self, seconds: float, *, limit: int) -> list[str]:
         """Write an event for each that is undecided for longer than that and was not told of yet;
-        answers which."""
+        return which."""
         rows = await SQL["tell_overdue"].fetch(self._database, seconds=seconds, limit=limit)
         return [row["schedule"] for row in rows]
 
@@ -357,10 +361,21 @@ class ScheduleService:
             locked = await _locked(connection, tenant_id, schedule_id)
         return locked, settled
 
-    async def _write(
-        self, connection: asyncpg.Connection, locked: StoredSchedule, change: ScheduleChange
-    ) -> None:
-        written = await SQL["change_schedule"].record(
+
+async def _locked(
+    connection: asyncpg.Connection, tenant_id: int, schedule_id: UUID
+) -> StoredSchedule | None:
+    return await SQL["lock_schedule"].row(
+        connection, StoredSchedule, tenant_id=tenant_id, schedule_id=schedule_id
+    )
+
+
+async def _write(
+    connection: asyncpg.Connection, locked: StoredSchedule, change: ScheduleChange
+) -> None:
+    """Write a change; NameTaken when another schedule of the tenant has the name."""
+    try:
+        written = await SQL["change_schedule"].found(
             connection,
             tenant_id=locked.tenant_id,
             schedule_id=locked.id,
@@ -370,24 +385,12 @@ class ScheduleService:
             decided_to=change.decided_to,
             **_columns(locked.id, change.definition, change.template, change.next),
         )
-        if written is None:
-            raise AssertionError("a locked schedule cannot have changed")
-
-    async def _named(self, work: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
-        try:
-            return await self._database.transact(work)
-        except asyncpg.UniqueViolationError as error:
-            if error.constraint_name != "schedules_tenant_id_name_key":
-                raise
-            raise NameTaken from error
-
-
-async def _locked(
-    connection: asyncpg.Connection, tenant_id: int, schedule_id: UUID
-) -> StoredSchedule | None:
-    return await SQL["lock_schedule"].row(
-        connection, StoredSchedule, tenant_id=tenant_id, schedule_id=schedule_id
-    )
+    except asyncpg.UniqueViolationError as error:
+        if error.constraint_name != "schedules_tenant_id_name_key":
+            raise
+        raise NameTaken from error
+    if not written:
+        raise AssertionError("a locked schedule cannot have changed")
 
 
 async def _skip_paused(connection: asyncpg.Connection, paused: StoredSchedule) -> None:
@@ -398,18 +401,10 @@ async def _skip_paused(connection: asyncpg.Connection, paused: StoredSchedule) -
     spans = sorted([*backlog.older, *backlog.excluded])
     rulings = [Ruling(span, Decision.SKIPPED_PAUSED, "the schedule was paused") for span in spans]
     await record(connection, [OccurrenceEntry(paused, ruling) for ruling in rulings])
-    following = table.next(max(backlog.until, paused.decided_to))
-    await SQL["advance"].run(
-        connection,
-        tenant_ids=[paused.tenant_id],
-        ids=[paused.id],
-        revs=[paused.rev],
-        decided_to=[max(backlog.until, paused.decided_to)],
-        next=[following],
-        wake=[_wake(paused.id, paused.definition, following)],
-        fired=[0],
-        last=[None],
-        tzdata=timezones.version(),
+    decided_to = max(backlog.until, paused.decided_to)
+    nothing = BacklogDecision(())
+    await advance(
+        connection, [ScheduleDecision(paused, nothing, decided_to, table.next(decided_to))]
     )
 
 

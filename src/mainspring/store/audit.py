@@ -10,7 +10,7 @@ import asyncpg
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 from mainspring.postgres.rows import read_rows
-from mainspring.store.lists.paging import Found, fill
+from mainspring.store.lists.paging import Found, fill, next_mark
 
 SQL = queries.load("audit")
 
@@ -74,9 +74,7 @@ class AuditStore:
             call = SQL["list_of_tenant"](tenant_id=where.tenant_id, **page, **texts)
         rows = await self._database.fetch(*call)
         entries = read_rows(StoredAuditEntry, [row for row in rows if row["id"] is not None])
-        if len(entries) == limit:
-            return entries, entries[-1].id
-        return entries, rows[0]["edge"] if rows[0]["scanned"] == scan else None
+        return entries, next_mark(int, rows, limit, scan)
 
 
 async def write_entry(

@@ -124,6 +124,10 @@ class ClusterStore:
             node_id=node_id, name=name, url=url, version=version, former=former,
         )  # fmt: skip
 
+    async def now(self) -> float:
+        """The database's time."""
+        return await SQL["database_time"].value(self._connection, float)
+
     async def beat(self, node_id: UUID, epoch: int, beats: int = 0) -> NodeHeartbeat | None:
         """Say "alive"; None when the node was declared dead, when the server is not the one that it
         joined, or when fewer `beats` are counted than the node knows of."""

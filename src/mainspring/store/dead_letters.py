@@ -16,7 +16,7 @@ from mainspring.postgres.database import Database, transaction
 from mainspring.postgres.rows import read_row
 from mainspring.store.audit import write_entry
 from mainspring.store.creation import Creation, NewTask, creation_arguments
-from mainspring.store.lists.paging import Found, fill
+from mainspring.store.lists.paging import LAST_ID, Found, fill, next_mark
 from mainspring.store.tasks import SQL as TASKS
 from mainspring.store.tasks import StoredTask
 
@@ -26,7 +26,6 @@ HEAVIEST_PAGE = 16 * 2**20
 """Bytes of payload after which a page ends."""
 
 
-_LAST_ID = UUID(int=2**128 - 1)
 _MOST_GROUPED = 100_000
 
 
@@ -145,7 +144,7 @@ class DeadLetterStore:
         rows = await SQL["find_letters"].fetch(
             self._database,
             tenant_id=tenant_id,
-            before=before or _LAST_ID,
+            before=before or LAST_ID,
             scan=self._scan,
             **where.kinds,
             **where.texts,
@@ -182,20 +181,18 @@ class DeadLetterStore:
     ) -> Matches:
         """Letters to replay, oldest first; few or none may come and there still be more. `upto`
         keeps out replays that died again meanwhile."""
+        scan = max(self._scan, limit)
         rows = await SQL["find_unresolved"].fetch(
             self._database,
             tenant_id=tenant_id,
             after=after or UUID(int=0),
-            scan=max(self._scan, limit),
+            scan=scan,
             **where.texts,
             limit=limit,
             upto=upto,
         )
         ids = [row["id"] for row in rows if row["id"] is not None]
-        scanned, edge = rows[0]["scanned"], rows[0]["edge"]
-        if len(ids) == limit:
-            return Matches(ids, ids[-1])
-        return Matches(ids, edge if scanned == max(self._scan, limit) else None)
+        return Matches(ids, next_mark(UUID, rows, limit, scan))
 
     @transaction
     async def replay(

@@ -27,7 +27,7 @@ from mainspring.store.creation import (
     creation_arguments,
     started_task,
 )
-from mainspring.store.lists.paging import Found, fill
+from mainspring.store.lists.paging import LAST_ID, Found, fill
 from mainspring.store.lists.paths import (
     INDEXES,
     LIST_PATHS,
@@ -248,7 +248,7 @@ class TaskStore:
         rows = await _LISTS[path].fetch(
             self._database,
             tenant_id=tenant_id,
-            before=before or UUID(int=2**128 - 1),
+            before=before or LAST_ID,
             scan=scan,
             unfinished=unfinished,
             finished=finished,

@@ -1,9 +1,9 @@
 """How runs move on: what the end of a step means for those that wait for it.
 
-All of it happens inside the transaction that records the end, with the rows of the runs held. Two
-nodes that record the last two parents of a join take turns, and the second one releases it. What
-becomes of a step is said by `domain.workflow_rules`; here it is gathered what that needs to know,
-and written what it says.
+All of it happens inside the transaction that records the end, with the rows of the runs locked. Two
+nodes that record the last two parents of a join take turns, and the second one releases it.
+`domain.workflow.rules` decides what becomes of a step; this module gathers what that needs to know,
+and writes the decision.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ import asyncpg
 
 from mainspring.domain.execution import TaskError
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import Ownership
+from mainspring.domain.placement import NO_OWNERSHIP, Ownership
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.condition import ConditionFailed
 from mainspring.domain.workflow.definition import Step, TaskTemplate, WorkflowDefinition
@@ -34,8 +34,10 @@ from mainspring.domain.workflow.rules import (
     render_each,
     run_state,
 )
+from mainspring.domain.workflow.states import RunState
 from mainspring.postgres.database import new_ids
 from mainspring.postgres.rows import read_row, read_rows
+from mainspring.store.cluster import SQL as CLUSTER
 from mainspring.store.workflow.step_rows import (
     ITSELF,
     TOO_LARGE,
@@ -58,8 +60,6 @@ from mainspring.workflows.scope import (
 
 MOST_JOINED = 2**22
 """Maximum bytes of the results of a step's items together."""
-NOBODY = Ownership(UUID(int=0), 0, frozenset())
-"""Who owns nothing: what is released for it is told to all by wake rows."""
 LARGE = 100
 """Of more rows than these a statement is planned anew."""
 _HUGE = 2000
@@ -102,8 +102,8 @@ class Steps:
         self, connection: asyncpg.Connection, tenant_id: int, tasks: Sequence[UUID]
     ) -> bool:
         """Lock the runs that some tasks are steps of; whether there are any."""
-        return bool(
-            await SQL["hold_runs_of"].fetch(connection, tenant_id=tenant_id, task_ids=list(tasks))
+        return await SQL["hold_runs_of"].found(
+            connection, tenant_id=tenant_id, task_ids=list(tasks)
         )
 
     async def advance_runs(
@@ -114,9 +114,10 @@ class Steps:
         now: float,
         *,
         huge: bool = False,
+        moved: Moved | None = None,
     ) -> Moved:
-        """Steps of runs that the caller holds have ended: count that, and do what follows from it,
-        until nothing does."""
+        """Count the ends of steps of runs that the caller has locked, and do what follows from it,
+        until nothing does. What that does is added to `moved`."""
         if huge:
             await SQL["plan_anew"].run(connection)
         heads: dict[UUID, RunHead] = {}
@@ -124,12 +125,13 @@ class Steps:
         for end in ended:
             since[end.run_id] = max(since.get(end.run_id, 0.0), end.finished or now)
         touched = await self._note(connection, ended, heads)
-        return await self._advance(connection, ownership, heads, touched, since)
+        return await self._advance(connection, ownership, heads, touched, since, moved or Moved())
 
     async def changed(
         self, connection: asyncpg.Connection, tenant_id: int, run_id: UUID, label: str
     ) -> None:
-        """The task of a step was changed by hand: whatever was known of it before, it queues."""
+        """Note that the task of a step was changed by a caller: whatever was known of it before, it
+        queues."""
         step, item = place_of(label)
         await SQL["queue_step"].run(
             connection, tenant_id=tenant_id, run_id=run_id, step=step, item=item
@@ -150,21 +152,26 @@ class Steps:
             for step, item in (place_of(label),)
         ]
         if ended:
-            now: float = await connection.fetchval(*SQL["now"]())
-            await self.advance_runs(connection, NOBODY, ended, now)
+            now = await CLUSTER["database_time"].value(connection, float)
+            await self.advance_runs(connection, NO_OWNERSHIP, ended, now)
 
     async def reconsider(
-        self, connection: asyncpg.Connection, ownership: Ownership, head: RunHead, now: float
+        self,
+        connection: asyncpg.Connection,
+        ownership: Ownership,
+        head: RunHead,
+        now: float,
+        moved: Moved | None = None,
     ) -> Moved:
-        """Decide anew on everything in a run that waits: after it was resumed, or begun."""
+        """Decide anew on everything in a run that waits: after it was resumed, or begun. What that
+        does is added to `moved`."""
         rows = await SQL["unfinished_steps"].fetch(connection, **head.key)
         waiting = read_rows(
             WaitingStep,
             [row for row in rows if row["item"] == ITSELF and row["state"] != "released"],
         )
-        return await self._advance(
-            connection, ownership, {head.id: head}, {head.id: waiting}, {head.id: now}
-        )
+        heads, touched, since = {head.id: head}, {head.id: waiting}, {head.id: now}
+        return await self._advance(connection, ownership, heads, touched, since, moved or Moved())
 
     async def stop_run(
         self,
@@ -177,13 +184,11 @@ class Steps:
         """End a run that the caller holds before its time. What is paused goes on, to its end."""
         if head.state not in ("running", "paused"):
             return Moved()
-        told = Moved()
+        moved = Moved()
         if head.state == "paused":
             await self.unpause(connection, head)
-        ended = await self.stop(connection, head, why, told)
-        moved = await self.advance_runs(connection, ownership, ended, now)
-        moved.told |= told.told
-        return moved
+        ended = await self.stop(connection, head, why, moved)
+        return await self.advance_runs(connection, ownership, ended, now, moved=moved)
 
     async def unpause(self, connection: asyncpg.Connection, head: RunHead) -> set[int]:
         """Let a run go on; return the partitions of its tasks that were held back."""
@@ -232,9 +237,9 @@ class Steps:
         heads: dict[UUID, RunHead],
         touched: dict[UUID, list[WaitingStep]],
         since: dict[UUID, float],
+        moved: Moved,
     ) -> Moved:
         """Decide on steps whose counters changed; what ends by that changes others."""
-        moved = Moved()
         while touched:
             await self._join_lists(connection, heads, touched, moved)
             ended = await self._follow(connection, ownership, heads, touched, since, moved)
@@ -261,16 +266,9 @@ class Steps:
             heads[row["id"]] = read_row(RunHead, row)
             waiting = touched.setdefault(row["id"], [])
             if row["step"] is not None:
-                waiting.append(
-                    WaitingStep(
-                        row["step"],
-                        row["step_state"],
-                        row["needed"],
-                        row["finished"],
-                        row["succeeded"],
-                        row["step_failed"],
-                    )
-                )
+                state, failed = row["step_state"], row["step_failed"]
+                counts = row["needed"], row["finished"], row["succeeded"], failed
+                waiting.append(WaitingStep(row["step"], state, *counts))
         return touched
 
     async def _join_lists(
@@ -307,22 +305,22 @@ class Steps:
             connection,
             tenant_ids=[h.tenant_id for h in over],
             ids=[h.id for h in over],
-            states=states,
+            states=[state.value for state in states],
         )
         for state in states:
-            moved.ended[state] = moved.ended.get(state, 0) + 1
+            moved.count_end(state)
 
-    async def _final_state(self, connection: asyncpg.Connection, head: RunHead) -> str:
+    async def _final_state(self, connection: asyncpg.Connection, head: RunHead) -> RunState:
         if not head.failed:
-            return run_state({TaskState.COMPLETED: 1}).value
+            return RunState.COMPLETED
         rows = await SQL["count_states"].fetch(connection, **head.key)
         counts = {TaskState(row["state"]): row["steps"] for row in rows}
         match head.stopping:
             case "cancel":
-                return run_state(counts, ended="cancelled").value
+                return run_state(counts, ended="cancelled")
             case "deadline":
-                return run_state(counts, ended="deadline").value
-        return run_state(counts).value
+                return run_state(counts, ended="deadline")
+        return run_state(counts)
 
     # Deciding ---------------------------------------------------------------------------------
 
@@ -429,11 +427,10 @@ class Steps:
         """What the templates and conditions of some steps speak of; None when they have none."""
         if not any(map(speaks, ready)):
             return None
-        row = await SQL["run_input"].record(connection, **head.key)
-        assert row is not None, "the caller holds the run"
+        given = await SQL["run_input"].value(connection, bytes, **head.key)
         used = sorted({name for step in ready for name in step.uses})
         rows = await SQL["results"].fetch(connection, **head.key, steps=used) if used else ()
-        return Scope(read_input(row["input"]), {row["step"]: seen(row) for row in rows})
+        return Scope(read_input(given), {row["step"]: seen(row) for row in rows})
 
     async def _join(self, connection: asyncpg.Connection, head: RunHead, step: str) -> Ended:
         """The end of a step whose items have all ended: its result is the list of theirs."""

@@ -1,6 +1,6 @@
 """Changes of many tasks at once, in transactions small enough to disturb nobody."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -10,6 +10,7 @@ from mainspring.domain.task import TaskState
 from mainspring.postgres.database import Database, transaction
 from mainspring.store.audit import write_entry
 from mainspring.store.bulk import SQL
+from mainspring.store.lists.paging import next_mark
 from mainspring.store.lists.paths import TaskFilter
 from mainspring.workflows.advancing import Steps
 
@@ -25,11 +26,13 @@ class CancelCounts:
 
     ended: int = 0
     asked: int = 0
-    partitions: frozenset[int] = frozenset()
+    partitions: Collection[int] = ()
 
     def __add__(self, other: "CancelCounts") -> "CancelCounts":
         return CancelCounts(
-            self.ended + other.ended, self.asked + other.asked, self.partitions | other.partitions
+            self.ended + other.ended,
+            self.asked + other.asked,
+            {*self.partitions, *other.partitions},
         )
 
 
@@ -72,10 +75,7 @@ class BulkChanges:
                 **where.values,
             )
             page = {row["id"]: row["state"] for row in rows if row["id"] is not None}
-            if len(page) == CHUNK:
-                after = rows[-1]["id"]
-            else:
-                after = rows[0]["edge"] if rows[0]["scanned"] == self._scan else None
+            after = next_mark(UUID, rows, CHUNK, self._scan)
             yield page
 
     @transaction
@@ -91,21 +91,20 @@ class BulkChanges:
         locked = await SQL["lock_cancellable"].fetch(
             connection, tenant_id=tenant_id, ids=ids, **where.values
         )
-        row = await SQL["cancel_locked"].record(
+        counts = await SQL["cancel_locked"].one(
             connection,
+            CancelCounts,
             tenant_id=tenant_id,
             ids=[task["id"] for task in locked],
             revs=[task["rev"] for task in locked],
         )
-        assert row is not None
-        ended, asked, partitions = row
         over = [task for task in locked if task["state"] != TaskState.RUNNING]
         await self._steps.cancelled(
             connection, tenant_id, [(task["workflow_run_id"], task["step"]) for task in over]
         )
-        if ended or asked:
+        if counts.ended or counts.asked:
             await write_entry(
                 connection, tenant_id, actor, "tasks.cancelled", f"{ids[0]}/{ids[-1]}",
-                cancelled=ended, cancel_requested=asked,
+                cancelled=counts.ended, cancel_requested=counts.asked,
             )  # fmt: skip
-        return CancelCounts(ended, asked, frozenset(partitions))
+        return counts

@@ -166,11 +166,9 @@ class StepOutcomes:
         if not leaving:
             return Moved()
         await self._steps.hold(connection, [(e.tenant_id, e.run_id) for e in leaving])
-        told = Moved()
-        ended = await self._steps.tasks.end(connection, leaving, told)
-        moved = await self._steps.advance_runs(connection, ownership, ended, now)
-        moved.told |= told.told
-        return moved
+        moved = Moved()
+        ended = await self._steps.tasks.end(connection, leaving, moved)
+        return await self._steps.advance_runs(connection, ownership, ended, now, moved=moved)
 
     async def overdue(self, ownership: Ownership) -> list[tuple[int, UUID]]:
         """Runs of our partitions whose deadline has passed."""
@@ -191,10 +189,10 @@ class StepOutcomes:
     ) -> Moved:
         """End a run before its time: only cleanup is left to do."""
         await self._steps.hold(connection, [(tenant_id, run_id)])
-        row = await SQL["head"].record(connection, tenant_id=tenant_id, run_id=run_id)
-        if row is None:
+        head = await SQL["head"].row(connection, RunHead, tenant_id=tenant_id, run_id=run_id)
+        if head is None:
             return Moved()
-        return await self._steps.stop_run(connection, ownership, read_row(RunHead, row), why, now)
+        return await self._steps.stop_run(connection, ownership, head, why, now)
 
 
 def _lost(row: asyncpg.Record, now: float) -> Finish:

@@ -3,7 +3,7 @@
 Every change holds the run's row first, then what it touches of its steps and their tasks.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from functools import partial
 from typing import TypeVar
 from uuid import UUID
@@ -25,11 +25,11 @@ from mainspring.domain.workflow.retry import (
 )
 from mainspring.errors import Conflict, NotFound
 from mainspring.postgres.database import Database, transaction
-from mainspring.postgres.rows import read_row, read_rows
+from mainspring.postgres.rows import read_rows
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 from mainspring.store.dead_letters import note_done_again, note_left_out
-from mainspring.store.lists.paging import Found, fill
+from mainspring.store.lists.paging import LAST_ID, Found, fill, next_mark
 from mainspring.store.workflow.step_rows import ITSELF, Ended, Moved, NewRun, NewStep, RunHead
 from mainspring.store.workflow.steps import add_steps
 from mainspring.store.workflow.workflow_runs import (
@@ -44,11 +44,9 @@ from mainspring.workflows.definitions import Definitions
 
 T = TypeVar("T")
 
-_LARGEST_ID = UUID(int=2**128 - 1)
-
 
 class WorkflowRunService:
-    """Runs of every tenant, and what is done to them by hand."""
+    """Runs of every tenant, and what callers do to them."""
 
     def __init__(
         self,
@@ -67,7 +65,10 @@ class WorkflowRunService:
 
     # Reading ----------------------------------------------------------------------------------
 
-    async def get(self, tenant_id: int, run_id: UUID) -> StoredRun | None:
+    @transaction
+    async def get(
+        self, connection: asyncpg.Connection, tenant_id: int, run_id: UUID
+    ) -> StoredRun | None:
         return await SQL["get_run"].row(
             self._database, StoredRun, tenant_id=tenant_id, run_id=run_id
         )
@@ -96,7 +97,7 @@ class WorkflowRunService:
         rows = await SQL["list_runs"].fetch(
             self._database,
             tenant_id=tenant_id,
-            before=before or _LARGEST_ID,
+            before=before or LAST_ID,
             workflow=where.workflow,
             state=where.state,
             schedule_id=where.schedule_id,
@@ -104,9 +105,7 @@ class WorkflowRunService:
             scan=scan,
         )
         runs = read_rows(StoredRun, [row for row in rows if row["id"] is not None])
-        if len(runs) == limit:
-            return runs, runs[-1].id
-        return runs, rows[0]["edge"] if rows[0]["scanned"] == scan else None
+        return runs, next_mark(UUID, rows, limit, scan)
 
     # Changing ---------------------------------------------------------------------------------
 
@@ -133,64 +132,76 @@ class WorkflowRunService:
         added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
         moved = Moved(await self._steps.tasks.add(connection, ownership, run.head, added, run))
         if len(plain) < len(run.definition.roots):
-            more = await self._steps.reconsider(connection, ownership, run.head, run.now)
-            moved.rows += more.rows
-            moved.ended = more.ended
+            await self._steps.reconsider(connection, ownership, run.head, run.now, moved)
         if not (moved.rows or moved.ended):
             return None
         if conclude is not None:
             await conclude(connection, moved)
         return moved
 
+    @transaction
     async def cancel(
-        self, ownership: Ownership, tenant_id: int, run_id: UUID, actor: str, now: float
+        self,
+        connection: asyncpg.Connection,
+        ownership: Ownership,
+        tenant_id: int,
+        run_id: UUID,
+        actor: str,
+        now: float,
     ) -> Moved | None:
         """End a run: what waits is over, what runs is asked to stop, cleanup is done."""
+        head = await _locked(connection, tenant_id, run_id)
+        if head is None:
+            return None
+        if head.state == "cancelled" or head.stopping == "cancel":
+            return Moved()
+        if head.state not in ("running", "paused"):
+            raise Conflict(f"a run that is {head.state} cannot be cancelled")
+        await _audit(connection, actor, "workflow_run.cancelled", head)
+        return await self._steps.stop_run(connection, ownership, head, "cancel", now)
 
-        async def change(connection: asyncpg.Connection, head: RunHead) -> Moved:
-            if head.state == "cancelled" or head.stopping == "cancel":
-                return Moved()
-            if head.state not in ("running", "paused"):
-                raise Conflict(f"a run that is {head.state} cannot be cancelled")
-            await _audit(connection, actor, "workflow_run.cancelled", head)
-            return await self._steps.stop_run(connection, ownership, head, "cancel", now)
-
-        return await self._change(tenant_id, run_id, change)
-
-    async def pause(self, tenant_id: int, run_id: UUID, actor: str) -> Moved | None:
+    @transaction
+    async def pause(
+        self, connection: asyncpg.Connection, tenant_id: int, run_id: UUID, actor: str
+    ) -> Moved | None:
         """Hold a run back: nothing more of it starts; what runs goes on."""
+        head = await _locked(connection, tenant_id, run_id)
+        if head is None:
+            return None
+        if head.state == "paused":
+            return Moved()
+        if head.state != "running" or head.stopping in ("cancel", "deadline"):
+            raise Conflict(f"a run that is {_standing(head)} cannot be paused")
+        await _audit(connection, actor, "workflow_run.paused", head)
+        return Moved(told=await self._steps.pause(connection, head))
 
-        async def change(connection: asyncpg.Connection, head: RunHead) -> Moved:
-            if head.state == "paused":
-                return Moved()
-            if head.state != "running" or head.stopping in ("cancel", "deadline"):
-                raise Conflict(f"a run that is {_standing(head)} cannot be paused")
-            await _audit(connection, actor, "workflow_run.paused", head)
-            return Moved(told=await self._steps.pause(connection, head))
-
-        return await self._change(tenant_id, run_id, change)
-
+    @transaction
     async def resume(
-        self, ownership: Ownership, tenant_id: int, run_id: UUID, actor: str, now: float
+        self,
+        connection: asyncpg.Connection,
+        ownership: Ownership,
+        tenant_id: int,
+        run_id: UUID,
+        actor: str,
+        now: float,
     ) -> Moved | None:
         """Let a run go on: what became ready meanwhile starts now."""
+        head = await _locked(connection, tenant_id, run_id)
+        if head is None:
+            return None
+        if head.state == "running":
+            return Moved()
+        if head.state != "paused":
+            raise Conflict(f"a run that is {head.state} cannot be resumed")
+        await _audit(connection, actor, "workflow_run.resumed", head)
+        moved = Moved(told=await self._steps.unpause(connection, head))
+        going = head._replace(state="running")
+        return await self._steps.reconsider(connection, ownership, going, now, moved)
 
-        async def change(connection: asyncpg.Connection, head: RunHead) -> Moved:
-            if head.state == "running":
-                return Moved()
-            if head.state != "paused":
-                raise Conflict(f"a run that is {head.state} cannot be resumed")
-            await _audit(connection, actor, "workflow_run.resumed", head)
-            told = await self._steps.unpause(connection, head)
-            going = head._replace(state="running")
-            moved = await self._steps.reconsider(connection, ownership, going, now)
-            moved.told |= told
-            return moved
-
-        return await self._change(tenant_id, run_id, change)
-
+    @transaction
     async def retry(
         self,
+        connection: asyncpg.Connection,
         ownership: Ownership,
         tenant_id: int,
         run_id: UUID,
@@ -199,73 +210,63 @@ class WorkflowRunService:
         step: str | None = None,
     ) -> Moved | None:
         """Do the steps that failed once more, or the named one, and all that comes after them."""
-
-        async def change(connection: asyncpg.Connection, head: RunHead) -> Moved:
-            definition = await self._definitions.get(connection, head)
-            states = await self._states(connection, head)
-            if step is None:
-                again = {name for name, state in states.items() if state.state in LOST}
-                if not again:
-                    raise Conflict("no step of the run has failed")
-            else:
-                again = {_known(definition, step)}
-            await _audit(connection, actor, "workflow_run.retried", head, step=step)
-            again = downstream(definition, again)
-            return await self._reset(
-                connection, ownership, head, definition, states, again, actor, now
-            )
-
-        return await self._change(tenant_id, run_id, change)
-
-    async def skip(
-        self, ownership: Ownership, tenant_id: int, run_id: UUID, actor: str, now: float, step: str
-    ) -> Moved | None:
-        """Leave a step out by hand: those after it go on as if it had succeeded."""
-
-        async def change(connection: asyncpg.Connection, head: RunHead) -> Moved:
-            definition = await self._definitions.get(connection, head)
-            states = await self._states(connection, head)
-            standing = states[_known(definition, step)]
-            if standing.waived:
-                return Moved()
-            await _audit(connection, actor, "workflow_step.skipped", head, step=step)
-            if standing.state in ("blocked", "released"):
-                told = Moved()
-                leaving = Ended(tenant_id, run_id, step, TaskState.SKIPPED, waived=True)
-                ended = await self._steps.tasks.end(connection, [leaving], told)
-                if not ended:
-                    raise Conflict("the step is running: cancel its task first")
-                moved = await self._steps.advance_runs(connection, ownership, ended, now)
-                moved.told |= told.told
-                return moved
-            if standing.state == "expanded":
-                raise Conflict("the step is running: cancel its tasks first")
-            if standing.state == "completed":
-                raise Conflict("the step has completed")
-            letters = [task for _, task in await self._given_up(connection, head, [step])]
-            await note_left_out(connection, tenant_id, letters, actor)
-            await SQL["waive"].run(connection, **head.key, step=step)
-            states[step] = StepProgress("skipped", waived=True)
-            again = downstream(definition, {step}) - {step}
-            return await self._reset(
-                connection, ownership, head, definition, states, again, actor, now, changed={step}
-            )
-
-        return await self._change(tenant_id, run_id, change)
-
-    # Details ----------------------------------------------------------------------------------
+        head = await _locked(connection, tenant_id, run_id)
+        if head is None:
+            return None
+        definition = await self._definitions.get(connection, head)
+        states = await self._states(connection, head)
+        if step is None:
+            again = {name for name, state in states.items() if state.state in LOST}
+            if not again:
+                raise Conflict("no step of the run has failed")
+        else:
+            again = {_known(definition, step)}
+        await _audit(connection, actor, "workflow_run.retried", head, step=step)
+        again = downstream(definition, again)
+        return await self._reset(connection, ownership, head, definition, states, again, actor, now)
 
     @transaction
-    async def _change(
+    async def skip(
         self,
         connection: asyncpg.Connection,
+        ownership: Ownership,
         tenant_id: int,
         run_id: UUID,
-        change: Callable[[asyncpg.Connection, RunHead], Awaitable[T]],
-    ) -> T | None:
-        """Hold a run and change it; None when there is no such run."""
-        row = await SQL["lock_run"].record(connection, tenant_id=tenant_id, run_id=run_id)
-        return None if row is None else await change(connection, read_row(RunHead, row))
+        actor: str,
+        now: float,
+        step: str,
+    ) -> Moved | None:
+        """Leave a step out: those after it go on as if it had succeeded."""
+        head = await _locked(connection, tenant_id, run_id)
+        if head is None:
+            return None
+        definition = await self._definitions.get(connection, head)
+        states = await self._states(connection, head)
+        standing = states[_known(definition, step)]
+        if standing.waived:
+            return Moved()
+        await _audit(connection, actor, "workflow_step.skipped", head, step=step)
+        if standing.state in ("blocked", "released"):
+            moved = Moved()
+            leaving = Ended(tenant_id, run_id, step, TaskState.SKIPPED, waived=True)
+            ended = await self._steps.tasks.end(connection, [leaving], moved)
+            if not ended:
+                raise Conflict("the step is running: cancel its task first")
+            return await self._steps.advance_runs(connection, ownership, ended, now, moved=moved)
+        if standing.state == "expanded":
+            raise Conflict("the step is running: cancel its tasks first")
+        if standing.state == "completed":
+            raise Conflict("the step has completed")
+        letters = [task for _, task in await self._given_up(connection, head, [step])]
+        await note_left_out(connection, tenant_id, letters, actor)
+        await SQL["waive"].run(connection, **head.key, step=step)
+        states[step] = StepProgress("skipped", waived=True)
+        again = downstream(definition, {step}) - {step}
+        return await self._reset(
+            connection, ownership, head, definition, states, again, actor, now, changed={step}
+        )
+
+    # Details ----------------------------------------------------------------------------------
 
     async def _states(
         self, connection: asyncpg.Connection, head: RunHead
@@ -340,6 +341,10 @@ class WorkflowRunService:
             for step in definition.steps
             if step.id in names
         ]
+
+
+async def _locked(connection: asyncpg.Connection, tenant_id: int, run_id: UUID) -> RunHead | None:
+    return await SQL["lock_run"].row(connection, RunHead, tenant_id=tenant_id, run_id=run_id)
 
 
 async def _reset_rows(

@@ -1,16 +1,32 @@
 """Pages of lists with a filter that may match few of very many rows."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
+from uuid import UUID
 
-PATIENCE = 0.1
+import asyncpg
+
+TIME_LIMIT = 0.1
 
 Item = TypeVar("Item")
 Mark = TypeVar("Mark")
 
 Found = tuple[list[Item], Mark | None]
 """Items, and where to go on (None at the end)."""
+
+LAST_ID = UUID(int=2**128 - 1)
+"""An id that comes after all others."""
+
+
+def next_mark(
+    kind: type[Mark], rows: Sequence[asyncpg.Record], limit: int, scan: int
+) -> Mark | None:
+    """Return where a list goes on after rows of which each has an id, and tells how many were
+    looked at and how far; None at the end of the list."""
+    ids: list[Mark] = [row["id"] for row in rows if row["id"] is not None]
+    edge: Mark | None = rows[0]["edge"] if rows[0]["scanned"] == scan else None
+    return ids[-1] if len(ids) == limit else edge
 
 
 async def fill(
@@ -28,7 +44,7 @@ async def fill(
     """
     items: list[Item] = []
     time = asyncio.get_running_loop().time
-    until = time() + PATIENCE
+    until = time() + TIME_LIMIT
     while True:
         found, before = await look(before, limit - len(items))
         items += found

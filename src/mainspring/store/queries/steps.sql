@@ -339,9 +339,6 @@ WITH held AS (
 )
 INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM held RETURNING partition;
 
--- name: now
-SELECT extract(epoch FROM clock_timestamp())::float8;
-
 -- name: finish_fast
 -- Ends of steps in runs where that leaves nothing to decide: nothing has failed or was cancelled,
 -- and whatever waits for these steps starts when all before it have succeeded. What `hold_runs`,

@@ -170,7 +170,6 @@ class Moved:
     """Partitions whose owners have wake rows to look at, whoever they are."""
     ended: dict[str, int] = field(default_factory=dict)
     """Runs that ended, by state."""
-    skipped: int = 0
 
     def count_end(self, state: RunState) -> None:
         """A run ended."""

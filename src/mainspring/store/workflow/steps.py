@@ -9,7 +9,6 @@ import asyncpg
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
-from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.definition import FEW, TaskTemplate
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import sparse
@@ -109,9 +108,7 @@ class StepTasks:
         rows = await SQL["end_tasks"].fetch(connection, **end_arguments(ordered))
         moved.told |= {row["partition"] for row in rows if row["state"] == "scheduled"}
         gone = {(row["run_id"], row["plain_step"], row["item"]) for row in rows}
-        ended = [e for e in ordered if (e.run_id, e.step, e.item) in gone]
-        moved.skipped += sum(e.state is TaskState.SKIPPED for e in ended)
-        return ended
+        return [e for e in ordered if (e.run_id, e.step, e.item) in gone]
 
     async def add(
         self,
