@@ -11,7 +11,6 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from mainspring.config import load
 from mainspring.errors import StoreUnavailable
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.state import NodeState
@@ -191,7 +190,7 @@ async def test_a_chore_that_fails_keeps_no_other_from_being_done(database: Datab
             raise RuntimeError("no archive today")
 
     await add_key(database, "old", "-1 second")
-    keeper = Housekeeper(load({}), NodeState(mock.Mock(), mock.Mock()), Unlucky(database))
+    keeper = Housekeeper(NodeState(mock.Mock(), mock.Mock()), Unlucky(database))
     with capture_logs() as lines:
         running = asyncio.create_task(keeper.run())
         await eventually(partial(no_keys, database), within=5, what="keys are forgotten")

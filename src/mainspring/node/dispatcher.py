@@ -9,7 +9,6 @@ from uuid import UUID
 import structlog
 
 from mainspring import crash
-from mainspring.config import Config
 from mainspring.domain.capability import takes_slot
 from mainspring.domain.execution import Execution, cannot_be_read, not_started, released
 from mainspring.domain.rows import TaskRow
@@ -25,7 +24,6 @@ from mainspring.node.lease_maintenance import LeaseMaintenance
 from mainspring.node.recorder import Recorder
 from mainspring.node.retrying import until_answered, wait_at_most
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import EngineStore
 from mainspring.store.task_refs import TaskRef
 
@@ -74,25 +72,23 @@ class Dispatcher:
 
     def __init__(
         self,
-        config: Config,
         state: NodeState,
         store: EngineStore,
         recorder: Recorder,
-        metrics: Metrics,
     ) -> None:
-        self._config = config
+        self._config = state.config
         self._state = state
         self._store = store
         self._recorder = recorder
-        self._metrics = metrics
+        self._metrics = state.metrics
         self._executors: list[Executor] = []
         self._own = _ClaimQueue(self._lease, self._hand_out)
         self._for_workers: _ClaimQueue | None = None
         self._lease_service: WorkerLeases | None = None
         self._background_tasks = BackgroundTasks(of="dispatch")
-        self._upkeep = LeaseMaintenance(config, state, store, recorder, metrics, self)
+        self._upkeep = LeaseMaintenance(state, store, recorder, self)
         self.closed = False
-        self.eager_leases = EagerLeases(config, state, store, metrics, self)
+        self.eager_leases = EagerLeases(state, store, self)
         recorder.eager_leases = self.eager_leases
 
     def add_executor(self, executor: Executor) -> None:

@@ -10,7 +10,6 @@ from uuid import UUID
 import structlog
 
 from mainspring import crash
-from mainspring.config import Config
 from mainspring.domain.execution import Outcome, Report, TaskError
 from mainspring.domain.outcome_rules import Finish, RetryLater, decide_outcome, finish
 from mainspring.domain.rows import TaskRow
@@ -20,7 +19,6 @@ from mainspring.node.announcer import Announcer
 from mainspring.node.eager_leases import EagerLeases
 from mainspring.node.retrying import RETRY_PAUSE, until_answered, write_in_parts
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import REFUSED
 from mainspring.store.claims import EngineStore
 from mainspring.store.task_refs import TaskRef
@@ -51,20 +49,18 @@ class Recorder:
 
     def __init__(
         self,
-        config: Config,
         state: NodeState,
         store: EngineStore,
         steps: StepOutcomes,
         announcer: Announcer,
-        metrics: Metrics,
         rng: Random,
     ) -> None:
-        self._config = config
+        self._config = state.config
         self._state = state
         self._store = store
         self._steps = steps
         self._announcer = announcer
-        self._metrics = metrics
+        self._metrics = state.metrics
         self._rng = rng
         self._queue: deque[Report] = deque()
         self._asked: dict[tuple[UUID, int], list[_Asked]] = {}

@@ -10,7 +10,7 @@ import asyncpg
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 from mainspring.postgres.rows import read_rows
-from mainspring.store.lists.paging import Found, fill, next_mark
+from mainspring.store.lists.paging import Page, fill, next_mark
 
 SQL = queries.load("audit")
 
@@ -43,14 +43,6 @@ class AuditFilter:
     subject: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAuditPage:
-    """Some entries, and where the list goes on; None when it does not."""
-
-    entries: list[StoredAuditEntry]
-    next_before: int | None
-
-
 class AuditStore:
     """The entries of one tenant, or of the whole installation, newest first."""
 
@@ -58,13 +50,15 @@ class AuditStore:
         self._database = database
         self._scan = scan
 
-    async def list(self, where: AuditFilter, *, before: int | None, limit: int) -> StoredAuditPage:
+    async def list(
+        self, where: AuditFilter, *, before: int | None, limit: int
+    ) -> Page[StoredAuditEntry, int]:
         """A page of entries older than `before`; it may be short and still have a next one."""
-        return StoredAuditPage(*await fill(partial(self._look, where), before, limit))
+        return await fill(partial(self._look, where), before, limit)
 
     async def _look(
         self, where: AuditFilter, before: int | None, limit: int
-    ) -> Found[StoredAuditEntry, int]:
+    ) -> Page[StoredAuditEntry, int]:
         texts = {"action": where.action, "actor": where.actor, "subject": where.subject}
         scan = self._scan if any(texts.values()) else limit
         page = {"before": END_OF_IDS if before is None else before, "limit": limit, "scan": scan}
@@ -74,7 +68,7 @@ class AuditStore:
             call = SQL["list_of_tenant"](tenant_id=where.tenant_id, **page, **texts)
         rows = await self._database.fetch(*call)
         entries = read_rows(StoredAuditEntry, [row for row in rows if row["id"] is not None])
-        return entries, next_mark(int, rows, limit, scan)
+        return Page(entries, next_mark(int, rows, limit, scan))
 
 
 async def write_entry(

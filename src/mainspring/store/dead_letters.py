@@ -16,7 +16,7 @@ from mainspring.postgres.database import Database, transaction
 from mainspring.postgres.rows import read_row
 from mainspring.store.audit import write_entry
 from mainspring.store.creation import Creation, NewTask, creation_arguments
-from mainspring.store.lists.paging import LAST_ID, Found, fill, next_mark
+from mainspring.store.lists.paging import LAST_ID, Page, fill, next_mark
 from mainspring.store.tasks import SQL as TASKS
 from mainspring.store.tasks import StoredTask
 
@@ -64,14 +64,6 @@ class StoredLetter:
     resolution: Resolution | None
     resolved_at: datetime | None
     replayed_as: UUID | None
-
-
-@dataclass(frozen=True, slots=True)
-class LetterPage:
-    """Some letters, newest first, and where to go on (None at the end)."""
-
-    letters: list[StoredLetter]
-    next_before: UUID | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +125,14 @@ class DeadLetterStore:
         before: UUID | None,
         limit: int,
         payloads: bool,
-    ) -> LetterPage:
+    ) -> Page[StoredLetter, UUID]:
         """A page of letters older than `before`; it may be short and still have a next one."""
         look = partial(self._look, tenant_id, where, payloads)
-        return LetterPage(*await fill(look, before, limit, heavy=payloads))
+        return await fill(look, before, limit, heavy=payloads)
 
     async def _look(
         self, tenant_id: int, where: LetterFilter, payloads: bool, before: UUID | None, limit: int
-    ) -> Found[StoredLetter, UUID]:
+    ) -> Page[StoredLetter, UUID]:
         rows = await SQL["find_letters"].fetch(
             self._database,
             tenant_id=tenant_id,
@@ -160,7 +152,7 @@ class DeadLetterStore:
             next_before = ids[-1]
         else:
             next_before = edge if scanned == self._scan else None
-        return [_letter(row) for row in letters], next_before
+        return Page([_letter(row) for row in letters], next_before)
 
     async def groups(
         self, tenant_id: int, where: LetterFilter, *, limit: int

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from typing import TypeVar
@@ -27,7 +27,7 @@ from mainspring.store.creation import (
     creation_arguments,
     started_task,
 )
-from mainspring.store.lists.paging import LAST_ID, Found, fill
+from mainspring.store.lists.paging import LAST_ID, Page, fill
 from mainspring.store.lists.paths import (
     INDEXES,
     LIST_PATHS,
@@ -140,14 +140,6 @@ class StoredExecution:
 _EVERYTHING = TaskFilter()
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTaskPage:
-    """Some tasks, newest first, and where to go on (None at the end)."""
-
-    tasks: list[StoredTask]
-    next_before: UUID | None
-
-
 class TaskStore:
     """Tasks of every tenant, unfinished and finished."""
 
@@ -213,7 +205,7 @@ class TaskStore:
         before: UUID | None,
         limit: int,
         payloads: bool = False,
-    ) -> StoredTaskPage:
+    ) -> Page[StoredTask, UUID]:
         """A page of tasks older than `before`; it may be short and still have a next one.
 
         Payloads are empty unless asked for: a page of large ones need not cross the wire.
@@ -223,7 +215,7 @@ class TaskStore:
         most = limit if where == _EVERYTHING else self._scan
         read = partial(self._read, tenant_id, where, payloads)
         search = ListSearch(read, paths_of(where, ready), shortcuts_of(where, ready), most)
-        return StoredTaskPage(*await fill(search.look, before, limit))
+        return await fill(search.look, before, limit)
 
     async def _ready(self) -> frozenset[str]:
         """The indexes of history that may be used. Once all are there, nobody asks again."""
@@ -241,7 +233,7 @@ class TaskStore:
         scan: int,
         before: UUID | None,
         limit: int,
-    ) -> Found[StoredTask, UUID]:
+    ) -> Page[StoredTask, UUID]:
         """Return what one path finds among `scan` rows, and how far it got (None: to the end)."""
         unfinished = where.state is None or not TaskState(where.state).final
         finished = where.state is None or TaskState(where.state).final
@@ -254,10 +246,10 @@ class TaskStore:
             finished=finished,
             limit=limit,
             payloads=payloads,
-            **where.values,
+            **asdict(where),
         )
         tasks = read_rows(StoredTask, [row for row in rows if row["id"] is not None])
-        return tasks, rows[0]["edge"]
+        return Page(tasks, rows[0]["edge"])
 
     async def executions(
         self, tenant_id: int, task_id: UUID, *, outcome: str | None, limit: int = 1000

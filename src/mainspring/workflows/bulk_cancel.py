@@ -1,7 +1,7 @@
 """Changes of many tasks at once, in transactions small enough to disturb nobody."""
 
 from collections.abc import AsyncIterator, Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from uuid import UUID
 
 import asyncpg
@@ -72,7 +72,7 @@ class BulkChanges:
                 newest=newest["id"],
                 scan=self._scan,
                 limit=CHUNK,
-                **where.values,
+                **asdict(where),
             )
             page = {row["id"]: row["state"] for row in rows if row["id"] is not None}
             after = next_mark(UUID, rows, CHUNK, self._scan)
@@ -89,7 +89,7 @@ class BulkChanges:
     ) -> CancelCounts:
         await self._steps.hold_of(connection, tenant_id, ids)
         locked = await SQL["lock_cancellable"].fetch(
-            connection, tenant_id=tenant_id, ids=ids, **where.values
+            connection, tenant_id=tenant_id, ids=ids, **asdict(where)
         )
         counts = await SQL["cancel_locked"].one(
             connection,

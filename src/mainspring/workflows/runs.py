@@ -4,6 +4,7 @@ Every change holds the run's row first, then what it touches of its steps and th
 """
 
 from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import asdict
 from functools import partial
 from typing import TypeVar
 from uuid import UUID
@@ -29,14 +30,13 @@ from mainspring.postgres.rows import read_rows
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 from mainspring.store.dead_letters import note_done_again, note_left_out
-from mainspring.store.lists.paging import LAST_ID, Found, fill, next_mark
+from mainspring.store.lists.paging import LAST_ID, Page, fill, next_mark
 from mainspring.store.workflow.step_rows import ITSELF, Ended, Moved, NewRun, NewStep, RunHead
 from mainspring.store.workflow.steps import add_steps
 from mainspring.store.workflow.workflow_runs import (
     SQL,
     RunFilter,
     StoredRun,
-    StoredRunPage,
     StoredStep,
 )
 from mainspring.workflows.advancing import LARGE, Steps
@@ -86,26 +86,24 @@ class WorkflowRunService:
 
     async def page(
         self, tenant_id: int, where: RunFilter, *, before: UUID | None, limit: int
-    ) -> StoredRunPage:
+    ) -> Page[StoredRun, UUID]:
         """A page of runs older than `before`; it may be short and still have a next one."""
-        return StoredRunPage(*await fill(partial(self._look, tenant_id, where), before, limit))
+        return await fill(partial(self._look, tenant_id, where), before, limit)
 
     async def _look(
         self, tenant_id: int, where: RunFilter, before: UUID | None, limit: int
-    ) -> Found[StoredRun, UUID]:
+    ) -> Page[StoredRun, UUID]:
         scan = limit if where == RunFilter() else self._scan
         rows = await SQL["list_runs"].fetch(
             self._database,
             tenant_id=tenant_id,
             before=before or LAST_ID,
-            workflow=where.workflow,
-            state=where.state,
-            schedule_id=where.schedule_id,
+            **asdict(where),
             limit=limit,
             scan=scan,
         )
         runs = read_rows(StoredRun, [row for row in rows if row["id"] is not None])
-        return runs, next_mark(UUID, rows, limit, scan)
+        return Page(runs, next_mark(UUID, rows, limit, scan))
 
     # Changing ---------------------------------------------------------------------------------
 

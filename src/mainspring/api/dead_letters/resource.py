@@ -51,7 +51,7 @@ class DeadLetterResource:
             limit=query.limit,
             payloads=query.payloads,
         )
-        items = [_dead_letter_out(letter, with_payload=query.payloads) for letter in page.letters]
+        items = [_dead_letter_out(letter, with_payload=query.payloads) for letter in page.items]
         return json_response(DeadLetterPage(items, next_cursor(page.next_before)))
 
     async def one(self, call: TenantCall) -> Response:

@@ -30,7 +30,7 @@ class TaskReading:
             limit=query.limit,
             payloads=query.payloads,
         )
-        items = [task_out(task, with_payload=query.payloads) for task in page.tasks]
+        items = [task_out(task, with_payload=query.payloads) for task in page.items]
         return json_response(TaskPage(items, next_cursor(page.next_before)))
 
     async def one(self, call: TenantCall) -> Response:

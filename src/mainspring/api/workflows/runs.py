@@ -180,7 +180,7 @@ class RunResource:
         page = await self.runs.page(
             call.tenant_id, query.where, before=query.before, limit=query.limit
         )
-        items = [run_summary(run) for run in page.runs]
+        items = [run_summary(run) for run in page.items]
         return json_response(RunPage(items, next_cursor(page.next_before)))
 
     async def _existing(self, tenant_id: int, run_id: UUID) -> StoredRun:

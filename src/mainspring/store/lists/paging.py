@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -12,8 +12,13 @@ TIME_LIMIT = 0.1
 Item = TypeVar("Item")
 Mark = TypeVar("Mark")
 
-Found = tuple[list[Item], Mark | None]
-"""Items, and where to go on (None at the end)."""
+
+class Page(NamedTuple, Generic[Item, Mark]):
+    """Some items of a list, and where to go on (None at the end)."""
+
+    items: list[Item]
+    next_before: Mark | None
+
 
 LAST_ID = UUID(int=2**128 - 1)
 """An id that comes after all others."""
@@ -30,12 +35,12 @@ def next_mark(
 
 
 async def fill(
-    look: Callable[[Mark | None, int], Awaitable[Found[Item, Mark]]],
+    look: Callable[[Mark | None, int], Awaitable[Page[Item, Mark]]],
     before: Mark | None,
     limit: int,
     *,
     heavy: bool = False,
-) -> Found[Item, Mark]:
+) -> Page[Item, Mark]:
     """A page as full as can be had in a moment.
 
     One `look` goes through so many rows and no more. Who reads one page only, and gets an empty
@@ -50,4 +55,4 @@ async def fill(
         items += found
         full = len(items) >= limit or (heavy and items)
         if full or before is None or time() > until:
-            return items, before
+            return Page(items, before)

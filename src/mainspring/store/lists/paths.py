@@ -34,11 +34,6 @@ class TaskFilter:
     schedule_id: UUID | None = None
     workflow_run_id: UUID | None = None
 
-    @property
-    def values(self) -> dict[str, object]:
-        """What statements compare tasks with."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True)
 class ListPath:
