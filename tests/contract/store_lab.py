@@ -37,9 +37,9 @@ from mainspring.store.claims import EngineStore
 from mainspring.store.cluster import ClusterStore
 from mainspring.store.creation import Creation, Keyed, NewTask
 from mainspring.store.keys import KeyStore
-from mainspring.store.leases import LeaseStore, WorkerPick
+from mainspring.store.leases import LeaseStore
 from mainspring.store.schedule.schedules import Template
-from mainspring.store.task_refs import TaskRef
+from mainspring.store.task_refs import TaskRef, WorkerPick
 from mainspring.store.tasks import LockedTask, TaskChange, TaskStore
 from mainspring.store.tenants import TenantStore
 from mainspring.store.workers import WorkerStore

@@ -367,7 +367,7 @@ async def test_a_filter_that_matches_little_looks_at_few_entries_of_the_audit_lo
     found = await audit.list(where, before=None, limit=2)
     assert [entry.subject for entry in found.items] == [made[0]]
 
-    monkeypatch.setattr(paging, "PATIENCE", -1)
+    monkeypatch.setattr(paging, "TIME_LIMIT", -1)
     pages: list[list[str]] = []
     before = None
     while not pages or before is not None:

@@ -90,8 +90,8 @@ class Living:
 
     def __init__(self, dial: Dial) -> None:
         clock = DatabaseClock()
-        self.state = NodeState(Engine(EngineSettings(), needs_worker), clock, CONFIG, self.metrics)
         self.metrics = Metrics()
+        self.state = NodeState(Engine(EngineSettings(), needs_worker), clock, CONFIG, self.metrics)
         partition_loader, signals = (
             cast(PartitionLoader, _NoStock(self.state)),
             cast(Signals, _NoSignals()),

@@ -13,8 +13,8 @@ from mainspring.domain.placement import PARTITIONS
 from mainspring.domain.tenant import TenantLimits
 from mainspring.postgres.database import Database, DatabaseOptions, connect
 from mainspring.store.cluster import ClusterStore
-from mainspring.store.leases import HeldHeartbeat, LeaseStore, WorkerPick
-from mainspring.store.task_refs import TaskRef
+from mainspring.store.leases import HeldHeartbeat, LeaseStore
+from mainspring.store.task_refs import TaskRef, WorkerPick
 from mainspring.store.tasks import LockedTask, TaskChange, TaskStore
 from mainspring.store.tenants import TenantStore
 from mainspring.workflows.advancing import new_steps

@@ -97,18 +97,16 @@ def believed(
 
 def cannot_be_read(execution: Execution, now: float) -> Report:
     """A try of a task that does not say what to do: to read it again is of no use."""
-    moment = max(now, execution.picked)
     error = TaskError("bad-spec", f"the task's spec cannot be read: {execution.unreadable}")
-    return Report(execution, Outcome.FAILED, moment, moment, error=error, retryable=False)
+    return released(execution, now)._replace(outcome=Outcome.FAILED, error=error, retryable=False)
 
 
 def not_started(execution: Execution, now: float) -> Report:
     """A try that could not begin by a mistake of ours. It failed, and is tried again after a while
     and not for ever: a task that goes back is started again at once, and what is wrong with it
     would keep the node busy until somebody notices."""
-    moment = max(now, execution.picked)
     error = TaskError("not-started", "the task could not be started; the node's log says why")
-    return Report(execution, Outcome.FAILED, moment, moment, error=error)
+    return released(execution, now)._replace(outcome=Outcome.FAILED, error=error)
 
 
 def released(execution: Execution, now: float) -> Report:

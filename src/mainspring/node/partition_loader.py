@@ -163,13 +163,11 @@ class PartitionLoader:
         running = (
             task for partition in partitions for task in engine.running.in_partition(partition)
         )
-        stale_partitions = [task for task in running if task[1] not in found]
-        mark_maybe_changed = self._maybe_changed.keys() & partitions
-        return (
-            stale_partitions + engine.window.expired_in(mark_maybe_changed, now)
-            if mark_maybe_changed
-            else stale_partitions
-        )
+        not_found = [task for task in running if task[1] not in found]
+        maybe_changed = self._maybe_changed.keys() & partitions
+        if not maybe_changed:
+            return not_found
+        return not_found + engine.window.expired_in(maybe_changed, now)
 
     def _delay_reload(self, spent: float) -> None:
         """A large backlog makes a reload dear: the net shall take a hundredth of the time at most,

@@ -55,7 +55,7 @@ class _RunExecution:
 
 
 class _Turns:
-    """Tries in line, one of each tenant in turn: a flood of one tenant's delays nobody else's."""
+    """Executions in line, one of each tenant in turn: a flood of one tenant's delays no other's."""
 
     def __init__(self) -> None:
         self._lines: dict[int, deque[_RunExecution]] = {}

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -18,7 +18,7 @@ from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import sparse, transaction
 from mainspring.postgres.rows import read_rows
 from mainspring.store.outcomes import OutcomeStore
-from mainspring.store.task_refs import Seen, TaskRef, columns, owner_of, seen_in
+from mainspring.store.task_refs import Seen, TaskRef, WorkerPick, columns, owner_of, seen_in
 
 SQL = queries.load("claims")
 
@@ -133,8 +133,7 @@ class EngineStore(OutcomeStore):
             **columns(ordered, "revs"),
             waited=sparse([pick.waited for pick in ordered]),
         )
-        waited = waits_of(ordered)
-        return executions_of(rows, waited)
+        return executions_of(rows, waits_of(ordered))
 
     @transaction
     async def claimed_by(
@@ -160,16 +159,7 @@ class EngineStore(OutcomeStore):
         )
 
 
-class Pick(Protocol):
-    """A task that was picked, and what it waited for."""
-
-    @property
-    def id(self) -> UUID: ...
-    @property
-    def waited(self) -> Waited | None: ...
-
-
-def waits_of(picks: Iterable[Pick]) -> dict[UUID, Waited]:
+def waits_of(picks: Iterable[TaskRef | WorkerPick]) -> dict[UUID, Waited]:
     """What picks waited for, of those that are late: a claim need not send it back."""
     return {pick.id: pick.waited for pick in picks if pick.waited is not None}
 

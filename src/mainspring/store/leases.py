@@ -14,25 +14,9 @@ from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database, sparse, transaction
 from mainspring.store.claims import NO_WAITS, executions_of, waits_of
 from mainspring.store.claims import SQL as CLAIMS
-from mainspring.store.task_refs import TaskRef, columns
+from mainspring.store.task_refs import WorkerPick, columns
 
 SQL = queries.load("leases")
-
-
-class WorkerPick(NamedTuple):
-    """A task that was picked for a worker, and the rev its claim is guarded by."""
-
-    tenant_id: int
-    id: UUID
-    rev: int
-    worker: str
-    incarnation: str
-    waited: Waited | None = None
-    """What it waited for since it was due."""
-
-    @property
-    def ref(self) -> TaskRef:
-        return TaskRef(self.tenant_id, self.id, self.rev, self.waited)
 
 
 class LeasedTask(NamedTuple):

@@ -49,71 +49,57 @@ _TELLING = 1.0
 """Maximum seconds to analyze after an insert; every node looks again soon."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTask:
-    """A task as it was found, unfinished or finished."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TaskColumns:
+    """What every reader of a task wants to know."""
 
     id: UUID
     created_at: datetime
     run_at: datetime
     due_at: datetime
     expires_at: datetime | None
-    picked_at: datetime | None
-    started_at: datetime | None
-    finished_at: datetime | None
     rev: int
     fence: int
     attempts: int
     concurrency_limit: int | None
     priority: int
     cancel_requested: bool
-    sla_met: bool | None
     state: str
     queue: str
     concurrency_key: str | None
     name: str | None
-    blame: str | None
     labels: dict[str, str] | None
-    error: dict[str, str] | None
-    lateness: dict[str, float] | None
     spec: bytes
     payload: bytes
+    workflow_run_id: UUID | None = None
+    step: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTask(_TaskColumns):
+    """A task as it was found, unfinished or finished."""
+
+    picked_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    sla_met: bool | None
+    blame: str | None
+    error: dict[str, str] | None
+    lateness: dict[str, float] | None
     result: bytes | None
     replay_of: UUID | None = None
     schedule_id: UUID | None = None
     nominal_at: datetime | None = None
-    workflow_run_id: UUID | None = None
-    step: str | None = None
     progress: bytes | None = None
     """What its worker reported last; known while it runs, and only where one task is read."""
 
 
-@dataclass(frozen=True, slots=True)
-class LockedTask:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedTask(_TaskColumns):
     """An unfinished task, as a change of it is decided on: while its row is locked."""
 
-    id: UUID
-    created_at: datetime
-    run_at: datetime
-    due_at: datetime
-    expires_at: datetime | None
-    rev: int
-    fence: int
-    attempts: int
-    concurrency_limit: int | None
     partition: int
-    priority: int
-    cancel_requested: bool
-    state: str
-    queue: str
     capability: str
-    concurrency_key: str | None
-    name: str | None
-    labels: dict[str, str] | None
-    spec: bytes
-    payload: bytes
-    workflow_run_id: UUID | None = None
-    step: str | None = None
     expanded: bool = False
     """Whether it is a step that waits for its own items, and no longer for its turn."""
 

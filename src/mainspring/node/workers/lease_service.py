@@ -28,7 +28,8 @@ from mainspring.node.workers.mailbox import ExecutionKey, Kind, Mailbox, SlotGra
 from mainspring.node.workers.registry import WorkerRegistry, superseded
 from mainspring.node.workers.remote_workers import RemoteWorkers
 from mainspring.node.workers.reports import HeartbeatAnswer, Verdict, WorkerReport, WorkerReports
-from mainspring.store.leases import HeldHeartbeat, LeasedTask, LeaseStore, WorkerPick
+from mainspring.store.leases import HeldHeartbeat, LeasedTask, LeaseStore
+from mainspring.store.task_refs import WorkerPick
 from mainspring.store.workers import WorkerStore
 
 log = structlog.get_logger()
