@@ -3,10 +3,10 @@
 Every change holds the run's row first, then what it touches of its steps and their tasks.
 """
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence, Set
 from dataclasses import asdict
-from functools import partial
-from typing import TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec
 from uuid import UUID
 
 import asyncpg
@@ -26,7 +26,7 @@ from mainspring.domain.workflow.retry import (
 )
 from mainspring.errors import Conflict, NotFound
 from mainspring.postgres.database import Database, transaction
-from mainspring.postgres.rows import read_rows
+from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 from mainspring.store.dead_letters import note_done_again, note_left_out
@@ -42,7 +42,65 @@ from mainspring.store.workflow.workflow_runs import (
 from mainspring.workflows.advancing import LARGE, Steps
 from mainspring.workflows.definitions import Definitions
 
-T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class RunChange(NamedTuple):
+    """A change of a run, within the transaction that has locked the run."""
+
+    connection: asyncpg.Connection
+    ownership: Ownership
+    head: RunHead
+    actor: str
+    now: float
+
+    async def audit(self, action: str, **detail: object) -> None:
+        """Note the change in the audit log."""
+        tenant_id, subject = self.head.tenant_id, str(self.head.id)
+        await write_entry(self.connection, tenant_id, self.actor, action, subject, **detail)
+
+    async def states(self) -> dict[str, StepProgress]:
+        """Return how far each step has come."""
+        rows = await SQL["all_steps"].fetch(
+            self.connection, **self.head.key, fail_fast=FAIL_FAST, itself=ITSELF
+        )
+        return {row["step"]: read_row(StepProgress, row) for row in rows}
+
+    async def given_up(self, steps: Sequence[str]) -> list[tuple[str, UUID]]:
+        """Return, of these steps and their items, the tasks that may have left dead letters."""
+        rows = await SQL["given_up"].fetch(self.connection, **self.head.key, steps=steps)
+        return [(row["step"], row["task_id"]) for row in rows]
+
+
+def changes_run(
+    method: Callable[Concatenate["WorkflowRunService", RunChange, P], Awaitable[Moved]],
+) -> Callable[
+    Concatenate["WorkflowRunService", Ownership, int, UUID, str, float, P],
+    Coroutine[Any, Any, Moved | None],
+]:
+    """Run a method as a transaction that has locked the run; None when there is no such run."""
+
+    @wraps(method)
+    async def run(
+        runs: "WorkflowRunService",
+        connection: asyncpg.Connection,
+        ownership: Ownership,
+        tenant_id: int,
+        run_id: UUID,
+        actor: str,
+        now: float,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Moved | None:
+        key = {"tenant_id": tenant_id, "run_id": run_id}
+        head = await SQL["lock_run"].row(connection, RunHead, **key)
+        if head is None:
+            return None
+        change = RunChange(connection, ownership, head, actor, now)
+        return await method(runs, change, *args, **kwargs)
+
+    return transaction(run)
 
 
 class WorkflowRunService:
@@ -137,159 +195,97 @@ class WorkflowRunService:
             await conclude(connection, moved)
         return moved
 
-    @transaction
-    async def cancel(
-        self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        tenant_id: int,
-        run_id: UUID,
-        actor: str,
-        now: float,
-    ) -> Moved | None:
+    @changes_run
+    async def cancel(self, change: RunChange) -> Moved:
         """End a run: what waits is over, what runs is asked to stop, cleanup is done."""
-        head = await _locked(connection, tenant_id, run_id)
-        if head is None:
-            return None
+        connection, head = change.connection, change.head
         if head.state == "cancelled" or head.stopping == "cancel":
             return Moved()
         if head.state not in ("running", "paused"):
             raise Conflict(f"a run that is {head.state} cannot be cancelled")
-        await _audit(connection, actor, "workflow_run.cancelled", head)
-        return await self._steps.stop_run(connection, ownership, head, "cancel", now)
+        await change.audit("workflow_run.cancelled")
+        return await self._steps.stop_run(connection, change.ownership, head, "cancel", change.now)
 
-    @transaction
-    async def pause(
-        self, connection: asyncpg.Connection, tenant_id: int, run_id: UUID, actor: str
-    ) -> Moved | None:
+    @changes_run
+    async def pause(self, change: RunChange) -> Moved:
         """Hold a run back: nothing more of it starts; what runs goes on."""
-        head = await _locked(connection, tenant_id, run_id)
-        if head is None:
-            return None
+        head = change.head
         if head.state == "paused":
             return Moved()
         if head.state != "running" or head.stopping in ("cancel", "deadline"):
             raise Conflict(f"a run that is {_standing(head)} cannot be paused")
-        await _audit(connection, actor, "workflow_run.paused", head)
-        return Moved(told=await self._steps.pause(connection, head))
+        await change.audit("workflow_run.paused")
+        return Moved(told=await self._steps.pause(change.connection, head))
 
-    @transaction
-    async def resume(
-        self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        tenant_id: int,
-        run_id: UUID,
-        actor: str,
-        now: float,
-    ) -> Moved | None:
+    @changes_run
+    async def resume(self, change: RunChange) -> Moved:
         """Let a run go on: what became ready meanwhile starts now."""
-        head = await _locked(connection, tenant_id, run_id)
-        if head is None:
-            return None
+        head = change.head
         if head.state == "running":
             return Moved()
         if head.state != "paused":
             raise Conflict(f"a run that is {head.state} cannot be resumed")
-        await _audit(connection, actor, "workflow_run.resumed", head)
-        moved = Moved(told=await self._steps.unpause(connection, head))
-        going = head._replace(state="running")
-        return await self._steps.reconsider(connection, ownership, going, now, moved)
+        await change.audit("workflow_run.resumed")
+        moved = Moved(told=await self._steps.unpause(change.connection, head))
+        return await self._reconsider(change, head._replace(state="running"), moved)
 
-    @transaction
-    async def retry(
-        self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        tenant_id: int,
-        run_id: UUID,
-        actor: str,
-        now: float,
-        step: str | None = None,
-    ) -> Moved | None:
+    @changes_run
+    async def retry(self, change: RunChange, step: str | None = None) -> Moved:
         """Do the steps that failed once more, or the named one, and all that comes after them."""
-        head = await _locked(connection, tenant_id, run_id)
-        if head is None:
-            return None
-        definition = await self._definitions.get(connection, head)
-        states = await self._states(connection, head)
+        definition = await self._definitions.get(change.connection, change.head)
+        states = await change.states()
         if step is None:
             again = {name for name, state in states.items() if state.state in LOST}
             if not again:
                 raise Conflict("no step of the run has failed")
         else:
             again = {_known(definition, step)}
-        await _audit(connection, actor, "workflow_run.retried", head, step=step)
-        again = downstream(definition, again)
-        return await self._reset(connection, ownership, head, definition, states, again, actor, now)
+        await change.audit("workflow_run.retried", step=step)
+        return await self._reset(change, definition, states, downstream(definition, again))
 
-    @transaction
-    async def skip(
-        self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        tenant_id: int,
-        run_id: UUID,
-        actor: str,
-        now: float,
-        step: str,
-    ) -> Moved | None:
+    @changes_run
+    async def skip(self, change: RunChange, step: str) -> Moved:
         """Leave a step out: those after it go on as if it had succeeded."""
-        head = await _locked(connection, tenant_id, run_id)
-        if head is None:
-            return None
+        connection, head = change.connection, change.head
         definition = await self._definitions.get(connection, head)
-        states = await self._states(connection, head)
+        states = await change.states()
         standing = states[_known(definition, step)]
         if standing.waived:
             return Moved()
-        await _audit(connection, actor, "workflow_step.skipped", head, step=step)
+        await change.audit("workflow_step.skipped", step=step)
         if standing.state in ("blocked", "released"):
             moved = Moved()
-            leaving = Ended(tenant_id, run_id, step, TaskState.SKIPPED, waived=True)
+            leaving = Ended(head.tenant_id, head.id, step, TaskState.SKIPPED, waived=True)
             ended = await self._steps.tasks.end(connection, [leaving], moved)
             if not ended:
                 raise Conflict("the step is running: cancel its task first")
-            return await self._steps.advance_runs(connection, ownership, ended, now, moved=moved)
+            return await self._steps.advance_runs(
+                connection, change.ownership, ended, change.now, moved=moved
+            )
         if standing.state == "expanded":
             raise Conflict("the step is running: cancel its tasks first")
         if standing.state == "completed":
             raise Conflict("the step has completed")
-        letters = [task for _, task in await self._given_up(connection, head, [step])]
-        await note_left_out(connection, tenant_id, letters, actor)
+        letters = [task for _, task in await change.given_up([step])]
+        await note_left_out(connection, head.tenant_id, letters, change.actor)
         await SQL["waive"].run(connection, **head.key, step=step)
         states[step] = StepProgress("skipped", waived=True)
         again = downstream(definition, {step}) - {step}
-        return await self._reset(
-            connection, ownership, head, definition, states, again, actor, now, changed={step}
-        )
+        return await self._reset(change, definition, states, again, changed={step})
 
     # Details ----------------------------------------------------------------------------------
 
-    async def _states(
-        self, connection: asyncpg.Connection, head: RunHead
-    ) -> dict[str, StepProgress]:
-        rows = await SQL["all_steps"].fetch(connection, **head.key, fail_fast=FAIL_FAST)
-        return {
-            r["step"]: StepProgress(r["state"], r["waived"], r["left_out"])
-            for r in rows
-            if r["item"] == ITSELF
-        }
-
     async def _reset(
         self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        head: RunHead,
+        change: RunChange,
         definition: WorkflowDefinition,
         states: Mapping[str, StepProgress],
         failed: Set[str],
-        actor: str,
-        now: float,
         changed: Collection[str] = (),
     ) -> Moved:
         """Put steps back to where they wait for those before them, and let the run go on. Their
         dead letters, and those of their items, are resolved: a replay would do the work twice."""
+        connection, head, now = change.connection, change.head, change.now
         again = with_left_out(definition, states, failed)
         busy = sorted(s for s in again if states[s].state in ("released", "expanded"))
         if busy:
@@ -297,24 +293,20 @@ class WorkflowRunService:
         fresh = {s for s in again if states[s].state != "blocked"}
         added = self._new_steps(definition, fresh, now, frozenset())
         tasks = {step.step: step.task_id for step in added}
-        given_up = await self._given_up(connection, head, list(fresh))
-        successors = {task: tasks[step] for step, task in given_up}
-        await note_done_again(connection, head.tenant_id, successors, actor)
+        successors = {task: tasks[step] for step, task in await change.given_up(list(fresh))}
+        await note_done_again(connection, head.tenant_id, successors, change.actor)
         same = same_lists(definition, states, again, changed)
         await SQL["drop_items"].run(connection, **head.key, steps=list(again), same=same)
         await _reset_rows(connection, head, definition, states, again, tasks)
         if added:
-            await self._steps.tasks.add_tasks(connection, ownership, head, added)
+            await self._steps.tasks.add_tasks(connection, change.ownership, head, added)
         kept = [state for name, state in states.items() if name not in again]
         reopened = await _reopen(connection, head, definition, kept, len(again), now)
-        return await self._steps.reconsider(connection, ownership, reopened, now)
+        return await self._reconsider(change, reopened, Moved())
 
-    async def _given_up(
-        self, connection: asyncpg.Connection, head: RunHead, steps: Sequence[str]
-    ) -> list[tuple[str, UUID]]:
-        """Of these steps and their items, the tasks that may have left dead letters."""
-        rows = await SQL["given_up"].fetch(connection, **head.key, steps=steps)
-        return [(row["step"], row["task_id"]) for row in rows]
+    async def _reconsider(self, change: RunChange, head: RunHead, moved: Moved) -> Moved:
+        connection, ownership, now = change.connection, change.ownership, change.now
+        return await self._steps.reconsider(connection, ownership, head, now, moved)
 
     def _new_steps(
         self,
@@ -339,10 +331,6 @@ class WorkflowRunService:
             for step in definition.steps
             if step.id in names
         ]
-
-
-async def _locked(connection: asyncpg.Connection, tenant_id: int, run_id: UUID) -> RunHead | None:
-    return await SQL["lock_run"].row(connection, RunHead, tenant_id=tenant_id, run_id=run_id)
 
 
 async def _reset_rows(
@@ -409,9 +397,3 @@ def _known(definition: WorkflowDefinition, step: str) -> str:
 
 def _standing(head: RunHead) -> str:
     return "being ended" if head.state == "running" else head.state
-
-
-async def _audit(
-    connection: asyncpg.Connection, actor: str, action: str, head: RunHead, **detail: object
-) -> None:
-    await write_entry(connection, head.tenant_id, actor, action, str(head.id), **detail)

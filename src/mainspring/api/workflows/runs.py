@@ -118,8 +118,7 @@ class RunResource:
         return await self._act(call, self.runs.cancel)
 
     async def pause(self, call: TenantCall) -> Response:
-        run_id = call.id_or(no_such_run)
-        return await self._change(call, run_id, self.runs.pause(call.tenant_id, run_id, call.actor))
+        return await self._act(call, self.runs.pause)
 
     async def resume(self, call: TenantCall) -> Response:
         return await self._act(call, self.runs.resume)

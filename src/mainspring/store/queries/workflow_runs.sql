@@ -38,8 +38,8 @@ SELECT tenant_id, id, workflow, version, state, stopping, unfinished, failed FRO
 WHERE tenant_id = :tenant_id AND id = :run_id FOR NO KEY UPDATE;
 
 -- name: all_steps
-SELECT step, item, state, waived, state = 'skipped' AND coalesce(error ->> 'code' = :fail_fast, false) AS left_out
-FROM workflow_steps WHERE tenant_id = :tenant_id AND run_id = :run_id;
+SELECT step, state, waived, state = 'skipped' AND coalesce(error ->> 'code' = :fail_fast, false) AS left_out
+FROM workflow_steps WHERE tenant_id = :tenant_id AND run_id = :run_id AND item = :itself;
 
 -- name: given_up
 -- The tasks of steps and of their items that may have left dead letters.
