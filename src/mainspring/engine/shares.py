@@ -29,11 +29,11 @@ class Group(Turns):
         self.alone = need_of(capability).alone
 
     def closed(self) -> Cause | None:
-        """Why none of it may start, if the gate says so."""
+        """Return why none of it may start; None when the gate is open."""
         return self.gate.closed() if self.gate else None
 
     def review(self, now: float) -> None:
-        """Of tasks for workers: what do they wait for now?"""
+        """Update what tasks for workers wait for."""
         self.bucket.switch(
             self.closed() or (Cause.FAIR_SHARE if self.pools else Cause.NO_WORKER), now
         )

@@ -1,4 +1,4 @@
-"""Announcements of what a statement of this node has committed, to those whom it concerns.
+"""Announcements of what a statement of this node has committed.
 
 The engine hears of the rows in partitions of this node; the owners of others find wake rows, which
 the same statement wrote, and get a hint to look.

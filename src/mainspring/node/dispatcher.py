@@ -125,7 +125,7 @@ class Dispatcher:
         return self.accepts(row.capability)
 
     def close(self) -> None:
-        """Start nothing any more; leases that are held are kept alive all the same."""
+        """Start nothing any more; running executions keep their leases all the same."""
         self.closed = True
 
     async def run(self) -> None:
@@ -205,7 +205,7 @@ class Dispatcher:
 
     async def _lease(self, picked: Sequence[Entry]) -> list[Execution]:
         refs = [TaskRef(e.tenant_id, e.row.id, e.row.rev, e.lateness(e.ready_at)) for e in picked]
-        # As whom they were picked: once we are another, our limits are counted anew.
+        # The incarnation that picked them: under another one limits are counted anew.
         ownership, worker = self._state.ownership(), self._state.worker
         crash.reach("claim.before_commit")
         lease = self._config.lease
@@ -257,9 +257,8 @@ class Dispatcher:
             self._recorder.report(over)
 
     def _start(self, executor: Executor, batch: Sequence[Execution]) -> None:
-        """Also if an executor breaks its word and raises: what it has taken in it reports, and what
-        it has not taken would be ours for ever, with a lease that is extended and nobody at work.
-        """
+        """Also if an executor raises: what it has taken in it reports, and what it has not taken
+        would be ours for ever, with a lease that is extended and nobody at work."""
         try:
             executor.start(batch)
         except Exception:
@@ -288,8 +287,8 @@ class Dispatcher:
                 executor.cancel(held.id, held.fence)
 
     def interrupt_workers(self, rows: Sequence[TaskRow]) -> None:
-        """Of these tasks some may run at workers and were asked to cancel: let those hear of it
-        before their next heartbeat."""
+        """Let workers hear before their next heartbeat which of these tasks were asked to
+        cancel."""
         asked = {
             holder.session
             for row in rows

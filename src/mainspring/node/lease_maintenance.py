@@ -34,7 +34,7 @@ class LeaseListener(Protocol):
 
 class LeaseMaintenance:
     """Two duties that do not wait for each other: to end a lease of a step takes a look at its
-    run, which another may hold for long, and meanwhile our own leases would run out."""
+    run, which another may hold for long, and meanwhile our own leases would end."""
 
     def __init__(
         self,

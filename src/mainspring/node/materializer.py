@@ -52,7 +52,7 @@ class Materializer:
         """Schedules that could not be decided on, and when they are looked at again."""
 
     def hint(self) -> None:
-        """Somebody changed something: look now."""
+        """Look now: somebody changed something."""
         self._hinted.set()
 
     async def run(self) -> None:
@@ -125,7 +125,7 @@ class Materializer:
             await self._watch()
 
     async def _watch(self) -> None:
-        """Say so when schedules stand still, whoever should have decided on them."""
+        """Report schedules that are overdue, whichever node should have decided on them."""
         overdue, since = await self._schedules.overdue(self._state.config.overdue_after)
         self._state.metrics.schedules_overdue.set(overdue)
         if overdue:
@@ -138,8 +138,8 @@ class Materializer:
             await self._schedules.tell_overdue(self._state.config.overdue_after, limit=_MOST_TOLD)
 
     async def _retime(self, partitions: frozenset[int]) -> None:
-        """After a change of the tz database the future is computed anew. Looked for again and
-        again: a node of an older version may have computed something meanwhile."""
+        """Compute next times anew after a change of the tz database. Again and again: a node of an
+        older version may have computed something meanwhile."""
         while count := await self._schedules.retime(partitions, limit=_RETIME_CHUNK):
             log.info(
                 "computed next times anew",

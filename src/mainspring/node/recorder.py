@@ -34,7 +34,7 @@ _UNSTORABLE = "unstorable-result"
 
 @dataclass(slots=True)
 class _Asked:
-    """Somebody waits until so many executions are written."""
+    """A caller that waits until so many executions are written."""
 
     theirs: Collection[int]
     """Which reports are, by identity: others may say something else about the same executions."""
@@ -94,8 +94,8 @@ class Recorder:
     async def expire_step_leases(
         self, held: Sequence[TaskRef], count_crash: Collection[UUID], presumed: Collection[UUID]
     ) -> None:
-        """Steps that end by being lost, because they were asked to cancel or kill every worker:
-        their runs hear of it."""
+        """End steps that are lost, because they were asked to cancel or kill every worker: their
+        runs move on."""
         ownership, now = self._state.ownership(), self._state.clock.now()
         done = await self._steps.expire_leases(
             ownership, held, now, count_crash=count_crash, presumed=presumed
@@ -235,7 +235,8 @@ class Recorder:
         return accepted
 
     async def _finish_steps(self, finishes: Sequence[Finish]) -> set[UUID]:
-        """The same for steps, whose runs move on with it: the short way where that will do."""
+        """Do the same for steps, whose runs move on with it: on the fast path where that will
+        do."""
         try:
             accepted = await self._finish_fast(finishes)
         except StoreUnavailable:
@@ -349,7 +350,7 @@ def _unrecordable(end: Finish, error: Exception) -> Finish:
 
 def _given_up(report: Report, error: Exception) -> bool:
     """Whether nothing of it can be written: it was refused before, and what could be to blame was
-    taken out of it. Its lease will run out, and the task is tried again."""
+    taken out of it. Its lease will end, and the task is retried."""
     if report.error is None or report.error.code != _UNSTORABLE:
         return False
     task = str(report.execution.id)

@@ -94,7 +94,7 @@ class Signals:
         connection = await connect()
         try:
             await connection.add_listener(_CHANNEL, self._hear)
-            # What was said while nobody listened is lost: look for oneself.
+            # What was sent while nobody listened is lost: look for oneself.
             self._on_wake()
             self._on_cluster()
             self._on_mail()

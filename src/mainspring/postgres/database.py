@@ -60,7 +60,7 @@ CLASHES = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 _CLASH_RETRIES = 5
 _CLOSING = 5.0
 # Every statement of ours looks rows up by key or walks an index. A plan made while a table was
-# small would scan it, and go on scanning when it has grown: so no scans, looking up is said to be
+# small would scan it, and go on scanning when it has grown: so no scans, look-ups are declared
 # cheap (else a handful of look-ups seems dearer than reading a small index whole), and no planning
 # per call.
 _PLANNER = {

@@ -40,7 +40,7 @@ class Placed(NamedTuple):
 
 @dataclass(slots=True)
 class DecidedSchedules:
-    """What a transaction did, for telling those whom it concerns."""
+    """What a transaction did, for announcing it."""
 
     made: list[Placed] = field(default_factory=list)
     cancelled_in: set[int] = field(default_factory=set)

@@ -53,7 +53,8 @@ class AnswerStore:
         self._database = database
 
     async def find(self, tenant_id: int, key: str) -> StoredAnswer | None:
-        """What the first caller under this key was told; status 0 while it is being served."""
+        """Return what the first caller under this key was told; status 0 while it is being
+        served."""
         return await SQL["find_answer"].row(
             self._database, StoredAnswer, tenant_id=tenant_id, key=key
         )
@@ -71,7 +72,7 @@ class AnswerStore:
         )
 
     async def keep(self, turn: Turn, answer: StoredAnswer, ttl: float) -> None:
-        """End a turn with an answer. Nothing happens if it ran out: then it is another's."""
+        """End a turn with an answer. Nothing happens if it expired: then it is another's."""
         await _keep(self._database, turn, answer, ttl)
 
     async def give_up(self, turn: Turn) -> None:
@@ -84,7 +85,7 @@ class AnswerStore:
 async def keep_answer(
     connection: asyncpg.Connection, turn: Turn, answer: StoredAnswer, ttl: float
 ) -> bool:
-    """The same within the transaction of what was asked for. False: the turn ran out."""
+    """Do the same within the transaction of what was asked for. False: the turn has expired."""
     return await _keep(connection, turn, answer, ttl)
 
 
@@ -102,7 +103,7 @@ class EffectStore:
         self._database = database
 
     async def note(self, tenant_id: int, key: str, answer: bytes, ttl: float) -> StoredEffect:
-        """Tell of an effect. Of all who tell of the same one, exactly one is the first."""
+        """Note an effect. Of all that note the same one, exactly one is the first."""
         while True:
             noted = await SQL["note_effect"].row(
                 self._database, StoredEffect, tenant_id=tenant_id, key=key, answer=answer, ttl=ttl

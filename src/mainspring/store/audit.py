@@ -1,4 +1,4 @@
-"""The audit log: who changed what, and when. Entries are written with the change they tell of."""
+"""The audit log: who changed what, and when. Entries are written with the change they describe."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -53,7 +53,8 @@ class AuditStore:
     async def list(
         self, where: AuditFilter, *, before: int | None, limit: int
     ) -> Page[StoredAuditEntry, int]:
-        """A page of entries older than `before`; it may be short and still have a next one."""
+        """Return a page of entries older than `before`; it may be short and still have a next
+        one."""
         return await fill(partial(self._look, where), before, limit)
 
     async def _look(
@@ -79,7 +80,7 @@ async def write_entry(
     subject: str,
     **detail: Any,
 ) -> None:
-    """Note a change, in its own transaction."""
+    """Note a change, within its transaction."""
     await SQL["write_entry"].run(
         connection,
         tenant_id=tenant_id,

@@ -35,8 +35,8 @@ UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 @lru_cache(maxsize=4096)
 def read_spec(spec: bytes) -> tuple[TaskSpec, str | None]:
-    """The spec, or one that does nothing and why it cannot be read. Nothing is raised: the task is
-    leased already, together with others.
+    """Return the spec, or one that does nothing and why it cannot be read. Nothing is raised: the
+    task is leased already, together with others.
 
     Most tasks are one of few kinds: decoding each kind once saves a tenth of a claim."""
     try:
@@ -69,8 +69,8 @@ class EngineStore(OutcomeStore):
     async def load_window(
         self, partitions: Collection[int], *, after: float, until: float, cap: int
     ) -> list[TaskRow]:
-        """What is running in these partitions, and what is due in (after, until]: at most `cap`
-        of each stream, earliest first."""
+        """Return what is running in these partitions, and what is due in (after, until]: at most
+        `cap` of each stream, earliest first."""
         rows = await self._database.fetch(
             *SQL["load_window"](partitions=list(partitions), after=after, until=until, cap=cap),
             # Of several one can ask for fewer; one alone has to be read, however much is in it.
@@ -81,7 +81,7 @@ class EngineStore(OutcomeStore):
     async def load_more(
         self, stream: StreamKey, *, since: float, until: float, known: Collection[UUID], limit: int
     ) -> list[TaskRow]:
-        """The next of a stream, earliest first, without those that are known already."""
+        """Return the next of a stream, earliest first, without those that are known already."""
         return await SQL["load_more"].rows(
             self._database,
             TaskRow,
@@ -100,8 +100,8 @@ class EngineStore(OutcomeStore):
     async def poll_wakes(
         self, ownership: Ownership, heard: Collection[int], *, limit: int
     ) -> Woken:
-        """What others changed in our partitions, by at most `limit` wake rows. They stay until a
-        later call names them as heard."""
+        """Return what others changed in our partitions, by at most `limit` wake rows. They stay
+        until a later call names them as heard."""
         rows = await SQL["poll_wakes"].fetch(
             self._database, **owner_of(ownership), heard=list(heard), limit=limit
         )
@@ -109,7 +109,7 @@ class EngineStore(OutcomeStore):
         return Woken(seen.rows, seen.gone, [wake for row in rows for wake in row["wakes"]])
 
     async def look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
-        """How these tasks are now."""
+        """Return how these tasks are now."""
         rows = await SQL["look_at"].fetch(
             self._database,
             tenant_ids=[tenant for tenant, _ in tasks],
@@ -139,21 +139,21 @@ class EngineStore(OutcomeStore):
     async def claimed_by(
         self, connection: asyncpg.Connection, picks: Collection[TaskRef], *, worker: str
     ) -> list[Execution]:
-        """After a claim whose answer was lost: what we got. What we did not get, that claim will
-        not get any more, however late it arrives."""
+        """Return what a claim leased whose answer was lost. What it did not lease, it will not
+        lease any more, however late it arrives."""
         picked = columns(picks, "revs")
         await SQL["void_claim"].run(connection, **picked)
         return executions_of(await SQL["claimed_by"].fetch(connection, **picked, worker=worker))
 
     async def leased_to(self, tasks: Sequence[tuple[int, UUID]], *, worker: str) -> list[Execution]:
-        """Those of these tasks that a worker of ours has."""
+        """Return those of these tasks that are leased to a worker."""
         refs = [TaskRef(tenant_id, task_id, 0) for tenant_id, task_id in tasks]
         call = SQL["claimed_by"](**columns(refs, "revs"), worker=worker)
         rows = await self._database.fetch(*call)
         return executions_of(rows)
 
     async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
-        """Keep leases, guarded by fence. What is not in the answer is no longer held."""
+        """Extend leases, guarded by fence. What is not in the answer is no longer ours."""
         return await SQL["extend"].rows(
             self._database, Extended, lease=lease, **columns(held, "fences")
         )

@@ -1,4 +1,4 @@
-"""Nodes and partitions: who is alive, who owns what, and how that changes hands."""
+"""Nodes and partitions: which are alive, which own what, and how that changes."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """Who owns a partition; nobody, for a moment, while it changes hands."""
+    """Who owns a partition; None for a moment, while it changes owners."""
 
     partition: int
     owner: UUID | None
@@ -69,7 +69,7 @@ class NodeHeartbeat(NamedTuple):
 
 
 class Fenced(NamedTuple):
-    """What an operator's word changed that the database was set back: fences of tasks created
+    """What `restore_fence` changed after the database was set back: fences of tasks created
     before a moment are `floor` at least, nodes were declared dead, and partitions' epochs rose."""
 
     floor: int
@@ -129,8 +129,8 @@ class ClusterStore:
         return await SQL["database_time"].value(self._connection, float)
 
     async def beat(self, node_id: UUID, epoch: int, beats: int = 0) -> NodeHeartbeat | None:
-        """Say "alive"; None when the node was declared dead, when the server is not the one that it
-        joined, or when fewer `beats` are counted than the node knows of."""
+        """Send a heartbeat; None when the node was declared dead, when the server is not the one
+        that it joined, or when fewer `beats` are counted than the node knows of."""
         return await SQL["beat"].row(
             self._connection, NodeHeartbeat, node_id=node_id, epoch=epoch, beats=beats
         )
@@ -139,7 +139,7 @@ class ClusterStore:
         return await SQL["members"].rows(self._connection, Member)
 
     async def ownership(self) -> dict[UUID | None, list[int]]:
-        """Owner → partitions; None for those nobody owns."""
+        """Return owner → partitions; None for those without an owner."""
         rows = await SQL["ownership"].fetch(self._connection)
         return {row["owner"]: row["partitions"] for row in rows}
 
@@ -152,7 +152,7 @@ class ClusterStore:
         return await silenced is not None
 
     async def take_over(self, node_id: UUID, epoch: int, wanted: Collection[int]) -> list[int]:
-        """Take partitions that nobody living owns; return those we got."""
+        """Take partitions without a living owner; return those we got."""
         rows = await SQL["take_over"].fetch(
             self._connection, node_id=node_id, epoch=epoch, partitions=list(wanted)
         )

@@ -68,7 +68,7 @@ class StoredLetter:
 
 @dataclass(frozen=True, slots=True)
 class LetterGroup:
-    """Letters that died of the same thing."""
+    """Letters of the same error."""
 
     fingerprint: str
     error: dict[str, str] | None
@@ -80,7 +80,7 @@ class LetterGroup:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What became of a letter: `task` is the new task, unless the letter had one before."""
+    """The result of a replay: `task` is the new task, unless the letter had one before."""
 
     task_id: UUID
     task: NewTask | None = None
@@ -97,7 +97,7 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """How replayed tasks fared so far."""
+    """How replayed tasks ended so far."""
 
     failed: int
     others: int
@@ -157,7 +157,7 @@ class DeadLetterStore:
     async def groups(
         self, tenant_id: int, where: LetterFilter, *, limit: int
     ) -> Sequence[LetterGroup]:
-        """What went wrong, the most frequent first."""
+        """Return letters grouped by error, the most frequent first."""
         return await SQL["group_letters"].rows(
             self._database,
             LetterGroup,
@@ -205,7 +205,7 @@ class DeadLetterStore:
         return replays | await self._replay_locked(connection, tenant_id, fresh, make, actor)
 
     async def outcomes(self, tenant_id: int, task_ids: Sequence[UUID]) -> Outcomes:
-        """How these tasks fare; one that failed and will be tried again counts as failed."""
+        """Count how these tasks ended; one that failed and will be retried counts as failed."""
         return await SQL["count_outcomes"].one(
             self._database,
             Outcomes,
@@ -215,7 +215,7 @@ class DeadLetterStore:
         )
 
     async def archive(self, tenant_id: int, letter_id: UUID, actor: str) -> None:
-        """Put a letter away; one that is resolved, or not there, stays as it is."""
+        """Archive a letter; one that is resolved, or not there, stays as it is."""
         await SQL["archive_letters"].run(
             self._database, tenant_id=tenant_id, ids=[letter_id], actor=actor
         )
@@ -267,7 +267,7 @@ class DeadLetterStore:
 async def note_done_again(
     connection: asyncpg.Connection, tenant_id: int, tasks: Mapping[UUID, UUID], actor: str
 ) -> None:
-    """The work of these letters, where there are any, is done by other tasks now."""
+    """Mark these letters, where there are any, as replayed: other tasks do their work now."""
     ids = list(tasks)
     await SQL["lock_letters"].run(connection, tenant_id=tenant_id, ids=ids)
     await SQL["mark_replayed"].run(
@@ -278,7 +278,7 @@ async def note_done_again(
 async def note_left_out(
     connection: asyncpg.Connection, tenant_id: int, ids: Sequence[UUID], actor: str
 ) -> None:
-    """Nobody waits for the work of these letters any more, where there are any."""
+    """Archive these letters, where there are any: nobody waits for their work any more."""
     await SQL["lock_letters"].run(connection, tenant_id=tenant_id, ids=ids)
     await SQL["archive_letters"].run(connection, tenant_id=tenant_id, ids=ids, actor=actor)
 

@@ -47,7 +47,7 @@ class KeyStore:
         self._database = database
 
     async def find(self, secret: str) -> ApiKey | None:
-        """Whose key this is; None when it is unknown, expired or revoked."""
+        """Return whose key this is; None when it is unknown, expired or revoked."""
         digest = hash_secret(secret)
         row = await SQL["find_key"].record(self._database, secret_hash=digest)
         # The index finds by the hash, of which nobody can choose the bytes; the last word has a
@@ -58,7 +58,7 @@ class KeyStore:
         return ApiKey(row["id"], row["tenant_id"], scopes, row["operator"], row["expires_in"])
 
     async def touch(self, used: Mapping[str, float]) -> None:
-        """These keys were used so many seconds ago."""
+        """Note that these keys were used so many seconds ago."""
         await SQL["touch_keys"].run(self._database, ids=list(used), ago=list(used.values()))
 
     async def add(self, key: NewKey) -> None:
@@ -66,7 +66,7 @@ class KeyStore:
 
     @transaction
     async def add_operator(self, connection: asyncpg.Connection, key: NewKey, actor: str) -> None:
-        """An operator's key, with a note of it."""
+        """Add an operator's key, with a note of it in the audit log."""
         await _add(connection, key)
         await write_entry(connection, INSTALLATION, actor, "key.created", key.id, name=key.name)
 
@@ -81,11 +81,11 @@ class KeyStore:
         return ended is not None
 
     async def ensure_tenant(self, name: str) -> int:
-        """The tenant of that name, made where it is missing."""
+        """Return the tenant of that name, made where it is missing."""
         return await SQL["ensure_tenant"].value(self._database, int, name=name)
 
     async def limits(self, tenants: Collection[int] | None = None) -> dict[int, TenantLimits]:
-        """What tenants may use: these, or all."""
+        """Return what tenants may use: these, or all."""
         if tenants is None:
             rows = await SQL["all_limits"].fetch(self._database)
         else:
@@ -106,7 +106,7 @@ MOST_LIVE_KEYS = 1000
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A key as it may be shown: everything but the secret, which nobody has any more."""
+    """A key as it may be shown: everything but the secret, which is not stored."""
 
     seq: int
     id: str
@@ -150,7 +150,7 @@ class KeyRing:
         actor: str,
         conclude: BeforeCommit[StoredKey],
     ) -> StoredKey | None:
-        """A new key; None when the tenant is gone."""
+        """Make a new key; None when the tenant is gone."""
         if not await SQL["take_turn"].found(connection, tenant_id=tenant_id):
             return None
         made = await insert_key(connection, tenant_id, text, name, scopes, expiry)
@@ -166,7 +166,7 @@ class KeyRing:
         )
 
     async def list(self, tenant_id: int, *, before: int | None, limit: int) -> list[StoredKey]:
-        """Newest first, those that have ended too."""
+        """Return keys, newest first, those that have ended too."""
         start = END_OF_IDS if before is None else before
         return await SQL["list_keys"].rows(
             self._database, StoredKey, tenant_id=tenant_id, before=start, limit=limit
@@ -195,7 +195,7 @@ class KeyRing:
         actor: str,
         conclude: BeforeCommit[StoredKey],
     ) -> StoredKey | None:
-        """A key in place of another, which ends after `grace` seconds; None: no such live key.
+        """Make a key in place of another, which ends after `grace` seconds; None: no such live key.
 
         Without an expiry of its own the new key gets the lifetime the old one was made for.
         """

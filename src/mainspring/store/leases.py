@@ -34,7 +34,7 @@ class LeasedTask(NamedTuple):
 
 
 class HeldHeartbeat(NamedTuple):
-    """A try that a worker says it holds."""
+    """An execution that a worker says it runs."""
 
     id: UUID
     fence: int
@@ -56,7 +56,7 @@ class ExtendedLease(NamedTuple):
 
 
 class HeldExecution(NamedTuple):
-    """The present try of a task that a worker holds."""
+    """The present execution of a task that is leased to a worker."""
 
     execution: Execution
     cancel_requested: bool
@@ -97,7 +97,7 @@ class LeaseStore:
     async def claimed_for(
         self, connection: asyncpg.Connection, picks: Collection[WorkerPick]
     ) -> list[LeasedTask]:
-        """After a claim whose answer was lost: what came of it, once it can come late no more."""
+        """Return what a claim leased whose answer was lost, once it can come late no more."""
         refs = columns([pick.ref for pick in picks], "revs")
         await CLAIMS["void_claim"].run(connection, **refs)
         picked = _columns(sorted(picks))
@@ -113,8 +113,8 @@ class LeaseStore:
         lease: float,
         grace: float,
     ) -> list[ExtendedLease]:
-        """Keep a worker's leases, guarded by fence and incarnation. What is not in the answer is
-        no longer held; what is `grace` seconds past its timeout is not extended."""
+        """Extend a worker's leases, guarded by fence and incarnation. What is not in the answer is
+        its own no longer; what is `grace` seconds past its timeout is not extended."""
         ordered = sorted(beats, key=lambda beat: beat.id)
         return await SQL["extend_for_worker"].rows(
             self._database,
@@ -132,13 +132,13 @@ class LeaseStore:
         )
 
     async def leased(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[LeasedTask]:
-        """Tasks that another node leased, as its claim returned them."""
+        """Return tasks that another node leased, as its claim returned them."""
         return _leased(
             await SQL["leased_tasks"].fetch(self._database, tenant_id=tenant_id, **_keys(tries))
         )
 
     async def held(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[HeldExecution]:
-        """Those of these tries that are the present ones of their tasks; without payloads."""
+        """Return those of these executions that are current; without payloads."""
         rows = await SQL["held_by_workers"].fetch(
             self._database, tenant_id=tenant_id, **_keys(tries)
         )
@@ -148,7 +148,7 @@ class LeaseStore:
     async def judge(
         self, tenant_id: int, tries: Sequence[tuple[UUID, int, Outcome]]
     ) -> list[Judged]:
-        """Why reports of these tries, with these outcomes, changed nothing."""
+        """Return why reports of these executions, with these outcomes, changed nothing."""
         return await SQL["judge_reports"].rows(
             self._database,
             Judged,

@@ -27,9 +27,9 @@ class OutcomeStore:
         count_crash: Collection[UUID] = (),
         presumed: Collection[UUID] = (),
     ) -> Seen:
-        """End leases that ran out by the database's clock, or whose worker has begun anew, guarded
+        """End leases that are over by the database's clock, or whose worker has restarted, guarded
         by fence. Those in `count_crash` count as lost with their worker; those in `presumed` count
-        as begun, whatever their worker said."""
+        as started, whatever their worker reported."""
         call = SQL["expire_leases"](
             **columns(held, "fences"), count_crash=list(count_crash), presumed=list(presumed)
         )
@@ -41,7 +41,7 @@ class OutcomeStore:
         return [row["id"] for row in rows]
 
     async def explain_ends(self, ended: Sequence[EndedWaiting]) -> None:
-        """Put down to causes what nobody has accounted for, of tasks that ended as they waited."""
+        """Record what tasks waited for that ended while they waited."""
         ordered = sorted(ended, key=lambda one: (one.tenant_id, one.id))
         await SQL["explain_ends"].run(
             self._database,
@@ -103,7 +103,7 @@ def finish_arguments(ownership: Ownership, finished: Iterable[Finish]) -> dict[s
         "lateness": sparse([f.lateness for f in ordered]),
         "status_codes": sparse([r.status_code for r in reports]),
         "responses": sparse([r.response for r in reports]),
-        # Of the try, where that of its task is another one.
+        # Of the execution, where that of its task is another one.
         "own_lateness": sparse(
             [None if f.own_lateness is f.lateness else f.own_lateness or {} for f in ordered]
         ),

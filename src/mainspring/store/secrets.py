@@ -73,7 +73,7 @@ class SecretStore:
         self._vault = vault
 
     async def profiles(self, tenant_ids: Sequence[int]) -> Mapping[int, WebhookProfile]:
-        """What sending for these tenants depends on."""
+        """Return what sending for these tenants depends on."""
         found: dict[int, WebhookProfile] = {}
         for row in await SQL["profiles"].fetch(self._database, tenant_ids=list(tenant_ids)):
             profile = found.get(row["tenant_id"]) or self._profile(row)
@@ -153,7 +153,7 @@ class SecretStore:
         return gone
 
     async def settings(self, tenant_id: int) -> EgressSettings | None:
-        """A tenant's settings; None when there is no such tenant."""
+        """Return a tenant's settings; None when there is no such tenant."""
         return await SQL["get_settings"].row(self._database, EgressSettings, tenant_id=tenant_id)
 
     @transaction

@@ -1,4 +1,4 @@
-"""Tenants, as operators see them: made, listed, limited, and let go."""
+"""Tenants, as operators see them: made, listed, limited, and deleted."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -70,7 +70,7 @@ class TenantStore:
         actor: str,
         conclude: BeforeCommit[StoredTenant],
     ) -> StoredTenant | None:
-        """A new tenant with its first key; None when the name is taken."""
+        """Make a tenant with its first key; None when the name is taken."""
         tenant = await SQL["create_tenant"].row(
             connection, StoredTenant, name=name, **asdict(limits)
         )
@@ -120,7 +120,7 @@ class TenantStore:
     async def delete(
         self, connection: asyncpg.Connection, tenant_id: int, actor: str
     ) -> Sequence[str] | None:
-        """Let a tenant go: its keys, whose ids are the answer, end with it, its rows are cleared
+        """Delete a tenant: its keys, whose ids are returned, end with it; its rows are cleared
         afterwards (`clear`).
 
         Conflict while it has unfinished tasks; None when there is no such tenant.

@@ -30,7 +30,7 @@ class WorkerRecord(NamedTuple):
 
 
 class Touch(NamedTuple):
-    """A worker that was heard of, with what it said and did since the last time."""
+    """A worker that was heard of, with what it offered and did since the last time."""
 
     tenant_id: int
     name: str
@@ -52,7 +52,7 @@ class StoredNodeAddress(NamedTuple):
 
 
 class NewLogLine(NamedTuple):
-    """A line that a worker logged about a try."""
+    """A line that a worker logged about an execution."""
 
     task_id: UUID
     fence: int
@@ -85,7 +85,7 @@ class WorkerStore:
         offer: Offer,
         about: Mapping[str, object] | None,
     ) -> bool:
-        """A process of a worker begins; False when another one has replaced it already."""
+        """Register a worker's process; False when another one has replaced it already."""
         return await SQL["register_worker"].found(
             self._database,
             tenant_id=tenant_id,
@@ -121,7 +121,7 @@ class WorkerStore:
         return {(row["tenant_id"], row["name"]) for row in rows}
 
     async def note_held(self, node_id: UUID, held: Mapping[tuple[int, str], int]) -> None:
-        """How many tasks workers hold in the partitions of a node."""
+        """Note how many tasks of the partitions of a node are leased to each worker."""
         await SQL["note_held"].run(
             self._database,
             node_id=node_id,
@@ -133,7 +133,7 @@ class WorkerStore:
     async def list(
         self, tenant_id: int, *, before: int | None, limit: int
     ) -> Sequence[WorkerRecord]:
-        """The newest first."""
+        """Return workers, the newest first."""
         return await SQL["list_workers"].rows(
             self._database,
             WorkerRecord,
@@ -143,7 +143,7 @@ class WorkerStore:
         )
 
     async def nodes(self, alive_within: float) -> Sequence[StoredNodeAddress]:
-        """The nodes that were heard of within so many seconds."""
+        """Return the nodes that were heard of within so many seconds."""
         return await SQL["worker_nodes"].rows(
             self._database, StoredNodeAddress, alive_within=alive_within
         )
@@ -151,8 +151,8 @@ class WorkerStore:
     async def add_logs(
         self, tenant_id: int, lines: Sequence[NewLogLine], *, most: int, more_errors: int
     ) -> int:
-        """Keep lines of tries that there were, at most so many of a task, and so many errors
-        beyond; return how many were."""
+        """Keep lines of executions that exist, at most `most` of a task and `more_errors` errors
+        beyond; return how many were kept."""
         row = await SQL["add_logs"].record(
             self._database,
             tenant_id=tenant_id,
@@ -169,7 +169,7 @@ class WorkerStore:
     async def logs(
         self, tenant_id: int, task_id: UUID, *, after: int, limit: int
     ) -> Sequence[StoredLine]:
-        """The lines of a task, in the order in which they came."""
+        """Return the lines of a task, in the order in which they came."""
         return await SQL["list_logs"].rows(
             self._database,
             StoredLine,

@@ -127,9 +127,9 @@ class StepOutcomes:
         count_crash: Collection[UUID] = (),
         presumed: Collection[UUID] = (),
     ) -> StepsFinished:
-        """End tries of steps whose lease ran out, and that were asked to cancel, or, of those in
-        `count_crash`, began alone and were lost with their worker; those in `presumed` count as
-        begun."""
+        """End executions of steps whose lease ended, and that were asked to cancel, or, of those in
+        `count_crash`, started alone and were lost with their worker; those in `presumed` count as
+        started."""
         rows = await SQL["lost_steps"].fetch(
             self._database,
             tenant_ids=[h.tenant_id for h in held],
@@ -144,7 +144,7 @@ class StepOutcomes:
         return await self.finish(ownership, finished, now)
 
     async def expiring(self, ownership: Ownership) -> list[Ended]:
-        """Steps of our partitions that were not started by their expiry."""
+        """Return steps of our partitions that were not started by their expiry."""
         rows = await SQL["overdue_steps"].fetch(
             self._database, partitions=list(ownership.partitions)
         )
@@ -162,7 +162,7 @@ class StepOutcomes:
         leaving: Sequence[Ended],
         now: float,
     ) -> Moved:
-        """End these, unless they have been started since."""
+        """End these steps, unless they have been started since."""
         if not leaving:
             return Moved()
         await self._steps.hold(connection, [(e.tenant_id, e.run_id) for e in leaving])
@@ -171,7 +171,7 @@ class StepOutcomes:
         return await self._steps.advance_runs(connection, ownership, ended, now, moved=moved)
 
     async def overdue(self, ownership: Ownership) -> list[tuple[int, UUID]]:
-        """Runs of our partitions whose deadline has passed."""
+        """Return runs of our partitions whose deadline has passed."""
         rows = await SQL["overdue_runs"].fetch(
             self._database, partitions=list(ownership.partitions)
         )

@@ -1,6 +1,6 @@
 """Runs of workflows: begun, read, listed; cancelled, paused, resumed, retried; a step skipped.
 
-Every change holds the run's row first, then what it touches of its steps and their tasks.
+Every change locks the run's row first, then what it touches of its steps and their tasks.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence, Set

@@ -1,4 +1,4 @@
-"""Runs that belong to a task: begun when it starts, found again when it is tried again."""
+"""Runs that belong to a task: begun when it starts, found again when it is retried."""
 
 from collections.abc import Mapping, Sequence
 from uuid import UUID
@@ -68,10 +68,10 @@ class TaskRuns:
         try:
             return await self._runs.create(ownership, run)
         except asyncpg.UniqueViolationError:
-            return Moved()  # another try of the task was quicker
+            return Moved()  # another execution of the task was quicker
 
     async def ended(self, tasks: Sequence[Execution]) -> list[tuple[UUID, str]]:
-        """Of the runs of these tasks those that are over, with their states."""
+        """Return those of the runs of these tasks that have ended, with their states."""
         rows = await SQL["which_ended"].fetch(
             self._database, tenant_ids=[t.tenant_id for t in tasks], ids=[t.id for t in tasks]
         )
@@ -81,8 +81,8 @@ class TaskRuns:
     async def cancel(
         self, connection: asyncpg.Connection, ownership: Ownership, execution: Execution, now: float
     ) -> Moved | None:
-        """The task was asked to cancel: so is its run. None: the try is not the present one, and
-        the run is another's."""
+        """Cancel the run of a task that was asked to cancel. None: the execution is not current,
+        and the run is another's."""
         row = await SQL["lock_run"].record(
             connection, tenant_id=execution.tenant_id, run_id=execution.id
         )

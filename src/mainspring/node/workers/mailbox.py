@@ -1,6 +1,6 @@
 """Messages between nodes about workers: who waits where, and who may claim for whom.
 
-All of them may get lost; then a task waits for the next one, or a lease runs out. They travel by
+All of them may get lost; then a task waits for the next one, or a lease ends unused. They travel by
 way of the database, which every node can reach, and are looked for now and then where no hint to
 look arrives.
 """
@@ -83,8 +83,8 @@ class WorkerRestarted(Struct, tag=True):
 
 
 class InterruptPolls(Struct, tag=True):
-    """Tries that these workers hold were asked to cancel, or were lost because they were silent:
-    let them ask."""
+    """Executions of these workers were asked to cancel, or were lost because they were silent: let
+    them ask."""
 
     holders: list[WorkerSession]
 

@@ -71,7 +71,7 @@ WHERE tenant_id = :tenant_id AND id = :run_id
 RETURNING tenant_id, id, workflow, version, state, stopping, unfinished, failed;
 
 -- name: waive
--- A step that ended is skipped by hand: those after it see a success.
+-- A step that ended is skipped by a caller: those after it see a success.
 UPDATE workflow_steps SET state = 'skipped', waived = true
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND step = :step AND item = -1;
 
@@ -89,7 +89,7 @@ WITH old AS (
 SELECT count(*) AS gone FROM gone;
 
 -- name: whose_task
--- A task whose present try this is: the schedule it belongs to, and whether it shall stop.
+-- A task whose current execution this is: the schedule it belongs to, and whether it shall stop.
 SELECT schedule_id, extract(epoch FROM nominal_at)::float8 AS nominal, cancel_requested FROM tasks
 WHERE tenant_id = :tenant_id AND id = :task_id AND fence = :fence AND state = 'running';
 

@@ -38,7 +38,7 @@ class CalendarStore:
         dates: Sequence[date],
         conclude: BeforeCommit[StoredCalendar],
     ) -> StoredCalendar | None:
-        """None: the name is taken."""
+        """Make a calendar. None: the name is taken."""
         made = await SQL["create_calendar"].row(
             connection, StoredCalendar, tenant_id=tenant_id, name=name, dates=list(dates)
         )
@@ -72,13 +72,13 @@ class CalendarStore:
         )
 
     async def page(self, tenant_id: int, *, after: str, limit: int) -> Sequence[StoredCalendar]:
-        """In the order of their names."""
+        """Return calendars in the order of their names."""
         return await SQL["list_calendars"].rows(
             self._database, StoredCalendar, tenant_id=tenant_id, after=after, limit=limit
         )
 
     async def dates(self, tenant_id: int, names: Sequence[str]) -> dict[str, list[date]]:
-        """The dates of those calendars that exist."""
+        """Return the dates of those calendars that exist."""
         if not names:
             return {}
         rows = await SQL["calendar_dates"].fetch(
@@ -87,5 +87,5 @@ class CalendarStore:
         return {row["name"]: row["dates"] for row in rows}
 
     async def delete(self, tenant_id: int, name: str) -> bool:
-        """False: there is none, or a schedule names it."""
+        """Delete a calendar. False: there is none, or a schedule names it."""
         return await SQL["delete_calendar"].found(self._database, tenant_id=tenant_id, name=name)

@@ -1,4 +1,4 @@
-"""Keeping house in the database: partitions of history ahead of time, and what is old out."""
+"""Upkeep of the database: partitions of history are made ahead of time, and old rows removed."""
 
 from datetime import date, timedelta
 from functools import partial
@@ -65,8 +65,8 @@ class HousekeepingStore:
     async def make_partitions(
         self, days_ahead: int, largest_default: int = LARGEST_DEFAULT
     ) -> Round:
-        """A partition per day and table, from today on. Where rows of a day lie in the default
-        partition already (nobody kept house for a while), they stay there."""
+        """Make a partition per day and table, from today on. Where rows of a day lie in the default
+        partition already (no housekeeping for a while), they stay there."""
         today, made = await self._tables.today(), Round()
         days = [today + timedelta(offset) for offset in range(days_ahead + 1)]
         for table in PARTITIONED:
@@ -120,8 +120,8 @@ class HousekeepingStore:
         return retired
 
     async def clear_defaults(self, keep_days: int, batch: int = 10_000) -> int:
-        """What landed in a default partition, because nobody kept house, goes row by row; return
-        how many rows went."""
+        """Delete old rows of the default partitions, where they land if none was made in time;
+        return how many rows went."""
         oldest = await self._tables.today() - timedelta(keep_days)
         cleared = 0
         for table, column in PARTITIONED.items():
@@ -130,7 +130,7 @@ class HousekeepingStore:
         return cleared
 
     async def forget_expired(self, batch: int = 10_000) -> int:
-        """Idempotency keys and effects past their time, and events that nobody took; return how
+        """Delete idempotency keys and effects that expired, and events that nobody took; return how
         many rows went."""
         return sum(
             [
@@ -140,23 +140,23 @@ class HousekeepingStore:
         )
 
     async def forget_gone(self) -> None:
-        """Nodes and workers that are long gone, and what they left to each other."""
+        """Delete nodes and workers that are long gone, and what they left behind."""
         await SQL["forget_dead_nodes"].run(self._database)
         await SQL["forget_gone_workers"].run(self._database)
         await SQL["forget_gone_leases"].run(self._database)
         await SQL["forget_old_messages"].run(self._database)
 
     async def forget_old_keys(self, keep_days: int) -> None:
-        """API keys that were revoked or expired so many days ago."""
+        """Delete API keys that were revoked or expired so many days ago."""
         await SQL["forget_old_keys"].run(self._database, keep_days=keep_days)
 
     async def forget_runs(self, keep_days: int, batch: int = 1000) -> int:
-        """Runs of workflows that ended so many days ago, with their steps; return how many."""
+        """Delete runs that ended so many days ago, with their steps; return how many."""
         delete = partial(RUNS["delete_old_runs"].value, self._database, int)
         return await in_batches(partial(delete, keep_days=keep_days, limit=batch), batch)
 
     async def clear_departed(self) -> int:
-        """What tenants that are gone left behind, in small steps; return how many rows went."""
+        """Delete what departed tenants left behind, in small steps; return how many rows went."""
         return await in_batches(TenantStore(self._database).clear, 1)
 
     async def analyze_if_grown(self) -> bool:

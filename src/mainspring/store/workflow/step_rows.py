@@ -160,7 +160,7 @@ class NewStep(NamedTuple):
 
 @dataclass(slots=True)
 class Moved:
-    """What a transaction did, for telling those whom it concerns."""
+    """What a transaction did, for announcing it."""
 
     rows: list[TaskRow] = field(default_factory=list)
     """Tasks that were released."""

@@ -67,8 +67,9 @@ class WorkflowStore:
         check: Callable[[int], None] | None = None,
         conclude: BeforeCommit[StoredWorkflow] | None = None,
     ) -> StoredWorkflow | None:
-        """The next version of a workflow, or its first. With `check` there must be one already, to
-        whose version it has nothing to object; None when there is none (or no such tenant)."""
+        """Write the next version of a workflow, or its first. With `check` there must be one
+        already, to whose version it has nothing to object; None when there is none (or no such
+        tenant)."""
         if check is not None:
             latest = await SQL["lock_workflow"].value_or_none(
                 connection, int, tenant_id=tenant_id, name=definition.name
@@ -89,7 +90,8 @@ class WorkflowStore:
     async def get(
         self, tenant_id: int, name: str, version: int | None = None
     ) -> StoredWorkflow | None:
-        """A version, the latest where none is named; None when it is not there, or archived."""
+        """Return a version, the latest where none is named; None when it is not there, or
+        archived."""
         row = await SQL["get_workflow"].record(
             self._database, tenant_id=tenant_id, name=name, version=version
         )
@@ -103,7 +105,7 @@ class WorkflowStore:
         return await SQL["has_workflow"].found(self._database, tenant_id=tenant_id, name=name)
 
     async def page(self, tenant_id: int, *, after: str, limit: int) -> Sequence[WorkflowLine]:
-        """In the order of their names."""
+        """Return workflows in the order of their names."""
         return await SQL["list_workflows"].rows(
             self._database, WorkflowLine, tenant_id=tenant_id, after=after, limit=limit
         )
@@ -111,7 +113,7 @@ class WorkflowStore:
     async def versions(
         self, tenant_id: int, name: str, *, before: int, limit: int
     ) -> Sequence[VersionLine]:
-        """Newest first."""
+        """Return versions, newest first."""
         return await SQL["list_versions"].rows(
             self._database, VersionLine, tenant_id=tenant_id, name=name, before=before, limit=limit
         )
