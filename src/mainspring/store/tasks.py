@@ -49,7 +49,7 @@ _TELLING = 1.0
 """Maximum seconds to analyze after an insert; every node looks again soon."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _TaskColumns:
     """What every reader of a task wants to know."""
 
@@ -71,11 +71,9 @@ class _TaskColumns:
     labels: dict[str, str] | None
     spec: bytes
     payload: bytes
-    workflow_run_id: UUID | None = None
-    step: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StoredTask(_TaskColumns):
     """A task as it was found, unfinished or finished."""
 
@@ -90,16 +88,20 @@ class StoredTask(_TaskColumns):
     replay_of: UUID | None = None
     schedule_id: UUID | None = None
     nominal_at: datetime | None = None
+    workflow_run_id: UUID | None = None
+    step: str | None = None
     progress: bytes | None = None
     """What its worker reported last; known while it runs, and only where one task is read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LockedTask(_TaskColumns):
     """An unfinished task, as a change of it is decided on: while its row is locked."""
 
     partition: int
     capability: str
+    workflow_run_id: UUID | None = None
+    step: str | None = None
     expanded: bool = False
     """Whether it is a step that waits for its own items, and no longer for its turn."""
 
