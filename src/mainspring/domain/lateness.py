@@ -40,23 +40,11 @@ Waited = Mapping[str, float]
 """Seconds per cause."""
 
 LIMITS = frozenset(
-    {
-        Cause.TENANT_LIMIT,
-        Cause.RATE_LIMIT,
-        Cause.CONCURRENCY_KEY,
-        Cause.OVERLAP,
-        Cause.PAUSED,
-    }
+    {Cause.TENANT_LIMIT, Cause.RATE_LIMIT, Cause.CONCURRENCY_KEY, Cause.OVERLAP, Cause.PAUSED}
 )
 """What the tenant, or its operator, set."""
 CAPACITY = frozenset(
-    {
-        Cause.NO_WORKER,
-        Cause.FAIR_SHARE,
-        Cause.WORKER_QUEUE,
-        Cause.BREAKER_OPEN,
-        Cause.FAILED_TRIES,
-    }
+    {Cause.NO_WORKER, Cause.FAIR_SHARE, Cause.WORKER_QUEUE, Cause.BREAKER_OPEN, Cause.FAILED_TRIES}
 )
 
 WORTH_TELLING = 0.01

@@ -92,11 +92,7 @@ def finish(report: Report, state: TaskState, dead_because: DeathCause | None = N
 def _again(report: Report, delay: float) -> RetryLater:
     execution = report.execution
     earlier = after(
-        execution.moments,
-        execution.earlier,
-        report.started,
-        report.finished,
-        execution.spec.sla,
+        execution.moments, execution.earlier, report.started, report.finished, execution.spec.sla
     )
     own = execution.moments.until_started(report.started)
     return RetryLater(report, delay, own, earlier)

@@ -70,12 +70,7 @@ class Dispatcher:
     database: every statement runs in a task of its own, few at a time, so that batches form by
     themselves."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        store: EngineStore,
-        recorder: Recorder,
-    ) -> None:
+    def __init__(self, state: NodeState, store: EngineStore, recorder: Recorder) -> None:
         self._config = state.config
         self._state = state
         self._store = store

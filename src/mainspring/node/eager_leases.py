@@ -50,12 +50,7 @@ class Slots(Protocol):
 class EagerLeases:
     """Offers eager leases, and starts what was leased."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        store: EngineStore,
-        slots: Slots,
-    ) -> None:
+    def __init__(self, state: NodeState, store: EngineStore, slots: Slots) -> None:
         self._config = state.config
         self._state = state
         self._store = store

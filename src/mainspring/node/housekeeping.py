@@ -33,10 +33,7 @@ class Housekeeper:
     """
 
     def __init__(
-        self,
-        state: NodeState,
-        house: HousekeepingStore,
-        archive: ArchiveHook | None = None,
+        self, state: NodeState, house: HousekeepingStore, archive: ArchiveHook | None = None
     ) -> None:
         self._state = state
         self._house = house

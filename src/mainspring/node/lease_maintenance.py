@@ -37,11 +37,7 @@ class LeaseMaintenance:
     run, which another may hold for long, and meanwhile our own leases would end."""
 
     def __init__(
-        self,
-        state: NodeState,
-        store: EngineStore,
-        recorder: Recorder,
-        listener: LeaseListener,
+        self, state: NodeState, store: EngineStore, recorder: Recorder, listener: LeaseListener
     ) -> None:
         self._config = state.config
         self._state = state

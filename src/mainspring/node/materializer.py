@@ -37,12 +37,7 @@ _MOST_TOLD = 100
 class Materializer:
     """One loop: look, wait for the time, decide."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        schedules: ScheduleService,
-        announcer: Announcer,
-    ) -> None:
+    def __init__(self, state: NodeState, schedules: ScheduleService, announcer: Announcer) -> None:
         self._state = state
         self._schedules = schedules
         self._announcer = announcer

@@ -28,12 +28,7 @@ _SLOWEST_RELOAD = 20
 class PartitionLoader:
     """Reads what is there, and tells the engine."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        store: EngineStore,
-        dispatcher: Dispatcher,
-    ) -> None:
+    def __init__(self, state: NodeState, store: EngineStore, dispatcher: Dispatcher) -> None:
         self._state = state
         self._store = store
         self._dispatcher = dispatcher

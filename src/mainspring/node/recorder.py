@@ -218,9 +218,7 @@ class Recorder:
         return await self._write_finishes(finishes, write)
 
     async def _write_finishes(
-        self,
-        finishes: Sequence[Finish],
-        write: Callable[[Sequence[Finish]], Awaitable[set[UUID]]],
+        self, finishes: Sequence[Finish], write: Callable[[Sequence[Finish]], Awaitable[set[UUID]]]
     ) -> set[UUID]:
         accepted: set[UUID] = set()
 

@@ -79,9 +79,7 @@ class Metrics:
         self.registry.register(self.http_seconds)
 
         self.connections_refused = self._counter(
-            "connections_refused",
-            "Connections refused before a request was served",
-            "reason",
+            "connections_refused", "Connections refused before a request was served", "reason"
         )
 
     def _count_tasks(self) -> None:

@@ -36,9 +36,7 @@ _SETTINGS = (
         "must not be off: an acknowledged task could be lost in a crash",
     ),
     _Advice(
-        "full_page_writes",
-        lambda v: v == "on",
-        "must be on unless storage writes pages atomically",
+        "full_page_writes", lambda v: v == "on", "must be on unless storage writes pages atomically"
     ),
     _Advice("autovacuum", lambda v: v == "on", "must be on: the hot table changes all the time"),
     _Advice(

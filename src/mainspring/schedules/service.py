@@ -269,11 +269,7 @@ class ScheduleService:
         if not times:
             return DecidedSchedules()
         rows = await SQL["ran_between"].fetch(
-            connection,
-            tenant_id=tenant_id,
-            schedule_id=schedule_id,
-            first=times[0],
-            last=times[-1],
+            connection, tenant_id=tenant_id, schedule_id=schedule_id, first=times[0], last=times[-1]
         )
         ran = {round(row["nominal"], 6) for row in rows}
         missing = [at for at in times if round(at, 6) not in ran]

@@ -109,13 +109,7 @@ class ClusterStore:
         self._connection = connection
 
     async def join(
-        self,
-        node_id: UUID,
-        name: str,
-        url: str | None,
-        version: str,
-        *,
-        former: UUID | None = None,
+        self, node_id: UUID, name: str, url: str | None, version: str, *, former: UUID | None = None
     ) -> int:
         """Enter the cluster, and raise the floor of fences; return the node's first epoch. A node
         that was a member before gives its `former` id, which ends."""

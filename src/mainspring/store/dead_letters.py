@@ -207,11 +207,7 @@ class DeadLetterStore:
     async def outcomes(self, tenant_id: int, task_ids: Sequence[UUID]) -> Outcomes:
         """Count how these tasks ended; one that failed and will be retried counts as failed."""
         return await SQL["count_outcomes"].one(
-            self._database,
-            Outcomes,
-            tenant_id=tenant_id,
-            ids=list(task_ids),
-            first=min(task_ids),
+            self._database, Outcomes, tenant_id=tenant_id, ids=list(task_ids), first=min(task_ids)
         )
 
     async def archive(self, tenant_id: int, letter_id: UUID, actor: str) -> None:

@@ -51,12 +51,7 @@ from mainspring.store.workflow.step_rows import (
 )
 from mainspring.store.workflow.steps import SQL, StepTasks
 from mainspring.workflows.definitions import Definitions
-from mainspring.workflows.scope import (
-    check_kept,
-    read_input,
-    seen,
-    speaks,
-)
+from mainspring.workflows.scope import check_kept, read_input, seen, speaks
 
 MOST_JOINED = 2**22
 """Maximum bytes of the results of a step's items together."""
@@ -250,10 +245,7 @@ class Steps:
     # Counting ---------------------------------------------------------------------------------
 
     async def _note(
-        self,
-        connection: asyncpg.Connection,
-        ended: Sequence[Ended],
-        heads: dict[UUID, RunHead],
+        self, connection: asyncpg.Connection, ended: Sequence[Ended], heads: dict[UUID, RunHead]
     ) -> dict[UUID, list[WaitingStep]]:
         """Count the ends; return the steps that waited for them, by run."""
         if not ended:

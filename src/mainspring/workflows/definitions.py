@@ -27,10 +27,6 @@ class Definitions:
             return known
         # There always is one: versions are kept as long as their runs.
         encoded = await SQL["definition_of"].value(
-            connection,
-            bytes,
-            tenant_id=run.tenant_id,
-            workflow=run.workflow,
-            version=run.version,
+            connection, bytes, tenant_id=run.tenant_id, workflow=run.workflow, version=run.version
         )
         return self._known.keep(key, decode_definition(encoded))

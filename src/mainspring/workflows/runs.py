@@ -33,12 +33,7 @@ from mainspring.store.dead_letters import note_done_again, note_left_out
 from mainspring.store.lists.paging import LAST_ID, Page, fill, next_mark
 from mainspring.store.workflow.step_rows import ITSELF, Ended, Moved, NewRun, NewStep, RunHead
 from mainspring.store.workflow.steps import add_steps
-from mainspring.store.workflow.workflow_runs import (
-    SQL,
-    RunFilter,
-    StoredRun,
-    StoredStep,
-)
+from mainspring.store.workflow.workflow_runs import SQL, RunFilter, StoredRun, StoredStep
 from mainspring.workflows.advancing import LARGE, Steps
 from mainspring.workflows.definitions import Definitions
 

@@ -80,11 +80,7 @@ class TaskChanges:
         return True
 
     async def _write(
-        self,
-        connection: asyncpg.Connection,
-        tenant_id: int,
-        locked: LockedTask,
-        change: TaskChange,
+        self, connection: asyncpg.Connection, tenant_id: int, locked: LockedTask, change: TaskChange
     ) -> None:
         key = {"tenant_id": tenant_id, "task_id": locked.id}
         if TaskState(change.state).final:

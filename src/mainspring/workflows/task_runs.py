@@ -87,10 +87,7 @@ class TaskRuns:
             connection, tenant_id=execution.tenant_id, run_id=execution.id
         )
         task = await SQL["whose_task"].record(
-            connection,
-            tenant_id=execution.tenant_id,
-            task_id=execution.id,
-            fence=execution.fence,
+            connection, tenant_id=execution.tenant_id, task_id=execution.id, fence=execution.fence
         )
         if row is None or task is None or not task["cancel_requested"]:
             return None

@@ -66,11 +66,7 @@ class WorkerReports:
     """Extends leases and records outcomes on behalf of workers."""
 
     def __init__(
-        self,
-        state: NodeState,
-        store: LeaseStore,
-        recorder: Recorder,
-        registry: WorkerRegistry,
+        self, state: NodeState, store: LeaseStore, recorder: Recorder, registry: WorkerRegistry
     ) -> None:
         self._config = state.config
         self._state = state

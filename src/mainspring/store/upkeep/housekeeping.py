@@ -26,11 +26,7 @@ from mainspring.store.workflow.workflow_runs import SQL as RUNS
 
 SQL = queries.load("housekeeping")
 
-PARTITIONED = {
-    "task_history": "finished_at",
-    "executions": "finished_at",
-    "task_logs": "logged_at",
-}
+PARTITIONED = {"task_history": "finished_at", "executions": "finished_at", "task_logs": "logged_at"}
 """Tables that come in partitions of a day, and the column that says which. The ledger of
 occurrences has partitions of its own kind: see `ledger_retention`."""
 _LONGEST_BUILD = 3600.0

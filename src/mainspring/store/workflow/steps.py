@@ -146,11 +146,7 @@ async def _analyze_if_grown(connection: asyncpg.Connection, added: int) -> None:
 
 
 async def add_steps(
-    on: Queryable,
-    ownership: Ownership,
-    head: RunHead,
-    steps: Sequence[NewStep],
-    run: NewRun | None,
+    on: Queryable, ownership: Ownership, head: RunHead, steps: Sequence[NewStep], run: NewRun | None
 ) -> list[TaskRow]:
     """Insert rows and tasks in one statement; return the tasks that are scheduled at once."""
     begun = _NO_RUN if run is None else _run(run)
