@@ -40,7 +40,6 @@ from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.cluster import SQL as CLUSTER
 from mainspring.store.workflow.step_rows import (
     ITSELF,
-    TOO_LARGE,
     Ended,
     Moved,
     RunHead,
@@ -51,6 +50,7 @@ from mainspring.store.workflow.step_rows import (
 )
 from mainspring.store.workflow.steps import SQL, StepTasks
 from mainspring.workflows.definitions import Definitions
+from mainspring.workflows.results import TOO_LARGE
 from mainspring.workflows.scope import check_kept, read_input, seen, speaks
 
 MOST_JOINED = 2**22

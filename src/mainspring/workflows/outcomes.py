@@ -23,17 +23,16 @@ from mainspring.store.outcomes import by_task, finish_arguments
 from mainspring.store.task_refs import TaskRef
 from mainspring.store.workflow.step_rows import (
     ITSELF,
-    MOST_RESULT,
     NO_STEP_LEASES,
     Ended,
     Moved,
     RunHead,
     StepLeaseOffer,
-    ended_of,
     place_of,
 )
 from mainspring.store.workflow.steps import SQL
 from mainspring.workflows.advancing import LARGE, Steps
+from mainspring.workflows.results import MOST_RESULT, ended_of
 
 _MOST_INTRICATE = 10_000
 

@@ -29,10 +29,11 @@ from mainspring.domain.workflow.states import RunState
 from mainspring.errors import Problem, StoreUnavailable, refusal
 from mainspring.observe.metrics import Metrics
 from mainspring.store.answers import BeforeCommit
-from mainspring.store.workflow.step_rows import Moved, NewRun, unreadable
+from mainspring.store.workflow.step_rows import Moved, NewRun
 from mainspring.store.workflow.workflow_runs import RunFilter, StoredRun, started_run
 from mainspring.store.workflow.workflows import WorkflowStore
 from mainspring.wire.runs import RunIn, RunPage
+from mainspring.workflows.results import unreadable
 from mainspring.workflows.runs import WorkflowRunService
 
 _INPUT = msgspec.json.Decoder(dict[str, Raw])
