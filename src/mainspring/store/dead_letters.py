@@ -247,16 +247,11 @@ class DeadLetterStore:
         partitions = {row["id"]: row["partition"] for row in created}
         if len(partitions) < len(tasks):
             return {}  # the tenant is gone, and with it everything that it may do
-        await SQL["mark_replayed"].run(
-            connection,
-            tenant_id=tenant_id,
-            ids=list(made),
-            task_ids=[task.id for task in tasks],
-            actor=actor,
-        )
+        replayed_as = {letter_id: task.id for letter_id, task in made.items()}
+        await _mark_replayed(connection, tenant_id, replayed_as, actor)
         return {
             letter_id: Replay(task.id, task, partitions[task.id])
-            for letter_id, task in zip(made, tasks, strict=True)
+            for letter_id, task in made.items()
         }
 
 
@@ -264,10 +259,16 @@ async def note_done_again(
     connection: asyncpg.Connection, tenant_id: int, tasks: Mapping[UUID, UUID], actor: str
 ) -> None:
     """Mark these letters, where there are any, as replayed: other tasks do their work now."""
-    ids = list(tasks)
-    await SQL["lock_letters"].run(connection, tenant_id=tenant_id, ids=ids)
+    await SQL["lock_letters"].run(connection, tenant_id=tenant_id, ids=list(tasks))
+    await _mark_replayed(connection, tenant_id, tasks, actor)
+
+
+async def _mark_replayed(
+    connection: asyncpg.Connection, tenant_id: int, tasks: Mapping[UUID, UUID], actor: str
+) -> None:
+    ids, task_ids = list(tasks), list(tasks.values())
     await SQL["mark_replayed"].run(
-        connection, tenant_id=tenant_id, ids=ids, task_ids=list(tasks.values()), actor=actor
+        connection, tenant_id=tenant_id, ids=ids, task_ids=task_ids, actor=actor
     )
 
 

@@ -69,6 +69,22 @@ class _Plan:
     fans: list[tuple[StartingStep, list[TaskTemplate]]] = field(default_factory=list)
 
 
+_Touched = dict[UUID, list[WaitingStep]]
+"""By run, the steps whose counters changed."""
+
+
+@dataclass(slots=True)
+class _Advance:
+    """Runs that move on within a transaction: what is known of them, and what was done."""
+
+    connection: asyncpg.Connection
+    ownership: Ownership
+    heads: dict[UUID, RunHead]
+    since: dict[UUID, float]
+    """For each run the moment from which the delays of its steps count."""
+    moved: Moved
+
+
 class Steps:
     """Moves runs on. Every method runs within the caller's transaction."""
 
@@ -83,7 +99,7 @@ class Steps:
     async def hold(
         self, connection: asyncpg.Connection, runs: Collection[tuple[int, UUID]]
     ) -> bool:
-        """Lock runs, before any task of theirs is touched: the one order that all keep to. Answers
+        """Lock runs, before any task of theirs is touched: the one order that all keep to. Return
         whether one of them is so large that the end of a step may concern thousands."""
         ordered = sorted(set(runs))
         rows = await SQL["hold_runs"].fetch(
@@ -115,12 +131,11 @@ class Steps:
         until nothing does. What that does is added to `moved`."""
         if huge:
             await SQL["plan_anew"].run(connection)
-        heads: dict[UUID, RunHead] = {}
         since: dict[UUID, float] = {}
         for end in ended:
             since[end.run_id] = max(since.get(end.run_id, 0.0), end.finished or now)
-        touched = await self._note(connection, ended, heads)
-        return await self._advance(connection, ownership, heads, touched, since, moved or Moved())
+        runs = _Advance(connection, ownership, {}, since, moved or Moved())
+        return await self._advance(runs, await self._note(runs, ended))
 
     async def changed(
         self, connection: asyncpg.Connection, tenant_id: int, run_id: UUID, label: str
@@ -165,8 +180,9 @@ class Steps:
             WaitingStep,
             [row for row in rows if row["item"] == ITSELF and row["state"] != "released"],
         )
-        heads, touched, since = {head.id: head}, {head.id: waiting}, {head.id: now}
-        return await self._advance(connection, ownership, heads, touched, since, moved or Moved())
+        heads, since = {head.id: head}, {head.id: now}
+        runs = _Advance(connection, ownership, heads, since, moved or Moved())
+        return await self._advance(runs, {head.id: waiting})
 
     async def stop_run(
         self,
@@ -225,37 +241,26 @@ class Steps:
         moved.told |= {row["partition"] for row in asked}
         return ended
 
-    async def _advance(
-        self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        heads: dict[UUID, RunHead],
-        touched: dict[UUID, list[WaitingStep]],
-        since: dict[UUID, float],
-        moved: Moved,
-    ) -> Moved:
+    async def _advance(self, runs: _Advance, touched: _Touched) -> Moved:
         """Decide on steps whose counters changed; what ends by that changes others."""
         while touched:
-            await self._join_lists(connection, heads, touched, moved)
-            ended = await self._follow(connection, ownership, heads, touched, since, moved)
-            touched = await self._note(connection, ended, heads)
-        await self._end_runs(connection, heads.values(), moved)
-        return moved
+            await self._join_lists(runs, touched)
+            touched = await self._note(runs, await self._follow(runs, touched))
+        await self._end_runs(runs)
+        return runs.moved
 
     # Counting ---------------------------------------------------------------------------------
 
-    async def _note(
-        self, connection: asyncpg.Connection, ended: Sequence[Ended], heads: dict[UUID, RunHead]
-    ) -> dict[UUID, list[WaitingStep]]:
+    async def _note(self, runs: _Advance, ended: Sequence[Ended]) -> _Touched:
         """Count the ends; return the steps that waited for them, by run."""
         if not ended:
             return {}
         if len(ended) > LARGE:
-            await SQL["plan_anew"].run(connection)
+            await SQL["plan_anew"].run(runs.connection)
         ordered = sorted(ended, key=lambda e: (e.tenant_id, e.run_id, e.step, e.item))
-        touched: dict[UUID, list[WaitingStep]] = {}
-        for row in await SQL["advance"].fetch(connection, **note_arguments(ordered)):
-            heads[row["id"]] = read_row(RunHead, row)
+        touched: _Touched = {}
+        for row in await SQL["advance"].fetch(runs.connection, **note_arguments(ordered)):
+            runs.heads[row["id"]] = read_row(RunHead, row)
             waiting = touched.setdefault(row["id"], [])
             if row["step"] is not None:
                 state, failed = row["step_state"], row["step_failed"]
@@ -263,44 +268,36 @@ class Steps:
                 waiting.append(WaitingStep(row["step"], state, *counts))
         return touched
 
-    async def _join_lists(
-        self,
-        connection: asyncpg.Connection,
-        heads: dict[UUID, RunHead],
-        touched: dict[UUID, list[WaitingStep]],
-        moved: Moved,
-    ) -> None:
-        """Lists whose items have all ended end first: by that the run may fail, and then what
+    async def _join_lists(self, runs: _Advance, touched: _Touched) -> None:
+        """End lists whose items have all ended first: by that the run may fail, and then what
         waits is left out and not started."""
         whole = [
-            (heads[run_id], wait.step)
+            (runs.heads[run_id], wait.step)
             for run_id, waiting in touched.items()
-            if heads[run_id].state != "paused"
+            if runs.heads[run_id].state != "paused"
             for wait in waiting
             if wait.state == "expanded" and wait.finished == wait.needed
         ]
-        joined = [await self._join(connection, head, step) for head, step in whole]
-        ended = await self.tasks.end(connection, joined, moved)
-        for run_id, waiting in (await self._note(connection, ended, heads)).items():
+        joined = [await self._join(runs.connection, head, step) for head, step in whole]
+        ended = await self.tasks.end(runs.connection, joined, runs.moved)
+        for run_id, waiting in (await self._note(runs, ended)).items():
             newer = {wait.step for wait in waiting}
             known = [wait for wait in touched[run_id] if wait.step not in newer]
             touched[run_id] = known + waiting
 
-    async def _end_runs(
-        self, connection: asyncpg.Connection, heads: Iterable[RunHead], moved: Moved
-    ) -> None:
-        over = sorted(head for head in heads if head.unfinished == 0)
+    async def _end_runs(self, runs: _Advance) -> None:
+        over = sorted(head for head in runs.heads.values() if head.unfinished == 0)
         if not over:
             return
-        states = [await self._final_state(connection, head) for head in over]
+        states = [await self._final_state(runs.connection, head) for head in over]
         await SQL["end_runs"].run(
-            connection,
+            runs.connection,
             tenant_ids=[h.tenant_id for h in over],
             ids=[h.id for h in over],
             states=[state.value for state in states],
         )
         for state in states:
-            moved.count_end(state)
+            runs.moved.count_end(state)
 
     async def _final_state(self, connection: asyncpg.Connection, head: RunHead) -> RunState:
         if not head.failed:
@@ -316,33 +313,26 @@ class Steps:
 
     # Deciding ---------------------------------------------------------------------------------
 
-    async def _follow(
-        self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        heads: dict[UUID, RunHead],
-        touched: dict[UUID, list[WaitingStep]],
-        since: dict[UUID, float],
-        moved: Moved,
-    ) -> list[Ended]:
+    async def _follow(self, runs: _Advance, touched: _Touched) -> list[Ended]:
         """Release what may start; return what ends without having run."""
+        connection, moved = runs.connection, runs.moved
         plan, stopped = _Plan(), list[Ended]()
         for run_id, concerned in touched.items():
-            head, waiting = heads[run_id], concerned
+            head, waiting = runs.heads[run_id], concerned
             if head.state == "paused":
                 continue
             definition = await self._definitions.get(connection, head)
             if head.failed and head.stopping is None and definition.on_failure == "fail_fast":
                 stopped += await self.stop(connection, head, "failure", moved)
-                heads[run_id] = head = head._replace(stopping="failure")
+                runs.heads[run_id] = head = head._replace(stopping="failure")
                 over = {e.step for e in stopped if e.run_id == run_id}
                 waiting = [w for w in waiting if w.step not in over]
-            await self._decide(connection, head, definition, waiting, since[run_id], plan)
+            await self._decide(connection, head, definition, waiting, runs.since[run_id], plan)
         if len(plan.starts) + len(plan.ends) > LARGE:
             await SQL["plan_anew"].run(connection)
-        await self.tasks.release(connection, ownership, plan.starts, moved)
+        await self.tasks.release(connection, runs.ownership, plan.starts, moved)
         for start, made in plan.fans:
-            if await self.tasks.fan_out(connection, ownership, start, made, moved):
+            if await self.tasks.fan_out(connection, runs.ownership, start, made, moved):
                 plan.ends.append(await self._join(connection, start.run, start.step.id))
         return stopped + await self.tasks.end(connection, plan.ends, moved)
 
