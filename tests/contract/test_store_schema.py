@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.store_lab import Lab, finish
-from mainspring.domain.ids import TaskIds, time_of
+from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import partition_of
+from support.ids import time_of
 
 _places = st.tuples(
     st.integers(1, 2**31 - 1),

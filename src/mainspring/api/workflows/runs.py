@@ -155,14 +155,10 @@ class RunResource:
         self, call: TenantCall, act: Callable[..., Awaitable[Moved | None]], *step: str
     ) -> Response:
         run_id, ownership = call.id_or(no_such_run), self.node.ownership()
-        change = act(ownership, call.tenant_id, run_id, call.actor, self.clock.now(), *step)
-        return await self._change(call, run_id, change)
-
-    async def _change(
-        self, call: TenantCall, run_id: UUID, change: Awaitable[Moved | None]
-    ) -> Response:
         try:
-            moved = await change
+            moved = await act(
+                ownership, call.tenant_id, run_id, call.actor, self.clock.now(), *step
+            )
         except StoreUnavailable:
             self.node.mark_stale()
             raise
